@@ -124,13 +124,13 @@ def boot(start: Start) -> Boot:
 
 @pytest.fixture(scope="session", params=["3.9", "ours"])
 def python(request: pytest.FixtureRequest) -> str:
-    """The oldest Python a task may have, and the one of the tests."""
+    """Return the oldest Python that tasks support, then the Python of the tests."""
     if request.param == "ours":
         return sys.executable
     candidates = [shutil.which("python3.9") or ""]
     candidates += map(str, Path.home().glob(".pyenv/versions/3.9*/bin/python3.9"))
     for candidate in filter(None, candidates):
-        # A pyenv shim on PATH exists, but runs only where that version is selected.
+        # A pyenv shim on PATH may exist and fail: it runs only if that version is selected.
         if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
             return candidate
     pytest.skip("no Python 3.9 on PATH or in ~/.pyenv")
@@ -162,13 +162,13 @@ class Finished:
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in held]
+        for sock in held:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in held]
 
 
 def tf_configs(tasks: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return each task's TF_CONFIG as the launcher makes it: an evaluator is only in its own."""
+    """Return each task's TF_CONFIG as the launcher makes it; only its own names an evaluator."""
     ports = dict(zip(tasks, free_ports(len(tasks)), strict=True))
     configs = {}
     for task in tasks:
@@ -197,7 +197,7 @@ def run_gang(
             task: start_member(stack, python, target, cwd, own | env(task), cwd / task)
             for task, own in tf_configs(tasks).items()
         }
-        return {task: finish(one, cwd / task) for task, one in started.items()}
+        return {task: finish(member, cwd / task) for task, member in started.items()}
 
 
 def start_member(

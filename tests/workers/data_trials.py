@@ -2,7 +2,7 @@
 
     python data_trials.py FOLDER
 
-One process for all, because importing TensorFlow takes longer than the trials.
+One process runs all trials, because importing TensorFlow takes longer than they do.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def offline(folder: Path) -> str:
 
 
 def in_the_way(folder: Path) -> str:
-    """Prepare where the data set's folder cannot be made, which fails only at the end."""
+    """Prepare in a folder where a file has the data set's name, which fails only at the end."""
     folder.mkdir()
     (folder / NAME).touch()
     return message_of(prepare.prepare, NAME, folder)

@@ -2,11 +2,11 @@
 
     python small_sources.py DATA_DIR NAME…     # prepare.main for each NAME, with those files
 
-TFDS is given the checksums of the small files instead of those of the real ones, and that
-mnist has as many examples as they hold. All else is TFDS's own: it finds the files where a user
-without a network puts them (DATA_DIR/downloads/manual/NAME), verifies, extracts, reads and writes.
-SOURCES=served: mnist is fetched from a server on this machine; SOURCES="as published": no trick, so
-the small files are not what TFDS expects.
+TFDS gets the checksums of the small files instead of those of the real ones, and their number of
+examples as that of mnist. Everything else is TFDS's own: it finds the files where a user without a
+network puts them (DATA_DIR/downloads/manual/NAME), verifies, extracts, reads and writes.
+With SOURCES=served mnist is downloaded from a server on this machine; with SOURCES="as published"
+TFDS keeps the real checksums, which the small files do not match.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRAIN, TEST = 96, 24
 
 
 def images_of(shape: tuple[int, ...], count: int, seed: int) -> tuple[Any, Any]:
-    """Return random images, and labels in turn."""
+    """Return random images, and the labels 0 to 9 in turn."""
     images = np.random.default_rng(seed).integers(0, 256, (count, *shape), np.uint8)
     return images, (np.arange(count) % 10).astype(np.uint8)
 

@@ -1,8 +1,8 @@
 """A user script with every Keras callback that writes files, with relative paths, unmodified.
 
-The tasks share the working directory; then each goes into one of its own. A line of output for
-each of the two says what the task saw of the real paths while it trained: the others write there
-at the same moment, and their temporary folders come and go.
+The tasks first share a working directory; then each changes to its own. For each of the two, a line
+of output lists the files at the real paths that the task saw while it trained. The other tasks
+write there at the same time, and their temporary folders appear and disappear.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks docs/batch-and-learning-rate.md: its program prints the output that the page shows."""
+"""The program of docs/batch-and-learning-rate.md prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_page_shows_what_its_program_prints(printed: str) -> None:
 
 @pytest.mark.tensorflow
 def test_the_worked_example_of_two_replicas(printed: str) -> None:
-    """Losses [2, 3] and [4, 5], global batch 4."""
+    """The replicas have the losses [2, 3] and [4, 5], with global batch 4."""
     numbers = [re.findall(r"\d\.\d\d(?!\d)(?! on)", line) for line in printed.splitlines()]
     averages, added, mean, metric, examples, means, doubled, penalty = numbers
     assert averages == ["1.25", "2.25"]
@@ -52,7 +52,7 @@ ROW = r"^\| (\d[^|]*) \|(?: `([^`]*)`)? \| (\d+) \| (\S+) \|$"
 
 
 @pytest.mark.parametrize(("workers", "given", "batch", "rate"), re.findall(ROW, PAGE, re.MULTILINE))
-def test_the_tables_learning_rates_are_those_of_the_options(
+def test_the_tables_learning_rates_match_the_options(
     workers: str, given: str, batch: str, rate: str
 ) -> None:
     parser = argparse.ArgumentParser()
@@ -64,5 +64,5 @@ def test_the_tables_learning_rates_are_those_of_the_options(
         assert 1e-3 * options.learning_rate_scale(chosen, size) == pytest.approx(float(rate))
 
 
-def test_the_table_is_found() -> None:
+def test_the_table_has_five_rows() -> None:
     assert len(re.findall(ROW, PAGE, re.MULTILINE)) == 5

@@ -1,4 +1,4 @@
-"""`boot` runs a script exactly as `python script` does; the script must not notice."""
+"""`boot` runs a script exactly as `python script` does: the script sees no difference."""
 
 from __future__ import annotations
 
@@ -290,7 +290,7 @@ def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path: Path, number: st
 def test_keras_is_patched_in_a_task_started_by_hand(
     tmp_path: Path, task: str | None, watched: bool
 ) -> None:
-    """A script without any launcher is left alone."""
+    """A script that no launcher started is not patched."""
     script = write(
         tmp_path, "main.py", "import sys\nprint([type(f).__name__ for f in sys.meta_path])"
     )

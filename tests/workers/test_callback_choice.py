@@ -1,4 +1,4 @@
-"""The callbacks of `tfcluster_workers.callbacks`, made from a stand-in for a Keras."""
+"""The callbacks of `tfcluster_workers.callbacks`, made from a stand-in for Keras."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keras's own callbacks on two workers: one writes, all save, on shared and separate disks."""
+"""Keras's callbacks on two workers: all save, and one writes, in shared and separate folders."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import PYTHONS
 
-# A gang of TensorFlow for each Keras, on two busy cores.
+# Two TensorFlow processes for each Keras, on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 SCRIPT = Path(__file__).with_name("stock_callbacks.py")
 CHIEF, OTHER = "worker:0", "worker:1"
@@ -34,7 +34,7 @@ class Ran:
     tasks: dict[str, Finished]
     shared: Path
     own: Path
-    """Holds the folder of each task."""
+    """The parent of each task's own folder."""
 
     def facts(self, task: str, place: str) -> Any:
         """Return the JSON that the task printed in the line that starts with `place`."""
@@ -82,7 +82,7 @@ def test_in_a_shared_folder_one_worker_writes(ran: Ran) -> None:
     rows = names["log.csv"].read_text().splitlines()
     assert [row.split(",")[0] for row in rows] == ["epoch", "0", "1"]
     events = [name for name in names if name.startswith("events.out")]
-    assert len(events) == 1, "of one process"
+    assert len(events) == 1, "the file of one process"
     with zipfile.ZipFile(names["best.keras"]) as whole:
         assert whole.testzip() is None
         assert {"config.json", "model.weights.h5"} <= set(whole.namelist())

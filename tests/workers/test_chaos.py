@@ -132,13 +132,15 @@ def test_a_fault_at_a_skipped_step_is_injected_at_the_next_report(
 
 
 @pytest.mark.parametrize("verb", ["kill", "raise"])
-def test_at_start_is_injected_before_the_script(boot: Boot, loop: str, verb: str) -> None:
+def test_a_fault_at_start_is_injected_before_the_script(boot: Boot, loop: str, verb: str) -> None:
     ended = boot("script", loop, env=settings(do=verb, place="start"))
     assert ended.out == ""
     assert ended.events[0] == {"type": "chaos", "fault": "as written"}
 
 
-def test_at_join_is_injected_when_the_task_waits_for_its_peers(boot: Boot, tmp_path: Path) -> None:
+def test_a_fault_at_join_is_injected_when_the_task_waits_for_its_peers(
+    boot: Boot, tmp_path: Path
+) -> None:
     (tmp_path / "join.py").write_text(
         "from tfcluster_workers import reporting\nprint('before')\n"
         "reporting.waiting_for_peers()\nprint('after')"
@@ -148,7 +150,9 @@ def test_at_join_is_injected_when_the_task_waits_for_its_peers(boot: Boot, tmp_p
     assert [event["type"] for event in ended.events] == ["waiting_for_peers", "chaos"]
 
 
-def test_a_fault_at_a_save_that_only_the_job_reports(boot: Boot, tmp_path: Path) -> None:
+def test_a_fault_is_injected_at_a_save_that_only_the_job_reports(
+    boot: Boot, tmp_path: Path
+) -> None:
     (tmp_path / "saves.py").write_text(
         "from tfcluster_workers import reporting\nfor number in (1, 2, 3):\n"
         "    print(number)\n    reporting.saved('weights.npy', step=number)"

@@ -1,4 +1,4 @@
-"""A script that joins another cluster than its run's is refused at once, with its line."""
+"""A script that joins a cluster other than its run's is refused at once, with the user line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Resolver:
 
 @dataclass
 class Task:
-    """This process as a task: its TF_CONFIG, its script's changes, its notes."""
+    """This process as a task, with its TF_CONFIG, its script's changes and its notes."""
 
     monkeypatch: pytest.MonkeyPatch
     notes: list[str] = field(default_factory=list)
@@ -126,8 +126,8 @@ def test_a_task_that_would_train_alone_is_refused(task: Task, alone: str) -> Non
         task.sets(alone)
     else:
         task.removes()
-    deed = "main.py:12 sets" if alone else "main.py:3 removes"
-    words = f"^{deed} TF_CONFIG: each of the 2 workers would train alone$"
+    change = "main.py:12 sets" if alone else "main.py:3 removes"
+    words = f"^{change} TF_CONFIG: each of the 2 workers would train alone$"
     with pytest.raises(ClusterChangedError, match=words):
         cluster_check.check_strategy(None)
 
@@ -139,9 +139,9 @@ def test_invalid_json_is_refused(task: Task) -> None:
 
 
 def test_a_custom_resolver_is_refused_when_the_strategy_is_made(task: Task) -> None:
-    with pytest.raises(ClusterChangedError, match="cluster resolver is not") as it:
+    with pytest.raises(ClusterChangedError, match="cluster resolver is not") as refused:
         cluster_check.check_strategy(Resolver(TUTORIAL, task_id=0))
-    assert it.value.place is None
+    assert refused.value.place is None
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_all_names_of_this_machine_are_equal(
 
 
 def test_a_cluster_with_all_servers_in_one_process_is_accepted(task: Task) -> None:
-    """TensorFlow's parameter-server tutorial makes one in the notebook."""
+    """TensorFlow's parameter-server tutorial makes such a cluster in its notebook."""
     cluster_check.note_server("grpc://localhost:2222", OTHERS, "ps", 0)
     cluster_check.note_server("grpc://localhost:2223", OTHERS, "worker", 0)
     cluster_check.check_server("grpc://localhost:2223")
@@ -321,11 +321,11 @@ def test_a_cluster_with_all_servers_in_one_process_is_accepted(task: Task) -> No
 
 
 def test_an_error_in_the_check_does_not_break_the_script(task: Task) -> None:
-    class Odd(Resolver):
+    class BrokenResolver(Resolver):
         def cluster_spec(self) -> Spec:
             raise ValueError("no metadata server")
 
-    cluster_check.check_strategy(Odd({}))
+    cluster_check.check_strategy(BrokenResolver({}))
 
 
 CHANGES = """
@@ -351,7 +351,7 @@ print(os.environ["TF_CONFIG"], "TF_CONFIG" in os.environ)
 """
 
 
-def test_every_way_to_change_tf_config_is_seen_with_the_user_line(
+def test_every_way_to_change_tf_config_is_recorded_with_the_user_line(
     tmp_path: Path, python: str, boot: Boot
 ) -> None:
     (tmp_path / "setup_cluster.py").write_text(
@@ -408,7 +408,7 @@ raise SystemExit(tf.distribute.MultiWorkerMirroredStrategy())
 def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
     tmp_path: Path, boot: Boot, tensorflow: str
 ) -> None:
-    """All run in one process: none of them gets to the point of waiting for a peer."""
+    """All run in one process, because each is refused before it waits for a peer."""
     script = REAL
     for number, port in enumerate(free_ports(3)):
         script = script.replace(f"PORT{number}", str(port))
@@ -447,6 +447,6 @@ def test_every_keras_fit_is_checked_before_it_starts(monkeypatch: pytest.MonkeyP
     training = types.ModuleType("training")
     vars(training)["Model"] = Model
     keras_hooks.watch_fit(training)
-    monkeypatch.setattr(cluster_check, "note_fit_alone", lambda model: done.append("looked"))
+    monkeypatch.setattr(cluster_check, "note_fit_alone", lambda model: done.append("checked"))
     Model().fit()
-    assert done == ["looked", "fit"]
+    assert done == ["checked", "fit"]

@@ -1,4 +1,4 @@
-"""A data set is prepared once and atomically, also from TFDS's own sources."""
+"""A data set is prepared once and atomically, also one of TFDS's own."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def wait_until_half(process: subprocess.Popen[str]) -> None:
     assert any("half of it" in line for line in process.stderr), process.communicate()
 
 
-def test_concurrent_calls_prepare_it_once(start: Start, tmp_path: Path) -> None:
+def test_concurrent_calls_prepare_a_data_set_once(start: Start, tmp_path: Path) -> None:
     tasks = [start("small_digits.py", "--data-dir", str(tmp_path)) for _ in range(3)]
     outputs = [task.communicate()[0] for task in tasks]
     assert [task.returncode for task in tasks] == [0, 0, 0]
@@ -97,7 +97,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(start: Start, tmp_path: Path
     assert out.splitlines()[1:] == [".prepare-synthetic_digits.lock", "downloads"]
 
 
-# -- TFDS's own ---------------------------------------------------------------------------------
+# -- data sets of TFDS --------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +119,7 @@ def summaries(data_dir: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "seed"), [("mnist", 1), ("fashion_mnist", 2)])
-def test_mnist_and_fashion_mnist_come_from_their_own_files(
+def test_mnist_and_fashion_mnist_are_read_from_their_own_files(
     summaries: dict[str, dict[str, Any]], name: str, seed: int
 ) -> None:
     images, labels = small_sources.images_of((28, 28), small_sources.TRAIN, seed)
@@ -132,7 +132,7 @@ def test_mnist_and_fashion_mnist_come_from_their_own_files(
     }
 
 
-def test_cifar10_comes_in_colour(summaries: dict[str, dict[str, Any]]) -> None:
+def test_cifar10_is_read_in_colour(summaries: dict[str, dict[str, Any]]) -> None:
     parts = [small_sources.images_of((3, 32, 32), 19, seed) for seed in range(1, 6)]
     assert (summaries["cifar10"]["shape"], summaries["cifar10"]["dtype"]) == (
         [95, 32, 32, 3],

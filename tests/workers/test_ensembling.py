@@ -1,4 +1,4 @@
-"""Mixtures of models: averaging is never worse than the mean, weighting never worse than that."""
+"""Averaged models are never worse than their mean, and weighted ones never worse than averaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def predictions(draw: st.DrawFn) -> tuple[Floats, NDArray[np.int64]]:
 
 
 @given(predictions(), st.sampled_from(ensembling.METHODS), st.integers(0, 9))
-def test_weighted_is_at_most_plain_is_at_most_the_mean_of_single_models(
+def test_weighted_is_at_most_plain_and_plain_at_most_the_mean_of_single_models(
     given: tuple[Floats, NDArray[np.int64]], method: str, seed: int
 ) -> None:
     right = ensembling.true_class_probabilities(*given)
@@ -57,7 +57,7 @@ def test_a_search_finds_the_one_good_model(method: str) -> None:
 def test_a_search_mixes_models_that_are_right_about_different_examples(method: str) -> None:
     right = np.array([[0.9, 0.9, 0.9, 0.1], [0.1, 0.1, 0.1, 0.9]])
     found = ensembling.search(ensembling.mixture_loss(right), 2, method=method)
-    # The derivative of the mean −log is 0 there: 3·0.8/(0.1+0.8w) = 0.8/(0.9−0.8w).
+    # The derivative of the mean −log is 0 at this weight: 3·0.8/(0.1+0.8w) = 0.8/(0.9−0.8w).
     assert found.weights[0] == pytest.approx(0.8125, abs=0.02)
 
 
@@ -65,8 +65,8 @@ def test_a_search_mixes_models_that_are_right_about_different_examples(method: s
 def test_a_seed_gives_the_same_result(method: str) -> None:
     right = np.random.default_rng(0).uniform(0.01, 1, size=(4, 40))
     loss = ensembling.mixture_loss(right)
-    first, again = (ensembling.search(loss, 4, method=method, seed=3) for _ in range(2))
-    assert first.weights.tolist() == again.weights.tolist()
+    first, second = (ensembling.search(loss, 4, method=method, seed=3) for _ in range(2))
+    assert first.weights.tolist() == second.weights.tolist()
 
 
 def test_a_zero_probability_of_the_true_class_costs_a_finite_loss() -> None:

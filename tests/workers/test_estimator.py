@@ -1,4 +1,4 @@
-"""`estimator_mnist` without the launcher: two workers give one worker's numbers; its refusal."""
+"""`estimator_mnist` without the launcher gives the same numbers with one and with two workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from .conftest import PYTHONS, WORKERS, Finished, clean_environment
 
-# Gangs of TensorFlow on two busy cores.
+# Several TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
 
 JOB = "tfcluster_workers.jobs.estimator_mnist"
@@ -21,7 +21,7 @@ Ended = dict[str, Finished]
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small `synthetic_digits`."""
+    """Return a data folder with a small `synthetic_digits`."""
     folder = tmp_path_factory.mktemp("tfds")
     script = Path(__file__).parent / "small_digits.py"
     env = clean_environment() | {"PYTHONPATH": str(WORKERS)}
@@ -63,8 +63,8 @@ def final_loss(task: Finished) -> float:
     return float(loss)
 
 
-def test_two_workers_give_the_same_steps_as_one(train: Callable[..., Ended], two: Ended) -> None:
-    # Momentum, not Adam: that one hides a loss that is divided by the workers once too often.
+def test_two_workers_have_the_same_loss_as_one(train: Callable[..., Ended], two: Ended) -> None:
+    # The job uses momentum: Adam would hide a loss that is divided by the workers once too often.
     (alone,) = train("worker:0").values()
     for task in ("worker:0", "worker:1"):
         assert final_loss(two[task]) == pytest.approx(final_loss(alone), abs=1e-5)

@@ -1,4 +1,4 @@
-"""Errors are reported with place and message in the user's own code."""
+"""Errors are reported with their message and their place in the user's code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def raised_in(file: str, error: BaseException) -> BaseException:
 
 
 def test_an_error_in_a_tf_function_points_to_the_user_line() -> None:
-    """The names are those of TensorFlow 2.15 and 2.21; the job `broken` shows it with both."""
+    """The names are those of TensorFlow 2.15 and 2.21; the job `broken` tests both for real."""
     error = raised_in(f"/tmp/{CONVERTED}", ValueError("in user code:\n\n a stack"))
     stack = [
         SimpleNamespace(filename=f"{sysconfig.get_path('purelib')}/x.py", lineno=9),

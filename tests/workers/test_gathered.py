@@ -1,4 +1,4 @@
-"""Gathered checkpoints are found by the run's id, its suffix or name, or by a path."""
+"""Gathered checkpoints are found by the run's id, the id's suffix, the run's name or a path."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_run_is_found_by_id_suffix_name_or_folder(home: Path, asked: str) -> N
     ]
 
 
-def test_a_name_means_its_newest_run_and_no_longer_name(home: Path) -> None:
+def test_a_name_selects_its_newest_run_and_no_run_with_a_longer_name(home: Path) -> None:
     assert named(gathered.checkpoints("digits"))[0][0] == NEW
     with pytest.raises(gathered.NoCheckpointError, match="empty"):
         gathered.checkpoints("digits-bare")
@@ -65,7 +65,9 @@ def test_a_name_means_its_newest_run_and_no_longer_name(home: Path) -> None:
         (f"./home/runs/{OLD}", 1),
     ],
 )
-def test_a_path_of_a_folder_or_of_one_checkpoint(home: Path, asked: str, found: int) -> None:
+def test_checkpoints_are_found_by_the_path_of_a_folder_or_of_one_checkpoint(
+    home: Path, asked: str, found: int
+) -> None:
     assert len(gathered.checkpoints(asked)) == found
 
 

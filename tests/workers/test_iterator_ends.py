@@ -1,4 +1,4 @@
-"""Dropping the last reference to a dataset iterator does not wait for its end."""
+"""Dropping the last reference to a dataset iterator does not wait for the iterator to end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfcluster_workers.hooks import iterator_ends
 from .conftest import PYTHONS, WORKERS
 
 HANG_S = 20.0
-"""Seconds after which a test fails that waits for something immediate."""
+"""The time-out of waiting for something that should happen immediately."""
 
 
 class Ended(Protocol):
@@ -113,7 +113,7 @@ def test_an_iterator_ends_in_another_thread_while_its_owner_continues(owned: typ
     assert ended_in == [iterator_ends.NAME]
 
 
-def test_what_the_dataset_holds_ends_there_too(owned: type[Owned]) -> None:
+def test_objects_held_by_the_dataset_end_in_the_same_thread(owned: type[Owned]) -> None:
     tensor = Tensor()
     ended, ended_in = tensor.ending
     iterator = owned(Dataset(captured=tensor), tensor)
@@ -135,7 +135,7 @@ def test_an_iterator_that_owns_nothing_is_left_alone(owned: type[Owned], how: st
     assert ended_in == [threading.current_thread().name]
 
 
-def test_if_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
+def test_if_too_many_iterators_wait_the_next_one_ends_in_place(owned: type[Owned]) -> None:
     may_end, is_ending = threading.Event(), threading.Event()
     blocking = owned(Dataset(), Tensor(may_end, is_ending))
     tensors = [Tensor(), Tensor(), Tensor()]
@@ -160,9 +160,9 @@ def test_if_too_many_wait_the_next_ends_in_place(owned: type[Owned]) -> None:
         (type("_SnapshotDataset", (Dataset,), {})(), True),
         (type("CacheDataset", (Dataset,), {"_filename": object()})(), True),
     ],
-    ids=["a cache in a file", "a cache in memory", "a snapshot", "a name not known yet"],
+    ids=["a cache in a file", "a cache in memory", "a snapshot", "an unknown file name"],
 )
-def test_a_file_is_free_when_its_iterator_is_dropped(
+def test_a_cache_file_is_released_when_its_iterator_is_dropped(
     owned: type[Owned], dataset: Any, in_place: bool
 ) -> None:
     tensor = Tensor()
@@ -203,19 +203,19 @@ def give(end, **options):
     return ender
 """
 AT_THE_END = {
-    "what is ending has ended": ("give(lambda: (time.sleep(0.3), os.write(1, b'ended')))", "ended"),
-    "what never ends is left": (
+    "a pending end is awaited": ("give(lambda: (time.sleep(0.3), os.write(1, b'ended')))", "ended"),
+    "an endless end is abandoned": (
         "give(threading.Event().wait, exit_wait_s=0.1)\nos.write(1, b'left')",
         "left",
     ),
-    "what comes later ends in place": (
+    "a later iterator ends in place": (
         "import atexit\n"
         "name = lambda: os.write(1, threading.current_thread().name.encode())\n"
         "atexit.register(lambda: Owned(Dataset(), Tensor(name)))\n"
         "give(lambda: None)",
         "MainThread",
     ),
-    "a forked child has a thread of its own": (
+    "a forked child has its own thread": (
         "blocked = threading.Event()\n"
         "give(lambda: blocked.wait(20))\n"
         "def write():\n"
@@ -231,7 +231,7 @@ AT_THE_END = {
 
 
 @pytest.mark.parametrize("case", AT_THE_END)
-def test_at_the_end_of_the_process(case: str) -> None:
+def test_iterators_that_end_at_process_exit(case: str) -> None:
     script, out = AT_THE_END[case]
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PRELUDE + script],

@@ -1,6 +1,6 @@
-"""Keras 3 on two workers: as released it fails, patched it gives the numbers of one worker.
+"""Keras 3 on two workers fails as released and gives the numbers of one worker when patched.
 
-The cases are those of the folder keras3: all run in one gang of two, and once by one worker.
+The cases are in the folder keras3: all run once with two workers and once with one worker.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from .conftest import PYTHONS, REPOSITORY, Finished
 
-# Two processes of TensorFlow 2.21 on two cores, busy ones perhaps.
+# Two processes of TensorFlow 2.21 on two cores that may be busy.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 CASES = Path(__file__).with_name("keras3")
 Gang = Callable[..., dict[str, Finished]]
@@ -43,8 +43,8 @@ KNOWN_FAULTS = r"Invalid reduction dimension 0|convert a value \(PerReplica"
 ANNOUNCED = "for multi-worker training (keras#20585)"
 
 
-def named(kind: str) -> list[str]:
-    """Return the names of the cases with a decorator, without importing them and TensorFlow."""
+def case_names(kind: str) -> list[str]:
+    """Return the names of the cases with decorator `kind`, without importing TensorFlow."""
     return [
         node.name
         for name in ("data.py", "models.py")
@@ -60,14 +60,14 @@ def run(gang: Gang, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int],
     """Return a function that runs all cases with N workers; each N runs once."""
 
     @cache
-    def of(workers: int) -> list[Finished]:
+    def run_cases(workers: int) -> list[Finished]:
         tasks = [f"worker:{index}" for index in range(workers)]
         folder = tmp_path_factory.mktemp(f"{workers}w")
         target, env = ["module", "tests.workers.keras3"], {"PYTHONPATH": str(REPOSITORY)}
         ended = gang(PYTHONS["newest"], tasks, target, cwd=folder, env=lambda task: env)
         return [ended[task] for task in tasks]
 
-    return of
+    return run_cases
 
 
 def numbers(ended: Finished) -> Numbers:
@@ -84,7 +84,7 @@ def leaves(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, found
 
 
-@pytest.mark.parametrize("case", named("case"))
+@pytest.mark.parametrize("case", case_names("case"))
 def test_two_workers_give_the_numbers_of_one(
     run: Callable[[int], list[Finished]], case: str
 ) -> None:
@@ -92,13 +92,13 @@ def test_two_workers_give_the_numbers_of_one(
     alone, together = numbers(one)[case], numbers(first)[case]
     assert "error" not in alone, f"{alone['error']}\n{one.text[-3000:]}"
     assert "error" not in together, f"{together['error']}\n{first.text[-3000:]}"
-    assert numbers(second)[case] == together, "the workers tell different numbers"
+    assert numbers(second)[case] == together, "the workers report different numbers"
     expected = {path: value for path, value in leaves(alone) if path != "/drawn"}
     found = {path: value for path, value in leaves(together) if path != "/drawn"}
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.parametrize("refused", named("refusal"))
+@pytest.mark.parametrize("refused", case_names("refusal"))
 def test_an_unsupported_feature_is_refused_with_the_fix(
     run: Callable[[int], list[Finished]], refused: str
 ) -> None:
@@ -133,7 +133,7 @@ def test_a_script_fails_without_the_patch_and_works_with_it(
 
     if spelling == "import keras":
         for ended in train(TFCLUSTER_KERAS3_SHIM="off"):
-            assert ended.code == 1, "Keras trains by itself: has upstream patched it?"
+            assert ended.code == 1, "Keras works without the patch: was it fixed upstream?"
             assert re.search(KNOWN_FAULTS, ended.text), ended.text[-3000:]
             assert ANNOUNCED not in ended.text
     patched = train()

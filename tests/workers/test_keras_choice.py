@@ -54,7 +54,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
         ("2", TWO, "2.15.0", False, "tf.keras"),
     ],
 )
-def test_the_choice(
+def test_the_chosen_keras(
     monkeypatch: pytest.MonkeyPatch,
     setting: str,
     cluster: dict[str, list[str]],
@@ -128,7 +128,7 @@ def other_build(self: Any, data_batch: Any) -> Any:
 
 
 def test_a_half_patched_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A release may lack what one of the later patches replaces, after the others were applied."""
+    """A release may lack a function that a later patch replaces, when others are applied."""
 
     def fail(trainer: Any) -> None:
         raise AttributeError("_moments")
@@ -140,7 +140,9 @@ def test_a_half_patched_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(patching, "_patch", fail)
     with pytest.raises(AttributeError):
         patching.attach()
-    assert hasattr(half.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__"), "it is checked"
+    assert hasattr(half.TensorFlowTrainer._maybe_symbolic_build, "__wrapped__"), (
+        "the build was patched"
+    )
     with pytest.raises(release.Keras3Error, match="could not patch all of Keras 3"):
         patching.require_patched(half)
 
@@ -155,5 +157,5 @@ def test_a_half_patched_keras_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_only_known_functions_are_replaced(reduce: Any, build: Any, unknown: str) -> None:
-    """A fix by Keras itself is noticed."""
+    """A function that a Keras release changed, for example fixed, is reported as unknown."""
     assert keras3_trainer.find_unknown_function(trainer(reduce, build)) == unknown

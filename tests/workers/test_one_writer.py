@@ -1,4 +1,4 @@
-"""The patched callbacks, on stand-ins for Keras 3's own: no TensorFlow, no processes."""
+"""The patched callbacks write on one worker only, tested on stand-ins without TensorFlow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfcluster_workers.keras3 import callbacks as keras3_callbacks
 
 @dataclass
 class Strategy:
-    """The part of MultiWorkerMirroredStrategy that the callbacks use."""
+    """The parts of MultiWorkerMirroredStrategy that the callbacks use."""
 
     index: int = 0
     workers: int = 2
@@ -67,7 +67,7 @@ def keras() -> Any:
 
         def _save_model(self, epoch: int) -> None:
             path = Path(self._get_file_path(epoch))
-            if not path.parent.exists():  # as Keras does: looks first, fails if it is there then
+            if not path.parent.exists():  # like Keras: a race between check and mkdir
                 self.meanwhile()
                 path.parent.mkdir(parents=True)
             path.write_text("weights")
@@ -133,7 +133,7 @@ ALONE = [Strategy(is_multi_worker=False), Strategy(1, workers=1)]
 
 
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(keras3_callbacks, "_finished", set())
     monkeypatch.setattr(keras2_callbacks, "_finished", set())
@@ -149,8 +149,8 @@ def test_the_chief_or_a_single_process_writes_to_the_path_of_the_script(strategy
     checkpoint = callbacks.ModelCheckpoint("out/{epoch}.keras")
     board = callbacks.TensorBoard("logs")
     table = callbacks.CSVLogger("log.csv")
-    for one in (checkpoint, board, table):
-        one.set_model(Model(strategy))
+    for callback in (checkpoint, board, table):
+        callback.set_model(Model(strategy))
     table.on_train_begin()
     checkpoint._save_model(3)
     table.on_train_end()
@@ -163,8 +163,8 @@ def test_another_worker_leaves_nothing_at_the_path_of_the_script() -> None:
     checkpoint = callbacks.ModelCheckpoint("out/{epoch}.keras")
     board = callbacks.TensorBoard("logs")
     table = callbacks.CSVLogger("log.csv")
-    for one in (checkpoint, board, table):
-        one.set_model(Model(OTHER))
+    for callback in (checkpoint, board, table):
+        callback.set_model(Model(OTHER))
     table.on_train_begin()
     checkpoint._save_model(3)
     assert board.file.exists()
@@ -172,7 +172,7 @@ def test_another_worker_leaves_nothing_at_the_path_of_the_script() -> None:
     board.on_train_end()
     assert not board.file.exists()
     assert files() == ["out"]
-    assert (board.log_dir, table.filename) == ("logs", "log.csv"), "for the script to read"
+    assert (board.log_dir, table.filename) == ("logs", "log.csv"), "the script reads its own paths"
 
 
 def test_a_callback_without_a_model_writes_as_usual() -> None:
@@ -192,7 +192,7 @@ def test_a_model_may_be_a_keyword_argument() -> None:
 
 
 def test_workers_may_make_the_folder_at_the_same_time() -> None:
-    """Seen once in twenty runs: `FileExistsError: 'shared'` of the chief's ModelCheckpoint."""
+    """One in twenty runs failed: `FileExistsError: 'shared'` in the chief's ModelCheckpoint."""
     checkpoint = keras().ModelCheckpoint("out/{epoch}.keras")
     checkpoint.set_model(Model(CHIEF))
     checkpoint.meanwhile = lambda: os.makedirs("out/workertemp_worker_1")
@@ -215,18 +215,18 @@ def backup(callbacks: Any, strategy: Strategy) -> Any:
     return made
 
 
-def test_all_resume_from_the_chiefs_backup_and_the_chief_removes_it() -> None:
+def test_all_workers_resume_from_the_chiefs_backup_and_the_chief_removes_it() -> None:
     callbacks = keras()
     chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
-    for one in (other, chief, other):
-        one._current_epoch = 2
-        one._save_model()
+    for callback in (other, chief, other):
+        callback._current_epoch = 2
+        callback._save_model()
     assert files() == ["backup", "backup/latest.weights.h5", "backup/training_metadata.json"]
 
-    again = backup(callbacks, OTHER)
-    again.on_train_begin()
-    assert again.model._initial_epoch == 2
-    assert again._current_epoch == 2, "what the next backup of this epoch notes"
+    resumed = backup(callbacks, OTHER)
+    resumed.on_train_begin()
+    assert resumed.model._initial_epoch == 2
+    assert resumed._current_epoch == 2, "the epoch that the next backup records"
 
     other.on_train_end()
     assert "backup" in files()
@@ -248,9 +248,9 @@ def test_a_later_fit_resumes_from_its_own_backup() -> None:
     callbacks = keras()
     chief, other = backup(callbacks, CHIEF), backup(callbacks, OTHER)
     other.on_train_end()
-    for one in (chief, other):  # the fit after that one
-        one._current_epoch = 3
-        one._save_model()
+    for callback in (chief, other):  # the next fit
+        callback._current_epoch = 3
+        callback._save_model()
     other.on_train_begin()
     assert other.model._initial_epoch == 3
 

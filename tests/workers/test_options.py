@@ -1,4 +1,4 @@
-"""The options that all jobs share: their meaning and their error messages."""
+"""The options that all example jobs share have the documented meaning and error messages."""
 
 from __future__ import annotations
 

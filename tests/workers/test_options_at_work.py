@@ -1,6 +1,6 @@
-"""Each option and setting of the jobs visibly takes effect, under a real TensorFlow.
+"""Each option and setting of the example jobs takes effect under real TensorFlow.
 
-One process for each TensorFlow tries all of them, and prints the results as lines of JSON.
+One process for each TensorFlow tries all of them and prints the results as lines of JSON.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ for cache in ("--cache", "--no-cache"):
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the data folder, prepared by the first test that needs it."""
+    """Return the data folder, which the first test that needs it prepares."""
     return str(tmp_path_factory.mktemp("tfds"))
 
 
@@ -142,7 +142,7 @@ def lines_of(ended: Ended, what: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_precision_and_steps_per_execution(
+def test_precision_and_steps_per_execution_take_effect(
     start: Callable[..., Started], tmp_path: Path, prepared: str, tensorflow: str
 ) -> None:
     (tmp_path / "fit.py").write_text(FIT)
@@ -152,7 +152,7 @@ def test_precision_and_steps_per_execution(
 
     plain, bfloat16, float16 = lines_of(ended, "dtypes")
     assert plain["of"] == [["float32", "float32"]]
-    # The last layer gives logits in float32.
+    # The last layer returns logits in float32.
     assert bfloat16["of"] == [["bfloat16", "float32"], ["float32", "float32"]]
     assert float16["of"] == [["float16", "float32"], ["float32", "float32"]]
     assert float16["optimizer"].startswith("LossScaleOptimizer")
@@ -178,7 +178,7 @@ def test_precision_and_steps_per_execution(
     assert sum("mixed_float16 works on a CPU" in note for note in notes) == 1
 
 
-def test_sharding_prefetch_and_cache(
+def test_sharding_prefetch_and_cache_take_effect(
     start: Callable[..., Started], tmp_path: Path, prepared: str
 ) -> None:
     (tmp_path / "data.py").write_text(DATA)
@@ -188,7 +188,7 @@ def test_sharding_prefetch_and_cache(
     for line in lines_of(ended, "policy"):
         assert line["set"] == line["asked"].upper()
     none, five = (line["pulled"] for line in lines_of(ended, "prefetch"))
-    # tf.data has one batch ready of its own accord.
+    # tf.data prepares one batch in advance even without prefetch.
     assert none <= 4
     assert five >= 12
     cached, uncached = lines_of(ended, "cache")

@@ -1,4 +1,4 @@
-"""The chief of a parameter-server job waits for its servers, which are ready when they serve."""
+"""The chief of a parameter-server job waits for its servers, which report that they serve."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ os._exit(0)
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_the_chief_waits_and_the_servers_serve(
+def test_the_chief_waits_and_the_servers_report_serving(
     start: Start, tmp_path: Path, tensorflow: str
 ) -> None:
     (tmp_path / "job.py").write_text(JOB)

@@ -1,4 +1,4 @@
-"""The modules that a node preloads for its tasks, tested without TensorFlow."""
+"""A node preloads modules for its tasks: a missing name is skipped, a missing module an error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tfcluster_workers.preload.importer import import_all
 
 
 @pytest.mark.parametrize("name", ["json:gone", "json:gone.Part", "json:decoder.JSONDecoder"])
-def test_a_part_that_a_release_lacks_is_skipped(name: str) -> None:
+def test_a_name_that_a_release_lacks_is_skipped(name: str) -> None:
     assert import_all([name], is_path_safe=False) == ""
 
 

@@ -1,4 +1,4 @@
-"""Progress is limited, measured and never blocks; errors wait for room in the socket."""
+"""Progress is limited, measured and never blocks; errors wait for space in the socket."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Meter:
         self.meter.offer(reporting.Reading(number, epoch=1, batch_size=96))
 
 
-def test_first_and_last_steps_are_sent_and_two_a_second_between() -> None:
+def test_first_and_last_steps_are_sent_and_two_per_second_in_between() -> None:
     rig = Meter()
     for number in range(1, 101):
         rig.step(number, after_s=0.01)
@@ -60,15 +60,15 @@ def test_speed_is_measured_between_sent_events() -> None:
 
 def test_the_mean_speed_counts_from_the_first_step_with_all_pauses() -> None:
     rig = Meter()
-    rig.step(1, after_s=8)  # traced and compiled: it is no measure
+    rig.step(1, after_s=8)  # the first step also traces and compiles
     for number in range(2, 12):
         rig.step(number, after_s=0.5)
-    rig.step(13, after_s=5)  # after an evaluation
+    rig.step(13, after_s=5)  # an evaluation took 5 s
     rig.step(16, after_s=0.01)
     rig.meter.flush()
     assert rig.sent[-1]["steps_per_second"] == pytest.approx(300, rel=0.01)
     assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(15 / 10.01, rel=0.001)
-    rig.step(1, after_s=4)  # of another `fit`
+    rig.step(1, after_s=4)  # the first step of another `fit`
     rig.step(6, after_s=1)
     assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(20 / 15.01, rel=0.001)
 
@@ -152,7 +152,7 @@ def test_a_save_that_the_hooks_saw_is_reported_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(event_channel, "channel", channel)
     reporting.saw_saved("/there/ckpt-1", 10)
     reporting.saved("/there/ckpt-1", step=10)
-    reporting.saved("/there/ckpt-1", step=10)  # saved again, unseen by the hooks
+    reporting.saved("/there/ckpt-1", step=10)  # saved again, not seen by the hooks
     reporting.saw_saved("/there/ckpt-2", None)
     reporting.saved("/there/ckpt-2", step=20)
     assert [(event["path"][-1], event["step"]) for event in sent] == [
@@ -174,11 +174,11 @@ def test_alive_events_are_limited_to_one_per_second(monkeypatch: pytest.MonkeyPa
             reporting.alive()
             now.now += 0.1
         theirs.setblocking(False)
-        heard = 0
+        received = 0
         with contextlib.suppress(BlockingIOError):
             while theirs.recv(1 << 16) == b'{"type": "alive"}':
-                heard += 1
-    assert heard == 3
+                received += 1
+    assert received == 3
 
 
 def test_a_step_without_room_in_the_socket_is_sent_by_flush() -> None:
@@ -232,7 +232,7 @@ def test_messages_stay_below_64_kib() -> None:
     ids=repr,
 )
 def test_a_numpy_scalar_is_sent_as_a_number(value: object, sent: object) -> None:
-    """The step of a resumed `fit` of Keras 2 is a NumPy scalar."""
+    """A resumed `fit` of Keras 2 has a NumPy scalar as its step."""
     assert json.loads(event_channel.encode({"step": value})) == {"step": sent}
 
 

@@ -1,4 +1,4 @@
-"""Under ParameterServerStrategy a batch of `fit` ends when it is scheduled, not when it is done."""
+"""Under ParameterServerStrategy `fit` reports the steps done, not the scheduled batches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster_workers.hooks import keras_hooks
 
 
 class RemoteValue:
-    """A stand-in for TensorFlow's RemoteValue: no mapping, and fetching it waits."""
+    """A stand-in for TensorFlow's RemoteValue: not a mapping, and fetching it blocks."""
 
     def fetch(self) -> Mapping[str, float]:
         raise AssertionError("fetching would wait for the worker")
@@ -40,7 +40,7 @@ def test_the_steps_done_are_read_from_the_servers_but_not_for_every_batch(
     ]
     reporter.on_epoch_begin(1)
     now[0] += 1
-    servers.value = 60  # a step that was done twice is no step ahead
+    servers.value = 60  # the servers count repeated steps
     reporter.on_train_batch_end(0, _logs())
     assert readings[-1].step == 41
 

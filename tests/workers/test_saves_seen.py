@@ -1,4 +1,4 @@
-"""The hooks' reports of saves, on stand-ins for TensorFlow's classes."""
+"""The hooks report each save once with its step, on stand-ins for TensorFlow's classes."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_save_with_an_unknown_step_is_reported_without_it(
         (None, 25, [25]),
         (None, None, [7]),
     ],
-    ids=["of the checkpoint", "reported", "of no one", "unseen", "unseen, of no one"],
+    ids=["of the checkpoint", "reported", "unknown", "unseen", "unseen and unknown"],
 )
 def test_a_preemption_save_is_reported_once_with_the_best_step(
     sent: list[Mapping[str, Any]],
@@ -113,7 +113,7 @@ def test_a_preemption_save_is_reported_once_with_the_best_step(
         _write_checkpoint_manager = types.SimpleNamespace(latest_checkpoint="ckpt-1")
 
         def _save_checkpoint(self) -> None:
-            if parts is not None:  # else by means that the hooks do not see
+            if parts is not None:  # otherwise the hooks do not see the save
                 saver_class()(**parts).save("ckpt-1")
 
     tensorflow_hooks.watch_preemption(

@@ -1,8 +1,8 @@
-"""Reports of a KerasTuner search: its trials, its end, and a search without results.
+"""A KerasTuner search reports its trials and its end, and fails if no trial succeeded.
 
-The package is a stand-in with the shape of KerasTuner 1.4.8 (engine/base_tuner.py and oracle.py,
-distribute/oracle_client.py and oracle_chief.py, and utils.py), for the real one imports TensorFlow;
-that it still has this shape is shown by tests/integration/jobs/test_tuner.py.
+The package is a stand-in with the structure of KerasTuner 1.4.8 (engine/base_tuner.py and
+oracle.py, distribute/oracle_client.py and oracle_chief.py, and utils.py), because the real one
+imports TensorFlow. tests/integration/jobs/test_tuner.py shows that the real one has this structure.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def script(tmp_path: Path) -> Path:
         ([], None),
     ],
 )
-def test_a_search_is_judged_when_it_ends(
+def test_the_result_of_a_search_is_checked_when_it_ends(
     script: Path, python: str, boot: Boot, statuses: list[str], reason: str | None
 ) -> None:
     script.write_text(
@@ -156,7 +156,7 @@ def test_a_search_is_judged_when_it_ends(
     assert ended.events == [*verdict, {"type": "search_ended"}]
 
 
-def test_the_oracle_of_another_process_is_not_judged(tmp_path: Path, boot: Boot) -> None:
+def test_the_oracle_of_another_process_is_not_checked(tmp_path: Path, boot: Boot) -> None:
     (tmp_path / "main.py").write_text(
         "from tfcluster_workers.hooks import tuner_hooks as tuner_watch\n"
         "class Client:\n"
@@ -232,7 +232,7 @@ def test_an_idle_tuner_does_not_poll_without_a_pause(script: Path, boot: Boot) -
     assert boot("script", str(script)).out == "[0.5]\n"
 
 
-def test_a_chief_leaves_soon_after_its_tuners(script: Path, python: str, boot: Boot) -> None:
+def test_a_chief_exits_soon_after_its_tuners(script: Path, python: str, boot: Boot) -> None:
     script.write_text(
         f"{RECORDED}"
         "from keras_tuner.src.distribute import oracle_chief\n"
@@ -246,11 +246,11 @@ def test_a_chief_leaves_soon_after_its_tuners(script: Path, python: str, boot: B
         "print(naps)"
     )
     ended = boot("script", str(script), python=python)
-    # KerasTuner itself would look again after 20 s.
+    # KerasTuner itself would check again only after 20 s.
     assert (ended.out, ended.events) == ("[1, 1.0]\n", [{"type": "ready"}]), ended.err
 
 
-def test_a_chief_whose_oracle_failed_ends(script: Path, python: str, boot: Boot) -> None:
+def test_a_chief_whose_oracle_failed_exits(script: Path, python: str, boot: Boot) -> None:
     script.write_text(
         "import threading\n"
         "from keras_tuner.src.distribute import oracle_chief\n"

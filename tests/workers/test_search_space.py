@@ -1,4 +1,4 @@
-"""A trial's seed depends on its hyperparameters only."""
+"""A trial's seed depends only on the hyperparameters, the search's seed and the execution."""
 
 from __future__ import annotations
 

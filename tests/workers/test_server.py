@@ -1,4 +1,4 @@
-"""The tasks that serve, and the messages for others; test_parameter_server tests serving itself."""
+"""The tasks that serve, and the messages in others; test_parameter_server.py tests serving."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def tf_config(task: str, *jobs: str) -> str:
         ("evaluator:0", ("chief", "worker", "ps", "evaluator"), False),
     ],
 )
-def test_ps_and_the_workers_beside_them_serve(
-    task: str, jobs: tuple[str, ...], serves: bool
-) -> None:
+def test_ps_tasks_and_their_workers_serve(task: str, jobs: tuple[str, ...], serves: bool) -> None:
     this_task = context.current({"TF_CONFIG": tf_config(task, *jobs)})
     assert server.is_served(this_task) is serves
 
@@ -51,7 +49,9 @@ def test_a_strategy_in_a_server_task_is_refused_with_the_fix(
         ("worker:0", (), "TF_CONFIG names no cluster"),
     ],
 )
-def test_the_module_says_why_it_cannot_serve(task: str, jobs: tuple[str, ...], reason: str) -> None:
+def test_the_module_reports_why_it_cannot_serve(
+    task: str, jobs: tuple[str, ...], reason: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tfcluster_workers.server"],
         env={

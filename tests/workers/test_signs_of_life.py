@@ -1,4 +1,4 @@
-"""A task's reports besides its training steps, under real TensorFlow and each Keras."""
+"""A task reports evaluations, saves and that it is alive, under real TensorFlow and each Keras."""
 
 from __future__ import annotations
 
@@ -89,10 +89,12 @@ def test_a_keras_job_reports_alive_outside_training_and_steps_per_execution(
     progress = ended.of("progress")
     assert {event["steps_per_execution"] for event in progress} == {5}
     assert progress[-1]["step"] == 40
-    assert len(ended.of("alive")) >= 3, "the validation, evaluate, predict"
-    assert ended.of("evaluated") == [{"type": "evaluated", "step": 40}], "the evaluator's alone"
+    assert len(ended.of("alive")) >= 3, "one for each of validation, evaluate and predict"
+    assert ended.of("evaluated") == [{"type": "evaluated", "step": 40}], (
+        "only the evaluator reports it"
+    )
     assert [(e["fault"], e["step"]) for e in ended.of("chaos")] == [("step", 10), ("save", 40)]
-    # The numbers in the names count saves; the last one's step is the one that `fit` came to.
+    # The numbers in the names count saves; the step of `epoch-1` is the last one of `fit`.
     steps = {"ckpt-1": 200, "ckpt-2": 400, "model-1": 40, "epoch-1": 40}
     saved = {event["path"]: event["step"] for event in ended.of("saved")}
     assert saved == {str(saves / name): step for name, step in steps.items()}
@@ -123,5 +125,5 @@ def test_a_fault_at_a_save_leaves_half_a_checkpoint(
     assert ended.of("chaos") == [{"type": "chaos", "fault": "kill worker:0 at save 2"}]
     left = {path.name for path in (tmp_path / "ckpt").iterdir()}
     assert "ckpt-1.index" in left
-    assert any(name.startswith("ckpt-2") for name in left), "it had begun"
-    assert "ckpt-2.index" not in left, "and was not done"
+    assert any(name.startswith("ckpt-2") for name in left), "the second save has begun"
+    assert "ckpt-2.index" not in left, "the second save was not completed"

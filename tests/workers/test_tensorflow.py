@@ -1,4 +1,4 @@
-"""The jobs under real TensorFlow, with a hand-set TF_CONFIG."""
+"""`keras_mnist` under real TensorFlow with a hand-set TF_CONFIG, without the launcher."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .conftest import PYTHONS
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
 SMALL = ("--epochs", "2", "--examples", "960")
-# Several gangs of TensorFlow on two busy cores.
+# Several TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
@@ -47,7 +47,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class Lab:
-    """The runs of `keras_mnist`, each kind of cluster once."""
+    """The runs of `keras_mnist`, one for each kind of cluster."""
 
     gang: Gang
     folder: Path
@@ -93,7 +93,7 @@ each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
 
 @each_tensorflow
 def test_the_losses_do_not_depend_on_the_number_of_workers(lab: Lab, tensorflow: str) -> None:
-    """Three workers, `mirrored` and no strategy: tests/integration/jobs/test_keras_mnist.py."""
+    """Three workers and other strategies: see tests/integration/jobs/test_keras_mnist.py."""
     (alone,) = lab.keras(tensorflow, 1, "AUTO").values()
     gang = lab.keras(tensorflow, 2, "RING")
     assert len(alone.losses) == 2
@@ -134,10 +134,12 @@ def test_the_chiefs_checkpoint_restores_without_a_strategy(lab: Lab, tensorflow:
     )
     line = f"test accuracy {gang['worker:0'].accuracy:.4f}"
     assert line in evaluated.stdout
-    assert not list((place / "checkpoints-1").glob("**/ckpt*")), "only the chief's is kept"
+    assert not list((place / "checkpoints-1").glob("**/ckpt*")), (
+        "only the chief's checkpoint is kept"
+    )
 
 
-def test_a_second_start_continues_where_the_first_ended(lab: Lab, tmp_path: Path) -> None:
+def test_a_second_start_resumes_where_the_first_ended(lab: Lab, tmp_path: Path) -> None:
     (whole,) = lab.keras("tf215", 1, "AUTO").values()
 
     def train(epochs: str) -> Finished:

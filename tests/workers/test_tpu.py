@@ -1,4 +1,4 @@
-"""Strategy `tpu` with stand-ins for the resolver: none, a silent one, a cluster without a TPU."""
+"""Strategy `tpu` reports a resolver that fails, never answers or cannot be imported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .conftest import PYTHONS, WORKERS
 
 @dataclass(frozen=True)
 class Resolver:
-    """The part of a cluster resolver that is used first."""
+    """The part of a cluster resolver that the strategy uses first."""
 
     address: str
 

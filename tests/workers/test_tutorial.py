@@ -1,4 +1,4 @@
-"""Scripts that do not use tfcluster, under real TensorFlow."""
+"""Scripts that do not use tfcluster report progress under real TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .conftest import PYTHONS
 
 REPOSITORY = Path(__file__).parents[2]
 WORKERS = REPOSITORY / "workers"
-# Several gangs of TensorFlow on two busy cores.
+# Several TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 

@@ -1,4 +1,4 @@
-"""A task that boot did not start still reports the settings it reads."""
+"""A task that boot did not start still reports which settings it reads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ print(context.setting("communication", "AUTO"), "TFCLUSTER_EVENTS_FD" in os.envi
 """
 
 
-def test_a_plain_script_says_which_setting_it_read() -> None:
+def test_a_plain_script_reports_the_setting_it_read() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         output = subprocess.run(

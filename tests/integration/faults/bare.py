@@ -1,9 +1,9 @@
-"""TensorFlow alone, as a shell with a hand-set TF_CONFIG starts it: what it does when a peer fails.
+"""Records how TensorFlow behaves when a peer fails, with a hand-set TF_CONFIG and no launcher.
 
-    .venv/bin/python -m tests.integration.faults.bare            # write recordings.json anew
+    .venv/bin/python -m tests.integration.faults.bare            # rewrite recordings.json
 
-`recordings.json` keeps what was seen; stub workers replay it and a test compares it with real
-TensorFlow.
+`recordings.json` keeps the observations; stub workers replay them and a test compares them with
+real TensorFlow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.integration.faults.seen import ProbeAnswer, seen
+from tests.integration.faults.seen import Observation, observe
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -32,15 +32,15 @@ PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin
 RECORDINGS = HERE / "recordings.json"
 TASKS = ("worker:0", "worker:1")
 SILENCE_S = 65.0
-"""How long one is watched that waits for a peer which never comes."""
+"""The time for which a task that waits for a missing peer is watched."""
 SWALLOW_S = 5.0
-"""How long one is watched that was told to end."""
+"""The time for which a task is watched after SIGTERM."""
 HANG_S = 120.0
 
 
 @dataclass(slots=True)
 class Process:
-    """One task and its log."""
+    """The process of one task, and its log."""
 
     popen: subprocess.Popen[bytes]
     log: Path
@@ -49,9 +49,9 @@ class Process:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def seen(self, since: float) -> ProbeAnswer:
+    def observe(self, since: float) -> Observation:
         delay_s = None if self.ended_at is None else round(self.ended_at - since, 1)
-        return seen(self.popen.returncode, self.text(), delay_s)
+        return observe(self.popen.returncode, self.text(), delay_s)
 
     def fault_at(self) -> float | None:
         found = re.search(r"^fault \S+ at ([\d.]+)$", self.text(), re.M)
@@ -59,7 +59,7 @@ class Process:
 
 
 class Bare:
-    """A gang without any launcher, in a folder of its own."""
+    """A run of two tasks without a launcher, in its own folder."""
 
     def __init__(self, python: Path, folder: Path) -> None:
         self._python, self._folder = python, folder
@@ -90,7 +90,7 @@ class Bare:
         return self.processes[task]
 
     def wait(self, *tasks: str, timeout_s: float = HANG_S) -> bool:
-        """Until all of `tasks` have ended; notes when. False where one still runs."""
+        """Wait until all of `tasks` have ended, and note when; return False on a time-out."""
         deadline = time.time() + timeout_s
         waiting = [self.processes[task] for task in tasks or self.processes]
         while any(process.ended_at is None for process in waiting):
@@ -127,16 +127,16 @@ def clean_environment() -> dict[str, str]:
 def free_ports(count: int) -> list[int]:
     with ExitStack() as stack:
         held = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [int(one.getsockname()[1]) for one in held]
+        for sock in held:
+            sock.bind(("127.0.0.1", 0))
+        return [int(sock.getsockname()[1]) for sock in held]
 
 
-# -- situations: each returns what the tasks that matter did -------------------------------------
+# -- situations: each returns the observations of its tasks --------------------------------------
 
 
-def peer_fails(tensorflow: str, fault: str) -> dict[str, ProbeAnswer]:
-    """`fault` (``sigkill worker:1 training``) in a gang of two; the culprit and the survivor."""
+def peer_fails(tensorflow: str, fault: str) -> dict[str, Observation]:
+    """Observe culprit and survivor of `fault` (`sigkill worker:1 training`) among two tasks."""
     culprit = fault.split()[1]
     (survivor,) = set(TASKS) - {culprit}
     with bare(tensorflow) as gang:
@@ -148,13 +148,13 @@ def peer_fails(tensorflow: str, fault: str) -> dict[str, ProbeAnswer]:
         began = gang.processes[culprit].fault_at()
         assert began is not None, gang.processes[culprit].text()[-3000:]
         return {
-            "culprit": gang.processes[culprit].seen(began),
-            "survivor": gang.processes[survivor].seen(began),
+            "culprit": gang.processes[culprit].observe(began),
+            "survivor": gang.processes[survivor].observe(began),
         }
 
 
-def peer_never_starts(tensorflow: str) -> dict[str, ProbeAnswer]:
-    """Each alone waits, both at once; after SILENCE_S they get SIGTERM."""
+def peer_never_starts(tensorflow: str) -> dict[str, Observation]:
+    """Observe each task alone, both at the same time; after SILENCE_S they get SIGTERM."""
     found = {}
     with ExitStack() as stack:
         gangs = {task: stack.enter_context(bare(tensorflow)) for task in TASKS}
@@ -164,31 +164,31 @@ def peer_never_starts(tensorflow: str) -> dict[str, ProbeAnswer]:
         time.sleep(SILENCE_S)
         for task, gang in gangs.items():
             waiting = gang.processes[task]
-            found[f"waiting {task}"] = waiting.seen(began)
+            found[f"waiting {task}"] = waiting.observe(began)
             waiting.popen.send_signal(signal.SIGTERM)
         time.sleep(SWALLOW_S)
         for task, gang in gangs.items():
-            found[f"terminated {task}"] = gang.processes[task].seen(began)
+            found[f"terminated {task}"] = gang.processes[task].observe(began)
     return found
 
 
-def port_is_taken(tensorflow: str) -> dict[str, ProbeAnswer]:
+def port_is_taken(tensorflow: str) -> dict[str, Observation]:
     with bare(tensorflow) as gang, socket.socket() as thief:
         thief.bind(("0.0.0.0", gang.ports[1]))
         thief.listen()
         began = time.time()
         victim = gang.start("worker:1")
         gang.wait("worker:1")
-        return {"victim": victim.seen(began)}
+        return {"victim": victim.observe(began)}
 
 
-def import_fails(tensorflow: str) -> dict[str, ProbeAnswer]:
+def import_fails(tensorflow: str) -> dict[str, Observation]:
     with bare(tensorflow) as gang:
         culprit = gang.start("worker:1", "import-error worker:1 before-join")
         gang.wait("worker:1")
         began = culprit.fault_at()
         assert began is not None
-        return {"culprit": culprit.seen(began)}
+        return {"culprit": culprit.observe(began)}
 
 
 GANG_FAULTS = tuple(
@@ -196,7 +196,7 @@ GANG_FAULTS = tuple(
     for kind in ("sigkill", "sigstop", "sigterm", "exception", "exit-3")
     for task in TASKS
 )
-SITUATIONS: dict[str, Callable[[str], dict[str, ProbeAnswer]]] = {
+SITUATIONS: dict[str, Callable[[str], dict[str, Observation]]] = {
     **{fault: partial(peer_fails, fault=fault) for fault in GANG_FAULTS},
     "never-starts": peer_never_starts,
     "port-thief": port_is_taken,
@@ -208,13 +208,13 @@ SITUATIONS: dict[str, Callable[[str], dict[str, ProbeAnswer]]] = {
 
 
 def record(tensorflow: str) -> dict[str, Any]:
-    """Every situation once, one after the other: the delays are those of a quiet machine."""
+    """Record every situation once, one after the other, for the delays of a quiet machine."""
     found = {name: play(tensorflow) for name, play in SITUATIONS.items()}
     return {
         "tensorflow": version(PYTHONS[tensorflow]),
         "recorded": time.strftime("%Y-%m-%d"),
         "situations": {
-            name: {role: asdict(one) for role, one in roles.items()}
+            name: {role: asdict(observation) for role, observation in roles.items()}
             for name, roles in found.items()
         },
     }

@@ -1,4 +1,4 @@
-"""The table of faults: what goes wrong, to whom and when, and what tfcluster owes the user."""
+"""The table of faults (kind × role × phase) and the expected outcome of each."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ PHASES = ("before-join", "training", "saving")
 
 EMPTY = {
     "import-error": "imports are done before the gang is joined; a later one is an exception",
-    "never-starts": "who has joined has started",
+    "never-starts": "a task that has joined has started",
     "port-thief": "once joined, the port is TensorFlow's own socket until the task ends",
 }
-"""Kinds that exist in the first phase only, and why."""
+"""The kinds that exist in the first phase only, with the reason."""
 FAULT_STEP = 12
 _VERBS = {
     "sigkill": "kill",
@@ -34,7 +34,10 @@ _VERBS = {
     "exit-3": "exit 3",
 }
 _PLACES = {"before-join": "join", "training": f"step {FAULT_STEP}"}
-"""Of --chaos. A save it catches somewhere in its midst; the jobs here fail in a certain place."""
+"""The places of --chaos by phase.
+
+--chaos hits a save at any moment; the jobs of this folder fail at a fixed place in it.
+"""
 _DIAGNOSED = {
     "sigkill": "signal",
     "sigstop": "frozen",
@@ -47,15 +50,15 @@ _DIAGNOSED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Due:
-    """What the run must come to."""
+class Outcome:
+    """The expected outcome of a run."""
 
     root_cause: str | None
-    """`kind` of the first diagnosis; None where nothing may be diagnosed."""
+    """The `kind` of the first diagnosis; None if there must be no diagnosis."""
     attempts: int = 1
     code: int = 0
     from_steps: tuple[int, ...] = (0,)
-    """Where all tasks of the last attempt start: at one of these."""
+    """All tasks of the last attempt must start at the same one of these steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,33 +78,36 @@ class Cell:
 
     @property
     def chaos(self) -> str | None:
-        """As ``up --chaos`` takes it, where it can inject it."""
+        """Return the fault as an argument of `up --chaos`, or None if that cannot inject it."""
         if self.phase not in _PLACES or self.kind not in _VERBS:
             return None
         return f"{_VERBS[self.kind]} {self.task} at {_PLACES[self.phase]}"
 
     @property
     def fault(self) -> str:
-        """As the jobs of this folder take it from FAULT."""
+        """Return the value of FAULT for the jobs of this folder, empty if --chaos injects it."""
         return "" if self.chaos or self == UNDISTURBED else f"{self.kind} {self.task} {self.phase}"
 
     @property
-    def due(self) -> Due:
-        """By the contract's `supervision`; the job saves after steps 5 and 10 and fails then."""
+    def expected(self) -> Outcome:
+        """Return the expected outcome by the contract's `supervision`.
+
+        The job saves after steps 5 and 10, and fails in the second save or at FAULT_STEP.
+        """
         steps: tuple[int, ...]
         steps = {"before-join": (0,), "training": (10,), "saving": (5,)}[self.phase]
         if (self.role, self.phase) == ("other", "saving"):
-            steps = (5, 10)  # the chief may be through with the save in which the other dies
+            steps = (5, 10)  # the chief may have finished the save in which the other task dies
         if self.kind == "sigterm" and self.phase != "before-join":
-            return Due(None)  # MultiWorkerMirroredStrategy swallows it
+            return Outcome(None)  # MultiWorkerMirroredStrategy swallows it
         if self.kind == "import-error":
-            return Due("permanent", code=1)
+            return Outcome("permanent", code=1)
         if self.kind == "never-starts":
-            return Due("late", code=4)
-        # An error of the script's own is tried again only if the job has saved since its start.
+            return Outcome("late", code=4)
+        # After an error in the script the job restarts only if it has saved since its start.
         if self.kind in {"exception", "exit-3"} and self.phase == "before-join":
-            return Due(_DIAGNOSED[self.kind], code=1)
-        return Due(_DIAGNOSED[self.kind], 2, from_steps=steps)
+            return Outcome(_DIAGNOSED[self.kind], code=1)
+        return Outcome(_DIAGNOSED[self.kind], 2, from_steps=steps)
 
 
 UNDISTURBED = Cell("nothing", "other", "training")
@@ -121,4 +127,4 @@ COVER = tuple(
     or (cell.phase, cell.role)
     in {("before-join", "chief"), ("training", "other"), ("saving", "chief")}
 )
-"""Each kind once per role and once per phase."""
+"""The cells that cover each kind once per role and once per phase."""

@@ -1,8 +1,8 @@
-"""Faults that a job does to itself at a phase of its life: what no signal from outside can hit.
+"""Faults that a job injects into itself at an exact phase, which no signal from outside can hit.
 
-``FAULT="KIND TASK PHASE"`` (``sigkill worker:1 training``) names one of the first attempt; several
-are divided by ``;``, the n-th is for attempt n. The jobs of this folder call `at` when they reach a
-phase; without FAULT nothing ever happens. Standard library only: it runs inside the tasks.
+`FAULT="KIND TASK PHASE"` (`sigkill worker:1 training`) is a fault of the first attempt; several are
+separated by `;`, and the n-th is for attempt n. The jobs of this folder call `at` when they reach a
+phase; without FAULT nothing happens. Standard library only: it runs inside the tasks.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ thieves: list[socket.socket] = []
 
 
 def me() -> str:
-    """``worker:1``, from TF_CONFIG."""
+    """Return the name of this task (`worker:1`), from TF_CONFIG."""
     task = json.loads(os.environ["TF_CONFIG"])["task"]
     return f"{task['type']}:{task['index']}"
 
 
 def at(phase: str) -> None:
-    """Do what FAULT asks of this task in `phase`: ``before-join``, ``training``, ``saving``."""
+    """Inject the fault of FAULT for this task in `phase`: `before-join`, `training` or `saving`."""
     faults = os.environ.get("FAULT", "").split(";")
     attempt = int(os.environ.get("TFCLUSTER_ATTEMPT", "1"))
     if attempt > len(faults) or not faults[attempt - 1]:
@@ -51,7 +51,7 @@ def _exit() -> None:
 
 
 def _eat_memory() -> None:
-    """Until the kernel ends it; the test has put a limit around the whole run."""
+    """Allocate memory until the kernel kills this process; the test has limited the whole run."""
     with open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
     eaten = []
@@ -59,7 +59,7 @@ def _eat_memory() -> None:
         eaten.append(b"x" * HOG)
 
 
-def _import_what_is_not_there() -> None:
+def _import_missing_module() -> None:
     importlib.import_module("a_module_that_nobody_has")
 
 
@@ -68,9 +68,9 @@ def _never_start() -> None:
 
 
 def _lose_my_port() -> None:
-    """To one that shares ports like us when it binds, and with nobody afterwards.
+    """Lose the port to a socket that shares it when it binds, and stops sharing afterwards.
 
-    Linux does not look for a conflict where the last bind to the port was just like ours
+    Linux checks for no conflict if the last bind to the port was of the same kind
     (sk_reuseport_match in net/ipv4/inet_connection_sock.c), so two other binds come before it.
     """
     config = json.loads(os.environ["TF_CONFIG"])
@@ -79,9 +79,9 @@ def _lose_my_port() -> None:
     other = socket.socket(socket.AF_INET6)
     other.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     thief = socket.socket()
-    for stranger, address in ((other, "::1"), (thief, "127.0.0.1")):
-        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        stranger.bind((address, port))
+    for taker, address in ((other, "::1"), (thief, "127.0.0.1")):
+        taker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        taker.bind((address, port))
     thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 0)
     thieves.extend((other, thief))
 
@@ -93,7 +93,7 @@ KINDS: dict[str, Callable[[], None]] = {
     "exception": _raise,
     "exit-3": _exit,
     "out-of-memory": _eat_memory,
-    "import-error": _import_what_is_not_there,
+    "import-error": _import_missing_module,
     "never-starts": _never_start,
     "port-thief": _lose_my_port,
 }

@@ -1,4 +1,4 @@
-"""One cell of the table as a user's run: started, ended, and held against what is due."""
+"""Runs one cell of the table of faults as a user would and checks its outcome."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ UNIFIED_GROUPS = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What a run left."""
+    """The output and the run folder of a run that has ended."""
 
     code: int
     said: str
@@ -41,8 +41,8 @@ class Ended:
         path = self.folder / "logs" / f"attempt-{attempt}" / f"{task.replace(':', '-')}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def last_words(self) -> str:
-        """For the message of a failed assertion."""
+    def last_output(self) -> str:
+        """Return the end of the output, events and logs, as the message of a failed assertion."""
         logs = sorted(self.folder.glob("logs/*/*.log"))
         ends = [f"{log}:\n{log.read_text(errors='replace')[-1500:]}" for log in logs]
         kept = [e for e in self.events if e["type"] not in {"progress", "checkpoint_gathered"}]
@@ -62,19 +62,19 @@ class Trained:
         return cls(*map(float, found))
 
     def is_close(self, other: Trained) -> bool:
-        """Sums in another order may differ in the last digits."""
+        """Compare with a tolerance: sums in another order may differ in the last digits."""
         return abs(self.loss - other.loss) + abs(self.accuracy - other.accuracy) < 2e-4
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained: a stub or a real training, by which Python, with which limits."""
+    """The job that a cell runs: a stub or a real training, its Python and its limits."""
 
     script: str
     args: Sequence[str] = ()
     python: str | None = None
     memory_bytes: int = 400 << 20
-    """Around the whole run, where the fault is to run out of it."""
+    """The memory limit of the whole run, if the fault is to run out of memory."""
     supervision: Any = None
     timeout_s: float = 60
 
@@ -85,7 +85,7 @@ def copy_jobs(folder: Path) -> None:
 
 
 def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
-    """The run with the fault of `cell` in it, to its end."""
+    """Run the job with the fault of `cell` to its end and return the result."""
     copy_jobs(shell.cwd)
     spec = shell.spec(
         "faults.json",
@@ -107,36 +107,38 @@ def play(shell: CommandLine, cell: Cell, job: Job, *, workers: int) -> Ended:
 
 
 def check(shell: CommandLine, ended: Ended, cell: Cell, *, workers: int, trained: Trained) -> None:
-    """Everything that is due for `cell`; `trained` is what an undisturbed run gives."""
-    due, tasks = cell.due, [f"worker:{index}" for index in range(workers)]
-    assert ended.code == due.code, ended.last_words()
-    status = {0: "succeeded", 1: "failed", 4: "timed_out"}[due.code]
+    """Check the whole expected outcome of `cell`; `trained` is the result without a fault."""
+    expected, tasks = cell.expected, [f"worker:{index}" for index in range(workers)]
+    assert ended.code == expected.code, ended.last_output()
+    status = {0: "succeeded", 1: "failed", 4: "timed_out"}[expected.code]
     assert ended.state["status"] == status
     check_root_cause(ended, cell)
     if cell.chaos is not None:
         assert [event["fault"] for event in ended.of("chaos_injected")] == [cell.chaos]
-    assert ended.state["attempt"] == due.attempts, ended.last_words()
-    assert len(ended.of("restarting")) == due.attempts - 1
-    if due.attempts > 1:
-        check_resumed(ended, due.from_steps, tasks)
-    if due.code == 0:
+    assert ended.state["attempt"] == expected.attempts, ended.last_output()
+    assert len(ended.of("restarting")) == expected.attempts - 1
+    if expected.attempts > 1:
+        check_resumed(ended, expected.from_steps, tasks)
+    if expected.code == 0:
         for task in tasks:
-            found = Trained.of(ended.log(task, due.attempts))
+            found = Trained.of(ended.log(task, expected.attempts))
             assert found.is_close(trained), (task, found, trained)
     assert shell.left() == []
     ports = [port for event in ended.of("ports_held") for port in event["ports"].values()]
     assert len(ports) >= workers
-    # None of ours lives; what another test has drawn by now it will give back.
-    wait_for(lambda: not any(map(is_held, ports)), what=f"one of {ports}, which nobody gives back")
+    # No process of this run lives; another test that took one of the ports will release it.
+    wait_for(lambda: not any(map(is_held, ports)), what=f"the release of the ports {ports}")
 
 
 def check_root_cause(ended: Ended, cell: Cell) -> None:
     diagnoses = ended.of("diagnosis")
-    if cell.due.root_cause is None:
-        assert diagnoses == [], ended.last_words()
+    if cell.expected.root_cause is None:
+        assert diagnoses == [], ended.last_output()
         return
     cause = diagnoses[0]["root_cause"]
-    assert (cause["task"], cause["kind"]) == (cell.task, cell.due.root_cause), ended.last_words()
+    assert (cause["task"], cause["kind"]) == (cell.task, cell.expected.root_cause), (
+        ended.last_output()
+    )
     assert cell.task not in diagnoses[0].get("collateral", ())
     assert cause["task"] in ended.said
     if cell.kind == "never-starts":
@@ -147,23 +149,26 @@ def check_root_cause(ended: Ended, cell: Cell) -> None:
 
 
 def check_resumed(ended: Ended, steps: Sequence[int], tasks: Sequence[str]) -> None:
-    """All tasks of attempt 2 start at the same one of `steps`, and nothing saved is lost."""
+    """Check that all tasks of attempt 2 start at the same one of `steps` and no save is lost."""
     starts = {
         step
         for task in tasks
         for step in re.findall(r"^starting at step (\d+)$", ended.log(task, 2), re.M)
     }
-    assert len(starts) == 1, ended.last_words()
+    assert len(starts) == 1, ended.last_output()
     start = int(*starts)
     saves = re.findall(r"^saved step (\d+)$", ended.log(tasks[0], 1), re.M)
-    assert start in steps, ended.last_words()
-    assert start >= int(saves[-1] if saves else 0), ended.last_words()
+    assert start in steps, ended.last_output()
+    assert start >= int(saves[-1] if saves else 0), ended.last_output()
     (restarting,) = ended.of("restarting")
     assert (restarting["attempt"], restarting.get("from_step")) == (2, start or None)
 
 
 def is_held(port: int) -> bool:
-    """By a process; connections that the kernel keeps for a minute after their end are nobody's."""
+    """Return whether a process holds the port.
+
+    The kernel keeps closed connections for a minute; they do not count.
+    """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -178,7 +183,7 @@ def is_held(port: int) -> bool:
 
 @contextlib.contextmanager
 def memory_limit(limit: int) -> Iterator[Path]:
-    """A control group with at most `limit` bytes of memory, until the block ends."""
+    """Yield a control group with at most `limit` bytes of memory, removed when the block ends."""
     root = UNIFIED_GROUPS if not MEMORY_GROUPS.exists() else MEMORY_GROUPS
     name = "memory.max" if root == UNIFIED_GROUPS else "memory.limit_in_bytes"
     group = root / f"tfc-test-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""What a task of TensorFlow left: its end, its exception, its last lines, without what varies."""
+"""Observes how a TensorFlow task ended: exit, exception, last lines, without volatile details."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _VOLATILE = (
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeAnswer:
-    """How one task behaved in one situation."""
+class Observation:
+    """The observed behaviour of one task in one situation."""
 
     exit_code: int | None
-    """None: it went on, or a signal ended it."""
+    """The exit code; None if the task continued or a signal ended it."""
     signal: int | None
     delay_s: float | None
-    """From the fault to its end; None where it went on."""
+    """The time from the fault to the end of the task; None if it continued."""
     exception: str | None
     message: str
     last_lines: tuple[str, ...]
-    """TensorFlow's own, before the traceback if there is one."""
+    """The last lines of TensorFlow itself, before the traceback if there is one."""
 
 
-def seen(code: int | None, text: str, delay_s: float | None) -> ProbeAnswer:
-    """From an exit status as Popen has it and all that was written."""
+def observe(code: int | None, text: str, delay_s: float | None) -> Observation:
+    """Return the observation for a `returncode` of Popen and the whole output."""
     before, traceback = split_at_traceback(text)
     exception, message = last_exception(traceback)
-    return ProbeAnswer(
+    return Observation(
         exit_code=code if code is not None and code >= 0 else None,
         signal=-code if code is not None and code < 0 else None,
         delay_s=delay_s,
@@ -47,7 +47,7 @@ def seen(code: int | None, text: str, delay_s: float | None) -> ProbeAnswer:
 
 
 def scrub(line: str) -> str:
-    """Without what differs from run to run."""
+    """Return the line without what differs from run to run."""
     line = _CLOCK.sub("", line)
     for pattern, word in _VOLATILE:
         line = pattern.sub(word, line)
@@ -65,7 +65,7 @@ def split_at_traceback(text: str) -> tuple[str, str]:
 
 
 def last_exception(traceback: str) -> tuple[str | None, str]:
-    """Type and message, of which only the first and the last lines."""
+    """Return the exception's type and message; a long message keeps its first and last lines."""
     found = re.search(r"^([A-Za-z_][\w.]*): (.*)\Z", traceback, re.M | re.S)
     if found is None:
         return None, ""

@@ -1,6 +1,6 @@
-"""Slow to begin, then silent: downloads before its strategy, then a loop that says nothing.
+"""A job with a long download before its strategy is made, then a silent training loop.
 
-Standing still for SILENCE_S at a time, it reports no step and prints no line.
+It sleeps for SILENCE_S at a time, in which it reports no step and prints no line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The line between stub workers: they join over the ports of TF_CONFIG and go step by step."""
+"""The connections of stub workers, which join over the ports of TF_CONFIG and train in step."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 
 SHORTEST_SILENCE_S = 2.0
-"""A busy machine may hold a healthy stub up for a while, however short the replay."""
+"""The shortest time-out: a busy machine may delay a healthy stub, however short the replay."""
 
 
 class PeerIsGone(Exception):
-    """`how` the peer `who` went: closed, silent, or what it said of itself last."""
+    """The peer `who` was lost; `how` is the fault: it closed, fell silent, or was reported."""
 
     def __init__(self, who: str, how: str) -> None:
         super().__init__(f"{who}: {how}")
@@ -22,17 +22,17 @@ class PeerIsGone(Exception):
 
 
 class Peer:
-    """A line to another task, one word group a line."""
+    """A connection to another task; each message is one line."""
 
     def __init__(self, who: str, sock: socket.socket) -> None:
         self.who, self._socket = who, sock
         self._file = sock.makefile("r")
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def silent_after(self, seconds: float) -> None:
+    def set_time_out(self, seconds: float) -> None:
         self._socket.settimeout(seconds)
 
-    def name_itself(self) -> str:
+    def read_name(self) -> str:
         return self._file.readline().strip()
 
     def send(self, text: str) -> None:
@@ -58,10 +58,10 @@ class Peer:
 
 
 class Gang:
-    """A star around the first task; `join` returns once all are there."""
+    """The tasks of a run, all connected to the first one; `join` returns once all have joined."""
 
     def __init__(self, me: str, *, silence_s: Callable[[str], float]) -> None:
-        """Listens on this task's port; raises OSError where somebody else has it."""
+        """Listen on this task's port; raise OSError if another process has it."""
         cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
         self._hosts = {
             f"{job}:{index}": host
@@ -78,27 +78,27 @@ class Gang:
         self._listener.listen()
 
     @property
-    def _follows(self) -> bool:
+    def _is_follower(self) -> bool:
         return self._me != self._leader
 
     def join(self) -> None:
-        """Wait for all, for as long as it takes and without a word."""
-        if self._follows:
+        """Wait for all tasks, silently and without a time-out."""
+        if self._is_follower:
             self.peers = [self._connect(self._hosts[self._leader])]
         else:
             self.peers = self._accept(len(self._hosts) - 1)
         self.barrier("joined")
-        recorded_s = self._silence_s("worker:0" if self._follows else "worker:1")
+        recorded_s = self._silence_s("worker:0" if self._is_follower else "worker:1")
         for peer in self.peers:
-            peer.silent_after(max(recorded_s, SHORTEST_SILENCE_S))
+            peer.set_time_out(max(recorded_s, SHORTEST_SILENCE_S))
 
     def _accept(self, count: int) -> list[Peer]:
         found: list[Peer] = []
         while len(found) < count:
             sock, _ = self._listener.accept()
             peer = Peer("", sock)
-            peer.who = peer.name_itself()
-            if peer.who:  # else a stranger who tries ports
+            peer.who = peer.read_name()
+            if peer.who:  # an unrelated process that probes ports sends no name
                 found.append(peer)
         return found
 
@@ -115,17 +115,17 @@ class Gang:
             return peer
 
     def barrier(self, text: str) -> None:
-        """Returns when all tasks have come to `text`; raises PeerIsGone."""
-        if self._follows:
+        """Return when all tasks have reached `text`; raise PeerIsGone if one is lost."""
+        if self._is_follower:
             self.peers[0].send(text)
         for peer in self.peers:
             peer.expect(text)
-        if not self._follows:
+        if not self._is_follower:
             for peer in self.peers:
                 peer.send(text)
 
-    def tell(self, who: str, how: str) -> None:
-        """The others learn of it from us: they have no line to each other."""
+    def report_lost(self, who: str, how: str) -> None:
+        """Report a lost task to the peers: they have no connection to each other."""
         for peer in self.peers:
             try:
                 peer.send(f"gone {who} {how}")

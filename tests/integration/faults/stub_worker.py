@@ -1,8 +1,8 @@
-"""A TensorFlow worker without TensorFlow: it joins, trains in step, saves, resumes and dies alike.
+"""A stub of a TensorFlow worker: it joins, trains in step, saves, resumes and dies like a real one.
 
-What it does when it or a peer fails is replayed from `recordings.json`, with the recorded delays
-times ``--scale``. Its last line depends on every step having been done once and in order, by the
-same rule in every task. Standard library and tfcluster_workers, Python 3.9 and later.
+Its behaviour when it or a peer fails is replayed from `recordings.json`, with the recorded delays
+times `--scale`. Its last line is right only if every step was done once and in order, by the same
+rule in every task. It needs the standard library and tfcluster_workers, Python 3.9 and later.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
 
 
 class Recorded:
-    """What TensorFlow did in the situations that were recorded."""
+    """The recorded behaviour of TensorFlow in each situation."""
 
     def __init__(self, like: str, scale: float) -> None:
         text = Path(__file__).with_name("recordings.json").read_text()
@@ -54,42 +54,42 @@ class Recorded:
         self._scale = scale
 
     def silence_s(self, of: str) -> float:
-        """How long a frozen peer goes unnoticed."""
+        """Return the time after which a frozen peer is noticed."""
         return (
             float(self._situations[f"sigstop {of} training"]["survivor"]["delay_s"]) * self._scale
         )
 
     def die(self, situation: str, role: str, *, waited: bool = False) -> None:
-        """As the task did that was in `situation`."""
-        seen = self._situations[situation][role]
+        """End as the task did that was recorded in `situation`."""
+        recorded = self._situations[situation][role]
         if not waited:
-            time.sleep(seen["delay_s"] * self._scale)
-        print(*seen["last_lines"], sep="\n", file=sys.stderr, flush=True)
-        if seen["signal"] is not None:
-            os.kill(os.getpid(), seen["signal"])
-        if seen["exception"] is None:
-            sys.exit(seen["exit_code"])
-        module, _, name = seen["exception"].rpartition(".")
+            time.sleep(recorded["delay_s"] * self._scale)
+        print(*recorded["last_lines"], sep="\n", file=sys.stderr, flush=True)
+        if recorded["signal"] is not None:
+            os.kill(os.getpid(), recorded["signal"])
+        if recorded["exception"] is None:
+            sys.exit(recorded["exit_code"])
+        module, _, name = recorded["exception"].rpartition(".")
         kind = type(name, (Exception,), {"__module__": module or "builtins"})
-        raise kind(seen["message"]) from None
+        raise kind(recorded["message"]) from None
 
     def swallow_sigterm(self) -> None:
-        """MultiWorkerMirroredStrategy takes the signal over before it waits for its peers."""
+        """Handle SIGTERM as MultiWorkerMirroredStrategy does before it waits for its peers."""
         me = inject.me()
         lines = self._situations[f"sigterm {me if me[-1] in '01' else 'worker:1'} training"]
         said = [line for line in lines["culprit"]["last_lines"] if "SIGTERM caught" in line]
 
-        def say(number: int, frame: Any) -> None:
+        def write_lines(number: int, frame: Any) -> None:
             os.write(2, "".join(f"{line}\n" for line in said).encode())
 
-        signal.signal(signal.SIGTERM, say)
+        signal.signal(signal.SIGTERM, write_lines)
 
 
 # -- training ------------------------------------------------------------------------------------
 
 
 class State:
-    """What is trained: a digest over the steps done, in their order."""
+    """The trained state: a digest over the steps done, in their order."""
 
     def __init__(self) -> None:
         self.step, self.digest = 0, ""
@@ -104,7 +104,7 @@ class State:
         return int(self.digest[:8], 16) / 0xFFFFFFFF
 
     def restore(self) -> None:
-        """The newest checkpoint that the file ``checkpoint`` names."""
+        """Load the newest checkpoint that the file `checkpoint` names, if there is one."""
         pointer = self._here.checkpoint_dir / "checkpoint"
         if pointer.exists():
             name = pointer.read_text().partition('"')[2].partition('"')[0]
@@ -112,7 +112,7 @@ class State:
             self.step, self.digest = json.loads(data.read_text())
 
     def save(self) -> None:
-        """In TensorFlow's order: parts in a temporary folder, data, index, pointer."""
+        """Save in TensorFlow's order: parts in a temporary folder, data, index, pointer."""
         folder, name = self._here.save_dir, f"ckpt-{self.step}"
         self._saves += 1
         temporary = folder / f"{name}_temp"
@@ -179,11 +179,11 @@ def main() -> None:
         reporting.ready()
         train(options, gang)
     except PeerIsGone as peer:
-        gang.tell(peer.who, peer.how)
+        gang.report_lost(peer.who, peer.how)
         culprit = "worker:0" if peer.who in {"chief:0", "worker:0"} else "worker:1"
         recorded.die(f"{peer.how} {culprit} training", "survivor", waited=peer.how == "sigstop")
     except BaseException as error:
-        gang.tell(inject.me(), "exit-3" if isinstance(error, SystemExit) else "exception")
+        gang.report_lost(inject.me(), "exit-3" if isinstance(error, SystemExit) else "exception")
         raise
 
 

@@ -1,6 +1,6 @@
-"""Who is slow for a good reason is left alone: downloads, silent loops, scripts without TensorFlow.
+"""Downloads, silent loops and scripts without TensorFlow do not exceed a deadline.
 
-That a peer which never comes is named after `start_deadline_s` is part of the table of faults.
+The table of faults covers a peer that never starts: it is named after `start_deadline_s`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .bare import PYTHONS
 
 HERE = Path(__file__).parent
 DEADLINE_S = 6
-"""Of the start and of a stall; the jobs stand still for longer."""
+"""The start and the stall deadline; the jobs are silent for longer."""
 SILENCE_S = 9
 
 
@@ -22,7 +22,7 @@ SILENCE_S = 9
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("tensorflow", PYTHONS)
-def test_a_long_download_and_a_loop_that_says_nothing_trip_no_deadline(
+def test_a_long_download_and_a_silent_loop_exceed_no_deadline(
     shell: CommandLine, tensorflow: str
 ) -> None:
     job = {"script": str(HERE / "slow_start.py"), "args": [str(SILENCE_S)]}

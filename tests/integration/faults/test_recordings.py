@@ -1,4 +1,4 @@
-"""What the stubs replay is what TensorFlow does: every recording against the real one, once."""
+"""Real TensorFlow behaves in every situation as in the recordings that the stubs replay."""
 
 from __future__ import annotations
 
@@ -12,56 +12,63 @@ import pytest
 from tfcluster.supervision.failure import Failure
 
 from .bare import GANG_FAULTS, PYTHONS, RECORDINGS, SITUATIONS
-from .seen import ProbeAnswer
+from .seen import Observation
 
 AT_ONCE = 3
-"""Gangs; most of their time they wait for a heartbeat or for nobody."""
+"""The number of situations that run at once; most of the time they wait for a time-out."""
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(600)]
 CASES = [(tensorflow, situation) for tensorflow in PYTHONS for situation in SITUATIONS]
 
 
 @pytest.fixture(scope="module")
 def real() -> Any:
-    """Each situation, played by TensorFlow in the background."""
+    """Yield the future of each situation, which TensorFlow runs in the background."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        # The one that does nothing but wait first.
+        # The situation that only waits comes first.
         order = sorted(CASES, key=lambda case: case[1] != "never-starts")
         yield {case: pool.submit(partial(SITUATIONS[case[1]], case[0])) for case in order}
 
 
 @pytest.mark.parametrize(("tensorflow", "situation"), CASES)
-def test_tensorflow_still_does_what_was_recorded(
-    real: dict[tuple[str, str], Future[dict[str, ProbeAnswer]]], tensorflow: str, situation: str
+def test_tensorflow_still_behaves_as_recorded(
+    real: dict[tuple[str, str], Future[dict[str, Observation]]], tensorflow: str, situation: str
 ) -> None:
     recorded = json.loads(RECORDINGS.read_text())[tensorflow]["situations"][situation]
-    seen = real[tensorflow, situation].result()
+    observed = real[tensorflow, situation].result()
 
-    assert seen.keys() == recorded.keys()
-    for role, one in seen.items():
-        before = ProbeAnswer(**recorded[role])
-        assert (one.exit_code, one.signal) == (before.exit_code, before.signal), (role, one)
-        if one.exit_code != 0:  # of who ended well nobody asks; what its log ends with differs
-            assert is_collateral(one) == is_collateral(before), (role, one)
-        assert is_sigterm_caught(one) == is_sigterm_caught(before), (role, one)
+    assert observed.keys() == recorded.keys()
+    for role, after in observed.items():
+        before = Observation(**recorded[role])
+        assert (after.exit_code, after.signal) == (before.exit_code, before.signal), (role, after)
+        if after.exit_code != 0:  # the last lines of a successful task vary and are not used
+            assert is_collateral(after) == is_collateral(before), (role, after)
+        assert is_sigterm_caught(after) == is_sigterm_caught(before), (role, after)
         if role not in {"survivor"}:
-            assert one.exception == before.exception
+            assert after.exception == before.exception
 
 
-def is_collateral(seen: ProbeAnswer) -> bool:
-    """Which of its errors TensorFlow tells a survivor differs from time to time."""
-    error = {"exception": seen.exception, "message": seen.message} if seen.exception else None
+def is_collateral(observed: Observation) -> bool:
+    """Return whether the failure counts as collateral.
+
+    The error that TensorFlow reports to the survivor varies from time to time.
+    """
+    error = (
+        {"exception": observed.exception, "message": observed.message}
+        if observed.exception
+        else None
+    )
     failure = Failure(
         task="worker:0",
-        exit_code=seen.exit_code,
-        signal=seen.signal,
+        exit_code=observed.exit_code,
+        signal=observed.signal,
         error=error,
-        last_lines="\n".join(seen.last_lines),
+        last_lines="\n".join(observed.last_lines),
     )
     return failure.is_collateral
 
 
-def is_sigterm_caught(seen: ProbeAnswer) -> bool:
-    return any("SIGTERM caught" in line for line in seen.last_lines)
+def is_sigterm_caught(observed: Observation) -> bool:
+    return any("SIGTERM caught" in line for line in observed.last_lines)
 
 
 def test_every_fault_of_a_gang_is_recorded() -> None:

@@ -1,4 +1,4 @@
-"""Thirty faults in one run: what supervises it neither grows nor forgets."""
+"""Thirty faults in one run: coordinator and agent do not grow, and no event is lost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .test_with_stubs import trained
 
 RESTARTS, STEPS = 30, 400
 MOST_BYTES = 1 << 20
-"""By which the coordinator's resident memory may grow in ten restarts, once it is warm."""
+"""The allowed growth of resident memory in ten restarts, after the first few."""
 WARM_AFTER = 5
 FAULTS = (
     *itertools.product(("sigkill", "exception", "exit-3"), ("training", "saving")),
@@ -28,7 +28,10 @@ FAULTS = (
 
 
 def some_faults() -> str:
-    """For FAULT: one for each attempt but the last; ports are not stolen three times in a row."""
+    """Return a value of FAULT with one fault for each attempt but the last.
+
+    With this seed no port is stolen three times in a row.
+    """
     draw = random.Random(20)
     chosen = [draw.choice(FAULTS) for _ in range(RESTARTS)]
     return ";".join(f"{kind} worker:{draw.randrange(3)} {phase}" for kind, phase in chosen)
@@ -36,7 +39,7 @@ def some_faults() -> str:
 
 @dataclass
 class Growth:
-    """Memory and descriptors of a process, at each restart."""
+    """The memory and the descriptors of a process at each restart."""
 
     pid: int
     memory: list[int] = field(default_factory=list)
@@ -49,13 +52,13 @@ class Growth:
 
 
 def watch(run: Live) -> tuple[Growth, Growth]:
-    """Coordinator and agent, sampled whenever a restart is told, until the run ends."""
+    """Sample coordinator and agent whenever a restart is reported, until the run ends."""
     coordinator, agent = Growth(run.state()["pid"]), Growth(run.agents()[0])
-    seen = 0
+    restarts = 0
     while run.process.poll() is None:
         text = (run.folder / "events.jsonl").read_text()
-        if (told := text.count('"type":"restarting"')) > seen:
-            seen = told
+        if (reported := text.count('"type":"restarting"')) > restarts:
+            restarts = reported
             coordinator.sample()
             agent.sample()
         time.sleep(0.02)
@@ -64,8 +67,8 @@ def watch(run: Live) -> tuple[Growth, Growth]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_thirty_faults_leave_no_trace(shell: CommandLine) -> None:
-    shell.forks = False  # the memory is that of the installed command
+def test_thirty_faults_leak_neither_memory_nor_descriptors(shell: CommandLine) -> None:
+    shell.forks = False  # measure the memory of the installed command
     copy_jobs(shell.cwd)
     job = {
         "script": "stub_worker.py",
@@ -82,7 +85,7 @@ def test_thirty_faults_leave_no_trace(shell: CommandLine) -> None:
     for task in ("worker:0", "worker:1", "worker:2"):
         assert Trained.of(run.log(task, RESTARTS + 1)).is_close(trained(STEPS))
     for process in (coordinator, agent):
-        assert len(process.memory) >= RESTARTS - 2, "restarts went by unseen"
+        assert len(process.memory) >= RESTARTS - 2, "too few restarts were sampled"
         check_growth(process)
     lines = (run.folder / "events.jsonl").read_text().splitlines()
     events = [json.loads(line) for line in lines]
@@ -94,5 +97,5 @@ def check_growth(process: Growth) -> None:
     decades = [warm[0], *warm[10::10]]
     growth = [after - before for before, after in itertools.pairwise(decades)]
     assert all(bytes_ < MOST_BYTES for bytes_ in growth), process.memory
-    # A file may be open at the moment of a sample; what stays open stays in the least of ten.
+    # A file may be open at the moment of a sample; a leak shows in the minimum of ten samples.
     assert min(process.descriptors[-10:]) <= min(process.descriptors[:10]), process.descriptors

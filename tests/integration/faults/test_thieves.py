@@ -1,4 +1,4 @@
-"""Runs whose ports are chosen never lose one to whoever binds free ports on the same machine."""
+"""Runs keep the ports they chose while another process binds free ports on the same machine."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def thief() -> Iterator[subprocess.Popen[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_fifty_runs_two_at_a_time_beside_a_thief(
+def test_fifty_runs_keep_their_ports_beside_a_port_thief(
     shell: CommandLine, thief: subprocess.Popen[str]
 ) -> None:
     copy_jobs(shell.cwd)
     job = {"script": "stub_worker.py", "args": ["--steps=10", "--step-s=0.001"]}
     spec = shell.spec("chosen.json", job, checkpoints={"gather": False})
 
-    def run(number: int) -> Done:
+    def run_numbered(number: int) -> Done:
         return shell.run("up", "--name", f"r{number}", str(spec), timeout=120)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        done = list(pool.map(run, range(RUNS)))
+        done = list(pool.map(run_numbered, range(RUNS)))
 
-    assert [one.code for one in done] == [0] * RUNS, next(o.err for o in done if o.code)
+    assert [run.code for run in done] == [0] * RUNS, next(run.err for run in done if run.code)
     assert thief.poll() is None
     thief.kill()
     assert thief.stdout is not None

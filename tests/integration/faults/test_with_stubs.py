@@ -1,4 +1,4 @@
-"""Every fault × role × phase that can exist, over stub workers that replay TensorFlow."""
+"""Every cell of the table of faults has its outcome on stub workers that replay TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIKE = ("newest", "tf215")
 
 
 def trained(steps: int = STEPS) -> Trained:
-    """What a stub ends with when each step was done once and in order."""
+    """Return the result of a stub that did each step once and in order."""
     digest = ""
     for step in range(1, steps + 1):
         digest = hashlib.sha256(f"{digest} {step}".encode()).hexdigest()
@@ -32,7 +32,10 @@ def stub(like: str, cell: Cell) -> Job:
 
 
 QUICK = {cell.kind: cell for cell in COVER if (cell.kind, cell.phase) != ("sigstop", "before-join")}
-"""A cell of each kind; not the task that stops before it has joined: it has ten seconds."""
+"""A cell of each kind.
+
+The task that stops before it has joined is left out: it takes ten seconds.
+"""
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,6 @@ def test_each_kind_of_fault(shell: CommandLine, cell: Cell, like: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("like", LIKE)
 @pytest.mark.parametrize("cell", TABLE, ids=str)
-def test_the_whole_product(shell: CommandLine, cell: Cell, like: str) -> None:
+def test_every_cell_of_the_table(shell: CommandLine, cell: Cell, like: str) -> None:
     ended = play(shell, cell, stub(like, cell), workers=3)
     check(shell, ended, cell, workers=3, trained=trained())

@@ -1,6 +1,6 @@
 """The table of faults with real TensorFlow workers: each fault once for each role and each phase.
 
-Cells that are empty, and why: `cells.EMPTY`. The whole product runs over stubs (test_with_stubs).
+`cells.EMPTY` gives the reason for each empty cell. All cells run on stubs (test_with_stubs).
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .bare import PYTHONS
 from .cells import COVER, EMPTY, PHASES, UNDISTURBED, Cell
 from .scene import Ended, Job, Trained, check, play
 
-# Two or three processes of TensorFlow, twice, on two busy cores.
+# Two or three TensorFlow processes, started twice, on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
-OF_THREE = {
+WITH_THREE_WORKERS = {
     Cell("sigkill", "chief", "saving"),
     Cell("sigstop", "other", "training"),
     Cell("exception", "other", "training"),
@@ -28,7 +28,7 @@ OF_THREE = {
 }
 Row = tuple[Cell, str, int]
 TABLE: list[Row] = [
-    (cell, list(PYTHONS)[number % 2], 3 if cell in OF_THREE else 2)
+    (cell, list(PYTHONS)[number % 2], 3 if cell in WITH_THREE_WORKERS else 2)
     for number, cell in enumerate(COVER)
 ]
 
@@ -45,7 +45,7 @@ def training(tensorflow: str, cell: Cell) -> Job:
 
 @pytest.fixture(scope="module")
 def undisturbed() -> Callable[[str], Trained]:
-    """What the job gives when nothing fails, by TensorFlow; each is trained once."""
+    """Return a function that gives the result without a fault, trained once for each TensorFlow."""
 
     @cache
     def train(tensorflow: str) -> Trained:
@@ -53,7 +53,7 @@ def undisturbed() -> Callable[[str], Trained]:
         line = CommandLine(root)
         try:
             ended = play(line, UNDISTURBED, training(tensorflow, UNDISTURBED), workers=2)
-            assert ended.code == 0, ended.last_words()
+            assert ended.code == 0, ended.last_output()
             return Trained.of(ended.log("worker:0", 1))
         finally:
             line.clean_up()
@@ -67,7 +67,7 @@ def name(row: Row) -> str:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=name)
-def test_what_is_due_after_each_fault(
+def test_each_fault_has_the_expected_outcome(
     shell: CommandLine, row: Row, undisturbed: Callable[[str], Trained]
 ) -> None:
     cell, tensorflow, workers = row
@@ -75,7 +75,7 @@ def test_what_is_due_after_each_fault(
     check(shell, ended, cell, workers=workers, trained=undisturbed(tensorflow))
 
 
-def test_the_table_is_as_promised() -> None:
+def test_the_table_covers_every_role_phase_and_tensorflow() -> None:
     kinds = {cell.kind for cell, _, _ in TABLE}
     assert len(TABLE) == 24
     for kind in kinds:

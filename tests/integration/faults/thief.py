@@ -1,6 +1,6 @@
-"""Takes every free port it is given, holds it for a while, and lets the oldest go, until it ends.
+"""Binds free ports in a loop, holds each for a while, and closes the oldest, until it is killed.
 
-Prints how many it has had, every hundred rounds.
+Prints the number of ports bound so far, every hundred rounds.
 """
 
 from __future__ import annotations

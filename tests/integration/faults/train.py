@@ -1,7 +1,7 @@
-"""A real training that is over in a second: Keras 2 `fit` under MultiWorkerMirroredStrategy.
+"""A real training that takes a second: Keras 2 `fit` under MultiWorkerMirroredStrategy.
 
 Steps, batches and weights are the same in every run and after every resume at the end of an epoch,
-so the numbers of the last epoch tell whether each step was done exactly once.
+so the numbers of the last epoch show whether each step was done exactly once.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import inject  # type: ignore[import-not-found]
 EPOCHS, STEPS, BATCH = 6, 5, 12
 FAULT_STEP = 12
 FAULTY_SAVE = 2
-"""Epoch whose checkpoint is being written when ``saving`` is the phase of the fault."""
+"""The epoch during whose save a fault of the phase `saving` is injected."""
 
 
 def examples(tf: Any) -> Any:
-    """STEPS batches, over and over, in one order."""
+    """Return a data set of STEPS batches in a fixed order."""
     import numpy as np
 
     rng = np.random.RandomState(1)
@@ -44,7 +44,7 @@ def build(keras: Any) -> Any:
 
 
 def fail_while_saving() -> None:
-    """The parts are written and not yet merged: what TensorFlow's saver does last."""
+    """Inject the fault after the parts are written and before TensorFlow's saver merges them."""
     from tensorflow.python.ops import gen_io_ops
 
     merge, saves = gen_io_ops.merge_v2_checkpoints, []
@@ -59,7 +59,7 @@ def fail_while_saving() -> None:
 
 
 class EachStep:
-    """Slow enough for an observer, and with a fault at its step."""
+    """A batch callback that slows training for an observer and injects the fault at its step."""
 
     def __init__(self, model: Any, steps_done: int) -> None:
         self._model, self._steps = model, steps_done

@@ -1,5 +1,7 @@
-"""An Estimator as scripts of TensorFlow 1 have it: each worker trains by itself, on parameter
-servers, and the evaluator never ends."""
+"""An Estimator as in TensorFlow 1 scripts, for test_estimator_apart.py.
+
+Each worker trains by itself on parameter servers, and the evaluator never ends.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ def model(features: Any, labels: Any, mode: str) -> Any:
 
 
 config = tf.estimator.RunConfig(model_dir="model", save_checkpoints_steps=50)
-# Not max_steps, which would have the evaluator leave by itself.
+# max_steps is not used: with it the evaluator would exit by itself.
 last = tf.estimator.StopAtStepHook(last_step=int(sys.argv[1]))
 train = tf.estimator.TrainSpec(lambda: examples().repeat(), hooks=[last])
 evaluate = tf.estimator.EvalSpec(examples, steps=None, start_delay_secs=0, throttle_secs=1)

@@ -1,4 +1,4 @@
-"""A home for the runs of one test file, and what each of them left, as its user sees it."""
+"""A temporary state folder for the runs of one test file, and the results of each run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PYTHONS = {"newest": ROOT / ".venv/bin/python", "tf215": ROOT / ".venv-tf215/bin
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """A run that has ended, as the user and the run folder tell it."""
+    """The output and the run folder of a run that has ended."""
 
     code: int
     out: str
@@ -36,27 +36,27 @@ class Trained:
         return [event for event in found if task is None or event["task"] == task]
 
     def said(self, task: str, pattern: str) -> list[str]:
-        """What `pattern` finds in the lines of `task`."""
+        """Return all matches of `pattern` in the output lines of `task`."""
         lines = re.findall(rf"^{task} │ (.*)$", self.out, re.MULTILINE)
         return [found for line in lines for found in re.findall(pattern, line)]
 
     def losses(self, task: str = "worker:0") -> list[float]:
-        """The loss of each epoch, as `task` told it."""
+        """Return the loss of each epoch that `task` printed."""
         return [float(loss) for loss in self.said(task, r"^epoch \d+ loss (\S+)")]
 
     def complaint(self) -> str:
-        """For a failing assertion: the end of what was said."""
+        """Return the end of the output, as the message of a failing assertion."""
         return self.err[-4000:] + self.out[-4000:]
 
 
 @dataclass(frozen=True, eq=False)
 class Lab:
-    """Starts `tfcluster` in one working folder, with data that the first job prepares for all."""
+    """Runs `tfcluster` in one working folder, with data that the first job prepares for all."""
 
     line: CommandLine
 
     def train(self, *args: str, env: Mapping[str, str] | None = None) -> Trained:
-        """`tfcluster ARGS`, to its end."""
+        """Run `tfcluster ARGS` to its end and return the result."""
         done = self.line.run(*args, timeout=380, env=self.line.env | dict(env or {}))
         return Trained(
             done.code,
@@ -70,7 +70,7 @@ class Lab:
 
 @contextmanager
 def a_lab(*, own_data: bool = False) -> Iterator[Lab]:
-    """A lab that leaves nothing behind. With `own_data` its data folder is not that of others."""
+    """Yield a lab and remove its files; with `own_data` it has its own data folder."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     line = CommandLine(root)
     data = root / "data" if own_data else data_folder()
@@ -86,7 +86,10 @@ def a_lab(*, own_data: bool = False) -> Iterator[Lab]:
 
 @cache
 def data_folder() -> Path:
-    """One for all tests of this process: drawing the digits takes longer than training on them."""
+    """Return the data folder of all tests in this process.
+
+    Making the synthetic digits takes longer than training on them.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tfc-data-", dir="/tmp"))
     atexit.register(shutil.rmtree, folder)
     return folder

@@ -1,4 +1,4 @@
-"""Scripts that search with KerasTuner and train nothing: a chief and tuners that meet their end."""
+"""User scripts that search with KerasTuner without training: tuners or the chief die or fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with the data ends a run in its prepare step: exit 3, no task, the words."""
+"""A data error ends a run in its prepare step: exit code 3, a message and no task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from .lab import PYTHONS, SPECS, Lab, a_lab
 
-# TensorFlow is imported for the names it knows.
+# TensorFlow Datasets is imported to list the known names, and imports TensorFlow.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(200)]
 
 UP = ("up", str(SPECS / "localhost-2w.json"), f"--python={PYTHONS['tf215']}", "--")
@@ -33,7 +33,9 @@ def lab() -> Iterator[Lab]:
         ),
     ],
 )
-def test_the_run_ends_before_its_tasks_and_says_why(lab: Lab, args: list[str], words: str) -> None:
+def test_the_run_ends_before_its_tasks_start_with_the_reason(
+    lab: Lab, args: list[str], words: str
+) -> None:
     trained = lab.train(*UP, *args)
     assert trained.code == 3
     said = " ".join(trained.err.split())

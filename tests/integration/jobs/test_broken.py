@@ -1,4 +1,4 @@
-"""The job that fails on purpose: what its page teaches to read is what is said."""
+"""The job `broken` fails with the messages that its documentation page explains."""
 
 from __future__ import annotations
 
@@ -23,18 +23,20 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module", params=list(PYTHONS))
 def broken(lab: Lab, request: pytest.FixtureRequest) -> Trained:
-    """`tfcluster up cluster_specs/broken-2w.json` by either TensorFlow."""
+    """The result of `tfcluster up cluster_specs/broken-2w.json` with each TensorFlow."""
     return lab.train("up", str(SPECS / "broken-2w.json"), f"--python={PYTHONS[request.param]}")
 
 
-def test_the_run_fails_after_19_steps_of_both(broken: Trained) -> None:
+def test_the_run_fails_after_19_steps_of_both_workers(broken: Trained) -> None:
     assert broken.code == 1, broken.complaint()
     for task in ("worker:0", "worker:1"):
         steps = broken.said(task, r"^step (\d+)  loss")
         assert steps == [str(step) for step in range(1, 20)]
 
 
-def test_the_cause_is_worker_1_with_its_exception_and_the_line_of_the_job(broken: Trained) -> None:
+def test_the_root_cause_is_worker_1_with_its_exception_and_the_line_of_the_job(
+    broken: Trained,
+) -> None:
     (diagnosis,) = broken.of("diagnosis")
     cause = diagnosis["root_cause"]
     assert cause["task"] == "worker:1"
@@ -46,9 +48,11 @@ def test_the_cause_is_worker_1_with_its_exception_and_the_line_of_the_job(broken
     assert (Path(error["file"]).name, error["line"]) == (JOB.name, WRONG_LINE)
 
 
-def test_worker_0_only_followed_whatever_it_said(broken: Trained) -> None:
-    """It dies of its peer's end within a second, or is stopped first: which, is a race."""
-    assert broken.said("worker:0", "Collective ops is aborted"), "the noise that hides a cause"
+def test_worker_0_is_collateral_or_stopped_whatever_it_printed(broken: Trained) -> None:
+    """A race decides: worker:0 fails within a second of its peer's exit, or is stopped first."""
+    assert broken.said("worker:0", "Collective ops is aborted"), (
+        "the noise that hides the root cause"
+    )
     assert "worker:1  exit 1 (cause)" in broken.err
     (diagnosis,) = broken.of("diagnosis")
     (ended,) = broken.of("task_exited", "worker:0")
@@ -60,6 +64,6 @@ def test_worker_0_only_followed_whatever_it_said(broken: Trained) -> None:
         assert "worker:0  stopped: " in broken.err
 
 
-def test_it_is_not_started_again_and_says_why(broken: Trained) -> None:
+def test_the_run_is_not_restarted_and_the_message_says_so(broken: Trained) -> None:
     assert broken.of("restarting") == []
     assert "Not restarted" in broken.err

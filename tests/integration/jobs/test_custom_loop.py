@@ -1,6 +1,6 @@
-"""`custom_loop` through the real command: one loop, three Keras, three ways to iterate, one result.
+"""`custom_loop` has the same result with three Keras versions and three ways to iterate.
 
-Each run is started once and serves several tests.
+Each run is started once with the real command and serves several tests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
 TASKS = ("worker:0", "worker:1")
-# Gangs of TensorFlow on two busy cores.
+# Several TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 Small = Callable[..., Trained]
@@ -30,7 +30,7 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def first(lab: Lab) -> Trained:
-    """The spec as it is shipped."""
+    """The run of the spec as it is shipped."""
     trained = lab.train("up", str(SPECS / "custom-loop-2w.json"))
     assert trained.code == 0, trained.complaint()
     return trained
@@ -38,7 +38,7 @@ def first(lab: Lab) -> Trained:
 
 @pytest.fixture(scope="module")
 def small(lab: Lab) -> Small:
-    """Runs of 3 epochs of 5 steps; `small(tensorflow, way, *options of up)`."""
+    """Return a function that runs 3 epochs of 5 steps: `small(tensorflow, way, *options_of_up)`."""
 
     @cache
     def train(tensorflow: str, way: str, *options: str) -> Trained:
@@ -56,7 +56,7 @@ def small(lab: Lab) -> Small:
 # -- the shipped spec ------------------------------------------------------------------------------
 
 
-def test_the_spec_trains_to_95_percent_and_both_workers_say_the_same(first: Trained) -> None:
+def test_the_spec_trains_to_95_percent_and_both_workers_print_the_same(first: Trained) -> None:
     assert first.state["warnings"] == []
     lines = [first.said(task, r"^(?:epoch|test) .*") for task in TASKS]
     assert lines[0] == lines[1]
@@ -65,7 +65,7 @@ def test_the_spec_trains_to_95_percent_and_both_workers_say_the_same(first: Trai
     assert float(accuracy) >= 0.95
 
 
-def test_the_start_lines_name_the_data_and_the_dtypes(first: Trained) -> None:
+def test_the_start_lines_show_the_data_and_the_dtypes(first: Trained) -> None:
     (start,) = first.said("worker:1", r"^custom_loop: .*")
     assert (
         "synthetic_digits (synthetic data; --dataset mnist for real data) · worker:1 of 2" in start
@@ -77,10 +77,10 @@ def test_the_start_lines_name_the_data_and_the_dtypes(first: Trained) -> None:
 
 
 def test_a_checkpoint_is_kept_every_second_epoch(first: Trained) -> None:
-    assert [one["step"] for one in first.state["checkpoints"]] == [250, 500]
+    assert [checkpoint["step"] for checkpoint in first.state["checkpoints"]] == [250, 500]
 
 
-def test_steps_and_speed_are_told_without_a_callback(first: Trained) -> None:
+def test_steps_and_speed_are_reported_without_a_callback(first: Trained) -> None:
     for task in TASKS:
         last = first.of("progress", task)[-1]
         assert (last["step"], last["epoch"]) == (500, 4)
@@ -91,7 +91,7 @@ def test_steps_and_speed_are_told_without_a_callback(first: Trained) -> None:
 def test_the_checkpoint_has_the_same_accuracy_without_any_strategy(
     first: Trained, lab: Lab, tmp_path: Path
 ) -> None:
-    moved = shutil.copytree(first.folder / "checkpoints", tmp_path / "elsewhere")
+    moved = shutil.copytree(first.folder / "checkpoints", tmp_path / "copy")
     evaluate = ("-m", "tfcluster_workers.jobs.evaluate", str(moved), "--model=fashion_cnn")
     done = subprocess.run(
         [PYTHONS["newest"], *evaluate], env=lab.line.env, capture_output=True, text=True, check=True
@@ -114,7 +114,7 @@ def test_the_checkpoint_has_the_same_accuracy_without_any_strategy(
         ("tf215", "steps", "keras 2.15"),
     ],
 )
-def test_every_keras_and_every_way_to_iterate_loses_what_one_process_loses(
+def test_every_keras_and_way_to_iterate_has_the_losses_of_one_process(
     small: Small, tensorflow: str, way: str, keras: str
 ) -> None:
     more = ["--set=keras.version=2"] if keras.startswith("tf_keras") else []
@@ -127,11 +127,11 @@ def test_every_keras_and_every_way_to_iterate_loses_what_one_process_loses(
         assert trained.losses(task) == pytest.approx(alone.losses(), abs=1e-4)
 
 
-def test_steps_in_one_call_are_told_at_once(small: Small) -> None:
+def test_steps_of_one_call_are_reported_together(small: Small) -> None:
     trained = small("tf215", "steps", "--set=keras.steps_per_execution=5")
     assert trained.state["warnings"] == []
-    told = trained.of("progress", "worker:0")
-    assert {event["step"] for event in told} <= {5, 10, 15}
+    reported = trained.of("progress", "worker:0")
+    assert {event["step"] for event in reported} <= {5, 10, 15}
     assert trained.losses() == small("tf215", "steps").losses()
 
 
@@ -139,8 +139,8 @@ def test_steps_in_one_call_are_told_at_once(small: Small) -> None:
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_a_worker_that_is_told_to_leave_costs_no_step(small: Small, tensorflow: str) -> None:
-    """SIGTERM in the middle of the second epoch, which then ends as if nothing had been."""
+def test_a_preempted_worker_loses_no_step(small: Small, tensorflow: str) -> None:
+    """The SIGTERM comes in the middle of the second epoch, which ends with the same result."""
     trained = small(tensorflow, "steps", "--chaos=term worker:1 at step 7")
     exits = [(e["task"], e["exit_code"]) for e in trained.of("task_exited") if e["attempt"] == 1]
     assert sorted(exits) == [("worker:0", 42), ("worker:1", 42)]

@@ -1,4 +1,4 @@
-"""Models that runs have kept are averaged and weighted: never worse than before, on validation."""
+"""An ensemble of gathered models is at least as good on validation as the models on average."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def runs(lab: Lab) -> list[str]:
-    """Two runs of `localhost-2w`, small and with other first weights, on TensorFlow 2.15."""
+    """Train two small runs of `localhost-2w` with different seeds, on TensorFlow 2.15."""
     return [trained(lab, seed).folder.name for seed in (1, 2)]
 
 
 @pytest.fixture(scope="module")
-def of_one_run(lab: Lab, runs: list[str]) -> str:
-    """`tfcluster up cluster_specs/ensemble.json`: what the latest run of localhost-2w has kept."""
+def output_of_one_run(lab: Lab, runs: list[str]) -> str:
+    """The output of the spec ensemble.json, which takes the latest run of localhost-2w."""
     done = lab.train("up", str(SPECS / "ensemble.json"), f"--python={PYTHONS['tf215']}")
     assert done.code == 0, done.complaint()
     return "\n".join(done.said("worker:0", r".+"))
 
 
 @pytest.fixture(scope="module")
-def of_two_runs(lab: Lab, runs: list[str]) -> str:
-    """Alone, with the newest TensorFlow; its output."""
+def output_of_two_runs(lab: Lab, runs: list[str]) -> str:
+    """The output of the ensemble job without the launcher, with the newest TensorFlow."""
     done = alone(lab, "newest", "--runs", *runs, "--search", "random")
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -62,37 +62,39 @@ def alone(lab: Lab, python: str, *args: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_the_spec_weights_what_the_latest_run_has_kept(of_one_run: str, runs: list[str]) -> None:
-    members = re.findall(r"^cross-entropy \S+ weight (\S+) (.*)", of_one_run, re.M)
+def test_the_spec_weights_the_checkpoints_of_the_latest_run(
+    output_of_one_run: str, runs: list[str]
+) -> None:
+    members = re.findall(r"^cross-entropy \S+ weight (\S+) (.*)", output_of_one_run, re.M)
     kept = ["ckpt-1", "ckpt-2", "ckpt-3"]
     assert [path.rpartition("/")[2] for _, path in members] == kept
     assert all(f"/{runs[-1]}/" in path for _, path in members)
     assert sum(float(weight) for weight, _ in members) == pytest.approx(1, abs=1e-3)
 
 
-def test_weighted_is_at_most_plain_is_at_most_the_mean_of_the_single_ones(
-    of_one_run: str, of_two_runs: str
+def test_weighted_is_at_most_plain_and_plain_is_below_the_mean_of_single_models(
+    output_of_one_run: str, output_of_two_runs: str
 ) -> None:
-    for said in (of_one_run, of_two_runs):
+    for said in (output_of_one_run, output_of_two_runs):
         losses = {name: float(loss) for name, loss in re.findall(LOSS, said, re.M)}
         assert losses["weighted"] <= losses["plain"] < losses["mean single"]
 
 
-def test_the_test_accuracy_is_told_once(of_one_run: str, of_two_runs: str) -> None:
-    for said in (of_one_run, of_two_runs):
+def test_the_test_accuracy_is_printed_once(output_of_one_run: str, output_of_two_runs: str) -> None:
+    for said in (output_of_one_run, output_of_two_runs):
         (accuracy,) = re.findall(r"^test accuracy (\S+)", said, re.M)
         assert float(accuracy) > 0.8
 
 
-def test_several_runs_each_give_their_newest_model_whatever_keras_saved_it(
-    of_two_runs: str, runs: list[str]
+def test_several_runs_each_give_their_newest_model(
+    output_of_two_runs: str, runs: list[str]
 ) -> None:
-    paths = re.findall(r"^cross-entropy \S+ weight \S+ (.*)", of_two_runs, re.M)
+    paths = re.findall(r"^cross-entropy \S+ weight \S+ (.*)", output_of_two_runs, re.M)
     assert [path.rpartition("/")[2] for path in paths] == ["ckpt-3", "ckpt-3"]
     assert [run in path for run, path in zip(runs, paths, strict=True)] == [True, True]
 
 
-def test_checkpoints_of_another_model_are_told_in_one_line(lab: Lab, runs: list[str]) -> None:
+def test_checkpoints_of_another_model_are_refused_with_one_line(lab: Lab, runs: list[str]) -> None:
     done = alone(lab, "tf215", "--runs", runs[0], "--model", "fashion_cnn", "--examples", "10")
     assert done.returncode == 1
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("ensemble:")]

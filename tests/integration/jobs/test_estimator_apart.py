@@ -1,4 +1,4 @@
-"""An Estimator with parameter servers: nobody who still works is ended with the chief."""
+"""An Estimator with parameter servers: tasks that still work outlive the chief."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from .lab import PYTHONS, Trained, a_lab
 
-# Five TensorFlows on two busy cores; Estimator starts its second worker after 10 s.
+# Five TensorFlow processes on two busy cores; Estimator starts its second worker after 10 s.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SCRIPT = Path(__file__).with_name("estimator_apart.py").read_text()
@@ -28,7 +28,7 @@ def trained() -> Iterator[Trained]:
         yield lab.train("up", "apart.json", f"--python={PYTHONS['tf215']}")
 
 
-def test_workers_that_begin_when_the_chief_has_left_train_to_their_end(trained: Trained) -> None:
+def test_workers_that_start_after_the_chief_exited_finish_their_training(trained: Trained) -> None:
     assert trained.code == 0, trained.complaint()
     exits = {event["task"]: event for event in trained.of("task_exited")}
     for task in ("chief:0", "worker:0", "worker:1"):
@@ -37,14 +37,16 @@ def test_workers_that_begin_when_the_chief_has_left_train_to_their_end(trained: 
     assert trained.of("progress", "worker:1")[-1]["step"] >= STEPS
 
 
-def test_the_ps_is_ended_after_the_last_worker(trained: Trained) -> None:
+def test_the_ps_is_stopped_after_the_last_worker(trained: Trained) -> None:
     exits = trained.of("task_exited")
     (ps,) = (event for event in exits if event["task"] == "ps:0")
     assert ps["ended_by"] == "tfcluster"
     assert all(event["seq"] < ps["seq"] for event in exits if event["task"].startswith("worker"))
 
 
-def test_the_evaluator_is_ended_once_it_has_evaluated_the_last_checkpoint(trained: Trained) -> None:
+def test_the_evaluator_is_stopped_once_it_has_evaluated_the_last_checkpoint(
+    trained: Trained,
+) -> None:
     (stop,) = trained.of("task_stopping", "evaluator:0")
     assert stop["why"] == "it has evaluated the last checkpoint"
     warnings = trained.state["warnings"]

@@ -9,7 +9,7 @@ import pytest
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
-# A gang of three TensorFlows on two busy cores.
+# Three TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SPEC = str(SPECS / "estimator-2w-evaluator.json")
@@ -24,20 +24,21 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def trained(lab: Lab) -> Trained:
-    """The spec as it is shipped, but sharded by file: more workers than the test split has files.
+    """Train the shipped spec, but sharded by file.
 
-    That policy is for training only; evaluation and prediction read all of their split.
+    The test split has fewer files than there are workers, but the policy is for training only:
+    evaluation and prediction read all of their split.
     """
     trained = lab.train("up", SPEC, "--", "--shard-policy=file")
     assert trained.code == 0, trained.complaint()
     return trained
 
 
-def test_all_tasks_come_to_the_last_step_and_end_by_themselves(trained: Trained) -> None:
+def test_all_tasks_reach_the_last_step_and_exit_by_themselves(trained: Trained) -> None:
     exits = {event["task"]: event for event in trained.of("task_exited")}
     assert set(exits) == set(TASKS)
-    # On a loaded machine TensorFlow's return from training can outlast finish_grace_s (60 s); a
-    # worker that is not the chief is then ended.
+    # On a busy machine TensorFlow may need longer than finish_grace_s (60 s) to return from
+    # training; then tfcluster stops a worker that is not the chief.
     for task in ("worker:0", "evaluator:0"):
         assert (exits[task]["exit_code"], exits[task]["ended_by"]) == (0, "itself")
     for task in TASKS:
@@ -50,7 +51,7 @@ def test_each_worker_reads_its_own_part(trained: Trained) -> None:
         assert parts == {f"{number + 1} of 2"}
 
 
-def test_the_evaluators_results_are_told_as_they_come(trained: Trained) -> None:
+def test_each_result_of_the_evaluator_is_reported(trained: Trained) -> None:
     (accuracy,) = trained.said("evaluator:0", r"^test accuracy (\S+)")
     assert float(accuracy) >= 0.95
     assert trained.said("evaluator:0", r"^evaluated step (\d+) loss")[-1] == "300"
@@ -59,20 +60,24 @@ def test_the_evaluators_results_are_told_as_they_come(trained: Trained) -> None:
     assert not any("steps_per_second" in event for event in evaluations)
 
 
-def test_the_chief_predicts_and_its_export_predicts_the_same(trained: Trained) -> None:
+def test_the_chief_and_its_export_give_the_same_predictions(trained: Trained) -> None:
     (predicted,) = trained.said("worker:0", r"^predicted ([\d ]+), labels")
     (labels,) = trained.said("worker:0", r"^predicted [\d ]+, labels ([\d ]+)$")
-    alike = [one == other for one, other in zip(predicted.split(), labels.split(), strict=True)]
-    assert sum(alike) >= 7
-    assert len(alike) == 8
-    (apart,) = trained.said("worker:0", r"^exported \S+: its predictions differ by (\S+) at most")
-    assert float(apart) < 1e-6
+    correct = [
+        class_ == label for class_, label in zip(predicted.split(), labels.split(), strict=True)
+    ]
+    assert sum(correct) >= 7
+    assert len(correct) == 8
+    (difference,) = trained.said(
+        "worker:0", r"^exported \S+: its predictions differ by (\S+) at most"
+    )
+    assert float(difference) < 1e-6
 
 
 def test_checkpoints_and_the_export_are_gathered(trained: Trained) -> None:
-    kinds = [one["kind"] for one in trained.state["checkpoints"]]
+    kinds = [checkpoint["kind"] for checkpoint in trained.state["checkpoints"]]
     assert kinds[-1] == "saved_model"
-    steps = [one["step"] for one in trained.state["checkpoints"][:-1]]
+    steps = [checkpoint["step"] for checkpoint in trained.state["checkpoints"][:-1]]
     assert steps[-1] == 300
     assert "tf.saved_model.load(" in trained.err
 

@@ -1,4 +1,4 @@
-"""`keras_mnist` from its specs: the same losses however the work is shared, also after a kill."""
+"""`keras_mnist` has the same losses for every spec and number of workers, and after a kill."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
-# Many gangs of TensorFlow, each started once.
+# Many multi-worker TensorFlow runs, each started once.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SMALL = ("--epochs=2", "--examples=960")
@@ -24,12 +24,12 @@ SHARED = {
         ("localhost-3w", "--set=supervision.backoff_s=0", "--chaos=kill worker:2 at step 15"),
     ),
 }
-"""How the work is shared: how many tasks, the spec and what is changed of it."""
-WITHOUT_A_KILL = [how for how in SHARED if "killed" not in how]
+"""The ways to share the work: the number of tasks, the spec and the options that change it."""
+UNDISTURBED = [how for how in SHARED if "killed" not in how]
 
 
 class Runs:
-    """Each started once, on the first 960 examples."""
+    """The runs of this file, each started once, on the first 960 examples."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -55,10 +55,10 @@ def runs() -> Iterator[Runs]:
     ("tensorflow", "how"),
     [
         *(("newest", how) for how in SHARED),
-        *(("tf215", how) for how in WITHOUT_A_KILL if how != "three workers"),
+        *(("tf215", how) for how in UNDISTURBED if how != "three workers"),
     ],
 )
-def test_each_way_to_share_the_work_loses_the_same_each_epoch(
+def test_each_way_to_share_the_work_has_the_same_losses(
     runs: Runs, tensorflow: str, how: str
 ) -> None:
     alone = runs.of(tensorflow, *NO_STRATEGY)
@@ -75,7 +75,7 @@ def test_each_way_to_share_the_work_loses_the_same_each_epoch(
         )
 
 
-def test_after_a_kill_all_three_go_on_from_the_chiefs_last_epoch(runs: Runs) -> None:
+def test_after_a_kill_all_three_workers_resume_from_the_chiefs_last_epoch(runs: Runs) -> None:
     _, spec = SHARED["three workers, one killed in the second epoch"]
     trained = runs.of("newest", *spec)
     undisturbed = runs.of("newest", *NO_STRATEGY)
@@ -88,7 +88,7 @@ def test_after_a_kill_all_three_go_on_from_the_chiefs_last_epoch(runs: Runs) -> 
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_the_start_lines_tell_data_replicas_and_keras(runs: Runs, tensorflow: str) -> None:
+def test_the_start_lines_show_data_replicas_and_keras(runs: Runs, tensorflow: str) -> None:
     trained = runs.of(tensorflow, *SHARED["mirrored on two logical CPUs"][1])
     (line,) = trained.said("worker:0", "^keras_mnist: (.*)")
     assert "synthetic_digits (synthetic data; --dataset mnist for real data)" in line
@@ -99,7 +99,7 @@ def test_the_start_lines_tell_data_replicas_and_keras(runs: Runs, tensorflow: st
     ]
 
 
-def test_the_learning_rate_follows_its_schedule_and_the_global_batch_where_asked(
+def test_the_learning_rate_follows_its_schedule_and_scales_with_the_batch_on_request(
     runs: Runs,
 ) -> None:
     trained = runs.lab.train(

@@ -1,4 +1,4 @@
-"""A parameter-server job goes through the loss of a worker, of its ps and of its chief."""
+"""A parameter-server job survives the loss of a worker, of its ps and of its chief."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster.supervision import failure
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
-# Gangs of four TensorFlows on two busy cores.
+# Four TensorFlow processes at a time on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SPEC = str(SPECS / "parameter-server.json")
@@ -43,7 +43,7 @@ backup = tf.keras.callbacks.BackupAndRestore(callbacks.backup_dir())
 model.fit(data.repeat().batch(32), epochs=3, steps_per_epoch=20, verbose=2,
           callbacks=[backup, Epochs()])
 """
-"""A script of one's own that calls the server entry point, and `fit`; it dies after two epochs."""
+"""A user script that calls the server entry point and `fit`; its chief dies after two epochs."""
 
 EITHER_KERAS = """
 import os, resource
@@ -85,14 +85,14 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def a_worker_killed(lab: Lab) -> Trained:
-    """The spec as it is, on the newest TensorFlow; a worker dies on the way."""
+    """The run of the shipped spec on the newest TensorFlow, with a worker killed at step 150."""
     options = (f"--python={PYTHONS['newest']}", "--set=supervision.backoff_s=0")
     return lab.train("up", SPEC, *options, "--chaos=kill worker:1 at step 150")
 
 
 @pytest.fixture(scope="module")
 def a_ps_killed(lab: Lab) -> Trained:
-    """TensorFlow 2.15; the ps dies, and with it the variables."""
+    """A run on TensorFlow 2.15 whose ps is killed, which loses the variables."""
     options = (f"--python={PYTHONS['tf215']}", "--set=supervision.backoff_s=0")
     few = ("--max-steps=150", "--save-steps=50", "--examples=3000")
     return lab.train("up", SPEC, *options, "--chaos=kill ps:0 at step 70", "--", *few)
@@ -105,32 +105,32 @@ def pids(trained: Trained, task: str) -> list[int]:
 # -- a worker dies -------------------------------------------------------------------------------
 
 
-def test_the_others_train_on_when_a_worker_dies(a_worker_killed: Trained) -> None:
+def test_the_other_tasks_continue_when_a_worker_dies(a_worker_killed: Trained) -> None:
     trained = a_worker_killed
     assert trained.code == 0, trained.complaint()
     starts = {task: len(pids(trained, task)) for task in TASKS}
     assert starts == {"chief:0": 1, "worker:0": 1, "worker:1": 2, "ps:0": 1}
     assert {e["attempt"] for e in trained.of("progress")} == {1}, "the coordinator's own attempt"
-    (again,) = trained.of("restarting")
-    assert (again["task"], again["attempt"]) == ("worker:1", 2)
+    (restart,) = trained.of("restarting")
+    assert (restart["task"], restart["attempt"]) == ("worker:1", 2)
 
 
-def test_the_final_step_is_the_one_asked_for(a_worker_killed: Trained) -> None:
+def test_the_final_step_is_max_steps(a_worker_killed: Trained) -> None:
     steps = [event["step"] for event in a_worker_killed.of("progress", "chief:0")]
     assert steps == sorted(steps)
     assert steps[-1] == 400
-    kept = [one["step"] for one in a_worker_killed.state["checkpoints"]]
+    kept = [checkpoint["step"] for checkpoint in a_worker_killed.state["checkpoints"]]
     assert kept == [200, 300, 400]
     assert a_worker_killed.of("progress", "chief:0")[-1]["examples_per_second"] > 0
 
 
-def test_the_chief_evaluates_what_it_saved_last(a_worker_killed: Trained) -> None:
+def test_the_chief_evaluates_its_last_checkpoint(a_worker_killed: Trained) -> None:
     (accuracy,) = a_worker_killed.said("chief:0", r"^test accuracy (\S+)")
     assert float(accuracy) >= 0.95
     assert "tf_keras 2.21.0 is used" in " ".join(a_worker_killed.err.split())
 
 
-def test_those_that_serve_are_ended_after_the_chief(a_worker_killed: Trained) -> None:
+def test_workers_and_ps_are_stopped_after_the_chief(a_worker_killed: Trained) -> None:
     exits = a_worker_killed.of("task_exited")
     (chief,) = a_worker_killed.of("task_exited", "chief:0")
     assert (chief["exit_code"], chief["ended_by"]) == (0, "itself")
@@ -142,10 +142,10 @@ def test_those_that_serve_are_ended_after_the_chief(a_worker_killed: Trained) ->
     assert a_worker_killed.state["warnings"] == []
 
 
-# -- a ps dies; the chief does in "scripts of one's own" -------------------------------------------
+# -- a ps dies (the chief dies in "user scripts" below) ------------------------------------------
 
 
-def test_the_loss_of_a_ps_starts_all_of_them_again(a_ps_killed: Trained) -> None:
+def test_the_loss_of_a_ps_restarts_all_tasks(a_ps_killed: Trained) -> None:
     trained = a_ps_killed
     assert trained.code == 0, trained.complaint()
     assert [len(set(pids(trained, task))) for task in TASKS] == [2, 2, 2, 2]
@@ -153,7 +153,7 @@ def test_the_loss_of_a_ps_starts_all_of_them_again(a_ps_killed: Trained) -> None
     assert diagnosis["root_cause"]["task"] == "ps:0"
 
 
-def test_a_new_chief_goes_on_where_the_last_checkpoint_was(a_ps_killed: Trained) -> None:
+def test_a_restarted_chief_resumes_from_the_last_checkpoint(a_ps_killed: Trained) -> None:
     trained = a_ps_killed
     assert [event["from_step"] for event in trained.of("restarting")] == [50]
     assert trained.said("chief:0", r"^resuming at step (\d+)") == ["50"]
@@ -161,10 +161,10 @@ def test_a_new_chief_goes_on_where_the_last_checkpoint_was(a_ps_killed: Trained)
     assert float(trained.said("chief:0", r"^test accuracy (\S+)")[-1]) > 0.8
 
 
-# -- scripts of one's own ------------------------------------------------------------------------
+# -- user scripts --------------------------------------------------------------------------------
 
 
-def test_fit_shows_the_steps_done_and_goes_on_after_its_backup_when_the_chief_is_killed(
+def test_fit_reports_its_steps_and_resumes_from_its_backup_when_the_chief_is_killed(
     lab: Lab,
 ) -> None:
     options = (f"--python={PYTHONS['tf215']}", "--set=supervision.backoff_s=0")
@@ -176,8 +176,8 @@ def test_fit_shows_the_steps_done_and_goes_on_after_its_backup_when_the_chief_is
     assert (last["step"], last["epoch"], set(last["metrics"])) == (60, 3, {"loss"})
 
 
-def test_fit_knows_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) -> None:
-    """Fails on the day Keras 3 learns it: then its hint and the page are to be changed."""
+def test_fit_supports_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) -> None:
+    """A failure means that Keras 3 now supports it: then change its hint and the page."""
     done = in_one_process(lab, "-c", EITHER_KERAS)
     assert len(done.stdout.splitlines()) >= 2, done.stderr[-3000:]
     refused, trained = done.stdout.splitlines()[-2:]
@@ -185,14 +185,14 @@ def test_fit_knows_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) -> 
     assert known is not None
     assert known.anchor == "keras-3-parameter-server"
     assert trained == "tf_keras losses 2"
-    # What plan/preloading.py relies on.
+    # The module plan/preloading.py relies on this error.
     assert "Invalid GRPC_FAIL_FAST config: neither" in done.stderr
 
 
-# -- alone ---------------------------------------------------------------------------------------
+# -- without the launcher ------------------------------------------------------------------------
 
 
-def test_alone_the_job_has_the_whole_cluster_in_its_process_and_any_keras(lab: Lab) -> None:
+def test_without_the_launcher_the_job_runs_the_whole_cluster_in_one_process(lab: Lab) -> None:
     few = ("--max-steps=60", "--save-steps=30", "--examples=2000")
     job = ("-m", "tfcluster_workers.jobs.parameter_server", *few)
     done = in_one_process(lab, *job, TFCLUSTER_SETTINGS='{"keras_version": "3"}')

@@ -1,7 +1,7 @@
-"""After one of two workers was killed, both go on at the same step, whatever kept the state.
+"""After one of two workers is killed, both resume at the same step, with Keras or a custom loop.
 
-Each task has a folder of its own (TFCLUSTER_CHECKPOINT_DIR), and only the chief's has the state
-until tfcluster puts it into all of them. The scripts know nothing of tfcluster but that variable.
+Each task has its own folder (TFCLUSTER_CHECKPOINT_DIR), and only the chief's has the state until
+tfcluster copies it to all of them. The scripts find their state by that variable alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 
 from .lab import PYTHONS, Lab, Trained, a_lab
 
-# Gangs of TensorFlow that start twice.
+# Each test starts two TensorFlow workers twice.
 TASKS = ("worker:0", "worker:1")
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -102,14 +102,14 @@ def killed_and_restarted(lab: Lab, python: str, fault: str, *script: str) -> Tra
     return trained
 
 
-def assert_both_begin_at(trained: Trained, step: int) -> None:
-    """What the tasks said of themselves, and the first step that each reported."""
+def assert_both_resume_at(trained: Trained, step: int) -> None:
+    """Check the printed state and the first reported step of both workers after the restart."""
     for task in TASKS:
         second = [e for e in trained.of("progress", task) if e["attempt"] == 2]
         assert second[0]["step"] == step
-    firsts = [trained.said(task, r"^epoch \S+ (from step \d+ weights \S+)") for task in TASKS]
-    assert firsts[0] == firsts[1], "the same state in every epoch of both attempts"
-    assert f"from step {step - 1} weights" in " ".join(firsts[0])
+    printed = [trained.said(task, r"^epoch \S+ (from step \d+ weights \S+)") for task in TASKS]
+    assert printed[0] == printed[1], "the same state in every epoch of both attempts"
+    assert f"from step {step - 1} weights" in " ".join(printed[0])
     (record,) = trained.state["chaos"]
     assert record["resumed_step"] == step
     (restart,) = trained.of("restarting")
@@ -130,10 +130,10 @@ def test_both_workers_resume_from_the_chiefs_backup(
 ) -> None:
     fault = f"kill {victim} at step 11"
     trained = killed_and_restarted(lab, python, fault, "fit.py", keras, every)
-    assert_both_begin_at(trained, first)
+    assert_both_resume_at(trained, first)
     assert trained.said("worker:0", r"^left (.*)") == ["[]"], "a finished fit deletes its backup"
 
 
 def test_both_workers_resume_from_the_chiefs_checkpoint_manager(lab: Lab) -> None:
     trained = killed_and_restarted(lab, "tf215", "kill worker:1 at step 11", "loop.py", "tf.keras")
-    assert_both_begin_at(trained, 10)
+    assert_both_resume_at(trained, 10)

@@ -1,4 +1,4 @@
-"""Who reads what under a real gang of two: files of its own, a part of each batch, or all."""
+"""Two real workers read their own files, a part of each batch, or everything, by policy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from .lab import PYTHONS, ROOT, Lab, Trained, a_lab
 
-# Gangs of TensorFlow on two busy cores.
+# Two TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PYTHON = str(PYTHONS["tf215"])
@@ -20,7 +20,7 @@ FILES = [f"0000{number}-of-00004" for number in range(4)]
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """With 320 examples in four files."""
+    """Yield a lab with a data set of 320 examples in four files."""
     with a_lab(own_data=True) as made:
         script = ROOT / "tests" / "workers" / "small_digits.py"
         env = {**os.environ, **made.line.env, "PYTHONPATH": str(ROOT / "workers")}
@@ -40,7 +40,7 @@ def line(shown: Trained, worker: int, policy: str) -> str:
     return found
 
 
-def test_by_file_each_worker_reads_files_of_its_own(shown: Trained) -> None:
+def test_by_file_each_worker_reads_its_own_files(shown: Trained) -> None:
     own = [{name for name in FILES if name in line(shown, n, "file")} for n in (0, 1)]
     assert own == [{FILES[0], FILES[2]}, {FILES[1], FILES[3]}]
     for number in (0, 1):
@@ -56,14 +56,14 @@ def test_by_data_each_worker_reads_its_part_of_every_batch(shown: Trained) -> No
     assert second.endswith("the first are 48, 49, 50")
 
 
-def test_with_sharding_off_both_read_everything(shown: Trained) -> None:
+def test_with_sharding_off_both_workers_read_everything(shown: Trained) -> None:
     everything = ", ".join(f"80 of file {name}" for name in FILES)
     for number in (0, 1):
         expected = f"320 of 320 examples ({everything}); the first are 0, 1, 2"
         assert line(shown, number, "off") == expected
 
 
-def test_fewer_files_than_workers_are_told_before_a_step_is_made(lab: Lab) -> None:
+def test_fewer_files_than_workers_are_refused_before_the_first_step(lab: Lab) -> None:
     trained = lab.train(*SHOW, "--shard-policy", "file", "--examples", "80")
     assert trained.code == 1
     said = " ".join(trained.err.split())

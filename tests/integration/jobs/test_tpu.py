@@ -1,4 +1,4 @@
-"""`strategy.name: tpu` through the real command: without a TPU, and on devices that stand in."""
+"""`strategy.name: tpu` through the real command, without a TPU and on stand-in devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def up(lab: Lab, *options: str) -> Trained:
     return lab.train("up", str(SPECS / "tpu.json"), python, *options, *job)
 
 
-def test_without_a_tpu_the_run_ends_with_one_line_and_is_not_tried_again(lab: Lab) -> None:
+def test_without_a_tpu_the_run_fails_with_one_line_and_is_not_restarted(lab: Lab) -> None:
     trained = up(lab)
     assert trained.code == 1
     assert trained.state["attempt"] == 1
@@ -44,7 +44,7 @@ def test_without_a_tpu_the_run_ends_with_one_line_and_is_not_tried_again(lab: La
     assert "no TPU was found" in trained.state["diagnosis"]["root_cause"]["reason"]
 
 
-def test_a_resolver_that_is_named_leads_onto_the_devices_of_its_cluster(lab: Lab) -> None:
+def test_a_custom_resolver_selects_the_devices(lab: Lab) -> None:
     trained = up(
         lab,
         "--set=job.env.TFCLUSTER_TPU_RESOLVER=fake_tpu:resolver",

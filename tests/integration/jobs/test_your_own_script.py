@@ -1,4 +1,4 @@
-"""docs/jobs/your_own_script.md: the script on that page, alone and under `tfcluster run`."""
+"""The script of docs/jobs/your_own_script.md works alone and under `tfcluster run`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """The two files of the page, in a folder."""
+    """Yield a lab whose working folder has the two files of the page."""
     with a_lab() as lab:
         programs = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
         for name, program in zip(("shapes.py", "train.py"), programs, strict=False):
@@ -40,7 +40,7 @@ def alone(lab: Lab) -> list[float]:
 
 @pytest.fixture(scope="module")
 def together(lab: Lab) -> Trained:
-    """`tfcluster run -n 2 train.py`."""
+    """The result of `tfcluster run -n 2 train.py`."""
     options = ("-n", "2", f"--python={PYTHONS['tf215']}")
     return lab.train("run", *options, "train.py", "--epochs", "3")
 
@@ -50,7 +50,7 @@ def losses(folder: Path) -> list[float]:
     return found
 
 
-def test_it_runs_alone_and_on_two_workers_with_the_same_losses(
+def test_the_script_has_the_same_losses_alone_and_on_two_workers(
     lab: Lab, alone: list[float], together: Trained
 ) -> None:
     assert together.code == 0, together.complaint()
@@ -59,7 +59,9 @@ def test_it_runs_alone_and_on_two_workers_with_the_same_losses(
     assert f"loss: {alone[0]:.4f}" in PAGE, "the page shows what the script prints"
 
 
-def test_its_steps_and_examples_a_second_are_known_without_a_word_of_it(together: Trained) -> None:
+def test_steps_and_examples_per_second_are_reported_for_the_unmodified_script(
+    together: Trained,
+) -> None:
     for task in TASKS:
         last = together.of("progress", task)[-1]
         assert (last["step"], last["epoch"]) == (STEPS, 3)
@@ -69,7 +71,9 @@ def test_its_steps_and_examples_a_second_are_known_without_a_word_of_it(together
     assert re.search(rf"worker:1 +exit 0 .* {STEPS} +\d+\.\d ", together.err)
 
 
-def test_what_it_wrote_beside_itself_is_told_with_the_way_to_gather_it(together: Trained) -> None:
-    told = " ".join(together.err.split())
-    assert "New files in the working directory: out/." in told
-    assert """--set 'checkpoints.outputs=["out/**"]'""" in told
+def test_new_files_in_the_working_directory_are_listed_with_the_option_to_gather_them(
+    together: Trained,
+) -> None:
+    summary = " ".join(together.err.split())
+    assert "New files in the working directory: out/." in summary
+    assert """--set 'checkpoints.outputs=["out/**"]'""" in summary

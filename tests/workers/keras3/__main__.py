@@ -1,8 +1,8 @@
-"""Many small trainings with Keras 3, run by one or several workers: the numbers must agree.
+"""Runs many small trainings with Keras 3, whose numbers must not depend on the workers.
 
     python -m tests.workers.keras3 [CASE…]
 
-Prints `case NAME {JSON}` for each; started by test_keras3.py, through boot.
+It prints `case NAME {JSON}` for each case; test_keras3.py starts it through boot.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy as np
 
 from . import data, lab, models
 
-ROOMS = (data, models)
-"""Importing them fills the tables of `lab`."""
+MODULES = (data, models)
+"""The modules with the cases; their import fills the tables of `lab`."""
 
 
 def main(names: list[str]) -> None:

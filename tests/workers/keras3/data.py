@@ -39,7 +39,7 @@ def built_by_the_first_batch() -> dict[str, Any]:
 
 @case
 def partial_last_batch() -> dict[str, Any]:
-    """45 = 5 batches of 8 and one of 5: the workers' shares are 4 and 1."""
+    """Train on 45 examples, 5 batches of 8 and one of 5: the workers' last shares are 4 and 1."""
     with strategy.scope():
         model = compiled(network())
     return trained(model, batches(45))
@@ -47,7 +47,7 @@ def partial_last_batch() -> dict[str, Any]:
 
 @case
 def a_last_batch_for_one_worker_only() -> dict[str, Any]:
-    """41: the last batch is a single example, the second worker gets none."""
+    """Train on 41 examples: the last batch is a single one, and the second worker gets none."""
     with strategy.scope():
         model = compiled(network())
     return trained(model, batches(41))
@@ -55,7 +55,7 @@ def a_last_batch_for_one_worker_only() -> dict[str, Any]:
 
 @case
 def dict_inputs_and_outputs() -> dict[str, Any]:
-    """keras#20329."""
+    """Train with dict inputs and outputs (keras#20329)."""
     x, y = arrays(45)
     data = tf.data.Dataset.from_tensor_slices(
         ({"left": x[:, :3], "right": x[:, 3:]}, {"kind": y, "sum": x.sum(1)})
@@ -102,7 +102,7 @@ def arrays_with_validation_split() -> dict[str, Any]:
 
 @case
 def a_generator() -> dict[str, Any]:
-    """Train from a generator: building must not lose its first batch."""
+    """Train from a generator: building the model must not lose its first batch."""
     x, y = arrays()
 
     def draw() -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -116,14 +116,14 @@ def a_generator() -> dict[str, Any]:
         with strategy.scope():
             model = compiled(network())
         weights.append(trained(model, data, steps_per_epoch=5)["weights"])
-    # One worker's building, by Keras's own code, does lose it.
+    # With one worker Keras's own code builds the model and does lose the batch.
     several = strategy.num_replicas_in_sync > 1
     return {"is_as_a_data_set": not several or abs(weights[0] - weights[1]) < 1e-4}
 
 
 @case
-def a_data_set_that_tells_its_shapes() -> dict[str, Any]:
-    """Train from data with known shapes: building must not read it."""
+def a_data_set_with_known_shapes() -> dict[str, Any]:
+    """Train from data with known shapes: building the model must not read them."""
     readers: list[int] = []
 
     def draw() -> Iterator[np.ndarray]:
@@ -138,16 +138,16 @@ def a_data_set_that_tells_its_shapes() -> dict[str, Any]:
     with strategy.scope():
         model = compiled(network())
     model.fit(data.with_options(options), epochs=2, shuffle=False, verbose=0)
-    # One worker's building, by Keras's own code, reads and drops one.
+    # With one worker Keras's own code builds the model: it reads a batch and drops it.
     several = strategy.num_replicas_in_sync > 1
     return {"is_read_once_an_epoch": not several or len(readers) == 2}
 
 
 @case
-def a_data_set_of_each_workers_own() -> dict[str, Any]:
-    """distribute_datasets_from_function: the script shards for itself."""
+def a_data_set_distributed_by_a_function() -> dict[str, Any]:
+    """Train with distribute_datasets_from_function: the script shards the data itself."""
 
-    def own(here: Any) -> tf.data.Dataset:
+    def own_share(here: Any) -> tf.data.Dataset:
         size = here.get_per_replica_batch_size(BATCH)
         x, y = arrays()
         data = tf.data.Dataset.from_tensor_slices((x, y)).batch(size, drop_remainder=True)
@@ -155,13 +155,13 @@ def a_data_set_of_each_workers_own() -> dict[str, Any]:
 
     with strategy.scope():
         model = compiled(network())
-    data = strategy.distribute_datasets_from_function(own)
+    data = strategy.distribute_datasets_from_function(own_share)
     return trained(model, data, steps_per_epoch=5, epochs=1)
 
 
 @case
 def several_steps_per_execution() -> dict[str, Any]:
-    """5 batches in executions of 3: the last execution is a short one."""
+    """Train with executions of 3 steps: the last execution is shorter."""
     with strategy.scope():
         model = compiled(network(), steps_per_execution=3)
     calls: list[int] = []
@@ -181,7 +181,7 @@ def predicted(model: Any, count: int) -> Any:
 
 @case
 def predictions_in_order() -> dict[str, Any]:
-    """Predict in the order of the data, complete also with an uneven last batch."""
+    """Predict in the order of the data, and completely with an uneven last batch."""
     with strategy.scope():
         model = compiled(network())
     by_arrays = model.predict(arrays(45)[0], batch_size=BATCH, verbose=0).tolist()
@@ -200,7 +200,7 @@ def evaluations() -> dict[str, Any]:
 
 @case
 def single_batches() -> dict[str, Any]:
-    """`train_on_batch`: each worker gives its own share, here halves of one batch."""
+    """Train with `train_on_batch`: each worker passes its own share, here half of one batch."""
     with strategy.scope():
         model = compiled(network())
     x, y = arrays()

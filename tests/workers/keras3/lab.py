@@ -1,4 +1,4 @@
-"""The common parts of the cases: strategy (made first), small data, a small network, training."""
+"""The common parts of the cases: the strategy (made first), small data, network, training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Case = Callable[[], dict[str, Any]]
 
 
 REFUSED: dict[str, Callable[[], None]] = {}
-"""Cases that are refused on several workers."""
+"""The cases that are refused on several workers."""
 
 
 def refusal(function: Callable[[], None]) -> Callable[[], None]:

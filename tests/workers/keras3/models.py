@@ -1,4 +1,4 @@
-"""Cases about layers, metrics, optimizers and custom steps: as with one worker."""
+"""Cases about layers, metrics, optimizers and custom steps: N workers give one worker's numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def batch_normalization_with_an_empty_share() -> dict[str, Any]:
 
 @case
 def synchronized_batch_normalization() -> dict[str, Any]:
-    """Train with synchronized BatchNormalization, whose statistics are of the global batch."""
+    """Train with synchronized BatchNormalization, which uses statistics of the global batch."""
     with strategy.scope():
         model = compiled(network(keras.layers.BatchNormalization(synchronized=True)))
     return trained(model, batches(45)) | {"statistics": model.get_weights()[4:6]}
@@ -29,7 +29,7 @@ def synchronized_batch_normalization() -> dict[str, Any]:
 
 @case
 def dropout() -> dict[str, Any]:
-    """Each replica draws its own masks: only the shape of the result can be the same."""
+    """Train with dropout: each replica draws its own masks, so only the shape can be the same."""
     with strategy.scope():
         model = compiled(network(keras.layers.Dropout(0.5, seed=3)))
     found = trained(model, batches())
@@ -38,7 +38,7 @@ def dropout() -> dict[str, Any]:
 
 @case
 def masks_of_dropout() -> dict[str, Any]:
-    """No two examples of a batch have the same mask, whichever workers they are on."""
+    """Count the dropout masks: no two examples of a batch have the same one on any worker."""
     with strategy.scope():
         layer = keras.layers.Dropout(0.5, seed=3)
         layer.build((None, 60))
@@ -138,7 +138,7 @@ def mixed_precision() -> dict[str, Any]:
         with strategy.scope():
             model = network()
         x, y = arrays()
-        x[7] = 60_000.0  # of the second worker's share of the first batch
+        x[7] = 60_000.0  # in the second worker's share of the first batch
         with strategy.scope():
             optimizer = keras.optimizers.LossScaleOptimizer(
                 keras.optimizers.SGD(0.1), initial_scale=2.0**14
@@ -171,13 +171,13 @@ def an_overflow_on_one_worker() -> dict[str, Any]:
     }
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
-    """A model with the `train_step` of Keras's guide, with metrics, and one that returns a loss."""
+class CustomStep(keras.Model):  # type: ignore[misc]
+    """A model with the `train_step` of Keras's guide; it returns its metrics or a loss tensor."""
 
-    def __init__(self, *, hands_loss_out: bool) -> None:
+    def __init__(self, *, returns_loss: bool) -> None:
         super().__init__()
         self.dense = keras.layers.Dense(2)
-        self.hands_loss_out = hands_loss_out
+        self.returns_loss = returns_loss
 
     def call(self, x: Any) -> Any:
         return self.dense(x)
@@ -189,7 +189,7 @@ class OwnStep(keras.Model):  # type: ignore[misc]
             loss = self.compute_loss(y=y, y_pred=predicted)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply(gradients, self.trainable_variables)
-        if self.hands_loss_out:
+        if self.returns_loss:
             values = keras.losses.sparse_categorical_crossentropy(y, predicted, from_logits=True)
             return {"mean_loss": tf.reduce_mean(values)}
         for metric in self.metrics:
@@ -201,17 +201,17 @@ class OwnStep(keras.Model):  # type: ignore[misc]
 
 
 @case
-def a_train_step_of_ones_own() -> dict[str, Any]:
+def a_custom_train_step() -> dict[str, Any]:
     with strategy.scope():
-        model = compiled(OwnStep(hands_loss_out=False))
+        model = compiled(CustomStep(returns_loss=False))
     found = trained(model, batches())
     return {"weights": found["weights"], "accuracy": found["accuracy"]}
 
 
 @case
-def a_train_step_that_hands_a_tensor_out() -> dict[str, Any]:
+def a_train_step_that_returns_a_tensor() -> dict[str, Any]:
     with strategy.scope():
-        model = compiled(OwnStep(hands_loss_out=True), metrics=[])
+        model = compiled(CustomStep(returns_loss=True), metrics=[])
     return trained(model, batches())
 
 
