@@ -84,9 +84,7 @@ def test_a_python_without_tensorflow_is_refused(line: CommandLine, job: str) -> 
     ("python", "code"),
     [("/nonexistent/python", 2), ("/etc/passwd", 2), ("/bin/true", 3), ("/bin/cat", 3)],
 )
-def test_a_python_that_is_not_a_python_is_refused(
-    line: CommandLine, python: str, code: int
-) -> None:
+def test_an_unusable_python_is_refused(line: CommandLine, python: str, code: int) -> None:
     said = refused(line, "run", "--python", python, "hello.py", code=code)
 
     assert python in said

@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool], hang_s: float) -> None:
 
 @pytest.fixture
 def project(compose: list[str], worker_docker: Docker, tmp_path: Path) -> Iterator[Project]:
-    """The Compose project with its example on fewer data; brought down after the test."""
+    """The Compose project with its example on less data, taken down after the test."""
     value = json.loads((ROOT / "cluster_specs" / "localhost-2w.json").read_text())
     value["job"]["args"] = ["--epochs", str(EPOCHS), f"--examples={EXAMPLES}"]
     (tmp_path / "cluster_specs").mkdir()

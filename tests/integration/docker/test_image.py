@@ -142,7 +142,7 @@ class TestWithTensorFlow:
     def test_the_image_has_at_most_five_layers_with_content(
         self, worker_docker: Docker, image: str
     ) -> None:
-        """Each is ours or the base's; TensorFlow has its own, so that the others travel quickly."""
+        """Each layer is ours or the base's; TensorFlow has its own, so the others travel fast."""
         history = worker_docker("history", "--no-trunc", "--format", "{{json .}}", image)
         layers = [json.loads(line) for line in history.splitlines()]
         real = [layer for layer in layers if layer["Size"] != "0B"]

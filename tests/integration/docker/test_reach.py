@@ -57,7 +57,7 @@ ip -n outside route add default via 192.0.2.1
 
 @pytest.fixture
 def outside(dockerd: Dockerd) -> Iterator[tuple[str, ...]]:
-    """The words that run a command on that other machine when put before it."""
+    """The prefix that makes a command run on the other machine."""
     made = dockerd.run(["sh", "-e", "-c", OUTSIDE])
     try:
         assert made.returncode == 0, made.stderr

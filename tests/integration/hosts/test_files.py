@@ -150,9 +150,9 @@ def filer_of(host: Machine) -> int:
 
 
 def test_a_host_whose_disk_hangs_is_reported_and_not_waited_for_forever(office: Office) -> None:
-    """A dead file server stops a process of the agent while all tasks exit with 0.
+    """A SIGSTOP of the process that handles files has the effect of a dead file server.
 
-    Once, `up` waited for ever and `status` said that the tasks were starting.
+    All tasks exit with 0; `up` once waited for ever while `status` said that they were starting.
     """
     (host,) = office.add_hosts(1)
     office.lab.shape(host, mbit=30)

@@ -110,7 +110,7 @@ PRIVATE_KEY = "t0ken-0f-4nna"
 
 
 def test_credentials_of_the_user_are_not_sent_to_hosts(office: Office) -> None:
-    """They are files beside the code, and the keys of an ssh agent that the user forwards."""
+    """The test has files beside the code, and an ssh agent that the user forwards everywhere."""
     (host,) = office.add_hosts(1)
     for name in (".env", ".ssh/id_ed25519", "certs/server.pem", ".kube/config", ".aws/credentials"):
         office.write(name, PRIVATE_KEY)
