@@ -7,7 +7,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 TOGETHER = {
     "tests/integration/test_packaging.py": "packaging",
-    "tests/integration/test_killed.py::test_ten_of_ten_times_nothing_lives": "kills",
+    "tests/integration/test_killed.py::test_ten_of_ten_kills_leave_no_process": "kills",
     "tests/integration/faults/test_thieves.py": "kills",
     "tests/integration/test_output.py::test_every_line_of_four_workers": "throughput",
     "tests/integration/test_output.py::test_the_lines_cost_no_more": "throughput",

@@ -1,4 +1,4 @@
-"""`tfcluster` as a user's shell starts it: a real process, in a home and a folder of its own."""
+"""Starts `tfcluster` as a user's shell does: a real process with its own home and folder."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.forked import COMMAND, ForkServer, differs, outer_environment
 
 _T = TypeVar("_T")
 _FORKABLE = {"stdin", "stdout", "stderr", "env", "cwd"}
-"""Options of Popen that a fork knows; with another one the installed command is started."""
+"""Popen options that the fork server supports; any other starts the installed command."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command left."""
+    """The exit code and output of a command that has ended."""
 
     code: int
     out: bytes
@@ -37,13 +37,13 @@ class Done:
 
 @dataclass(slots=True)
 class CommandLine:
-    """Starts commands in `cwd`; whatever of them is left is ended by `clean_up`."""
+    """Starts commands in `cwd`; `clean_up` kills the processes that they left."""
 
     root: Path
-    """A short path: sockets lie below it."""
+    """A short path, because sockets are made below it."""
     server: ForkServer | None = None
     forks: bool = True
-    """False for tests that measure the command; without a server nothing forks."""
+    """Lets the fork server (if any) start commands; False for tests that measure the command."""
     env: dict[str, str] = field(init=False)
     cwd: Path = field(init=False)
     started: list[subprocess.Popen[bytes]] = field(init=False, default_factory=list)
@@ -65,20 +65,20 @@ class CommandLine:
         return self.root / "home"
 
     def script(self, name: str, text: str) -> Path:
-        """A stub job in the current folder."""
+        """Write a stub job into the current folder."""
         path = self.cwd / name
         path.write_text(text)
         return path
 
     def spec(self, name: str, job: Mapping[str, Any], *, workers: int = 2, **more: Any) -> Path:
-        """A spec file in the current folder."""
+        """Write a spec file into the current folder."""
         value = {"version": 1, "name": "s", "cluster": {"worker": workers}, "job": job, **more}
         path = self.cwd / name
         path.write_text(json.dumps(value))
         return path
 
     def start(self, *args: str, **options: Any) -> subprocess.Popen[bytes]:
-        """`tfcluster ARGS` with pipes, unless `options` (of Popen) say otherwise."""
+        """Start `tfcluster ARGS` with pipes, unless `options` (those of Popen) say otherwise."""
         known: dict[str, Any] = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
         known |= {"stdin": subprocess.DEVNULL, "env": self.env, "cwd": self.cwd} | options
         server = self._server() if known.keys() <= _FORKABLE else None
@@ -89,7 +89,7 @@ class CommandLine:
         return process
 
     def start_on(self, terminal: int, *args: str) -> subprocess.Popen[bytes]:
-        """`tfcluster ARGS` with `terminal` as its streams and controlling terminal."""
+        """Start `tfcluster ARGS` with `terminal` as its streams and controlling terminal."""
         known: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), terminal)
         known |= {"env": self.env, "cwd": self.cwd}
         if server := self._server():
@@ -100,7 +100,7 @@ class CommandLine:
         return self.server if self.forks and not differs(self.env) else None
 
     def run(self, *args: str, timeout: float = 60, **options: Any) -> Done:
-        """To its end; `input` may be given as bytes."""
+        """Run `tfcluster ARGS` to its end; `input` may be given as bytes."""
         given = options.pop("input", None)
         if given is not None:
             options["stdin"] = subprocess.PIPE
@@ -109,7 +109,7 @@ class CommandLine:
         return Done(process.returncode, out or b"", (err or b"").decode(errors="replace"))
 
     def shell(self, script: str, *, timeout: float = 60) -> Done:
-        """A line of bash in which `tfcluster` is the command."""
+        """Run a line of bash in which `tfcluster` is the installed command."""
         env = self.env | {"PATH": f"{Path(COMMAND).parent}:{self.env['PATH']}"}
         process = subprocess.Popen(
             ["bash", "-c", script],
@@ -123,7 +123,7 @@ class CommandLine:
         out, err = process.communicate(timeout=timeout)
         return Done(process.returncode, out, err.decode(errors="replace"))
 
-    # -- what a run left
+    # -- results of a run
 
     def runs(self) -> list[Path]:
         return sorted((self.home / "runs").glob("*"))
@@ -143,13 +143,13 @@ class CommandLine:
             self.last_run() / "logs" / "attempt-1" / f"{task.replace(':', '-')}.log"
         ).read_bytes()
 
-    # -- the end
+    # -- clean-up
 
     def left(self) -> list[psutil.Process]:
-        """Processes that carry our mark: tasks, agents, guards, coordinators."""
+        """Return the live processes with our mark: tasks, agents, guards, coordinators."""
         mark = f"TFCLUSTER_TEST_ROOT={self.root}".encode()
         found = []
-        # psutil would make a dictionary of every environment on this machine.
+        # psutil would parse the environment of every process on this machine.
         for pid in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError, psutil.Error):
                 if mark in Path("/proc", pid, "environ").read_bytes().split(b"\0"):
@@ -159,7 +159,7 @@ class CommandLine:
         return found
 
     def clean_up(self) -> None:
-        """Ends what is left, then says whether commands that had ended left anything."""
+        """Kill all leftover processes; fail if commands that had ended left any."""
         ended = all(process.poll() is not None for process in self.started)
         left = self.left() if ended else []
         for process in self.started:
@@ -176,13 +176,13 @@ class CommandLine:
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Those of a run that are whole: the last one may be being written."""
+    """Return the complete events of a run: the last line may still be incomplete."""
     lines = (folder / "events.jsonl").read_text().split("\n")[:-1]
     return [json.loads(line) for line in lines]
 
 
 def wait_for(look: Callable[[], _T], *, timeout: float = 30, what: str = "") -> _T:
-    """The first true answer of `look`."""
+    """Call `look` until it returns something true, and return that."""
     deadline = time.monotonic() + timeout
     while not (found := look()):
         assert time.monotonic() < deadline, f"waited {timeout} s for {what or look}"
@@ -191,7 +191,7 @@ def wait_for(look: Callable[[], _T], *, timeout: float = 30, what: str = "") -> 
 
 
 class Screen:
-    """A terminal with a `tfcluster` in it: its controlling terminal, as in a window."""
+    """A terminal window: the controlling terminal of one `tfcluster` command."""
 
     def __init__(
         self, line: CommandLine, args: Sequence[str], *, columns: int = 100, rows: int = 30
@@ -207,7 +207,7 @@ class Screen:
         os.write(self._user, keys)
 
     def read(self, seconds: float) -> bool:
-        """Read what comes within `seconds`; False once the program has closed its end."""
+        """Read output for `seconds`; return False once the program has closed its end."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if not select.select([self._user], [], [], left)[0]:
@@ -219,7 +219,7 @@ class Screen:
         return True
 
     def read_all(self, timeout: float = 60) -> int:
-        """Read to the end; returns the exit code."""
+        """Read to the end and return the exit code."""
         deadline = time.monotonic() + timeout
         while self.read(0.2):
             assert time.monotonic() < deadline, self.seen[-2000:]
@@ -236,7 +236,7 @@ class Screen:
 
 @contextlib.contextmanager
 def screen(line: CommandLine, *args: str, columns: int = 100, rows: int = 30) -> Iterator[Screen]:
-    """A terminal until the block ends; then it is closed, as its window would be."""
+    """Open a terminal for the block, then close it as closing its window would."""
     shown = Screen(line, args, columns=columns, rows=rows)
     try:
         yield shown

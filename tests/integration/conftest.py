@@ -1,4 +1,4 @@
-"""A shell of one's own for every test, and proof at its end that nothing was left behind."""
+"""A separate command line for every test, which fails the test that leaves something behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .commandline import CommandLine
 
 @pytest.fixture
 def shell(fork_server: ForkServer) -> Iterator[CommandLine]:
-    """Commands in a folder of their own; fails the test that leaves a process or a socket."""
+    """A command line in a new folder; fails the test that leaves a process or a socket."""
     root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
     line = CommandLine(root, fork_server)
     try:

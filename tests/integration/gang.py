@@ -1,4 +1,4 @@
-"""Tasks that depend on each other over the network, as TensorFlow's workers do, without it."""
+"""A stub job whose tasks depend on each other over the network, as TensorFlow's workers do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is under way, as a second terminal sees it: its folder, its processes, its ports."""
+"""A live run as a second terminal sees it: its folder, its processes, its ports."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ while not os.path.exists("finish"):
 child.kill()
 shell.kill()
 """
-"""Listens where TensorFlow would, beside two children that a plain SIGTERM does not end.
+"""A job that listens where TensorFlow would, with two children that outlive its own SIGTERM.
 
-Ends with 0 once its working directory holds a file called ``finish``."""
+It exits with 0 once its working directory holds a file called ``finish``.
+"""
 
 
 class Live:
-    """`tfcluster up` or `run`, started under a name of its own; output goes to files."""
+    """A `tfcluster up` or `run` with its own run name; its output goes to files."""
 
     def __init__(
         self, shell: CommandLine, command: str, *args: str, name: str = "r", **options: Any
@@ -62,7 +63,7 @@ class Live:
         return self.folder.name
 
     def said(self) -> str:
-        """What it wrote to stderr until now."""
+        """Return what the command has written to stderr so far."""
         return self.err.read_text(errors="replace")
 
     def state(self) -> dict[str, Any]:
@@ -70,7 +71,7 @@ class Live:
         return state
 
     def agents(self) -> tuple[int, int]:
-        """The process ids of agent and guard of the only node."""
+        """Return the process ids of the only node's agent and guard."""
         (agent,) = wait_for(lambda: self.state()["agents"], what="the agent").values()
         return agent["pid"], agent["guard_pid"]
 
@@ -82,11 +83,14 @@ class Live:
         return path.read_text() if path.exists() else ""
 
     def has_line(self, text: str, task: str) -> bool:
-        """A whole one: of an unbuffered `print` each argument is written by itself."""
+        """Return whether a complete line of the task's log contains `text`.
+
+        An unbuffered `print` writes each of its arguments separately.
+        """
         return any(text in line for line in self.log(task).split("\n")[:-1])
 
     def wait_for_line(self, text: str, *tasks: str) -> None:
-        """Until each of `tasks` has written `text`."""
+        """Wait until each of `tasks` has written a line with `text`."""
         for task in tasks or ("worker:0", "worker:1"):
             wait_for(
                 lambda task=task: self.has_line(text, task) or self.is_over(),  # type: ignore[misc]
@@ -98,11 +102,11 @@ class Live:
         return self.process.poll() is not None
 
     def end(self, timeout: float = 30) -> int:
-        """Its exit code, once it has ended."""
+        """Wait until the command has ended, and return its exit code."""
         return self.process.wait(timeout)
 
     def end_timed(self, timeout: float = 30) -> tuple[int, float]:
-        """Exit code, and how many seconds it took from now."""
+        """Wait until the command has ended; return its exit code and the seconds from now."""
         since = time.monotonic()
         return self.process.wait(timeout), time.monotonic() - since
 
@@ -124,7 +128,7 @@ class Family:
         return [pid for pid in self.pids if is_alive(pid)]
 
     def assert_gone(self, within_s: float) -> float:
-        """No process lives and every port can be bound; returns the seconds that took."""
+        """Wait until no process lives and every port is free; return the seconds that took."""
         since = time.monotonic()
         while living := self.living():
             assert time.monotonic() - since < within_s, f"alive after {within_s} s: {living}"
@@ -136,7 +140,7 @@ class Family:
 
 
 def is_alive(pid: int) -> bool:
-    """A zombie is not alive: it holds nothing."""
+    """Return whether the process is alive; a zombie is not: it holds nothing."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -144,7 +148,7 @@ def is_alive(pid: int) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether a stranger can have the port for himself."""
+    """Return whether another process could bind the port exclusively."""
     with socket.socket() as probe:
         try:
             probe.bind(("0.0.0.0", port))
@@ -154,7 +158,7 @@ def is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now."""
+    """Return ports that no process has now."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("0.0.0.0", 0))
@@ -172,7 +176,7 @@ def the_status(shell: CommandLine, run: str) -> dict[str, Any]:
 
 
 class InBackground(Live):
-    """`tfcluster up -d` or `run -d`, once it has returned; its run goes on."""
+    """A `tfcluster up -d` or `run -d` that has returned; its run continues."""
 
     def __init__(
         self, shell: CommandLine, command: str, *args: str, name: str = "r", **options: Any

@@ -1,4 +1,4 @@
-"""What tasks write, and the merged stream taken apart again."""
+"""A job that writes many lines, and a parser for the merged stream."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ for first in range(0, lines, 100):
     while block:
         block = block[os.write(1, block):]
 """
-"""Writes as many lines of 85 characters as its argument says, as fast as it can."""
+"""A job that writes as many lines of 85 characters as its argument says, as fast as it can."""
 
 
 def expected_log(task: str, lines: int) -> bytes:
-    """What `WRITER` has written."""
+    """Return what `WRITER` writes for one task."""
     return b"".join(b"%-9s %08d %s\n" % (task.encode(), n, b"." * 66) for n in range(lines))
 
 
 def split_by_task(merged: bytes) -> dict[str, bytes]:
-    """The merged stream taken apart again by its prefixes."""
+    """Split the merged stream by its prefixes into the output of each task."""
     found: dict[str, list[bytes]] = {}
     for row in merged.split(b"\n")[:-1]:
         label, bar, text = row.partition(" │ ".encode())

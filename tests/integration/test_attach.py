@@ -1,4 +1,4 @@
-"""`attach` and `logs -f`: a second terminal looks on, over restarts, and changes nothing."""
+"""`attach` and `logs -f` follow a run in a second terminal, across restarts, and only read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if attempt == 1 and os.environ["TFCLUSTER_TASK"] == "worker:1":
 
 @pytest.fixture
 def restarting(shell: CommandLine) -> InBackground:
-    """A run whose first attempt is under way; it fails once ``end-1`` is there."""
+    """A run in its first attempt, which fails once the file ``end-1`` exists."""
     shell.script("task.py", RESTARTS)
     spec = shell.spec("s.json", {"script": "task.py"}, supervision={"backoff_s": 0})
     run = InBackground(shell, "up", spec.name)
@@ -35,8 +35,8 @@ def restarting(shell: CommandLine) -> InBackground:
     return run
 
 
-def look_on(shell: CommandLine, run: InBackground, *args: str) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command that looks on from the first attempt to the end."""
+def follow(shell: CommandLine, run: InBackground, *args: str) -> tuple[int, str, str]:
+    """Follow a run with a command from the first attempt on; return its code, stdout and stderr."""
     out, err = shell.root / "looking.out", shell.root / "looking.err"
     with out.open("wb") as to_out, err.open("wb") as to_err:
         looking = shell.start(*args, stdout=to_out, stderr=to_err)
@@ -47,10 +47,10 @@ def look_on(shell: CommandLine, run: InBackground, *args: str) -> tuple[int, str
     return looking.wait(30), out.read_text(), err.read_text()
 
 
-def test_attach_shows_restarts_and_ends_with_the_summary_and_0(
+def test_attach_shows_restarts_then_the_summary_and_exits_with_0(
     shell: CommandLine, restarting: InBackground
 ) -> None:
-    code, out, said = look_on(shell, restarting, "attach")
+    code, out, said = follow(shell, restarting, "attach")
 
     assert code == 0
     assert "Ctrl-C detaches, the run continues" in said
@@ -87,7 +87,7 @@ def test_every_command_works_while_a_run_waits_to_restart(shell: CommandLine) ->
 
 
 def has_opened(pid: int, name: str) -> bool:
-    """Whether the process has a file open whose path holds `name`."""
+    """Return whether the process has a file open whose path contains `name`."""
     found = False
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def has_opened(pid: int, name: str) -> bool:
     return found
 
 
-def test_a_coordinator_that_is_killed_meanwhile_ends_attach_and_logs(shell: CommandLine) -> None:
+def test_attach_and_logs_f_end_when_the_coordinator_is_killed(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
     looking = [shell.start("attach"), shell.start("logs", "-f")]
@@ -113,8 +113,10 @@ def test_a_coordinator_that_is_killed_meanwhile_ends_attach_and_logs(shell: Comm
     run.down()
 
 
-def test_logs_follow_over_attempts_to_the_end(shell: CommandLine, restarting: InBackground) -> None:
-    code, out, err = look_on(shell, restarting, "logs", "-f", "--task", "worker:1")
+def test_logs_f_follows_all_attempts_to_the_end(
+    shell: CommandLine, restarting: InBackground
+) -> None:
+    code, out, err = follow(shell, restarting, "logs", "-f", "--task", "worker:1")
 
     assert code == 0
     lines = [line.partition(" │ ")[2] for line in out.splitlines()]
@@ -128,7 +130,7 @@ def test_logs_follow_over_attempts_to_the_end(shell: CommandLine, restarting: In
     assert shell.run("logs", "--attempt", "1").out.count(b"attempt 1 begins") == 2
 
 
-def test_ctrl_c_only_leaves(shell: CommandLine) -> None:
+def test_ctrl_c_detaches_and_the_run_continues(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
     family = Family(run)
@@ -145,7 +147,7 @@ def test_ctrl_c_only_leaves(shell: CommandLine) -> None:
     run.down()
 
 
-def test_closing_the_window_of_attach_changes_nothing(shell: CommandLine) -> None:
+def test_closing_the_terminal_of_attach_does_not_affect_the_run(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
     family = Family(run)
@@ -157,7 +159,7 @@ def test_closing_the_window_of_attach_changes_nothing(shell: CommandLine) -> Non
     run.down()
 
 
-def test_json_is_the_lines_of_the_event_file(shell: CommandLine) -> None:
+def test_attach_json_prints_the_lines_of_the_event_file(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
     attached = shell.start("attach", "--json")
@@ -171,7 +173,7 @@ def test_json_is_the_lines_of_the_event_file(shell: CommandLine) -> None:
     assert b"worker:0 " in err
 
 
-def test_a_run_that_is_over_is_said_to_be(shell: CommandLine) -> None:
+def test_attach_to_an_ended_run_shows_its_result(shell: CommandLine) -> None:
     shell.script("task.py", "raise SystemExit(3)")
     assert shell.run("run", "-n", "1", "--name", "r", "task.py").code == 1
 

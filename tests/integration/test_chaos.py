@@ -1,4 +1,4 @@
-"""Every injected fault, one after the other in one run: detected, and trained on."""
+"""A run detects and survives every kind of injected fault, one after the other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NEVER = "kill worker:0 at step 5000 in attempt 8"
 
 
 @pytest.mark.slow
-def test_each_fault_is_injected_once_noticed_and_survived(shell: CommandLine) -> None:
+def test_each_fault_is_injected_once_detected_and_survived(shell: CommandLine) -> None:
     shell.script("loop.py", LOOP)
     spec = shell.spec("s.json", {"script": "loop.py"}, supervision=PATIENT)
     first, *others = FAULTS
@@ -64,7 +64,7 @@ def test_each_fault_is_injected_once_noticed_and_survived(shell: CommandLine) ->
         ("kill worker:1 at step 5", {"script": "loop.py", "kind": "plain"}, "reports no steps"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_a_run_is_made(
+def test_an_impossible_fault_is_refused_before_a_run_is_created(
     shell: CommandLine, fault: str, job: dict[str, Any], said: str
 ) -> None:
     shell.script("loop.py", LOOP)
@@ -74,7 +74,9 @@ def test_what_cannot_be_done_is_refused_before_a_run_is_made(
     assert not (shell.home / "runs").exists()
 
 
-def test_a_job_without_steps_says_so_at_its_end(shell: CommandLine) -> None:
+def test_a_fault_at_a_step_is_never_injected_if_the_job_reports_no_steps(
+    shell: CommandLine,
+) -> None:
     shell.script("still.py", "print('done')")
     done = shell.run("run", "--chaos", "kill worker:1 at step 5", "still.py")
     assert done.code == 0

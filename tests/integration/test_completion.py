@@ -1,4 +1,4 @@
-"""The completion script in a real bash: Tab completes commands, and files where a file belongs."""
+"""The completion script in a real bash completes commands, and file names for file arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .commandline import CommandLine
 
 
 class Bash:
-    """An interactive bash on a terminal of its own, with the completion script loaded."""
+    """An interactive bash in its own terminal, with the completion script loaded."""
 
     def __init__(self, line: CommandLine) -> None:
         self._terminal, program = os.openpty()
@@ -63,7 +63,7 @@ def bash(shell: CommandLine) -> Iterator[Bash]:
     bash.close()
 
 
-def test_tab_completes_commands_and_names_of_files(bash: Bash) -> None:
+def test_tab_completes_commands_and_file_names(bash: Bash) -> None:
     for typed, completed in (
         ("tfcluster vali", "validate "),
         ("tfcluster up cluster-s", "cluster-spec.json "),

@@ -1,4 +1,4 @@
-"""Many tasks need more open files than a shell gives; the tasks get what the shell gives."""
+"""A run of many tasks raises its own limit on open files; the tasks keep the shell's limit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from .commandline import CommandLine
 
 TASKS = 40
 SOFT = 100
-"""The agent alone needs five files a task."""
+"""The shell's soft limit on open files; the agent alone needs five files a task."""
 
 
-def test_more_tasks_than_the_soft_limit_has_files_for(shell: CommandLine) -> None:
+def test_many_tasks_run_under_a_low_soft_limit_and_keep_it(shell: CommandLine) -> None:
     job = {"command": ["sh", "-c", "echo limit $(ulimit -Sn)"]}
     spec = shell.spec("many.json", job, workers=TASKS)
     done = shell.shell(f"ulimit -Sn {SOFT}; tfcluster up {spec.name}")

@@ -1,4 +1,4 @@
-"""`up -d`: when it returns and with what, that the run outlives it, and how it is ended."""
+"""`up -d` returns once all tasks have started; its run lives on until `down` or a signal."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ Startup.hold_ports = fail
 QUICK = "print('up')\n"
 
 
-def test_it_returns_when_all_tasks_are_started_and_prints_the_id_alone(shell: CommandLine) -> None:
+def test_run_d_returns_when_all_tasks_have_started_and_prints_only_the_id(
+    shell: CommandLine,
+) -> None:
     shell.script("family.py", FAMILY)
     run = InBackground(shell, "run", "-n", "2", "family.py")
 
@@ -48,7 +50,7 @@ def test_it_returns_when_all_tasks_are_started_and_prints_the_id_alone(shell: Co
     assert not (run.folder / "coordinator.log").exists(), "nothing was said"
 
 
-def test_the_coordinator_is_a_process_of_its_own(shell: CommandLine) -> None:
+def test_the_coordinator_is_a_separate_process_without_a_terminal(shell: CommandLine) -> None:
     shell.script("task.py", SLEEPS)
     run = InBackground(shell, "run", "-n", "1", "task.py")
     coordinator = psutil.Process(run.coordinator())
@@ -64,7 +66,9 @@ def test_the_coordinator_is_a_process_of_its_own(shell: CommandLine) -> None:
     wait_for(lambda: not is_alive(coordinator.pid))
 
 
-def test_it_outlives_its_terminal_and_another_one_ends_it(shell: CommandLine) -> None:
+def test_a_detached_run_outlives_its_terminal_and_down_stops_it_from_another(
+    shell: CommandLine,
+) -> None:
     shell.script("family.py", FAMILY)
     with screen(shell, "run", "-d", "-n", "2", "--name", "r", "family.py") as shown:
         assert shown.read_all() == 0
@@ -92,7 +96,7 @@ def test_sigterm_to_the_coordinator_stops_the_run(shell: CommandLine) -> None:
     assert run.state()["status"] == "interrupted"
 
 
-def test_a_run_that_is_over_at_once_is_a_success(shell: CommandLine) -> None:
+def test_a_detached_run_that_ends_at_once_succeeds(shell: CommandLine) -> None:
     shell.script("task.py", QUICK)
     run = InBackground(shell, "run", "-n", "2", "task.py")
     wait_for(lambda: run.state()["status"] == "succeeded")
@@ -102,7 +106,7 @@ def test_a_run_that_is_over_at_once_is_a_success(shell: CommandLine) -> None:
     assert shell.run("wait").code == 2, "it has been waited for"
 
 
-def test_the_spec_may_come_over_a_pipe_and_the_id_into_a_variable(shell: CommandLine) -> None:
+def test_up_d_reads_the_spec_from_a_pipe_and_its_id_can_be_captured(shell: CommandLine) -> None:
     shell.script("task.py", SLEEPS)
     spec = shell.spec("s.json", {"script": "task.py"})
 
@@ -110,16 +114,16 @@ def test_the_spec_may_come_over_a_pipe_and_the_id_into_a_variable(shell: Command
 
     assert done.code == 0, done.err
     assert done.out.decode().strip() == shell.last_run().name
-    wait_for(lambda: not shell.left())  # its coordinator, which is told of before it is gone
+    wait_for(lambda: not shell.left())  # the coordinator reports the end just before it exits
 
 
-def test_json_tells_run_and_folder(shell: CommandLine) -> None:
+def test_json_reports_run_and_folder(shell: CommandLine) -> None:
     shell.script("task.py", QUICK)
     done = shell.run("run", "-d", "--json", "-n", "1", "task.py")
     assert done.code == 0
-    told = json.loads(done.out)
-    assert Path(told["folder"]).name == told["run"] == shell.last_run().name
-    shell.run("wait", told["run"])
+    answer = json.loads(done.out)
+    assert Path(answer["folder"]).name == answer["run"] == shell.last_run().name
+    shell.run("wait", answer["run"])
     wait_for(lambda: not shell.left())
 
 
@@ -133,23 +137,23 @@ def test_json_tells_run_and_folder(shell: CommandLine) -> None:
     ],
     ids=["spec", "script", "command", "prepare"],
 )
-def test_what_goes_wrong_before_is_said_as_in_the_foreground(
+def test_errors_at_the_start_are_reported_as_in_the_foreground(
     shell: CommandLine, spec: dict[str, object], code: int, words: str
 ) -> None:
     shell.script("task.py", SLEEPS)
     path = shell.spec("s.json", spec, supervision={"max_restarts": 0})
 
-    there = shell.run("up", path.name)
+    foreground = shell.run("up", path.name)
     done = shell.run("up", "-d", path.name)
 
-    assert (done.code, there.code) == (code, code), done.err
+    assert (done.code, foreground.code) == (code, code), done.err
     assert done.out == b"", "no id of a run that does not run"
     assert words in done.err
-    assert words in there.err
+    assert words in foreground.err
     assert "Traceback" not in done.err
 
 
-def test_a_home_that_cannot_be_made_is_said_too(shell: CommandLine) -> None:
+def test_a_home_that_cannot_be_created_is_reported(shell: CommandLine) -> None:
     shell.script("task.py", SLEEPS)
     shell.home.write_text("")
     done = shell.run("run", "-d", "task.py")
@@ -160,7 +164,7 @@ def test_a_home_that_cannot_be_made_is_said_too(shell: CommandLine) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"]
 )
-def test_a_signal_before_it_has_returned_stops_the_run(
+def test_a_signal_before_up_d_returns_stops_the_run(
     shell: CommandLine, number: int, code: int
 ) -> None:
     shell.script("task.py", SLEEPS)
@@ -178,7 +182,7 @@ def test_a_signal_before_it_has_returned_stops_the_run(
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.1, 0.3])
-def test_at_any_moment_it_is_either_stopped_or_handed_over(
+def test_ctrl_c_during_the_start_either_stops_the_run_or_leaves_it_running(
     shell: CommandLine, after_s: float
 ) -> None:
     shell.script("task.py", SLEEPS)
@@ -197,7 +201,7 @@ def test_at_any_moment_it_is_either_stopped_or_handed_over(
     assert "Traceback" not in run.said()
 
 
-def test_a_coordinator_that_is_killed_before_is_said(shell: CommandLine) -> None:
+def test_a_coordinator_killed_during_the_start_is_reported(shell: CommandLine) -> None:
     shell.script("task.py", SLEEPS)
     spec = shell.spec("s.json", {"script": "task.py", "prepare": {"command": ["sleep", "300"]}})
     run = Live(shell, "up", "-d", spec.name)
@@ -211,7 +215,7 @@ def test_a_coordinator_that_is_killed_before_is_said(shell: CommandLine) -> None
     wait_for(lambda: not shell.left())
 
 
-def test_a_fault_is_told_and_written_down(shell: CommandLine) -> None:
+def test_an_internal_error_is_reported_and_recorded(shell: CommandLine) -> None:
     shell.script("task.py", SLEEPS)
     shell.script("sitecustomize.py", FAULT)
     shell.env["PYTHONPATH"] = str(shell.cwd)
@@ -231,7 +235,7 @@ def test_a_fault_is_told_and_written_down(shell: CommandLine) -> None:
     assert str(folder / "fault.txt") in state["hint"]
 
 
-def test_two_of_one_name_in_one_second_share_nothing(shell: CommandLine) -> None:
+def test_runs_of_one_name_started_in_one_second_share_nothing(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     spec = shell.spec("s.json", {"script": "family.py"})
     starting = [Live(shell, "up", "-d", spec.name, name=f"twin{n}") for n in range(2)]

@@ -1,4 +1,4 @@
-"""`up --except TASK`: that task is started by hand, with the line that the start panel shows."""
+"""`up --except TASK` leaves a task to be started by hand with the line in the start panel."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .commandline import CommandLine, wait_for
 from .live import Live
 from .test_join import FOLLOWS, PEER, gathered, said_of
 
-GOES_ON = "print('mine', flush=True)"
+PRINTS_AND_EXITS = "print('mine', flush=True)"
 
 
 def up(shell: CommandLine, ends: dict[str, str], **more: Any) -> Live:
-    """Two workers on ports that are chosen, the second left to be started by hand."""
+    """Start two workers on automatic ports, but leave the second to be started by hand."""
     code = "".join(f"if me == {task!r}: {end}\n" for task, end in ends.items())
     shell.script("peer.py", PEER + code)
     spec = shell.spec("s.json", {"script": "peer.py"}, **more)
@@ -22,7 +22,7 @@ def up(shell: CommandLine, ends: dict[str, str], **more: Any) -> Live:
 
 
 def line_for_hand(run: Live) -> str:
-    """What the start panel says is to be typed."""
+    """Return the line that the start panel shows for the task left out."""
     wait_for(lambda: "(eval " in run.said() and run.said().rpartition("(eval ")[2].count("\n"))
     (line,) = re.findall(r"^ *(\(eval .*)$", run.said(), re.MULTILINE)
     return str(line)
@@ -34,7 +34,7 @@ def config_of(output: str) -> dict[str, Any]:
 
 
 def test_the_shown_line_starts_the_task_that_was_left_out(shell: CommandLine) -> None:
-    run = up(shell, {"worker:1": GOES_ON})
+    run = up(shell, {"worker:1": PRINTS_AND_EXITS})
     line = line_for_hand(run)
     wait_for(lambda: "waiting for worker:1 at 127.0.0.1:" in said_of(shell, run))
     (address,) = run.state()["by_hand"].values()
@@ -54,7 +54,7 @@ def test_the_shown_line_starts_the_task_that_was_left_out(shell: CommandLine) ->
     assert (own / "model-1.keras").exists(), "it saves where it would have saved"
 
 
-def test_who_follows_a_task_started_by_hand_is_not_started_again(shell: CommandLine) -> None:
+def test_a_failure_of_a_task_started_by_hand_causes_no_restart(shell: CommandLine) -> None:
     ends = {"worker:0": FOLLOWS, "worker:1": "raise ValueError('mine')"}
     run = up(shell, ends, supervision={"restart_on_error": True, "max_restarts": 3})
     assert shell.shell(line_for_hand(run)).code == 1
@@ -72,7 +72,7 @@ def test_the_start_deadline_names_the_task_that_nobody_started(shell: CommandLin
     assert f"worker:1 at {address}: nothing listens there yet" in run.said()
 
 
-def test_what_cannot_be_left_out_is_refused(shell: CommandLine) -> None:
+def test_leaving_out_an_unknown_task_or_all_tasks_is_refused(shell: CommandLine) -> None:
     shell.script("peer.py", "")
     spec = shell.spec("s.json", {"script": "peer.py"}).name
     for options, said in (

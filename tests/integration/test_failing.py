@@ -1,4 +1,4 @@
-"""A task that fails ends the run, and the user reads which one, how, and its last words."""
+"""A task that fails ends the run; the user sees which task, its failure and its last lines."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def assert_whole(events: list[dict[str, Any]], *, status: str, exit_code: int) -
 
 
 @pytest.mark.parametrize("how", HOWS)
-def test_the_others_are_stopped_and_the_summary_names_the_task(
+def test_a_failing_task_stops_the_others_and_the_summary_names_it(
     shell: CommandLine, how: str
 ) -> None:
     code, ended, word = HOWS[how]
@@ -81,7 +81,7 @@ def test_the_others_are_stopped_and_the_summary_names_the_task(
     assert_whole(run.events(), status="failed", exit_code=1)
 
 
-def test_a_consequence_that_arrives_before_its_cause_is_not_blamed(shell: CommandLine) -> None:
+def test_a_collateral_failure_that_comes_before_its_cause_is_not_blamed(shell: CommandLine) -> None:
     shell.script("task.py", COLLATERAL)
     run = Live(shell, "run", "-n", "2", "task.py")
 
@@ -96,7 +96,7 @@ def test_a_consequence_that_arrives_before_its_cause_is_not_blamed(shell: Comman
 
 
 @pytest.mark.slow
-def test_one_that_never_ends_while_the_others_died_of_it_is_the_cause(shell: CommandLine) -> None:
+def test_a_task_that_hangs_while_the_others_fail_is_the_root_cause(shell: CommandLine) -> None:
     shell.script("task.py", ONLY_COLLATERAL)
     run = Live(shell, "run", "-n", "2", "task.py")
 
@@ -156,7 +156,7 @@ def chief_spec(shell: CommandLine, cluster: dict[str, int], finish_grace_s: floa
     return [spec.name, "--set", f"supervision.finish_grace_s={finish_grace_s}"]
 
 
-def test_after_the_chief_the_workers_may_finish(shell: CommandLine) -> None:
+def test_workers_may_finish_after_the_chief(shell: CommandLine) -> None:
     run = Live(shell, "up", *chief_spec(shell, {"chief": 1, "worker": 1}, 30))
 
     assert run.end() == 0, run.said()
@@ -164,7 +164,7 @@ def test_after_the_chief_the_workers_may_finish(shell: CommandLine) -> None:
     assert [task["state"] for task in run.state()["tasks"]] == ["succeeded"] * 2
 
 
-def test_an_evaluator_that_never_ends_after_the_chief_is_ended_with_a_warning(
+def test_an_evaluator_that_never_ends_after_the_chief_is_stopped_with_a_warning(
     shell: CommandLine,
 ) -> None:
     cluster = {"chief": 1, "worker": 1, "evaluator": 1}
@@ -179,7 +179,7 @@ def test_an_evaluator_that_never_ends_after_the_chief_is_ended_with_a_warning(
     assert warning in run.said()
 
 
-def test_a_worker_that_is_ended_at_work_after_the_chief_fails_the_run(shell: CommandLine) -> None:
+def test_a_worker_that_must_be_stopped_after_the_chief_fails_the_run(shell: CommandLine) -> None:
     run = Live(shell, "up", *chief_spec(shell, {"chief": 1, "worker": 2}, 4))
 
     assert run.end() == 1, run.said()
@@ -199,7 +199,9 @@ def test_a_task_that_cannot_be_started_ends_the_run_with_3(shell: CommandLine) -
     assert "Traceback" not in done.err
 
 
-def test_a_failed_prepare_starts_no_task_and_is_the_reason_ever_after(shell: CommandLine) -> None:
+def test_a_failed_prepare_starts_no_task_and_every_command_gives_it_as_the_reason(
+    shell: CommandLine,
+) -> None:
     shell.script("task.py", "print('started')")
     say = "import os; print('no disk for', os.environ['API_TOKEN']); raise SystemExit(4)"
     shell.script("prepare.py", say)
@@ -219,15 +221,15 @@ def test_a_failed_prepare_starts_no_task_and_is_the_reason_ever_after(shell: Com
     assert "logs/prepare/local.log" in finished["hint"]
     waited = shell.run("wait", "--json", run.run_id)
     assert waited.code == 3
-    for told in (run.state(), json.loads(waited.out)):
-        assert (told["reason"], told["hint"]) == (finished["reason"], finished["hint"])
+    for record in (run.state(), json.loads(waited.out)):
+        assert (record["reason"], record["hint"]) == (finished["reason"], finished["hint"])
     status, listed = shell.run("status", run.run_id).out, shell.run("ps", "-a").out
     for shown in (status.decode(), listed.decode(), waited.err):
         assert "prepare failed on local with exit code 4" in shown
         assert "s3cr3t" not in shown
 
 
-def test_a_killed_task_does_not_keep_what_it_had_started(shell: CommandLine) -> None:
+def test_the_children_of_a_killed_task_are_ended_too(shell: CommandLine) -> None:
     shell.script(
         "task.py",
         "import subprocess, time\n"
@@ -268,7 +270,7 @@ print("said it all", flush=True)
 """
 
 
-def test_a_task_that_reports_nonsense_harms_nobody(shell: CommandLine) -> None:
+def test_invalid_reports_of_a_task_do_not_disturb_the_run(shell: CommandLine) -> None:
     shell.script("task.py", NONSENSE)
     run = Live(shell, "run", "-n", "2", "task.py")
 

@@ -1,4 +1,4 @@
-"""What a run costs beside its tasks: memory, idle time; and that small commands stay small."""
+"""A run needs little memory and CPU time beside its tasks; small commands import little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .live import Live
 
 MOST_KB = 80_000
 IDLE = 0.01
-"""Of one core, coordinator, agent and guard together."""
+"""The allowed share of one core for coordinator, agent and guard together."""
 WATCHED_S = 5.0
 TASK = "import time; print('up', flush=True); time.sleep(300)"
 
@@ -29,7 +29,7 @@ def family(shell: CommandLine) -> Iterator[list[int]]:
     run = Live(shell, "run", "-n", "2", "task.py")
     run.wait_for_line("up")
     wait_for(lambda: run.state()["status"] == "running")
-    time.sleep(1.0)  # the start's own work is over
+    time.sleep(1.0)  # the work of the start is done
     yield [run.process.pid, *run.agents()]
     run.process.terminate()
     assert run.end() == 143
@@ -45,7 +45,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def test_memory_and_idle_time_of_a_run(family: list[int]) -> None:
+def test_memory_and_idle_cpu_time_of_a_run_are_small(family: list[int]) -> None:
     sizes = [rss_kb(pid) for pid in family]
     before = [cpu_s(pid) for pid in family]
     time.sleep(WATCHED_S)
@@ -53,7 +53,7 @@ def test_memory_and_idle_time_of_a_run(family: list[int]) -> None:
 
     print(f"RSS {sizes} kB = {sum(sizes)}; idle {100 * used / WATCHED_S:.2f} % of a core")
     assert sum(sizes) < MOST_KB
-    # The clock of /proc ticks every 10 ms: one tick more or less is no difference.
+    # The clock of /proc ticks every 10 ms: one tick more or less does not count.
     assert used <= IDLE * WATCHED_S + 0.02
 
 
@@ -74,7 +74,7 @@ finally:
 
 
 @pytest.mark.slow
-def test_small_commands_import_nothing_that_is_slow(shell: CommandLine) -> None:
+def test_small_commands_import_no_slow_modules(shell: CommandLine) -> None:
     shell.script("task.py", "print('done')")
     run = Live(shell, "run", "-n", "1", "task.py")
     assert run.end() == 0, run.said()

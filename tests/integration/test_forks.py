@@ -1,4 +1,4 @@
-"""A forked command is what the installed one is: whatever the tests and the kernel can see."""
+"""A command from the tests' fork server looks like the installed one to tests and kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from .commandline import CommandLine, screen, wait_for
 from .live import Live
 
-pytestmark = pytest.mark.slow  # of the tests' own tool
+pytestmark = pytest.mark.slow  # they test a tool of the tests
 
 WAITS = """
 import os, time
@@ -22,15 +22,15 @@ print("up", flush=True)
 while not os.path.exists("finish"):
     time.sleep(0.02)
 """
-SEEN = ("Umask", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs", "CapEff")
+STATUS_FIELDS = ("Umask", "SigBlk", "SigIgn", "SigCgt", "NoNewPrivs", "CapEff")
 
 
 def facts(pid: int) -> dict[str, object]:
-    """What the kernel tells of a process that its program could notice."""
+    """Return what the kernel reports of a process and its program could notice."""
     proc = Path(f"/proc/{pid}")
     status = dict(line.partition(":\t")[::2] for line in (proc / "status").read_text().splitlines())
     return {
-        **{name: status[name].strip() for name in SEEN},
+        **{name: status[name].strip() for name in STATUS_FIELDS},
         "descriptors": sorted(
             re.sub(r"#?\d+|True|False", "", link.rpartition("/")[2]) for link in open_files(proc)
         ),
@@ -42,7 +42,7 @@ def facts(pid: int) -> dict[str, object]:
 
 
 def open_files(proc: Path) -> list[str]:
-    """Where its descriptors lead; one that is closed meanwhile is left out."""
+    """Return where the process's descriptors lead, without any closed meanwhile."""
     found = []
     for fd in (proc / "fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
@@ -56,7 +56,7 @@ def waiting(shell: CommandLine) -> CommandLine:
     return shell
 
 
-def test_the_kernel_sees_no_difference(waiting: CommandLine) -> None:
+def test_a_forked_command_looks_like_the_installed_one_to_the_kernel(waiting: CommandLine) -> None:
     pids = []
     for forks in (True, False):
         waiting.forks = forks
@@ -67,7 +67,7 @@ def test_the_kernel_sees_no_difference(waiting: CommandLine) -> None:
         is_fork = b"fork_server" in Path(f"/proc/{run.process.pid}/cmdline").read_bytes()
         assert is_fork is forks
     forked, installed = pids
-    # Either may have a file open in the moment of a look.
+    # Either may have a file open at the moment of a check.
     wait_for(lambda: facts(forked) == facts(installed), what="no difference")
     waiting.script("finish", "")
     for process in waiting.started:
@@ -75,7 +75,7 @@ def test_the_kernel_sees_no_difference(waiting: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("forks", [True, False])
-def test_the_end_of_a_command_is_told_as_its_parent_would_see_it(
+def test_the_end_of_a_command_is_reported_as_to_its_parent(
     waiting: CommandLine, forks: bool
 ) -> None:
     waiting.forks = forks
@@ -92,7 +92,7 @@ def test_the_end_of_a_command_is_told_as_its_parent_would_see_it(
     assert reader.wait(10) == reader.poll() == -signal.SIGKILL
 
 
-def test_a_terminal_is_its_own(waiting: CommandLine) -> None:
+def test_a_forked_command_has_its_own_controlling_terminal(waiting: CommandLine) -> None:
     with screen(waiting, "run", "-n", "1", "waits.py") as shown:
         wait_for(lambda: shown.read(0.1) and b"up" in shown.seen)
         pid = shown.process.pid
@@ -103,8 +103,8 @@ def test_a_terminal_is_its_own(waiting: CommandLine) -> None:
         assert shown.read_all() == 0
 
 
-def test_another_interpreter_is_no_fork(waiting: CommandLine) -> None:
-    """Some variables are read while Python starts: such a command is the installed one."""
+def test_a_command_with_other_interpreter_settings_is_not_forked(waiting: CommandLine) -> None:
+    """Python reads some variables while it starts, so with them the installed command is run."""
     waiting.env["PYTHONUTF8"] = "0"
 
     process = waiting.start("run", "-n", "1", "waits.py")

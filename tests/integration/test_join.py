@@ -1,4 +1,4 @@
-"""`tfcluster join`: two of them on this machine, each with a task of one cluster, no more."""
+"""`tfcluster join`: several on this machine, each with its own tasks, form one cluster."""
 
 from __future__ import annotations
 
@@ -49,14 +49,17 @@ with zipfile.ZipFile(f"{folder}/new", "w") as file:
 os.rename(f"{folder}/new", f"{folder}/model-1.keras")
 print("joined", flush=True)
 """
-"""Finds the others as TensorFlow would, and saves."""
+"""A job that finds its peers as TensorFlow would, and saves a checkpoint."""
 
 FOLLOWS = "time.sleep(0.5); sys.exit('Collective ops is aborted by: somebody else')"
-"""How TensorFlow leaves when another worker has died."""
+"""The end of a TensorFlow worker after another worker has died."""
 
 
 def cluster(shell: CommandLine, ends: dict[str, str], **more: Any) -> tuple[str, list[int]]:
-    """The name of a spec with a worker for each of `ends`, the code with which that ends."""
+    """Write a spec with a worker for each of `ends`; return its name and the ports.
+
+    `ends` maps each task to the code with which it ends.
+    """
     ports = free_ports(len(ends))
     code = "".join(f"if me == {task!r}: {end}\n" for task, end in ends.items())
     shell.script("peer.py", PEER + code)
@@ -75,7 +78,7 @@ def gathered(run: Live) -> list[Path]:
     return [*(run.folder / "checkpoints").rglob("*.keras")]
 
 
-def test_two_that_join_make_one_cluster_and_the_chiefs_keeps_the_checkpoint(
+def test_two_joins_form_one_cluster_and_the_chiefs_gathers_the_checkpoint(
     shell: CommandLine,
 ) -> None:
     spec, ports = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
@@ -96,7 +99,7 @@ def test_two_that_join_make_one_cluster_and_the_chiefs_keeps_the_checkpoint(
 
 
 def said_of(shell: CommandLine, run: Live) -> str:
-    """What `status` shows, in one line."""
+    """Return what `status` shows, in one line."""
     return re.sub(r"\s+", " ", shell.run("status", run.run_id).out.decode())
 
 
@@ -109,7 +112,7 @@ def said_of(shell: CommandLine, run: Live) -> str:
     ],
     ids=["exception", "signal", "preempted"],
 )
-def test_who_failed_by_itself_exits_with_1_and_who_followed_with_5(
+def test_join_exits_with_1_if_its_task_failed_and_with_5_if_another_did(
     shell: CommandLine, end: str, own_code: int
 ) -> None:
     spec, _ = cluster(
@@ -126,7 +129,7 @@ def test_who_failed_by_itself_exits_with_1_and_who_followed_with_5(
         assert not [event for event in run.events() if event["type"] == "restarting"]
 
 
-def test_two_tasks_of_one_machine_are_one_run_and_follow_a_third_together(
+def test_two_tasks_of_one_machine_are_one_run_and_end_when_a_third_fails(
     shell: CommandLine,
 ) -> None:
     ends = {"worker:0": FOLLOWS, "worker:1": FOLLOWS, "worker:2": "raise ValueError('own')"}
@@ -137,7 +140,7 @@ def test_two_tasks_of_one_machine_are_one_run_and_follow_a_third_together(
     assert {task["task"] for task in both.state()["tasks"]} == {"worker:0", "worker:1"}
 
 
-def test_the_start_deadline_names_who_is_missing_elsewhere(shell: CommandLine) -> None:
+def test_the_start_deadline_names_the_task_that_is_missing(shell: CommandLine) -> None:
     spec, ports = cluster(
         shell,
         {"worker:0": "pass", "worker:1": "pass", "worker:2": "pass"},
@@ -148,11 +151,11 @@ def test_the_start_deadline_names_who_is_missing_elsewhere(shell: CommandLine) -
         assert run.end() == 4, run.said()
         assert f"worker:2 at 127.0.0.1:{ports[2]}: nothing listens there yet" in run.said()
         named = run.said().rpartition("did not find each other")[2].partition("→")[0]
-        # Who was started later may be absent for a moment, too.
+        # The task that was started later may be missing for a moment, too.
         assert "worker:2" in re.findall(r"worker:\d", named)
 
 
-def test_an_engines_sigterm_ends_the_tasks_and_exits_with_143(shell: CommandLine) -> None:
+def test_sigterm_of_a_scheduler_ends_the_tasks_and_exits_with_143(shell: CommandLine) -> None:
     spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
     run = join(shell, spec, "worker:0")
     run.wait_for_line("config", "worker:0")
@@ -161,7 +164,7 @@ def test_an_engines_sigterm_ends_the_tasks_and_exits_with_143(shell: CommandLine
     assert run.state()["status"] == "interrupted"
 
 
-def test_in_the_background_it_returns_when_its_own_tasks_run(shell: CommandLine) -> None:
+def test_join_d_returns_when_its_own_tasks_run(shell: CommandLine) -> None:
     spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
     ids = []
     for task in ("worker:0", "worker:1"):
@@ -185,7 +188,7 @@ def test_in_the_background_it_returns_when_its_own_tasks_run(shell: CommandLine)
     ],
     ids=["a number", "port 0", "other machines"],
 )
-def test_what_cannot_be_joined_is_refused_with_the_cure(
+def test_a_cluster_that_cannot_be_joined_is_refused_with_a_hint(
     shell: CommandLine, value: dict[str, Any], code: int, said: str
 ) -> None:
     shell.script("peer.py", "")
@@ -208,8 +211,8 @@ def test_a_task_that_the_spec_does_not_have_is_refused(shell: CommandLine) -> No
     assert "worker:0, worker:1" in done.err
 
 
-def test_a_task_named_may_have_any_address(shell: CommandLine) -> None:
-    """Behind an address translation no interface has the address that others dial."""
+def test_a_task_given_with_task_may_have_any_address(shell: CommandLine) -> None:
+    """Behind an address translation no interface has the address to which others connect."""
     shell.script("say.py", "import os; print('config', os.environ['TF_CONFIG'])")
     spec = shell.spec("s.json", {"script": "say.py", "hooks": "off"})
     (port,) = free_ports(1)
@@ -225,7 +228,7 @@ def test_a_task_named_may_have_any_address(shell: CommandLine) -> None:
     assert (Path(path) / "tfcluster_workers").is_dir(), "it is to be started here"
 
 
-def test_what_env_prints_starts_a_task_that_finds_one_that_joined(shell: CommandLine) -> None:
+def test_a_task_started_with_the_output_of_env_finds_one_that_joined(shell: CommandLine) -> None:
     spec, _ = cluster(shell, {"worker:0": "pass", "worker:1": "pass"})
     first = join(shell, spec, "worker:0")
     exports = shell.run("env", spec, "worker:1")

@@ -1,4 +1,4 @@
-"""`kill -9` of coordinator, agent or guard: nothing of the run outlives it, and it is said."""
+"""`kill -9` of coordinator, agent or guard leaves nothing of the run behind and is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_ONCE = 5
 
 
 def start(shell: CommandLine, count: int, *, forks: bool = False) -> list[tuple[Live, Family]]:
-    """Runs whose tasks, with their children, all live; of the installed command unless `forks`."""
+    """Start runs and wait for all their tasks and children; `forks`: from the fork server."""
     shell.forks = forks
     shell.script("family.py", FAMILY)
     before = len(shell.runs())
@@ -27,7 +27,7 @@ def start(shell: CommandLine, count: int, *, forks: bool = False) -> list[tuple[
         Live(shell, "run", "-n", "2", "family.py", name=f"r{before + number}")
         for number in range(count)
     ]
-    shell.forks = True  # for those that only look
+    shell.forks = True  # for commands that only read
     return [(run, Family(run)) for run in runs]
 
 
@@ -54,7 +54,7 @@ def assert_all_gone(run: Live, family: Family) -> float:
     [("coordinator",), ("agent",), ("guard",), ("coordinator", "agent")],
     ids="+".join,
 )
-def test_ten_of_ten_times_nothing_lives_two_seconds_later(
+def test_ten_of_ten_kills_leave_no_process_after_two_seconds(
     shell: CommandLine, who: tuple[str, ...]
 ) -> None:
     took = []

@@ -1,4 +1,4 @@
-"""A run whose coordinator is gone: every command says so, and `down` ends what is left of it."""
+"""A run whose coordinator died: every command reports it, and `down` ends leftover processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ time.sleep(300)
 
 
 def lose(run: InBackground, *, stopped: bool) -> None:
-    """Kill the coordinator; `stopped`: agent and guard were stopped, and could do nothing."""
+    """Kill the coordinator; `stopped`: agent and guard are stopped first and clean up nothing."""
     pids = run.agents()
     if stopped:
         for pid in pids:
@@ -44,7 +44,7 @@ def run(shell: CommandLine) -> InBackground:
     return InBackground(shell, "run", "-n", "2", "family.py")
 
 
-def test_down_ends_what_still_lives_and_writes_the_end_down(
+def test_down_ends_leftover_processes_and_records_the_end(
     shell: CommandLine, run: InBackground
 ) -> None:
     family = Family(run)
@@ -74,7 +74,7 @@ def test_down_ends_what_still_lives_and_writes_the_end_down(
     assert (again.code, again.err) == (0, f"{run.id} is lost and was already cleaned up\n")
 
 
-def test_where_agent_and_guard_did_their_work_only_a_socket_is_left(
+def test_down_removes_the_socket_that_is_left_after_agent_and_guard_ended(
     shell: CommandLine, run: InBackground
 ) -> None:
     family = Family(run)
@@ -88,7 +88,7 @@ def test_where_agent_and_guard_did_their_work_only_a_socket_is_left(
     assert f"removed {shell.root}/run/tfcluster/{run.id[-40:]}.ctl" in done.err
 
 
-def test_nothing_left_is_said_too(shell: CommandLine, run: InBackground) -> None:
+def test_down_reports_that_nothing_is_left(shell: CommandLine, run: InBackground) -> None:
     Family(run)
     lose(run, stopped=False)
     (shell.root / "run" / "tfcluster" / f"{run.id[-40:]}.ctl").unlink()
@@ -102,8 +102,8 @@ def test_a_process_that_left_its_group_is_found_by_its_environment(shell: Comman
     run.wait_for_line("escaped", "worker:0")
     pid = int(run.log("worker:0").split()[0])
     lose(run, stopped=True)
-    for one in run.agents():
-        os.kill(one, signal.SIGKILL)
+    for agent_pid in run.agents():
+        os.kill(agent_pid, signal.SIGKILL)
     assert is_alive(pid)
 
     done = shell.run("down", run.id)
@@ -112,8 +112,8 @@ def test_a_process_that_left_its_group_is_found_by_its_environment(shell: Comman
     wait_for(lambda: not is_alive(pid))
 
 
-def test_strangers_are_never_touched(shell: CommandLine, run: InBackground) -> None:
-    """Another run, a process that got a recorded number, a shell with a like environment."""
+def test_down_never_touches_foreign_processes(shell: CommandLine, run: InBackground) -> None:
+    """Another run, a process that got a recorded pid, a process with a similar environment."""
     family = Family(run)
     other = InBackground(shell, "run", "-n", "1", "family.py", name="other")
     others = Family(other, ["worker:0"])
@@ -141,7 +141,7 @@ def test_strangers_are_never_touched(shell: CommandLine, run: InBackground) -> N
     other.down()
 
 
-def test_ports_are_free_for_the_next_run(shell: CommandLine, run: InBackground) -> None:
+def test_down_frees_the_ports_for_the_next_run(shell: CommandLine, run: InBackground) -> None:
     family = Family(run)
     locks = Path(shell.root, "run", "tfcluster", "ports")
     lose(run, stopped=True)
@@ -156,7 +156,7 @@ def test_ports_are_free_for_the_next_run(shell: CommandLine, run: InBackground) 
 
 
 def test_after_a_reboot_a_run_is_lost(shell: CommandLine, run: InBackground) -> None:
-    """The process that has its number and start time now is another boot's."""
+    """The process that now has its pid and start time belongs to another boot."""
     Family(run)
     before = run.state()
     run.down()
@@ -173,7 +173,9 @@ def test_after_a_reboot_a_run_is_lost(shell: CommandLine, run: InBackground) -> 
     assert me.is_running()
 
 
-def test_a_run_of_another_host_is_not_lost_but_there(shell: CommandLine, run: InBackground) -> None:
+def test_a_run_of_another_host_is_shown_as_running_there(
+    shell: CommandLine, run: InBackground
+) -> None:
     Family(run)
     before = run.state()
     run.down()
@@ -188,10 +190,10 @@ def test_a_run_of_another_host_is_not_lost_but_there(shell: CommandLine, run: In
     assert run.state() == state, "nobody here may write it down as lost"
 
 
-def test_down_finds_a_coordinator_that_listens_elsewhere(
+def test_down_finds_a_coordinator_in_another_runtime_folder(
     shell: CommandLine, run: InBackground
 ) -> None:
-    """`up` in a desktop session, `down` over ssh: another XDG_RUNTIME_DIR."""
+    """A desktop session (`up`) and ssh (`down`) have different values of XDG_RUNTIME_DIR."""
     Family(run)
     (shell.root / "xdg").mkdir()
     done = shell.run("down", run.id, env=shell.env | {"XDG_RUNTIME_DIR": str(shell.root / "xdg")})

@@ -1,6 +1,6 @@
-"""A docker daemon that never answered holds nothing: `down --all` must not wait for it for ever.
+"""`down --all` does not wait for a docker daemon that never answered: it holds nothing.
 
-A stand-in for the client says what the real one says of a daemon that is not there.
+A stub of the client prints what the real one prints when there is no daemon.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def line(shell: CommandLine) -> CommandLine:
     return shell
 
 
-def test_after_a_daemon_that_never_answered_nothing_is_left_to_end(line: CommandLine) -> None:
+def test_down_and_ps_ignore_a_daemon_that_never_answered(line: CommandLine) -> None:
     spec = line.spec("s.json", {"script": "job.py"}, runtime={"backend": "docker"})
     done = line.run("up", spec.name)
     assert done.code == 3

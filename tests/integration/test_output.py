@@ -1,4 +1,4 @@
-"""Every line a task writes arrives, in its log and in the merged stream: whole, in order, named."""
+"""Every line of a task reaches its log and the merged stream: whole, in order, labelled."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ HALF_WAY = (
         time.sleep(0.02)
 """
 )
-"""Its second half comes once somebody has made a file called ``go``."""
-ON_AND_ON = """
+"""A job that writes its second half once there is a file called ``go``."""
+ENDLESS = """
 import itertools, os, time
 for n in itertools.count():
     print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
@@ -53,13 +53,13 @@ for n in itertools.count():
 
 
 class Memory:
-    """Resident bytes of coordinator, agent and guard together, while all three are there."""
+    """The resident bytes of coordinator, agent and guard together, while all three live."""
 
     def __init__(self, process: psutil.Process) -> None:
         self._process = process
         self.sizes: list[int] = []
 
-    def look(self) -> None:
+    def sample(self) -> None:
         family = [self._process, *self._process.children(recursive=True)]
         ours = [p for p in family if b"TFCLUSTER_TASK=" not in _environ(p)]
         if len(ours) == 3:
@@ -92,7 +92,7 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
         process = shell.start("run", "-n", "4", "writer.py", str(LINES), stdout=out)
         memory = Memory(psutil.Process(process.pid))
         while process.poll() is None:
-            memory.look()
+            memory.sample()
             time.sleep(0.02)
 
     assert process.returncode == 0
@@ -110,9 +110,9 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
 
 @pytest.mark.slow
 def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLine) -> None:
-    """A guard against falling off a cliff; `make bench` measures the figure itself.
+    """This test only catches a collapse of throughput; `make bench` measures the figure itself.
 
-    Other tests run beside this one: the least of some rounds is what it costs without them.
+    Other tests run at the same time: the least of some rounds is the cost without them.
     """
     shell.forks = False
     shell.script("writer.py", WRITER)
@@ -124,16 +124,16 @@ def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLi
             return time.perf_counter() - began
 
     def cat(lines: int) -> float:
-        one = f"{sys.executable} writer.py {lines} | cat >> cat-merged &\n"
+        pipeline = f"{sys.executable} writer.py {lines} | cat >> cat-merged &\n"
         began = time.perf_counter()
-        subprocess.run(["bash", "-c", one * WORKERS + "wait"], cwd=shell.cwd, check=True)
+        subprocess.run(["bash", "-c", pipeline * WORKERS + "wait"], cwd=shell.cwd, check=True)
         return time.perf_counter() - began
 
     rounds = [(tfcluster(LINES) - tfcluster(0), cat(LINES) - cat(0)) for _ in range(3)]
     assert min(ours for ours, _ in rounds) < 10 * min(theirs for _, theirs in rounds), rounds
 
 
-def test_a_progress_bar_reaches_a_pipe_as_its_last_state(shell: CommandLine) -> None:
+def test_a_progress_bar_on_a_pipe_is_shown_in_its_last_state_only(shell: CommandLine) -> None:
     shell.script("bar.py", BAR)
 
     done = shell.run("run", "-n", "2", "bar.py")
@@ -153,25 +153,25 @@ def test_a_progress_bar_reaches_a_pipe_as_its_last_state(shell: CommandLine) -> 
 def test_a_progress_bar_on_a_terminal_moves_in_the_bottom_line(shell: CommandLine) -> None:
     shell.script("bar.py", BAR)
 
-    with screen(shell, "run", "-n", "2", "bar.py", columns=120, rows=50) as seen:
-        assert seen.read_all() == 0
-        text = seen.seen.decode()
+    with screen(shell, "run", "-n", "2", "bar.py", columns=120, rows=50) as window:
+        assert window.read_all() == 0
+        text = window.seen.decode()
 
     states = set(re.findall(r"worker:[01] │ (\d+)/20 \[", text))
     assert len(states) > 1, "the bar was seen moving"
-    rows = final_rows(seen)
+    rows = final_rows(window)
     assert sum("20/20 [====================] - loss: 0.0500" in row for row in rows) == 4
     assert not [row for row in rows if re.search(r"│ 1?\d/20", row)], "no state but the last"
 
 
-def final_rows(seen: Screen) -> list[str]:
-    """What stands on the screen at the end."""
-    shown = pyte.Screen(seen.columns, seen.rows)
-    pyte.ByteStream(shown).feed(seen.seen)
+def final_rows(window: Screen) -> list[str]:
+    """Return the rows that the terminal shows at the end."""
+    shown = pyte.Screen(window.columns, window.rows)
+    pyte.ByteStream(shown).feed(window.seen)
     return [row.rstrip() for row in shown.display]
 
 
-def test_equal_lines_are_shown_once_when_asked_for(shell: CommandLine) -> None:
+def test_collapse_shows_equal_lines_once(shell: CommandLine) -> None:
     shell.script("same.py", "import os\nprint('loading')\nprint(os.environ['TFCLUSTER_TASK'])\n")
 
     done = shell.run("run", "-n", "3", "--collapse", "same.py")
@@ -186,7 +186,7 @@ def test_equal_lines_are_shown_once_when_asked_for(shell: CommandLine) -> None:
     ]
 
 
-def test_with_json_stdout_is_events_and_the_lines_go_to_stderr(shell: CommandLine) -> None:
+def test_json_writes_events_to_stdout_and_the_lines_to_stderr(shell: CommandLine) -> None:
     shell.script("steps.py", STEPS.replace("40", "5"))
 
     done = shell.run("run", "-n", "2", "--json", "steps.py")
@@ -201,7 +201,7 @@ def test_with_json_stdout_is_events_and_the_lines_go_to_stderr(shell: CommandLin
         assert f"{task} │ {task} step 4\n" in done.err
 
 
-def test_logs_of_a_run_that_is_over_are_what_was_streamed(shell: CommandLine) -> None:
+def test_logs_of_an_ended_run_equal_what_was_streamed(shell: CommandLine) -> None:
     shell.script("steps.py", STEPS.replace("0.05", "0"))
     streamed = shell.run("run", "-n", "2", "steps.py").out
 
@@ -216,7 +216,7 @@ def test_logs_of_a_run_that_is_over_are_what_was_streamed(shell: CommandLine) ->
     assert b"step 29" not in found
 
 
-def test_logs_of_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
+def test_logs_refuses_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
     shell.script("steps.py", STEPS.replace("40", "2"))
     assert shell.run("run", "-n", "2", "steps.py").code == 0
 
@@ -226,8 +226,8 @@ def test_logs_of_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
     assert "has no task worker:7\n  → one of worker:0, worker:1" in done.err
 
 
-def test_a_reader_that_leaves_ends_logs_f(shell: CommandLine) -> None:
-    shell.script("steps.py", ON_AND_ON)
+def test_logs_f_ends_when_its_reader_leaves(shell: CommandLine) -> None:
+    shell.script("steps.py", ENDLESS)
     run = shell.start("run", "-n", "2", "steps.py")
     wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
 

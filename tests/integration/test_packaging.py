@@ -1,4 +1,4 @@
-"""The sdist and the wheel are whole: installed alone, the wheel plans without TensorFlow."""
+"""The sdist and the wheel are complete: installed alone, the wheel plans without TensorFlow."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder with the sdist, and the wheel that was built from it.
+    """The folder with the sdist and the wheel that was built from it.
 
-    Built without isolation, so without a network: hatchling is here already.
+    The build has no isolation, so it needs no network: hatchling is installed already.
     """
     folder = tmp_path_factory.mktemp("dist")
     check([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)], cwd=ROOT)
@@ -45,7 +45,7 @@ def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python")]
     pip += ["install", "--quiet", "--no-input"]
     pinned = (ROOT / "constraints" / "newest.txt").read_text()
-    pins = folder / "pins.txt"  # with hashes pip would ask for that of the wheel, too
+    pins = folder / "pins.txt"  # with hashes pip would require one for the wheel, too
     pins.write_text(re.sub(r" \\\n +--hash=\S+", "", pinned))
     pip += ["--disable-pip-version-check", "-c", str(pins)]
     check([*pip, str(wheel)], cwd=folder)
@@ -61,7 +61,7 @@ def check(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -
 
 
 def tfcluster(bin_folder: Path, cwd: Path, *args: str) -> str:
-    """Run the installed command with that environment's Python first, as an activated one is."""
+    """Run the installed command with its environment's Python first on PATH, as if activated."""
     dropped = ("PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX")
     env = {key: value for key, value in os.environ.items() if key not in dropped}
     env["PATH"] = f"{bin_folder}{os.pathsep}{env['PATH']}"
@@ -70,7 +70,7 @@ def tfcluster(bin_folder: Path, cwd: Path, *args: str) -> str:
     return check([str(bin_folder / "tfcluster"), *args], cwd=cwd, env=env)
 
 
-def test_the_sdist_holds_what_the_wheel_is_built_from_and_all_pages(built: Path) -> None:
+def test_the_sdist_holds_the_sources_of_the_wheel_and_all_pages(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         paths = [name.partition("/")[2] for name in archive.getnames()]
@@ -85,7 +85,7 @@ def test_the_sdist_holds_what_the_wheel_is_built_from_and_all_pages(built: Path)
     assert pages <= set(paths)
 
 
-def test_the_wheel_holds_both_halves_the_templates_and_the_schema(wheel: Path) -> None:
+def test_the_wheel_holds_both_packages_the_templates_and_the_schema(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
 
     assert {
@@ -104,7 +104,7 @@ def test_the_wheel_holds_both_halves_the_templates_and_the_schema(wheel: Path) -
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
 
 
-def test_it_runs_in_an_empty_environment_outside_the_repository(
+def test_the_wheel_runs_in_an_empty_environment_outside_the_repository(
     empty: Path, tmp_path: Path
 ) -> None:
     version = tfcluster(empty, tmp_path, "--version")
@@ -123,19 +123,19 @@ def test_a_spec_of_another_template_is_planned_too(empty: Path, tmp_path: Path) 
     assert "chief:0" in tfcluster(empty, tmp_path, "plan", "other.json")
 
 
-def test_the_page_that_a_hint_names_can_be_read_there(empty: Path, tmp_path: Path) -> None:
+def test_help_shows_the_page_that_a_hint_names(empty: Path, tmp_path: Path) -> None:
     assert "### Killed by SIGKILL" in tfcluster(empty, tmp_path, "help", "failures#sigkill")
 
 
-def test_what_the_image_is_built_from_is_found_there(empty: Path, tmp_path: Path) -> None:
+def test_the_wheel_holds_the_sources_of_the_docker_image(empty: Path, tmp_path: Path) -> None:
     code = "from tfcluster.backends.docker import worker_image; print(*worker_image.folders())"
     found = check([str(empty / "python"), "-c", code], cwd=tmp_path).split()
 
     assert all(Path(folder).is_relative_to(empty.parent) for folder in found)
 
 
-def test_that_environment_has_no_tensorflow(empty: Path, tmp_path: Path) -> None:
-    seen = check(
+def test_the_empty_environment_has_no_tensorflow(empty: Path, tmp_path: Path) -> None:
+    found = check(
         [
             str(empty / "python"),
             "-c",
@@ -144,4 +144,4 @@ def test_that_environment_has_no_tensorflow(empty: Path, tmp_path: Path) -> None
         cwd=tmp_path,
     )
 
-    assert seen.strip() == "None"
+    assert found.strip() == "None"

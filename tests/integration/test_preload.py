@@ -1,4 +1,4 @@
-"""Real TensorFlow, imported once: its forks train as fresh processes do, also after a crash."""
+"""Forks of one TensorFlow import train as fresh processes do, also after a crash."""
 
 from __future__ import annotations
 
@@ -41,9 +41,7 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_forks_train_to_the_same_losses_and_import_no_second_time(
-    lab: Lab, tensorflow: str
-) -> None:
+def test_forks_train_to_the_same_losses_without_a_second_import(lab: Lab, tensorflow: str) -> None:
     start = ("run", *OPTIONS, f"--python={PYTHONS[tensorflow]}")
     cold = lab.train(*start, "--set=runtime.preload=off", "train.py")
     forked = lab.train(*start, "train.py", "crash")

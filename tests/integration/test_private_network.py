@@ -1,4 +1,4 @@
-"""`runtime.network: "private"`: TensorFlow's ports, which ask for no password, stay closed."""
+"""`runtime.network: "private"` closes TensorFlow's ports, which ask for no password."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .commandline import CommandLine, Done
 from .live import Live
 
 ROOT = Path(__file__).parents[2]
-SOMEBODY = 12345
+OTHER_USER = 12345
 """A user id that owns nothing here."""
 
 SERVER = """
@@ -45,7 +45,7 @@ needed = ["finish", *(f"written-by-{i}" for i in range(len(cluster)))]
 while not all(map(os.path.exists, needed)):
     time.sleep(0.05)
 """
-"""Listens where TensorFlow would, and reaches all its peers."""
+"""A job that listens where TensorFlow would, and connects to all its peers."""
 
 PREPARE = """
 import os
@@ -55,7 +55,7 @@ with open("prepared", "w") as file:
 
 
 def own_addresses() -> list[str]:
-    """By which this machine can be reached: loopback, and the way out where there is one."""
+    """Return this machine's addresses: loopback, and that of the default route if there is one."""
     found = ["127.0.0.1"]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -75,7 +75,9 @@ def answers(address: str, port: int) -> bool:
 
 
 @pytest.mark.parametrize("network", ["private", "host"])
-def test_from_outside_a_private_network_no_task_answers(shell: CommandLine, network: str) -> None:
+def test_tasks_in_a_private_network_do_not_answer_from_outside(
+    shell: CommandLine, network: str
+) -> None:
     shell.script("server.py", SERVER)
     shell.script("prepare.py", PREPARE)
     job = {"script": "server.py", "prepare": {"script": "prepare.py"}}
@@ -108,13 +110,13 @@ def test_two_private_runs_may_use_the_same_fixed_ports(shell: CommandLine) -> No
     assert [run.end() for run in runs] == [0, 0]
 
 
-def as_somebody(shell: CommandLine, *args: str) -> Done:
-    """`tfcluster ARGS` as a user without any rights, in folders that are his."""
+def as_ordinary_user(shell: CommandLine, *args: str) -> Done:
+    """Run `tfcluster ARGS` as a user without any rights, in folders of that user."""
     command = [COMMAND, *args]
     if os.geteuid() == 0:
         for path in (shell.root, *shell.root.rglob("*")):
-            os.chown(path, SOMEBODY, SOMEBODY)
-        drop = f"setpriv --reuid={SOMEBODY} --regid={SOMEBODY} --clear-groups --no-new-privs"
+            os.chown(path, OTHER_USER, OTHER_USER)
+        drop = f"setpriv --reuid={OTHER_USER} --regid={OTHER_USER} --clear-groups --no-new-privs"
         script = f"{open_up(shell.root)}\nexec {drop} {shlex.join(command)}"
         command = ["unshare", "--mount", "sh", "-ec", script]
     env = shell.env | {"HOME": str(shell.root), "XDG_CACHE_HOME": str(shell.root / "cache")}
@@ -127,8 +129,11 @@ def as_somebody(shell: CommandLine, *args: str) -> Done:
 
 
 def open_up(folder: Path) -> str:
-    """Shell lines that let everybody reach Python and this checkout, in a mount namespace of
-    their own, where they lie in a closed folder such as /root: all else of it is covered."""
+    """Return shell lines that let every user reach Python and this checkout.
+
+    They are for a mount namespace of their own. A closed folder such as /root, in which Python or
+    the checkout lies, is covered except for these.
+    """
     needed = {Path(path).resolve() for path in (sys.base_prefix, sys.prefix, ROOT)}
     closed = {
         ancestor: path
@@ -145,7 +150,7 @@ def open_up(folder: Path) -> str:
     return "\n".join(lines)
 
 
-def test_an_ordinary_user_has_a_private_network_and_owns_what_is_written(
+def test_an_ordinary_user_gets_a_private_network_and_owns_the_written_files(
     shell: CommandLine,
 ) -> None:
     shell.script("server.py", SERVER)
@@ -153,18 +158,18 @@ def test_an_ordinary_user_has_a_private_network_and_owns_what_is_written(
     (shell.cwd / "finish").touch()
     job = {"script": "server.py", "prepare": {"script": "prepare.py"}}
     shell.spec("spec.json", job, runtime={"network": "private"})
-    done = as_somebody(shell, "up", "spec.json")
+    done = as_ordinary_user(shell, "up", "spec.json")
     assert done.code == 0, done.err
     assert "none: the network is private" in done.err
     ours = os.readlink("/proc/self/ns/net")
     assert (shell.cwd / "prepared").read_text() == ours
     assert (shell.cwd / "written-by-0").read_text() not in ("", ours)
-    owner = os.geteuid() or SOMEBODY
+    owner = os.geteuid() or OTHER_USER
     written = [shell.cwd / "prepared", shell.cwd / "written-by-1", shell.last_run()]
     assert {path.stat().st_uid for path in written} == {owner}
 
 
-def test_an_address_of_this_machine_is_refused_with_the_cure(shell: CommandLine) -> None:
+def test_an_address_outside_the_private_network_is_refused_with_a_hint(shell: CommandLine) -> None:
     shell.script("server.py", SERVER)
     spec = {"cluster": {"worker": ["192.0.2.7:2222"]}, "job": {"script": "server.py"}}
     spec |= {"runtime": {"network": "private", "backend": "local"}}

@@ -1,4 +1,4 @@
-"""What a run does not do: outlive its doubts about a folder, or end with a terminal under nohup."""
+"""A run refuses unsafe folders for its sockets, and does not end with its terminal under nohup."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .commandline import CommandLine
 from .live import FAMILY, Family, Live
 
 
-def test_a_folder_of_sockets_that_somebody_has_taken_has_a_substitute(shell: CommandLine) -> None:
-    """Which every later command finds, also once the name is free again."""
+def test_a_socket_folder_that_others_can_write_to_gets_a_substitute(shell: CommandLine) -> None:
+    """Every later command finds the substitute, also once the name is free again."""
     taken = shell.root / "run" / "tfcluster"
     taken.mkdir()
     taken.chmod(0o777)
@@ -24,7 +24,7 @@ def test_a_folder_of_sockets_that_somebody_has_taken_has_a_substitute(shell: Com
     assert substitute.name.startswith("tfcluster-")
 
 
-def test_a_folder_of_sockets_without_a_substitute_is_refused(shell: CommandLine) -> None:
+def test_an_unsafe_socket_folder_without_a_substitute_is_refused(shell: CommandLine) -> None:
     folder = shell.root / "run" / "tfcluster"
     folder.mkdir()
     folder.chmod(0o777)
@@ -37,7 +37,7 @@ def test_a_folder_of_sockets_without_a_substitute_is_refused(shell: CommandLine)
     assert not shell.runs()
 
 
-def test_an_order_that_the_agent_cannot_obey_ends_the_run_with_the_reason(
+def test_an_order_that_the_agent_cannot_carry_out_ends_the_run_with_the_reason(
     shell: CommandLine,
 ) -> None:
     ports = shell.root / "run" / "tfcluster" / "ports"

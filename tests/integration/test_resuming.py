@@ -1,4 +1,4 @@
-"""`up --resume RUN[@STEP]`: a new run begins with what an earlier one had gathered."""
+"""`up --resume RUN[@STEP]` starts a new run from a checkpoint that an earlier run gathered."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ for step in range(begin + 1, begin + 4):
             file.write(f"step {step} of {os.environ['TFCLUSTER_TASK']}".encode() + end)
     reporting.saved(f"{folder}/ckpt-{step}", step=step)
 """
-"""Saves three steps, as a complete TensorFlow checkpoint looks."""
+"""A job that saves three steps in the form of complete TensorFlow checkpoints."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
-def test_the_newest_state_from_anywhere_with_the_runs_own_spec(
+def test_resume_takes_the_newest_checkpoint_and_the_runs_own_spec_from_any_folder(
     shell: CommandLine, first: Path
 ) -> None:
     before = contents(first / "checkpoints")
@@ -65,15 +65,15 @@ def test_the_newest_state_from_anywhere_with_the_runs_own_spec(
     state = shell.state()
     assert state["resumed_from"] == {"run": first.name, "step": 3}
     assert (state["spec"], state["workdir"]) == (str(spec), str(spec.parent))
-    told = [event for event in read_events(run) if event["type"] == "resumed"]
-    assert [(event["run"], event["step"]) for event in told] == [(first.name, 3)]
+    resumed = [event for event in read_events(run) if event["type"] == "resumed"]
+    assert [(event["run"], event["step"]) for event in resumed] == [(first.name, 3)]
     assert state["checkpoints"][-1]["step"] == 6
     listed = json.loads(shell.run("checkpoints", "--json", "second").out)
     assert [found["step"] for found in listed] == [4, 5, 6]
     assert contents(first / "checkpoints") == before, "the original stays as it was"
 
 
-def test_an_earlier_step_and_another_spec(shell: CommandLine, first: Path) -> None:
+def test_resume_takes_an_earlier_step_and_another_spec(shell: CommandLine, first: Path) -> None:
     shell.script(
         "look.py", "import os\nprint(sorted(os.listdir(os.environ['TFCLUSTER_CHECKPOINT_DIR'])))"
     )
@@ -89,7 +89,7 @@ def test_an_earlier_step_and_another_spec(shell: CommandLine, first: Path) -> No
     assert [found["step"] for found in json.loads(shell.run("checkpoints", "--json").out)] == [2]
 
 
-def test_a_resumed_run_can_be_resumed_when_the_first_is_deleted(
+def test_a_resumed_run_can_be_resumed_after_the_first_is_deleted(
     shell: CommandLine, first: Path
 ) -> None:
     assert shell.run("up", "--resume", first.name, "--name", "second").code == 0
@@ -99,7 +99,9 @@ def test_a_resumed_run_can_be_resumed_when_the_first_is_deleted(
     assert shell.log("worker:1").startswith(b"begins at 6")
 
 
-def test_what_is_not_there_is_said_with_what_is(shell: CommandLine, first: Path) -> None:
+def test_resume_of_a_missing_step_names_the_steps_that_exist(
+    shell: CommandLine, first: Path
+) -> None:
     shell.script("nothing.py", "")
     assert shell.run("run", "-n", "1", "--name", "empty", "nothing.py").code == 0
     count = len(shell.runs())
@@ -117,7 +119,9 @@ def test_what_is_not_there_is_said_with_what_is(shell: CommandLine, first: Path)
         assert len(shell.runs()) == count
 
 
-def test_the_number_of_a_save_is_no_step(shell: CommandLine) -> None:
+def test_a_checkpoint_without_a_reported_step_is_resumed_by_its_save_number(
+    shell: CommandLine,
+) -> None:
     unreported = [line for line in SAVES.splitlines() if "reporting" not in line]
     shell.script("save.py", "\n".join(unreported))
     done = shell.run("run", "-n", "1", "--name", "first", "save.py")
@@ -161,10 +165,10 @@ if not os.listdir(folder):
     with open(f"{folder}/ckpt-1.index", "wb") as file:
         file.write(struct.pack("<Q", 0xDB4775248B80FB57))
 """
-"""Its state takes a second to put back."""
+"""A job whose checkpoint takes a second to restore."""
 
 
-def test_an_agent_or_guard_killed_while_the_state_is_put_back_costs_a_restart(
+def test_an_agent_or_guard_killed_during_the_restore_costs_a_restart(
     shell: CommandLine,
 ) -> None:
     shell.script("large.py", LARGE)

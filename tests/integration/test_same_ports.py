@@ -1,4 +1,4 @@
-"""One fixed port, two runs: the second is refused with the holder's name, the first goes on."""
+"""A second run on the same fixed port is refused with the holder's name; the first continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fixed(shell: CommandLine, ports: list[int]) -> str:
     return spec.name
 
 
-def test_the_second_of_two_is_refused_and_the_first_is_undisturbed(shell: CommandLine) -> None:
+def test_the_second_run_is_refused_and_the_first_is_undisturbed(shell: CommandLine) -> None:
     ports = free_ports(2)
     spec = fixed(shell, ports)
     first = Live(shell, "up", spec, name="first")
@@ -60,7 +60,7 @@ def test_the_second_of_two_is_refused_and_the_first_is_undisturbed(shell: Comman
 def orphan(
     request: pytest.FixtureRequest, shell: CommandLine
 ) -> Iterator[tuple[int, int, str | None]]:
-    """A process that listens with SO_REUSEPORT, as a task that lost its run would."""
+    """A process that listens with SO_REUSEPORT, as a leftover task of a lost run would."""
     (port,) = free_ports(1)
     env = dict(os.environ) | ({"TFCLUSTER_RUN_ID": request.param} if request.param else {})
     process = subprocess.Popen(
@@ -91,7 +91,7 @@ def test_a_live_orphan_on_the_port_is_named(
     assert not list(shell.last_run().rglob("worker-*.log")), "nothing was started"
 
 
-def test_runs_with_chosen_ports_at_once_never_share_one(shell: CommandLine) -> None:
+def test_runs_with_automatic_ports_at_the_same_time_never_share_one(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     runs = [Live(shell, "run", "-n", "2", "family.py", name=f"r{n}") for n in range(3)]
     ports = [port for run in runs for port in Family(run).ports]

@@ -1,4 +1,4 @@
-"""Unmodified scripts through `tfcluster run`: they miss nothing of what plain Python gives them."""
+"""Unmodified scripts find under `tfcluster run` all that plain Python gives them."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ def test_a_package_runs_as_a_module(shell: CommandLine) -> None:
     assert b"worker:0 \xe2\x94\x82 other trainer.task" in done.out
 
 
-def test_new_files_beside_a_script_are_told_once_and_gathered_when_asked(
+def test_new_files_beside_a_script_are_reported_once_and_gathered_if_configured(
     shell: CommandLine,
 ) -> None:
     shell.script("writer.py", WRITER)
     first = shell.run("run", "writer.py")
     assert first.code == 0, first.err
-    told = " ".join(first.err.split())
-    assert told.count("New files in the working directory: model/, notes.txt") == 1
-    assert "--set 'checkpoints.outputs=" in told
+    said = " ".join(first.err.split())
+    assert said.count("New files in the working directory: model/, notes.txt") == 1
+    assert "--set 'checkpoints.outputs=" in said
     for name in ("model/weights.bin", "notes.txt"):
         (shell.cwd / name).unlink()
     (shell.cwd / "model").rmdir()
@@ -110,7 +110,7 @@ def test_new_files_beside_a_script_are_told_once_and_gathered_when_asked(
     assert "New files" not in again.err
 
 
-def test_a_setting_that_no_task_reads_is_told_at_the_end_with_and_without_hooks(
+def test_a_setting_that_no_task_reads_is_reported_with_and_without_hooks(
     shell: CommandLine,
 ) -> None:
     shell.script("deaf.py", "print('trained')")
@@ -118,8 +118,8 @@ def test_a_setting_that_no_task_reads_is_told_at_the_end_with_and_without_hooks(
     sets = ("--set", "keras.precision=mixed_bfloat16")
     for hooks in ("auto", "off"):
         deaf = shell.run("run", *sets, "--set", f"job.hooks={hooks}", "deaf.py")
-        told = " ".join(deaf.err.split())
-        assert told.count("no task has read keras.precision = mixed_bfloat16") == 1
-        assert "tfcluster_workers.keras_choice.apply_precision(keras)" in told
+        said = " ".join(deaf.err.split())
+        assert said.count("no task has read keras.precision = mixed_bfloat16") == 1
+        assert "tfcluster_workers.keras_choice.apply_precision(keras)" in said
         heeds = shell.run("run", *sets, "--set", f"job.hooks={hooks}", "heeds.py")
         assert (heeds.code, "no task has read" in heeds.err) == (0, False), heeds.err

@@ -1,4 +1,4 @@
-"""A search through the real command: a stub chief that keeps the books, stub tuners, one killed."""
+"""A search with the real command, a stub chief and stub tuners, one of which is killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def facts_of(done: Done, task: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix(start)) for line in lines if line.startswith(start)]
 
 
-def test_a_search_from_its_first_trial_to_the_summary(shell: CommandLine) -> None:
+def test_a_search_runs_from_its_first_trial_to_the_summary(shell: CommandLine) -> None:
     shell.script("search.py", STUB)
     shell.env["KERASTUNER_TUNER_ID"] = "somebody-else's"
     job = {"script": "search.py", "kind": "tuner"}
@@ -66,8 +66,8 @@ def test_a_search_from_its_first_trial_to_the_summary(shell: CommandLine) -> Non
     assert again[0] == again[1], "the same place in the search"
     ids = [facts["KERASTUNER_TUNER_ID"] for facts in (chief, first, again[0])]
     assert ids == ["chief-0", "worker-0", "worker-1"]
-    for one in (first, again[0]):
-        assert one | {"KERASTUNER_TUNER_ID": "chief-0"} == chief
+    for facts in (first, again[0]):
+        assert facts | {"KERASTUNER_TUNER_ID": "chief-0"} == chief
     assert "TF_CONFIG" not in chief
     assert chief["folder"] == str(shell.last_run() / "tuner")
 
@@ -84,7 +84,7 @@ def test_a_search_from_its_first_trial_to_the_summary(shell: CommandLine) -> Non
     ]
 
 
-def test_one_tuner_alone_has_no_place_in_anybody_s_search(shell: CommandLine) -> None:
+def test_a_single_tuner_gets_no_variables_of_a_distributed_search(shell: CommandLine) -> None:
     shell.script("search.py", STUB)
     shell.env |= {"KERASTUNER_TUNER_ID": "chief", "KERASTUNER_ORACLE_IP": "10.0.0.1"}
     spec = shell.spec("search.json", {"script": "search.py", "kind": "tuner"}, workers=1)

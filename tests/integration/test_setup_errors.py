@@ -1,4 +1,4 @@
-"""Setup errors: a clear message, the right exit code, a proper end, nothing lost silently."""
+"""Setup errors give a clear message, the right exit code and a proper end, and lose nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def line(shell: CommandLine) -> CommandLine:
 
 @pytest.fixture
 def small_disk(line: CommandLine) -> Iterator[Path]:
-    """2 MiB of disk for the runs."""
+    """A disk of 2 MiB for the runs."""
     line.home.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", line.home], check=True)
     yield line.home
@@ -37,7 +37,7 @@ def small_disk(line: CommandLine) -> Iterator[Path]:
 
 
 def refused(line: CommandLine, *args: str, code: int = 3) -> str:
-    """What a command says that cannot start anything."""
+    """Run a command that must be refused before it starts anything; return its message."""
     done = line.run(*args)
     assert done.code == code, done.err
     assert done.out == b""
@@ -48,7 +48,7 @@ def refused(line: CommandLine, *args: str, code: int = 3) -> str:
 
 
 def went_well(line: CommandLine, *args: str) -> None:
-    """`tfcluster run -n 2 hello.py` or what else prints hello does all it should."""
+    """Assert that `tfcluster run -n 2 hello.py` (or `args` that print the same) succeeds."""
     done = line.run(*(args or ("run", "-n", "2", "hello.py")))
     assert done.code == 0, done.err
     assert "Traceback" not in done.err
@@ -60,7 +60,7 @@ def went_well(line: CommandLine, *args: str) -> None:
 # -- the script and its Python ------------------------------------------------------------------
 
 
-def test_a_script_that_is_missing(line: CommandLine) -> None:
+def test_a_missing_script_is_refused(line: CommandLine) -> None:
     said = refused(line, "run", "missing.py", code=2)
 
     assert f"there is no script at {line.cwd}/missing.py" in said
@@ -68,7 +68,7 @@ def test_a_script_that_is_missing(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("job", ["module", "script"])
-def test_a_python_without_tensorflow(line: CommandLine, job: str) -> None:
+def test_a_python_without_tensorflow_is_refused(line: CommandLine, job: str) -> None:
     venv.create(line.root / "bare", symlinks=True)
     line.script("train.py", "import tensorflow as tf\nprint(tf.__version__)\n")
     what = ["-m", "tfcluster_workers.jobs.keras_mnist"] if job == "module" else ["train.py"]
@@ -84,7 +84,7 @@ def test_a_python_without_tensorflow(line: CommandLine, job: str) -> None:
     ("python", "code"),
     [("/nonexistent/python", 2), ("/etc/passwd", 2), ("/bin/true", 3), ("/bin/cat", 3)],
 )
-def test_a_python_that_is_none(line: CommandLine, python: str, code: int) -> None:
+def test_an_unusable_python_is_refused(line: CommandLine, python: str, code: int) -> None:
     said = refused(line, "run", "--python", python, "hello.py", code=code)
 
     assert python in said
@@ -96,17 +96,17 @@ LONG = "a" * 300
 
 
 @pytest.mark.parametrize("python", [LONG, "~no-such-user/bin/python"])
-def test_a_python_whose_name_cannot_be_a_file(line: CommandLine, python: str) -> None:
+def test_a_python_whose_name_cannot_be_a_file_is_refused(line: CommandLine, python: str) -> None:
     assert "there is no " in refused(line, "run", "--python", python, "hello.py", code=2)
 
 
-def test_a_module_whose_name_cannot_be_a_file(line: CommandLine) -> None:
+def test_a_module_whose_name_cannot_be_a_file_is_not_found(line: CommandLine) -> None:
     done = line.run("run", "--name", "long", "-m", LONG)
     assert done.code == 1, done.err
     assert f"No module named {LONG}" in done.out.decode()
 
 
-def test_a_script_whose_name_begins_with_a_dash(line: CommandLine) -> None:
+def test_a_script_whose_name_begins_with_a_dash_runs(line: CommandLine) -> None:
     line.script("-dash.py", HELLO)
 
     went_well(line, "run", "-n", "2", "--", "-dash.py", "-n", "9")
@@ -123,7 +123,7 @@ def test_empty_and_odd_arguments_reach_the_script_as_they_are(line: CommandLine)
 # -- ports and folders --------------------------------------------------------------------------
 
 
-def test_a_port_that_a_stranger_holds(line: CommandLine) -> None:
+def test_a_port_held_by_another_process_is_refused(line: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         port = stranger.getsockname()[1]
         spec = line.spec("fixed.json", {"script": "hello.py"})
@@ -142,13 +142,13 @@ def test_a_port_that_a_stranger_holds(line: CommandLine) -> None:
     assert line.events()[-1]["exit_code"] == 3
 
 
-def test_a_home_below_a_file(line: CommandLine) -> None:
+def test_a_home_below_a_file_is_refused(line: CommandLine) -> None:
     line.home.write_text("a file")
 
     assert str(line.home) in refused(line, "run", "hello.py")
 
 
-def test_a_home_on_a_disk_that_is_read_only(line: CommandLine, small_disk: Path) -> None:
+def test_a_home_on_a_read_only_disk_is_refused(line: CommandLine, small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
 
     said = refused(line, "run", "hello.py")
@@ -157,7 +157,7 @@ def test_a_home_on_a_disk_that_is_read_only(line: CommandLine, small_disk: Path)
     assert "TFCLUSTER_HOME" in said
 
 
-def test_a_home_whose_path_is_too_long_for_sockets(line: CommandLine) -> None:
+def test_a_run_works_with_a_home_whose_path_is_too_long_for_sockets(line: CommandLine) -> None:
     line.env["TFCLUSTER_HOME"] = str(line.home / ("deep" * 30))
 
     done = line.run("run", "-n", "2", "hello.py")
@@ -166,7 +166,7 @@ def test_a_home_whose_path_is_too_long_for_sockets(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("problem", ["missing", "too long", "unset", "not a folder"])
-def test_a_runtime_folder_of_no_use(line: CommandLine, problem: str) -> None:
+def test_a_run_works_with_an_unusable_runtime_folder(line: CommandLine, problem: str) -> None:
     long = line.root / ("x" * 120)
     long.mkdir()
     places = {"missing": "/nonexistent", "too long": str(long), "not a folder": "/etc/passwd"}
@@ -177,13 +177,13 @@ def test_a_runtime_folder_of_no_use(line: CommandLine, problem: str) -> None:
     went_well(line)
 
 
-def test_no_home_in_the_environment(line: CommandLine) -> None:
+def test_a_run_works_without_home_in_the_environment(line: CommandLine) -> None:
     line.env.pop("HOME")
 
     went_well(line)
 
 
-def test_a_workdir_that_nobody_may_write(line: CommandLine) -> None:
+def test_a_run_works_in_a_read_only_workdir(line: CommandLine) -> None:
     folder = line.root / "fixed"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], check=True)
@@ -197,7 +197,7 @@ def test_a_workdir_that_nobody_may_write(line: CommandLine) -> None:
         subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-def test_a_workdir_that_is_deleted_in_the_middle(line: CommandLine) -> None:
+def test_a_run_survives_the_deletion_of_its_workdir(line: CommandLine) -> None:
     line.cwd = line.root / "gone"
     line.cwd.mkdir()
     line.script(
@@ -222,7 +222,7 @@ def test_a_workdir_that_is_deleted_in_the_middle(line: CommandLine) -> None:
     assert "Traceback" not in done.err
 
 
-def test_a_current_folder_that_was_deleted(line: CommandLine) -> None:
+def test_a_deleted_current_folder_is_refused(line: CommandLine) -> None:
     script = line.cwd / "hello.py"
 
     done = line.shell(f"mkdir gone && cd gone && rmdir ../gone && tfcluster run {script}")
@@ -232,7 +232,7 @@ def test_a_current_folder_that_was_deleted(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b 'quoted\" ünï→\nnew line", "-rf $HOME `x` %s {} *"])
-def test_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
+def test_a_run_works_in_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
     line.cwd = line.root / name
     line.cwd.mkdir()
     line.script("hello.py", HELLO)
@@ -242,7 +242,7 @@ def test_a_folder_with_an_odd_name(line: CommandLine, name: str) -> None:
     went_well(line, "up", str(line.cwd / "s.json"))
 
 
-def test_a_spec_from_standard_input(line: CommandLine) -> None:
+def test_up_reads_a_spec_from_standard_input(line: CommandLine) -> None:
     spec = line.spec("s.json", {"script": "hello.py"}).read_bytes()
 
     done = line.run("up", "-", input=spec)
@@ -251,8 +251,8 @@ def test_a_spec_from_standard_input(line: CommandLine) -> None:
     assert "worker:1 │ hello worker:1" in done.out.decode()
 
 
-def test_a_home_that_is_deleted_in_the_middle(line: CommandLine) -> None:
-    """Training goes on, and nobody is sent to look for space."""
+def test_a_run_survives_the_deletion_of_its_home(line: CommandLine) -> None:
+    """Training continues, and the warning does not suggest a lack of disk space."""
     line.script("delete.py", f"import shutil; shutil.rmtree({str(line.home)!r})")
 
     done = line.run("run", "-n", "1", "delete.py")
@@ -276,7 +276,7 @@ pathlib.Path(sys.argv[1]).touch()
 """
 
 
-def test_a_disk_that_is_full_costs_lines_and_says_how_many(
+def test_a_full_disk_costs_log_lines_and_their_bytes_are_reported(
     line: CommandLine, small_disk: Path
 ) -> None:
     line.script("flood.py", FLOOD)
@@ -318,10 +318,10 @@ ballast.unlink()
 file.close()
 print("last", flush=True)
 """
-"""Each step waits until the one before has reached the log: others move the bytes there."""
+"""A job that fills the disk: each step waits until other processes have logged the one before."""
 
 
-def test_a_disk_with_space_again_takes_lines_again(line: CommandLine, small_disk: Path) -> None:
+def test_a_log_continues_once_the_disk_has_space_again(line: CommandLine, small_disk: Path) -> None:
     room = line.root / "room"
     line.script("fills.py", FILLS_THE_DISK)
     run = Live(line, "run", "-n", "1", "fills.py", str(small_disk), str(room))
@@ -358,7 +358,7 @@ def test_a_worker_that_closes_its_stdout_and_stderr_is_waited_for(line: CommandL
     assert done_file.exists()
 
 
-def test_ten_megabytes_without_a_newline(line: CommandLine) -> None:
+def test_ten_megabytes_without_a_newline_arrive_whole(line: CommandLine) -> None:
     line.script("long.py", "import sys\nsys.stdout.write('x' * 10_000_000)\n")
 
     done = line.run("run", "-n", "1", "long.py")
@@ -373,7 +373,7 @@ BINARY = (
 )
 
 
-def test_binary_output_passes_a_pipe_as_it_is(line: CommandLine) -> None:
+def test_binary_output_passes_a_pipe_unchanged(line: CommandLine) -> None:
     line.script("binary.py", f"import os\nos.write(1, {BINARY!r})\n")
 
     done = line.run("run", "-n", "1", "binary.py")
@@ -383,17 +383,17 @@ def test_binary_output_passes_a_pipe_as_it_is(line: CommandLine) -> None:
     assert line.log("worker:0") == BINARY
 
 
-def test_binary_output_does_no_harm_to_a_terminal(line: CommandLine) -> None:
+def test_binary_output_does_not_harm_a_terminal(line: CommandLine) -> None:
     line.script("binary.py", f"import os\nos.write(1, {BINARY!r})\n")
 
-    with screen(line, "run", "-n", "1", "binary.py") as seen:
-        assert seen.read_all() == 0
+    with screen(line, "run", "-n", "1", "binary.py") as window:
+        assert window.read_all() == 0
 
-    assert b"\x1b]0;" not in seen.seen, "the window keeps its title"
-    assert b"\x1b[2J" not in seen.seen
-    assert b"\x07" not in seen.seen
-    assert b"\x00" not in seen.seen
-    seen.seen.decode()
+    assert b"\x1b]0;" not in window.seen, "the window keeps its title"
+    assert b"\x1b[2J" not in window.seen
+    assert b"\x07" not in window.seen
+    assert b"\x00" not in window.seen
+    window.seen.decode()
     assert line.log("worker:0") == BINARY
 
 
@@ -417,25 +417,25 @@ def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> No
     def step() -> int:
         return at.stat().st_size if at.exists() else 0
 
-    with screen(line, "run", "-n", "1", "progress.py", str(at), str(most)) as seen:
+    with screen(line, "run", "-n", "1", "progress.py", str(at), str(most)) as window:
         while step() < 100:
-            seen.read(0.1)
-        seen.type(b"\x13")
-        seen.read(0.5)
-        shown, since = len(seen.seen), time.monotonic()
+            window.read(0.1)
+        window.type(b"\x13")
+        window.read(0.5)
+        shown, since = len(window.seen), time.monotonic()
         wait_for(lambda: step() == most, timeout=80, what="training that goes on, to its end")
         time.sleep(max(0.0, 30 - (time.monotonic() - since)))
-        seen.read(0.2)
-        assert len(seen.seen) - shown < 5000, "the terminal stands still"
-        seen.type(b"\x11")
-        assert seen.read_all() == 0
+        window.read(0.2)
+        assert len(window.seen) - shown < 5000, "the terminal stands still"
+        window.type(b"\x11")
+        assert window.read_all() == 0
 
-    found = [int(number) for number in re.findall(rb"step (\d{5}) \.{60}", seen.seen)]
+    found = [int(number) for number in re.findall(rb"step (\d{5}) \.{60}", window.seen)]
     assert found == list(range(most)), "nothing is lost, also not on the screen"
-    assert b"succeeded after" in seen.seen
+    assert b"succeeded after" in window.seen
 
 
-def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandLine) -> None:
+def test_training_continues_after_the_reader_of_stdout_has_left(line: CommandLine) -> None:
     at = line.root / "at"
     line.script("progress.py", PROGRESS)
     line.spec("s.json", {"script": "progress.py", "args": [str(at), "1500"]}, workers=1)
@@ -456,7 +456,7 @@ def test_a_reader_of_stdout_that_leaves_does_not_end_the_training(line: CommandL
 
 @pytest.mark.slow
 @pytest.mark.parametrize("closed", ["<&-", "2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
-def test_descriptors_that_are_closed(line: CommandLine, closed: str) -> None:
+def test_a_run_works_with_closed_or_full_standard_streams(line: CommandLine, closed: str) -> None:
     done = line.shell(f"tfcluster run -n 2 hello.py {closed}")
 
     assert done.code == 0, done.err
@@ -468,7 +468,7 @@ def test_descriptors_that_are_closed(line: CommandLine, closed: str) -> None:
     assert line.log("worker:1").count(b"\n") == 1
 
 
-def test_a_full_device_as_stdout_is_said_once(line: CommandLine) -> None:
+def test_a_full_device_as_stdout_is_reported_once(line: CommandLine) -> None:
     with Path("/dev/full").open("wb") as full:
         done = line.run("run", "-n", "2", "hello.py", stdout=full)
 
@@ -478,32 +478,34 @@ def test_a_full_device_as_stdout_is_said_once(line: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 12])
-def test_a_narrow_terminal(line: CommandLine, columns: int) -> None:
-    with screen(line, "run", "-n", "2", "hello.py", columns=columns) as seen:
-        assert seen.read_all() == 0
+def test_a_run_fits_a_narrow_terminal(line: CommandLine, columns: int) -> None:
+    with screen(line, "run", "-n", "2", "hello.py", columns=columns) as window:
+        assert window.read_all() == 0
 
-    assert b"hello worker:1" in seen.seen
-    assert b"Traceback" not in seen.seen
-    rules = re.findall(r"─+", seen.seen.decode())
+    assert b"hello worker:1" in window.seen
+    assert b"Traceback" not in window.seen
+    rules = re.findall(r"─+", window.seen.decode())
     assert all(len(rule) <= columns for rule in rules)
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("TERM", "dumb"), ("NO_COLOR", "1"), ("CI", "1")], ids=str
 )
-def test_a_terminal_that_wants_no_decoration(line: CommandLine, name: str, value: str) -> None:
+def test_a_terminal_without_decoration_gets_plain_text(
+    line: CommandLine, name: str, value: str
+) -> None:
     line.env[name] = value
 
-    with screen(line, "run", "-n", "2", "hello.py") as seen:
-        assert seen.read_all() == 0
+    with screen(line, "run", "-n", "2", "hello.py") as window:
+        assert window.read_all() == 0
 
-    assert b"hello worker:1" in seen.seen
-    assert not re.search(rb"\x1b\[[0-9;]*m", seen.seen), "no colours"
+    assert b"hello worker:1" in window.seen
+    assert not re.search(rb"\x1b\[[0-9;]*m", window.seen), "no colours"
     if name != "NO_COLOR":
-        assert b"\x1b" not in seen.seen, "and no status line"
+        assert b"\x1b" not in window.seen, "and no status line"
 
 
-def test_no_terminal_at_all(line: CommandLine) -> None:
+def test_a_run_works_without_a_terminal(line: CommandLine) -> None:
     done = line.shell("setsid tfcluster run -n 2 hello.py < /dev/null > out 2> err; echo $?")
 
     assert done.out == b"0\n"

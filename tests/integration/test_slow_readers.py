@@ -1,4 +1,4 @@
-"""Whoever reads the lines slowly, or not at all: tasks do not wait, and no line is lost or torn."""
+"""Tasks do not wait for a slow or stopped reader of their lines, and no line is lost or torn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ os.write(1, b"no newline at the end")
 
 
 def exits(shell: CommandLine) -> list[str]:
-    """The tasks that have ended."""
+    """Return the tasks that have ended."""
     if not shell.runs() or not (shell.last_run() / "events.jsonl").exists():
         return []
     lines = (shell.last_run() / "events.jsonl").read_text().split("\n")[:-1]
@@ -42,7 +42,7 @@ def assert_logs_are_whole(shell: CommandLine) -> None:
         assert shell.log(task) == expected_log(task, LINES)
 
 
-def test_a_reader_that_stands_still_holds_up_no_task_and_gets_every_line_later(
+def test_a_stopped_reader_delays_no_task_and_gets_every_line_later(
     shell: CommandLine,
 ) -> None:
     shell.script("writer.py", WRITER)
@@ -57,18 +57,18 @@ def test_a_reader_that_stands_still_holds_up_no_task_and_gets_every_line_later(
     assert split_by_task(out) == {task: expected_log(task, LINES) for task in TASKS}
 
 
-def test_a_terminal_stopped_with_ctrl_s_holds_up_no_task_and_shows_every_line_later(
+def test_a_terminal_stopped_with_ctrl_s_delays_no_task_and_shows_every_line_later(
     shell: CommandLine,
 ) -> None:
     shell.script("writer.py", WRITER)
-    with screen(shell, "run", "-n", str(WORKERS), "writer.py", str(LINES)) as seen:
-        seen.type(b"\x13")
+    with screen(shell, "run", "-n", str(WORKERS), "writer.py", str(LINES)) as window:
+        window.type(b"\x13")
         wait_for(lambda: len(exits(shell)) == WORKERS, what="all tasks, at a stopped terminal")
         assert_logs_are_whole(shell)
-        seen.type(b"\x11")
-        assert seen.read_all() == 0
+        window.type(b"\x11")
+        assert window.read_all() == 0
 
-    text = re.sub(rb"\x1b\[[0-9;]*[mK]", b"", seen.seen)
+    text = re.sub(rb"\x1b\[[0-9;]*[mK]", b"", window.seen)
     for task in TASKS:
         shown = re.findall(rf"{task} │ ({task} .*)\r\n".encode(), text)
         assert b"".join(line + b"\n" for line in shown) == expected_log(task, LINES)

@@ -1,4 +1,4 @@
-"""An agent that stands still (SIGSTOP, a dead disk) cannot keep a run from its end."""
+"""An agent that hangs (SIGSTOP, a dead disk) cannot keep a run from ending."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from .live import FAMILY, Family, Live
 
 
 @pytest.mark.parametrize("times", [1, 2], ids=["Ctrl-C", "Ctrl-C twice"])
-def test_a_stop_ends_the_run_within_seconds_and_leaves_nothing(
-    shell: CommandLine, times: int
-) -> None:
+def test_ctrl_c_ends_a_run_with_a_hung_agent_within_seconds(shell: CommandLine, times: int) -> None:
     shell.script("family.py", FAMILY)
     run = Live(shell, "run", "family.py")
     family = Family(run)
@@ -31,7 +29,7 @@ def test_a_stop_ends_the_run_within_seconds_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_one_that_stands_still_in_mid_run_is_told_of_and_replaced_after_the_lease(
+def test_an_agent_that_hangs_during_the_run_is_reported_and_replaced_after_the_lease(
     shell: CommandLine,
 ) -> None:
     shell.script("family.py", FAMILY)

@@ -1,4 +1,4 @@
-"""Ctrl-C, signals and `down`: how long tasks get, what the shell sees, that nothing is left."""
+"""Ctrl-C, signals and `down` stop a run with the right grace and exit code, and leave nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ end = time.monotonic() + 300
 while time.monotonic() < end:
     time.sleep(0.1)
 """
-"""As MultiWorkerMirroredStrategy has it."""
+"""A job that catches SIGTERM and continues, as under MultiWorkerMirroredStrategy."""
 SAVES = """
 import signal, sys, time
 from tfcluster_workers import event_channel
@@ -42,8 +42,10 @@ for kind in ("saves_on_sigterm", "ready"):
 print("up", flush=True)
 time.sleep(300)
 """
-"""Needs twice as long as a task that says nothing is given. What it writes is read sooner than what
-it tells: whoever has its `ready` has heard before that it saves."""
+"""A job that saves on SIGTERM: it needs twice the grace of a task that does not report that.
+
+Its output is read sooner than its reports: once `ready` is there, so is `saves_on_sigterm`.
+"""
 STOPPED_CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
@@ -55,7 +57,7 @@ def up(shell: CommandLine, script: str, *args: str) -> Live:
 
 
 @pytest.mark.parametrize("number", STOPPED_CODES, ids=lambda number: number.name)
-def test_a_signal_ends_the_run_as_interrupted_with_the_shells_code(
+def test_a_signal_ends_the_run_as_interrupted_with_the_exit_code_of_a_shell(
     shell: CommandLine, number: signal.Signals
 ) -> None:
     shell.script("family.py", FAMILY)
@@ -100,7 +102,7 @@ def test_a_task_that_saves_on_sigterm_may_finish_saving(shell: CommandLine) -> N
     assert "30 s" in run.said(), "how long the tasks get is said"
 
 
-def test_a_command_job_gets_ten_seconds(shell: CommandLine) -> None:
+def test_a_command_job_gets_ten_seconds_to_stop(shell: CommandLine) -> None:
     command = ["bash", "-c", "trap 'echo heard; sleep 3; echo done; exit 0' TERM; echo up; "
                "while :; do sleep 0.1; done"]  # fmt: skip
     spec = shell.spec("command.json", {"command": command})
@@ -150,14 +152,14 @@ def test_closing_the_terminal_stops_the_run(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     with screen(shell, "run", "-n", "2", "--name", "r", "family.py") as shown:
         wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
-    # Here the terminal is closed.
+    # The end of the block has closed the terminal.
     wait_for(lambda: shell.state()["status"] == "interrupted", timeout=10)
 
     assert shown.process.wait(10) == 129
     assert shell.state()["exit_code"] == 129
 
 
-def test_during_prepare_nobody_gets_a_grace(shell: CommandLine) -> None:
+def test_prepare_gets_no_grace(shell: CommandLine) -> None:
     shell.script("task.py", SLEEPS)
     shell.script("prepare.py", DEAF)
     spec = shell.spec("s.json", {"script": "task.py", "prepare": {"script": "prepare.py"}})
@@ -174,7 +176,7 @@ def test_during_prepare_nobody_gets_a_grace(shell: CommandLine) -> None:
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.05, 0.2, 0.4])
-def test_at_any_moment_of_the_start_it_ends_and_leaves_nothing(
+def test_ctrl_c_at_any_moment_of_the_start_ends_the_run_and_leaves_nothing(
     shell: CommandLine, after_s: float
 ) -> None:
     shell.script("task.py", SLEEPS)
@@ -190,7 +192,7 @@ def test_at_any_moment_of_the_start_it_ends_and_leaves_nothing(
 
 
 @pytest.mark.parametrize("now", [False, True], ids=["down", "down-now"])
-def test_down_from_elsewhere(shell: CommandLine, now: bool) -> None:
+def test_down_from_another_terminal_stops_the_run(shell: CommandLine, now: bool) -> None:
     run = up(shell, DEAF)
     waiting = shell.start("wait", run.run_id)
 
@@ -222,8 +224,8 @@ def test_wait_returns_the_code_of_a_run_that_succeeds(shell: CommandLine) -> Non
     assert waiting.wait(10) == 0
 
 
-def test_a_stopped_task_hears_the_stop(shell: CommandLine) -> None:
-    """SIGSTOP must not keep a task from being ended, nor its run."""
+def test_a_stopped_task_gets_sigterm_at_once(shell: CommandLine) -> None:
+    """SIGSTOP must not keep a task, or its run, from ending."""
     run = up(shell, SLEEPS)
     pid = wait_for(lambda: run.state()["tasks"][0]["pid"])
     os.kill(pid, signal.SIGSTOP)

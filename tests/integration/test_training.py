@@ -1,7 +1,7 @@
-"""Real training through the real command: what a user of the ready specs and of `run` gets.
+"""Real training with the real command: the example specs and `run` train as documented.
 
-Each run is started once and serves several tests. What the workers' half does without the
-launcher (parity for 3 workers, resuming) is tested in tests/workers.
+Each run is started once and serves several tests. The workers' package without the launcher
+(parity for 3 workers, resuming) is tested in tests/workers.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ import pytest
 from . import tutorial
 from .jobs.lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
-# Several gangs of TensorFlow on two busy cores.
+# Several TensorFlow clusters share two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
 
 
 class Runs(Lab):
-    """Each started once."""
+    """Training runs, each of which is started once."""
 
     @cache  # noqa: B019 (lives as long as the module's fixture)
-    def ready_spec(self, name: str) -> Trained:
+    def example_spec(self, name: str) -> Trained:
         return self.train("up", str(SPECS / f"{name}.json"))
 
     @cache  # noqa: B019
     def small(self, tensorflow: str, workers: int, communication: str) -> Trained:
-        """`localhost-2w` on 960 examples, changed on the command line only."""
+        """Train `localhost-2w` on 960 examples, changed on the command line only."""
         sets = (f"cluster.worker={workers}", f"strategy.communication={communication}")
         return self.train(
             "up",
@@ -52,7 +52,7 @@ class Runs(Lab):
         shutil.rmtree(self.line.cwd / "model", ignore_errors=True)
         shutil.rmtree(self.line.cwd / "ckpt", ignore_errors=True)
         options = [f"--python={PYTHONS[tensorflow]}", "--set=strategy.communication=RING"]
-        options.append("--set=keras.version=2")  # it saves in formats that Keras 3 refuses
+        options.append("--set=keras.version=2")  # the script saves in formats that Keras 3 refuses
         return self.train("run", "-n", "2", *options, "main.py", "--epochs", "2")
 
 
@@ -64,8 +64,8 @@ def lab() -> Iterator[Runs]:
 
 @pytest.fixture(scope="module")
 def first(lab: Runs) -> Trained:
-    """`tfcluster up cluster_specs/localhost-2w.json`."""
-    trained = lab.ready_spec("localhost-2w")
+    """The result of `tfcluster up cluster_specs/localhost-2w.json`."""
+    trained = lab.example_spec("localhost-2w")
     assert trained.code == 0, trained.complaint()
     return trained
 
@@ -104,7 +104,7 @@ def test_a_gathered_checkpoint_restores_without_a_strategy_wherever_it_is_moved(
     assert f"test accuracy {accuracy}" in evaluated.stdout
 
 
-def test_speeds_in_the_events_are_those_between_the_events(first: Trained) -> None:
+def test_the_speed_in_an_event_is_that_since_the_last_event(first: Trained) -> None:
     progress = first.of("progress", "worker:0")
     assert {"loss", "accuracy"} <= set(progress[-1]["metrics"])
     assert [event["epoch"] for event in progress] == sorted(e["epoch"] for e in progress)
@@ -117,7 +117,7 @@ def test_speeds_in_the_events_are_those_between_the_events(first: Trained) -> No
             assert event["examples_per_second"] == pytest.approx(examples, rel=0.01)
 
 
-def test_status_tells_each_tasks_end_speed_and_memory(first: Trained, lab: Runs) -> None:
+def test_status_shows_each_tasks_end_speed_and_memory(first: Trained, lab: Runs) -> None:
     done = lab.line.run("status", "--json", first.folder.name)
     status = json.loads(done.out)
     assert (done.code, status["status"], status["exit_code"]) == (0, "succeeded", 0)
@@ -126,10 +126,10 @@ def test_status_tells_each_tasks_end_speed_and_memory(first: Trained, lab: Runs)
         assert task["step"] == 375
         assert task["steps_per_second"] > 0
         assert 2e8 < task["peak_rss_bytes"] < 4e9
-    assert [one["step"] for one in status["checkpoints"]] == [125, 250, 375]
+    assert [checkpoint["step"] for checkpoint in status["checkpoints"]] == [125, 250, 375]
 
 
-def test_tensorboard_of_the_chief_lies_whole_in_the_run_folder(first: Trained) -> None:
+def test_the_run_folder_has_the_complete_tensorboard_files_of_the_chief(first: Trained) -> None:
     code = (
         "import sys\n"
         "from tensorboard.backend.event_processing import event_accumulator as e\n"
@@ -144,13 +144,13 @@ def test_tensorboard_of_the_chief_lies_whole_in_the_run_folder(first: Trained) -
     assert read.stdout.split("\n")[0] == "[0, 1, 2]"
 
 
-# -- the same numbers ----------------------------------------------------------------------------
+# -- equal losses --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("tensorflow", "communication"), [("newest", "RING"), ("newest", "AUTO"), ("tf215", "RING")]
 )
-def test_one_and_two_workers_lose_the_same_each_epoch(
+def test_one_and_two_workers_have_the_same_loss_in_each_epoch(
     first: Trained, lab: Runs, tensorflow: str, communication: str
 ) -> None:
     alone = lab.small(tensorflow, 1, "AUTO")
@@ -168,7 +168,7 @@ def test_one_and_two_workers_lose_the_same_each_epoch(
 
 
 @each_tensorflow
-def test_a_tutorials_script_shows_its_progress(lab: Runs, tensorflow: str) -> None:
+def test_the_progress_of_a_tutorial_script_is_reported(lab: Runs, tensorflow: str) -> None:
     trained = lab.fit(tensorflow)
     assert trained.code == 0, trained.complaint()
     for task in ("worker:0", "worker:1"):
@@ -187,7 +187,7 @@ def test_a_tutorials_script_shows_its_progress(lab: Runs, tensorflow: str) -> No
 
 
 @each_tensorflow
-def test_files_beside_a_script_and_settings_it_ignores_are_told_with_the_cure(
+def test_files_beside_a_script_and_settings_it_ignores_are_reported_with_a_hint(
     lab: Runs, tensorflow: str
 ) -> None:
     outputs, settings = sorted(lab.fit(tensorflow).state["warnings"])
@@ -211,7 +211,7 @@ def test_a_custom_training_loop_trains_and_its_checkpoint_is_gathered(
     assert trained.state["checkpoints"][-1]["kind"] == "tf_checkpoint"
 
 
-def test_a_keras_3_that_cannot_be_patched_is_explained_before_and_after(lab: Runs) -> None:
+def test_a_keras_3_that_cannot_be_patched_is_explained_before_and_after_the_run(lab: Runs) -> None:
     lab.line.script("keras3.py", tutorial.KERAS_3)
     options = (f"--python={PYTHONS['newest']}", "--set=job.hooks=off")
     trained = lab.train("run", *options, "keras3.py")

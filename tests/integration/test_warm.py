@@ -1,4 +1,4 @@
-"""`up --warm`: the next run begins with what the last one has imported, and nothing else of it."""
+"""`--warm`: the next run starts with the imports of the last one, and nothing else of it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ IMPORTER = "import numpy, os\nprint('seen', os.environ.get('EDITED'), os.getppid
 
 
 class Kept:
-    """Runs that keep what they import, and what is kept."""
+    """Runs with `--warm`, and the agents that wait after them."""
 
     def __init__(self, shell: CommandLine) -> None:
         self.shell = shell
         shell.script("job.py", IMPORTER)
 
     def run(self, *options: str) -> bytes:
-        """What the tasks printed."""
+        """Run the job and return what its tasks printed."""
         done = self.shell.run(*WARM, *options, "job.py")
         assert done.code == 0, done.err
         return done.out
@@ -36,13 +36,13 @@ class Kept:
         return int(pid)
 
     def socket(self) -> Path:
-        """Of the only agent that waits; it listens a moment after its run has ended."""
+        """Return the socket of the only waiting agent; it listens soon after its run has ended."""
         folder = Path(self.shell.env["XDG_RUNTIME_DIR"], "tfcluster", "warm")
         (found,) = wait_for(lambda: list(folder.glob("*.sock")), what="an agent that waits")
         return found
 
     def resting(self) -> list[int]:
-        """Process ids as `ps` tells them."""
+        """Return the process ids of the waiting agents that `ps` shows."""
         return [int(pid) for pid in re.findall(r"\(pid (\d+)\)", self.shell.run("ps").err)]
 
     def end(self) -> str:
@@ -70,7 +70,7 @@ def test_the_next_run_is_served_by_the_same_agent_with_its_own_environment(kept:
     assert kept.resting() == []
 
 
-def test_nothing_but_the_users_own_processes_can_reach_it(kept: Kept) -> None:
+def test_only_the_users_own_processes_can_reach_a_waiting_agent(kept: Kept) -> None:
     kept.run()
     socket = kept.socket()
     assert stat.S_IMODE(socket.stat().st_mode) == 0o600
@@ -78,7 +78,9 @@ def test_nothing_but_the_users_own_processes_can_reach_it(kept: Kept) -> None:
 
 
 @pytest.mark.parametrize("change", ["environment", "limit", "packages"])
-def test_what_an_import_may_have_read_must_be_the_same(kept: Kept, change: str) -> None:
+def test_an_agent_is_not_reused_if_what_an_import_may_have_read_changed(
+    kept: Kept, change: str
+) -> None:
     library = kept.shell.root / "lib"
     library.mkdir()
     kept.shell.env["PYTHONPATH"] = str(library)
@@ -97,13 +99,13 @@ def test_what_an_import_may_have_read_must_be_the_same(kept: Kept, change: str) 
     assert sorted(kept.resting()) == sorted([first, kept.agent()])
 
 
-def test_it_waits_no_longer_than_it_was_told(kept: Kept) -> None:
+def test_an_agent_waits_no_longer_than_warm_s(kept: Kept) -> None:
     kept.run("--set", "runtime.warm_s=0.2")
     wait_for(lambda: not is_alive(kept.agent()))
     assert kept.resting() == []
 
 
-def test_a_run_whose_coordinator_is_killed_leaves_nothing(kept: Kept) -> None:
+def test_a_run_whose_coordinator_is_killed_leaves_no_waiting_agent(kept: Kept) -> None:
     kept.shell.script("job.py", IMPORTER + "import time; time.sleep(60)\n")
     process = kept.shell.start(*WARM, "job.py")
     wait_for(lambda: b"seen" in _log(kept.shell))
@@ -114,7 +116,7 @@ def test_a_run_whose_coordinator_is_killed_leaves_nothing(kept: Kept) -> None:
     assert kept.shell.run("prune", "--keep", "0", "-y").code == 0
 
 
-def test_two_runs_at_once_have_an_agent_each_and_one_stays(kept: Kept) -> None:
+def test_two_runs_at_the_same_time_have_an_agent_each_and_one_stays(kept: Kept) -> None:
     kept.run()
     first = kept.agent()
     kept.shell.script("job.py", IMPORTER + "import time; time.sleep(1)\n")
@@ -127,13 +129,13 @@ def test_two_runs_at_once_have_an_agent_each_and_one_stays(kept: Kept) -> None:
     assert is_alive(first) == (left == first)
 
 
-def test_an_agent_that_waits_obeys_sigterm(kept: Kept) -> None:
+def test_sigterm_ends_a_waiting_agent(kept: Kept) -> None:
     kept.run()
     os.kill(kept.agent(), signal.SIGTERM)
     wait_for(lambda: not is_alive(kept.agent()))
 
 
-def test_an_agent_that_stands_still_is_ended_by_its_number(kept: Kept) -> None:
+def test_down_warm_ends_a_hung_agent_by_its_process_id(kept: Kept) -> None:
     kept.run()
     os.kill(kept.agent(), signal.SIGSTOP)
     assert kept.resting() == []
@@ -141,15 +143,15 @@ def test_an_agent_that_stands_still_is_ended_by_its_number(kept: Kept) -> None:
     wait_for(lambda: not is_alive(kept.agent()))
 
 
-def test_an_agent_that_nobody_can_reach_any_more_ends(kept: Kept) -> None:
+def test_a_waiting_agent_ends_when_its_socket_is_deleted(kept: Kept) -> None:
     kept.run()
     agent = kept.agent()
     kept.socket().unlink()
     wait_for(lambda: not is_alive(agent))
 
 
-def test_an_environment_of_any_size_is_taken_up(kept: Kept) -> None:
-    kept.shell.forks = False  # the fork server takes no such environment
+def test_a_waiting_agent_accepts_an_environment_of_any_size(kept: Kept) -> None:
+    kept.shell.forks = False  # the fork server cannot take such an environment
     kept.shell.env |= {f"LARGE_{number}": "x" * 100_000 for number in range(5)}
     kept.run()
     first = kept.agent()
@@ -157,7 +159,7 @@ def test_an_environment_of_any_size_is_taken_up(kept: Kept) -> None:
     assert kept.agent() == first
 
 
-def test_no_descriptor_is_left_by_a_run(kept: Kept) -> None:
+def test_a_run_leaves_no_descriptor_in_its_agent(kept: Kept) -> None:
     counts = []
     for _ in range(3):
         kept.run()
@@ -165,7 +167,7 @@ def test_no_descriptor_is_left_by_a_run(kept: Kept) -> None:
     assert counts[1] == counts[2]
 
 
-def test_where_nothing_is_imported_ahead_there_is_nothing_to_keep(kept: Kept) -> None:
+def test_warm_is_refused_for_a_script_that_imports_nothing(kept: Kept) -> None:
     kept.shell.script("job.py", "print('no imports')")
     done = kept.shell.run("run", "-n", "2", "--warm", "job.py")
     assert done.code == 2

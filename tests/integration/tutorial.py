@@ -1,8 +1,9 @@
-"""Scripts in the form of TensorFlow's two multi-worker tutorials; they know nothing of tfcluster.
+"""Scripts in the form of TensorFlow's two multi-worker tutorials, without any use of tfcluster.
 
 `FIT`: `main.py` beside the module it imports, `fit`, ModelCheckpoint and `save` with relative
 paths and the tutorial's chief/temporary folder. `LOOP`: a custom training loop with `strategy.run`,
-`reduce` and a checkpoint manager. The data are arrays drawn in the script instead of a download.
+`reduce` and a checkpoint manager. The data are random arrays
+made in the script instead of a download.
 """
 
 from __future__ import annotations

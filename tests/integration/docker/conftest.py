@@ -18,7 +18,7 @@ from .harbor import Harbor
 
 @contextmanager
 def own_daemon(data_root: Path | None = None) -> Iterator[Dockerd]:
-    """With nothing in it, unless `data_root` was another one's before."""
+    """Start an empty daemon; with the `data_root` of an earlier one it has that one's images."""
     if missing := missing_tools():
         pytest.skip(f"needs {', '.join(missing)}: see .ci/run")
     folder = Path(tempfile.mkdtemp(prefix="dockerd-", dir="/var/tmp"))
@@ -37,7 +37,7 @@ def docker() -> Iterator[Docker]:
 
 @pytest.fixture(scope="module")
 def dockerd() -> Iterator[Dockerd]:
-    """A daemon of our own in any case, with the stub image: for tests that stop and start it."""
+    """A daemon of the tests' own with the stub image, for tests that stop and start it."""
     with own_daemon() as daemon:
         build_stub(daemon.docker)
         yield daemon
@@ -47,8 +47,8 @@ def dockerd() -> Iterator[Dockerd]:
 def worker_docker() -> Iterator[Docker]:
     """A client whose daemon has the real images, `docker_images.BUILT`.
 
-    They take minutes to build, so our own daemon keeps them for the next tests; processes of tests
-    wait for one another.
+    The images take minutes to build, so our own daemon keeps them for the next tests; test
+    processes wait for one another.
     """
     with ExitStack() as stack:
         docker, outside = existing_daemon(), dict[str, str]()
@@ -59,7 +59,7 @@ def worker_docker() -> Iterator[Docker]:
             outside = {"https_proxy": stack.enter_context(way_out(daemon.pid))}
         for name in BUILT:
             build_worker(docker, name, outside=outside)
-        if outside:  # earlier ones' layers, in a folder that is never emptied
+        if outside:  # layers of earlier images, in a folder that is never emptied
             docker("image", "prune", "--force", timeout=300)
             docker("builder", "prune", "--force", "--filter", "until=336h", timeout=300)
         yield docker
@@ -67,7 +67,7 @@ def worker_docker() -> Iterator[Docker]:
 
 @pytest.fixture
 def harbor(shell: CommandLine, docker: Docker) -> Iterator[Harbor]:
-    """Where runs are started; fails the test that leaves something in docker."""
+    """A command line beside one daemon; fails the test that leaves something in docker."""
     made = Harbor(shell, docker)
     yield made
     if left := made.left():

@@ -1,4 +1,4 @@
-"""A person beside a docker daemon who starts runs in it, and what is left of them there."""
+"""A command line that starts runs in a docker daemon, and a check of what they leave there."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ for number in range(int(os.environ["COUNT"])):
     os.write(1, f"line {number}\\n".encode())
     time.sleep(0.05)
 """
-"""Writes numbered lines, 20 a second."""
+"""A job that writes numbered lines, 20 a second."""
 HANG_S = 100.0
 
 
 class Harbor:
-    """Types commands whose `docker` reaches one daemon."""
+    """A command line whose `docker` reaches one daemon."""
 
     def __init__(self, shell: CommandLine, docker: Docker) -> None:
         self.shell, self.docker = shell, docker
@@ -32,7 +32,7 @@ class Harbor:
         }
 
     def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
-        """Two workers in stub containers."""
+        """Write a spec of two workers in stub containers."""
         self.shell.script("train.py", script)
         plain = {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}}
         job = sections.pop("job", plain)
@@ -46,7 +46,7 @@ class Harbor:
         return f"{run.run_id}-{node}"
 
     def left(self) -> list[str]:
-        """Containers, networks and volumes that bear our label, or are nobody's."""
+        """Return the containers and networks with our label, and all volumes."""
         ours = ("--filter", "label=tfcluster.run")
         found = [
             self.docker("ps", "--all", "--format", "{{.Names}}", *ours),
@@ -56,7 +56,7 @@ class Harbor:
         return [name for names in found for name in names.split()]
 
     def clear(self) -> None:
-        """Remove what bears our label."""
+        """Remove the containers and networks with our label."""
         ours = ("--quiet", "--filter", "label=tfcluster.run")
         if containers := self.docker("ps", "--all", *ours).split():
             self.docker("rm", "--force", *containers)

@@ -1,4 +1,4 @@
-"""`docker/compose.yaml`: what Compose reads, and what it then starts."""
+"""`docker/compose.yaml` is valid, and its two workers train and restart together."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ for path in pathlib.Path("/proc").glob("[0-9]*/environ"):
 
 
 def checked(path: Path) -> subprocess.CompletedProcess[str]:
-    """Against the schema of the Compose specification, as `check-jsonschema` brings it."""
+    """Check a file against the schema of the Compose specification in `check-jsonschema`."""
     argv = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     return subprocess.run([*argv, path], capture_output=True, text=True, check=False)
 
 
-def test_it_fits_composes_own_schema() -> None:
+def test_the_compose_file_matches_the_schema_of_compose() -> None:
     done = checked(FILE)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_what_compose_does_not_know_does_not_fit(tmp_path: Path) -> None:
+def test_a_key_that_compose_does_not_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "compose.yaml"
     path.write_text(FILE.read_text().replace("init: true", "inti: true"))
     done = checked(path)
@@ -49,7 +49,7 @@ def test_what_compose_does_not_know_does_not_fit(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def compose() -> list[str]:
-    """The command of Compose: the plugin, else the program of its first version."""
+    """The command of Compose: the plugin, or else the program of its first version."""
     plugin = ["docker", "compose"]
     if shutil.which("docker") and not _code([*plugin, "version"]):
         return plugin
@@ -62,7 +62,7 @@ def _code(argv: list[str]) -> int:
     return subprocess.run(argv, capture_output=True, check=False).returncode
 
 
-def test_compose_reads_two_workers_that_differ_in_nothing_but_their_name(
+def test_compose_reads_two_workers_that_differ_only_in_their_name(
     compose: list[str],
 ) -> None:
     argv = [*compose, "--file", str(FILE), "config"]
@@ -76,7 +76,7 @@ def test_compose_reads_two_workers_that_differ_in_nothing_but_their_name(
 
 @dataclass(frozen=True)
 class Project:
-    """The file, brought up with an image, a folder and a daemon of the tests' own."""
+    """The Compose file with an image, a folder and a daemon of the tests' own."""
 
     compose: list[str]
     docker: Docker
@@ -97,12 +97,12 @@ class Project:
         return self.docker("inspect", "--format", wanted, self.container(index))
 
     def lines(self, index: int) -> list[str]:
-        """Of the worker's task, of all its lives."""
+        """Return the lines of the worker's task from all starts of its container."""
         said = self.docker.run("logs", self.container(index)).stdout
         return re.findall(rf"^worker:{index} │ (.*)$", said, re.MULTILINE)
 
     def end(self) -> list[str]:
-        """How both have ended, once they have."""
+        """Wait until both containers have exited, and return their states."""
         wait_for(lambda: all("exited" in self.state(index) for index in (0, 1)), HANG_S)
         return [self.state(index) for index in (0, 1)]
 
@@ -116,7 +116,7 @@ def wait_for(condition: Callable[[], bool], hang_s: float) -> None:
 
 @pytest.fixture
 def project(compose: list[str], worker_docker: Docker, tmp_path: Path) -> Iterator[Project]:
-    """Brought down again; its example is the file's own with fewer data."""
+    """The Compose project with its example on less data, taken down after the test."""
     value = json.loads((ROOT / "cluster_specs" / "localhost-2w.json").read_text())
     value["job"]["args"] = ["--epochs", str(EPOCHS), f"--examples={EXAMPLES}"]
     (tmp_path / "cluster_specs").mkdir()
@@ -133,7 +133,7 @@ def project(compose: list[str], worker_docker: Docker, tmp_path: Path) -> Iterat
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 class TestTraining:
-    """With the image that `tfcluster build --join` makes."""
+    """Training with the image that `tfcluster build --join` makes."""
 
     def test_two_workers_find_each_other_and_train(self, project: Project) -> None:
         project("up", "--detach")
@@ -142,9 +142,7 @@ class TestTraining:
         assert losses[0] == losses[1]
         assert [*losses[0]] == list(range(1, EPOCHS + 1))
 
-    def test_after_a_failure_compose_starts_both_again_and_they_go_on(
-        self, project: Project
-    ) -> None:
+    def test_after_a_failure_compose_restarts_both_and_they_resume(self, project: Project) -> None:
         project("up", "--detach")
         wait_for(lambda: len(losses_of(project.lines(1))) >= 3, HANG_S)
         project.docker("exec", project.container(1), "python3", "-c", KILL)

@@ -1,4 +1,4 @@
-"""The daemon of the tests themselves: it can be stopped or killed, and it leaves nothing."""
+"""The tests' own docker daemon can be stopped or killed, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def links() -> list[str]:
 
 
 def traces(word: str) -> Iterator[str]:
-    """What of this machine has `word` in its name: processes, mounts, groups, files."""
+    """Yield this machine's processes, mounts, control groups and files with `word` in the name."""
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             if word.encode() in path.read_bytes():
@@ -36,7 +36,7 @@ def traces(word: str) -> Iterator[str]:
     yield from map(str, Path("/var/tmp").glob(f"*{word}*"))
 
 
-def test_nothing_is_left_of_it_and_of_what_ran_in_it() -> None:
+def test_the_daemon_and_its_containers_leave_nothing_behind() -> None:
     before = links()
     with own_daemon() as daemon:
         word = daemon.folder.name
@@ -67,7 +67,7 @@ def test_containers_outlive_a_stop_only_with_live_restore(
     assert dockerd.docker("ps", "--all", "--quiet") == ""
 
 
-def test_it_starts_again_after_a_kill(dockerd: Dockerd) -> None:
+def test_the_daemon_starts_again_after_a_kill(dockerd: Dockerd) -> None:
     dockerd.restart(live_restore=True)
     name = dockerd.docker("run", "--detach", "--init", STUB, "sleep", "600")
     dockerd.kill()

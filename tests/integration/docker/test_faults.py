@@ -1,4 +1,4 @@
-"""What befalls containers and their daemon: each ends as designed, in words, and leaves nothing."""
+"""Faults of containers and their daemon end as designed, are reported and leave nothing."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .harbor import Harbor, ended, of_type
 
 pytestmark = pytest.mark.slow
 
-ANEW = """
+SHORT_AFTER_RESTART = """
 import os, time
 for number in range(int(os.environ["COUNT"]) if os.environ["TFCLUSTER_ATTEMPT"] == "1" else 3):
     os.write(1, f"line {number}\\n".encode())
     time.sleep(0.05)
 """
-"""Long in the first attempt only."""
+"""A job that is long in its first attempt only."""
 
 
 def reason_of_restart(run: Live) -> str:
     return str(of_type(run, "restarting")[0]["reason"])
 
 
-def test_a_container_that_is_killed_gets_another(harbor: Harbor) -> None:
-    run = harbor.up(harbor.spec(ANEW, count=600, supervision={"backoff_s": 0}))
+def test_a_killed_container_is_replaced(harbor: Harbor) -> None:
+    run = harbor.up(harbor.spec(SHORT_AFTER_RESTART, count=600, supervision={"backoff_s": 0}))
     run.wait_for_line("line 3")
     harbor.docker("kill", harbor.container(run))
     ended(run)
@@ -44,7 +44,7 @@ def test_a_container_that_is_killed_gets_another(harbor: Harbor) -> None:
     assert run.log("worker:1", attempt=2).splitlines() == ["line 0", "line 1", "line 2"]
 
 
-def test_a_fresh_container_is_prepared_as_the_one_before(harbor: Harbor) -> None:
+def test_a_replaced_container_is_prepared_again(harbor: Harbor) -> None:
     harbor.shell.script("prepare.py", 'open("prepared", "w").write("yes")')
     job = {
         "script": "train.py",
@@ -52,7 +52,7 @@ def test_a_fresh_container_is_prepared_as_the_one_before(harbor: Harbor) -> None
         "env": {"COUNT": "600"},
         "prepare": {"script": "prepare.py"},
     }
-    script = f"assert open('prepared').read() == 'yes'\n{ANEW}"
+    script = f"assert open('prepared').read() == 'yes'\n{SHORT_AFTER_RESTART}"
     run = harbor.up(harbor.spec(script, job=job, supervision={"backoff_s": 0}))
     run.wait_for_line("line 3")
     harbor.docker("kill", harbor.container(run))
@@ -60,9 +60,9 @@ def test_a_fresh_container_is_prepared_as_the_one_before(harbor: Harbor) -> None
     assert run.log("worker:1", attempt=2).splitlines() == ["line 0", "line 1", "line 2"]
 
 
-def test_one_that_is_paused_is_told_so_and_replaced_after_its_lease(harbor: Harbor) -> None:
+def test_a_paused_container_is_reported_and_replaced_after_its_lease(harbor: Harbor) -> None:
     supervision = {"backoff_s": 0, "lease_s": 4}
-    run = harbor.up(harbor.spec(ANEW, count=800, supervision=supervision))
+    run = harbor.up(harbor.spec(SHORT_AFTER_RESTART, count=800, supervision=supervision))
     run.wait_for_line("line 3")
     harbor.docker("pause", harbor.container(run))
     ended(run)
@@ -70,7 +70,7 @@ def test_one_that_is_paused_is_told_so_and_replaced_after_its_lease(harbor: Harb
     assert "is paused" in reason_of_restart(run)
 
 
-def test_one_that_goes_on_in_time_has_lost_nothing(harbor: Harbor) -> None:
+def test_a_container_that_is_unpaused_in_time_loses_nothing(harbor: Harbor) -> None:
     run = harbor.up(harbor.spec(count=300))
     run.wait_for_line("line 3")
     harbor.docker("pause", harbor.container(run))
@@ -90,7 +90,7 @@ import time; time.sleep(60)
 """
 
 
-def test_more_memory_than_allowed_is_named(harbor: Harbor) -> None:
+def test_a_task_over_its_memory_limit_is_named(harbor: Harbor) -> None:
     run = harbor.up(
         harbor.spec(GREEDY, resources={"memory": "80m"}, supervision={"max_restarts": 0})
     )
@@ -100,7 +100,7 @@ def test_more_memory_than_allowed_is_named(harbor: Harbor) -> None:
     assert diagnosis["root_cause"]["kind"] == "out_of_memory", diagnosis
 
 
-def test_a_container_taken_off_the_network_is_named_and_comes_back_on_it(harbor: Harbor) -> None:
+def test_a_container_taken_off_the_network_is_named_and_reconnected(harbor: Harbor) -> None:
     run = harbor.up(harbor.spec(GANG, count=10, supervision={"backoff_s": 0}))
     run.wait_for_line("step 5")
     harbor.docker("network", "disconnect", run.run_id, harbor.container(run))
@@ -112,7 +112,7 @@ def test_a_container_taken_off_the_network_is_named_and_comes_back_on_it(harbor:
     assert len(of_type(run, "restarting")) == 1
 
 
-def test_a_daemon_that_is_away_for_a_while_stops_nothing(
+def test_a_daemon_that_is_down_for_a_while_stops_no_task(
     dockerd: Dockerd, shell: CommandLine
 ) -> None:
     dockerd.restart(live_restore=True)
@@ -135,7 +135,7 @@ def test_a_daemon_that_ends_its_containers_costs_a_restart(
     dockerd: Dockerd, shell: CommandLine
 ) -> None:
     harbor = Harbor(shell, dockerd.docker)
-    run = harbor.up(harbor.spec(ANEW, count=800, supervision={"backoff_s": 0}))
+    run = harbor.up(harbor.spec(SHORT_AFTER_RESTART, count=800, supervision={"backoff_s": 0}))
     run.wait_for_line("line 5")
     dockerd.restart()
     ended(run)
@@ -160,7 +160,7 @@ def test_a_daemon_that_does_not_come_back_ends_the_run(
     wait_for(lambda: not sweepers(run.run_id), what="the sweeper has ended", timeout=40)
 
 
-def test_what_cannot_start_is_named(harbor: Harbor) -> None:
+def test_the_reason_why_a_container_cannot_start_is_named(harbor: Harbor) -> None:
     def refused(*more: str, **env: str) -> str:
         done = harbor.shell.run("up", str(harbor.spec()), *more, env=harbor.shell.env | env)
         assert done.code == 3, done.err
@@ -184,8 +184,8 @@ def test_what_cannot_start_is_named(harbor: Harbor) -> None:
     assert "has not removed" not in said
 
 
-def test_a_socket_that_may_not_be_used_is_named(harbor: Harbor) -> None:
-    """Of root, too, once it has given up to override permissions."""
+def test_a_docker_socket_without_permission_is_named(harbor: Harbor) -> None:
+    """Root gets the message, too, once it has dropped the capability to override permissions."""
     path = harbor.shell.root / "d.sock"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -217,9 +217,9 @@ def sweepers(run_id: str) -> list[psutil.Process]:
     return found
 
 
-def removed_by_the_sweeper(harbor: Harbor, run: Live) -> None:
+def assert_removed_by_the_sweeper(harbor: Harbor, run: Live) -> None:
     wait_for(lambda: harbor.left() == [], what="containers and network are removed", timeout=40)
-    # It looks a second time: an order may have been under way when the coordinator was killed.
+    # The sweeper checks twice: an order may have been under way when the coordinator was killed.
     wait_for(lambda: not sweepers(run.run_id), what="the sweeper has ended", timeout=40)
     assert harbor.shell.run("down", run.run_id).code == 0
 
@@ -228,10 +228,12 @@ def test_a_killed_coordinator_leaves_nothing(harbor: Harbor) -> None:
     run = harbor.up(harbor.spec(count=10_000))
     run.wait_for_line("line 3")
     os.kill(run.state()["pid"], signal.SIGKILL)
-    removed_by_the_sweeper(harbor, run)
+    assert_removed_by_the_sweeper(harbor, run)
 
 
-def test_what_even_the_sweeper_left_is_shown_and_removed_by_its_label(harbor: Harbor) -> None:
+def test_containers_that_a_killed_sweeper_left_are_shown_and_removed_by_label(
+    harbor: Harbor,
+) -> None:
     run = harbor.up(harbor.spec(count=10_000))
     run.wait_for_line("line 3")
     run_id, container = run.run_id, harbor.container(run)
@@ -241,7 +243,7 @@ def test_what_even_the_sweeper_left_is_shown_and_removed_by_its_label(harbor: Ha
     shown = harbor.shell.run("ps").err
     assert container in shown
     assert f"`tfcluster down {run_id}`" in shown
-    done = harbor.shell.run("rm", run_id)  # now its label is all there is
+    done = harbor.shell.run("rm", run_id)  # now only the label identifies it
     assert done.code == 0, done.err
     done = harbor.shell.run("down", run_id)
     assert done.code == 0, done.err
@@ -249,8 +251,8 @@ def test_what_even_the_sweeper_left_is_shown_and_removed_by_its_label(harbor: Ha
     assert run_id not in harbor.shell.run("ps").err
 
 
-def test_without_a_word_from_the_coordinator_the_lease_ends_a_container(harbor: Harbor) -> None:
-    """As with a daemon elsewhere, when this machine goes down."""
+def test_the_lease_ends_containers_when_the_coordinator_is_silent(harbor: Harbor) -> None:
+    """A remote daemon is in this situation when this machine goes down."""
     run = harbor.up(harbor.spec(count=10_000, supervision={"lease_s": 3}))
     run.wait_for_line("line 3")
     sweeper = sweeper_of(run)
@@ -259,4 +261,4 @@ def test_without_a_word_from_the_coordinator_the_lease_ends_a_container(harbor: 
     running = ("ps", "--quiet", "--filter", f"label=tfcluster.run={run.run_id}")
     wait_for(lambda: harbor.docker(*running) == "", what="the containers have ended", timeout=40)
     sweeper.resume()
-    removed_by_the_sweeper(harbor, run)
+    assert_removed_by_the_sweeper(harbor, run)

@@ -1,4 +1,4 @@
-"""The worker image as it is: whose it is, what is in it, what is not."""
+"""The worker image has an unprivileged user and a TensorFlow, and no secret, compiler or cache."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ for top in ("/opt", "/home", "/root", "/tmp", "/var", "/run", "/mnt", "/etc"):
 
 
 def pinned(image: str) -> str:
-    """The TensorFlow that the constraints say."""
+    """Return the version of TensorFlow that the constraints pin."""
     options = WORKERS[image]
     asked = options[1] if options else None
     return worker_image.choose(asked, ROOT / "constraints").version
 
 
 def which(*tools: str) -> str:
-    """For a shell: the places of those that there are."""
+    """Return a shell command that prints the paths of those tools that exist."""
     return f"for tool in {' '.join(tools)}; do command -v $tool; done; true"
 
 
 def occurrences(docker: Docker, image: str, *texts: str) -> list[int]:
-    """How often each is in the layers and settings of `image`, as they would travel."""
+    """Count each text in the layers and settings of `image`, as `docker save` writes them."""
     sought, counts = [text.encode() for text in texts], [0] * len(texts)
     overlap = max(map(len, sought)) - 1
     with docker.start("save", image) as saving:
@@ -73,12 +73,12 @@ def image(request: pytest.FixtureRequest) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 class TestWithoutTensorFlow:
-    """What a container is before TensorFlow comes into it."""
+    """The image before TensorFlow is installed into it."""
 
     def test_its_user_is_not_root(self, docker: Docker) -> None:
         assert docker("run", "--rm", STUB, "id", "-u") == "1000"
 
-    def test_somebody_unknown_has_a_home_a_name_and_a_python(self, docker: Docker) -> None:
+    def test_an_unknown_user_has_a_home_a_name_and_a_python(self, docker: Docker) -> None:
         said = docker("run", "--rm", "--user", NOBODY, STUB, "python3", "-c", WRITE)
         assert said == "31337 /home/worker worker /home/worker /opt/tf"
 
@@ -86,7 +86,7 @@ class TestWithoutTensorFlow:
         found = docker("run", "--rm", STUB, "sh", "-c", which("python", "python3"))
         assert found.split() == ["/opt/tf/bin/python", "/opt/tf/bin/python3"]
 
-    def test_nothing_asks_for_its_health_and_nothing_is_exposed(self, docker: Docker) -> None:
+    def test_the_image_has_no_health_check_ports_or_volumes(self, docker: Docker) -> None:
         (found,) = json.loads(docker("image", "inspect", STUB))
         assert not found["Config"].get("Healthcheck")
         assert not found["Config"].get("ExposedPorts")
@@ -99,9 +99,7 @@ class TestWithoutTensorFlow:
 class TestWithTensorFlow:
     """The image that trains."""
 
-    def test_it_imports_tensorflow_as_somebody_unknown(
-        self, worker_docker: Docker, image: str
-    ) -> None:
+    def test_an_unknown_user_can_import_tensorflow(self, worker_docker: Docker, image: str) -> None:
         run = ("run", "--rm", "--user", NOBODY, "--network", "none", image, "python3", "-c", LOOK)
         uid, version, total = worker_docker(*run, timeout=200).split()
         assert (uid, total) == ("31337", "6.0")
@@ -113,12 +111,12 @@ class TestWithTensorFlow:
     def test_neither_history_nor_settings_hold_a_secret(
         self, worker_docker: Docker, image: str
     ) -> None:
-        told = worker_docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
-        told += worker_docker("image", "inspect", image)
-        assert "pip-install" in told
-        assert not re.search(r"://|BEGIN CERTIFICATE|index|trusted-host", told)
+        shown = worker_docker("history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+        shown += worker_docker("image", "inspect", image)
+        assert "pip-install" in shown
+        assert not re.search(r"://|BEGIN CERTIFICATE|index|trusted-host", shown)
         for variable in ("https_proxy", "PIP_"):
-            assert variable not in told
+            assert variable not in shown
 
     def test_no_secret_no_compiler_and_no_cache_is_in_its_files(
         self, worker_docker: Docker, image: str
@@ -134,14 +132,18 @@ class TestWithTensorFlow:
         found = worker_docker("run", "--rm", image, "sh", "-c", which(*TOOLS, "pip", "python3"))
         assert found == "/opt/tf/bin/python3"
 
-    def test_what_pip_was_told_is_in_no_layer(self, worker_docker: Docker, image: str) -> None:
-        """Neither as a file nor as one that a later layer has removed."""
+    def test_the_configuration_of_pip_is_in_no_layer(
+        self, worker_docker: Docker, image: str
+    ) -> None:
+        """No layer has it as a file, not even as one that a later layer removes."""
         marks, modules = occurrences(worker_docker, image, MARK, "tensorflow/__init__.py")
         assert (marks, modules > 0) == (0, True)
 
-    def test_every_layer_is_ours_or_the_base_s(self, worker_docker: Docker, image: str) -> None:
-        """And the large one is TensorFlow's own, so that the others travel quickly."""
-        told = worker_docker("history", "--no-trunc", "--format", "{{json .}}", image)
-        layers = [json.loads(line) for line in told.splitlines()]
+    def test_the_image_has_at_most_five_layers_with_content(
+        self, worker_docker: Docker, image: str
+    ) -> None:
+        """Each layer is ours or the base's; TensorFlow has its own, so the others travel fast."""
+        history = worker_docker("history", "--no-trunc", "--format", "{{json .}}", image)
+        layers = [json.loads(line) for line in history.splitlines()]
         real = [layer for layer in layers if layer["Size"] != "0B"]
         assert len(real) <= 5

@@ -1,4 +1,4 @@
-"""TensorFlow's ports ask for no password, so nobody outside a run's network may reach them."""
+"""Nobody outside a run's network reaches TensorFlow's ports, which ask for no password."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ ip -n outside addr add 192.0.2.2/24 dev to-host
 ip -n outside link set to-host up
 ip -n outside route add default via 192.0.2.1
 """
-"""Another machine, beside the one on which the daemon runs, that routes through it."""
+"""Commands that make another machine, which routes through the machine of the daemon."""
 
 
 @pytest.fixture
 def outside(dockerd: Dockerd) -> Iterator[tuple[str, ...]]:
-    """The command before one that is to run on that machine."""
+    """The prefix that makes a command run on the other machine."""
     made = dockerd.run(["sh", "-e", "-c", OUTSIDE])
     try:
         assert made.returncode == 0, made.stderr
@@ -85,8 +85,8 @@ def test_only_the_run_itself_and_the_daemons_machine_reach_a_task(
 
     assert (
         dials(dockerd, address=address, port=port) == "connected"
-    )  # from the host: said in docs and start panel
-    # The way to the host is open, but beyond it there is none.
+    )  # from the host: documented, and in the start panel
+    # The other machine reaches the host, but nothing beyond it.
     assert dials(dockerd, *outside, address="192.0.2.1", port=9) == "ConnectionRefusedError"
     assert dials(dockerd, *outside, address=address, port=port) == "TimeoutError"
     dial = ("--entrypoint", "python3", STUB, "-c", DIAL, address, str(port))

@@ -1,4 +1,4 @@
-"""The same spec in containers: names, limits, files; and nothing of it stays."""
+"""A spec runs in containers with the right names, limits and files, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ print(os.getuid(), os.environ["HOME"], status["NoNewPrivs"], flush=True)
 """
 
 
-def test_nobody_is_root_without_a_word(harbor: Harbor) -> None:
-    """Of an image that names no user, as most official ones."""
+def test_tasks_are_root_only_if_the_spec_says_so(harbor: Harbor) -> None:
+    """The image names no user, like most official ones."""
     spec = harbor.spec(WHO, runtime={"image": BASE})
     run = ended(harbor.up(spec))
     assert run.log("worker:0") == run.log("worker:1") == "65534 /tmp 1\n"
@@ -111,7 +111,7 @@ open(shared + "/" + os.environ["TFCLUSTER_TASK"].replace(":", "-"), "w").write("
 """
 
 
-def test_data_is_read_only_and_shared_storage_is_the_callers(harbor: Harbor) -> None:
+def test_data_is_read_only_and_files_on_shared_storage_are_the_callers(harbor: Harbor) -> None:
     data, shared = harbor.shell.root / "sets, all", harbor.shell.root / "shared"
     for folder in (data, shared):
         folder.mkdir(mode=0o700)
@@ -146,15 +146,15 @@ def test_ctrl_c_while_containers_start_leaves_none(harbor: Harbor) -> None:
         assert harbor.left() == []
 
 
-def test_doctor_looks_into_containers_and_removes_them(harbor: Harbor) -> None:
+def test_doctor_checks_inside_containers_and_removes_them(harbor: Harbor) -> None:
     done = harbor.shell.run("doctor", str(harbor.spec()), "--json")
-    look = json.loads(done.out)
-    assert look["nodes"] == ["worker-0", "worker-1"], done.err
-    assert {one["python"] for one in look["seen"]} == {"3.11.2"}, look
+    report = json.loads(done.out)
+    assert report["nodes"] == ["worker-0", "worker-1"], done.err
+    assert {node["python"] for node in report["seen"]} == {"3.11.2"}, report
 
 
-def test_the_image_says_which_python_runs(harbor: Harbor) -> None:
-    """A path of this machine says nothing in a container; any other is the image's own."""
+def test_the_python_of_the_image_runs_instead_of_a_local_one(harbor: Harbor) -> None:
+    """A path of this machine is ignored in a container; any other is a path in the image."""
     spec = harbor.spec(COUNT, runtime={"python": "../.venv/bin/python"})
     run = ended(harbor.up(spec, "--set", "job.env.COUNT=1"))
     assert "the image's; runtime.python is a path of this machine" in " ".join(run.said().split())
@@ -163,7 +163,7 @@ def test_the_image_says_which_python_runs(harbor: Harbor) -> None:
     assert "/no/python" in missing.said()
 
 
-def test_the_folder_of_code_is_not_touched(harbor: Harbor) -> None:
+def test_the_code_folder_is_not_changed(harbor: Harbor) -> None:
     before = sorted(Path(harbor.shell.cwd).rglob("*"))
     ended(harbor.up(harbor.spec('open("made", "w").close()')))
     assert sorted(Path(harbor.shell.cwd).rglob("*")) == sorted(
@@ -181,7 +181,9 @@ with open(folder + "/ckpt-1.index", "wb") as file:  # as TensorFlow's end
 """
 
 
-def test_what_is_not_gathered_can_be_fetched_from_the_containers(harbor: Harbor) -> None:
+def test_checkpoints_that_are_not_gathered_can_be_fetched_from_the_containers(
+    harbor: Harbor,
+) -> None:
     run = ended(harbor.up(harbor.spec(SAVE), "--no-gather"))
     said = " ".join(run.said().split())
     chief = harbor.container(run, "worker-0")
@@ -195,7 +197,7 @@ def test_what_is_not_gathered_can_be_fetched_from_the_containers(harbor: Harbor)
     assert done.code == 0, done.err
 
 
-def test_a_checkpoint_comes_home_from_a_container(harbor: Harbor) -> None:
+def test_a_checkpoint_is_gathered_from_a_container(harbor: Harbor) -> None:
     run = ended(harbor.up(harbor.spec(SAVE)))
     (gathered,) = of_type(run, "checkpoint_gathered")
     data = run.folder / f"{gathered['path']}.data-00000-of-00001"

@@ -1,4 +1,4 @@
-"""The ready specs in containers, with the losses of the same specs in processes of this machine."""
+"""The example specs train in containers to the same losses as in local processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CELLS = {
         r"^(?:evaluated step 60 loss|test accuracy) (\S+)",
     ),
 }
-"""Ready spec → TensorFlow, arguments of the job, where it tells numbers."""
+"""Example spec → TensorFlow, arguments of the job, pattern of the numbers that it prints."""
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def numbers(run: Trained, pattern: str) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("name", CELLS)
-def test_a_ready_spec_trains_as_it_does_here(lab: Lab, name: str) -> None:
+def test_an_example_spec_trains_as_in_local_processes(lab: Lab, name: str) -> None:
     which, args, pattern = CELLS[name]
     spec = str(SPECS / f"{name}.json")
     here = lab.train("up", spec, "--python", str(PYTHONS[which]), "--", *args)

@@ -16,7 +16,7 @@ from .office import Office
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Machines on a network of their own; made once for each process of tests."""
+    """Machines on a network of their own, made once for each test process."""
     missing = [tool for tool in ("sshd", "ssh", "ip", "unshare") if not _has(tool)]
     if missing or os.getuid() != 0:
         pytest.skip(f"needs root and {', '.join(missing) or 'nothing else'}: see .ci/run")
@@ -31,7 +31,7 @@ def _has(tool: str) -> bool:
 
 @pytest.fixture
 def office(lab: Lab) -> Iterator[Office]:
-    """The desk at which commands are typed, and fresh hosts to run on."""
+    """A desk where commands are typed, and new hosts to run on."""
     made = Office(lab)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""A person at one machine of the lab who starts runs on others, and what can be seen of them."""
+"""A user at one machine of the lab who starts runs on other machines and observes them."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ for number in range(int(os.environ["COUNT"])):
     os.write(1, f"line {number}\\n".encode())
     time.sleep(0.05)
 """
-"""Writes numbered lines, 20 a second."""
+"""A job that writes numbered lines, 20 a second."""
 
 HANG_S = 100.0
-"""Below the time-out of a test, which would leave the machines standing."""
+"""The longest wait: below the time-out of a test, which would leave the machines running."""
 
 
 class Office:
-    """Hosts of their own for one test, ended with it."""
+    """A desk and hosts for one test (or file of tests), removed at its end."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab, self.home = lab, lab.machines["home"]
         self.hosts: list[Machine] = []
         self.left: dict[str, Any] = {}
         self.folders_stay = False
-        """Whether a run may leave its folders on hosts: one whose coordinator was killed does."""
+        """Set by tests whose run leaves folders on hosts, as after a kill of its coordinator."""
         self._runs: list[subprocess.Popen[str]] = []
         self.desk = self.home.root / f"desk-{len(lab.machines)}"
         self.desk.mkdir()
@@ -54,7 +54,7 @@ class Office:
         path.write_text(content)
 
     def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
-        """One worker on each host, on ports that their agents choose."""
+        """Write a spec with one worker on each host, on ports that their agents choose."""
         self.write("train.py", script)
         runtime = {"hosts": {"*": {"python": sys.executable}}}
         spec: dict[str, Any] = {
@@ -83,19 +83,20 @@ class Office:
     def close(self) -> None:
         for process in self._runs:
             if process.poll() is None:
-                for pid, words in self.home.processes().items():  # ours only leads to it
+                # Our own child process is only a wrapper of it.
+                for pid, words in self.home.processes().items():
                     if "tfcluster.cli.main" in words:
                         os.kill(pid, signal.SIGKILL)
             process.communicate()
         for host in self.hosts:
             if host.process.poll() is None:
-                self._look(host)
+                self._check(host)
             self.lab.remove(host)
         shutil.rmtree(self.desk)
         shutil.rmtree(self.home.root / ".local", ignore_errors=True)
 
-    def _look(self, host: Machine) -> None:
-        """Processes, sockets and the runs' folders must have gone with the runs."""
+    def _check(self, host: Machine) -> None:
+        """Note processes, sockets and run folders that the runs have left on the host."""
         deadline = time.monotonic() + 10
         while (processes := host.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -106,16 +107,16 @@ class Office:
 
 
 class Run:
-    """One command, until its end."""
+    """A `tfcluster` command that was started at the desk, and its run."""
 
     def __init__(self, office: Office, process: subprocess.Popen[str]) -> None:
         self._office, self._process = office, process
         self.said = ""
         self.name = "far"
-        """What the spec calls it, and thus the beginning of its folder's name."""
+        """The name in the spec, with which the name of the run folder begins."""
 
     def end(self, hang_s: float = HANG_S) -> int:
-        """Its exit code; what it said is in `said`."""
+        """Wait until the command has ended and return its exit code; its output is in `said`."""
         if not self.said:
             self.said = self._process.communicate(timeout=hang_s)[0]
         return self._process.returncode
@@ -137,7 +138,10 @@ class Run:
         return path.read_text() if path.exists() else ""
 
     def has_line(self, text: str, task: str) -> bool:
-        """A whole one: of an unbuffered `print` each argument is written by itself."""
+        """Return whether a complete line of the task's log contains `text`.
+
+        An unbuffered `print` writes each of its arguments separately.
+        """
         return any(text in line for line in self.log(task).split("\n")[:-1])
 
     def wait_for_line(self, text: str, task: str) -> None:
@@ -158,7 +162,7 @@ class Run:
 
 
 def until(look: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
-    """What `look` finds once it finds anything."""
+    """Call `look` until it returns something true, and return that."""
     deadline = time.monotonic() + hang_s
     while not (found := look()):
         assert time.monotonic() < deadline, f"{what} did not come"
@@ -167,7 +171,7 @@ def until(look: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
 
 
 def numbered(count: int) -> list[str]:
-    """All that `COUNT` writes."""
+    """Return all lines that `COUNT` writes."""
     return [f"line {number}" for number in range(count)]
 
 
@@ -176,6 +180,6 @@ def _home() -> str:
 
 
 def _import_path() -> str:
-    """The launcher under test, also where it is not what is installed."""
+    """Return a PYTHONPATH to the launcher under test, even if another one is installed."""
     found = [importlib.util.find_spec(name) for name in ("tfcluster", "tfcluster_workers")]
     return ":".join(str(Path(spec.origin or "").parents[1]) for spec in found if spec is not None)

@@ -1,4 +1,4 @@
-"""The code on other machines: whole whatever its name, kept, not copied where it is seen."""
+"""Code reaches hosts under any file name, is cached there, and is not copied to shared storage."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ open("made-by-" + os.environ["TFCLUSTER_TASK"], "w").close()
 HOME = Path("~").expanduser()
 
 
-def told(run: Run, task: str = "worker:0") -> dict[str, Any]:
+def facts_of(run: Run, task: str = "worker:0") -> dict[str, Any]:
     found: dict[str, Any] = json.loads(run.log(task))
     return found
 
@@ -37,8 +37,8 @@ def cache(host: Machine) -> Path:
     return host.root / ".cache/tfcluster"
 
 
-def test_whatever_files_and_folders_are_called_they_arrive(office: Office) -> None:
-    """The workdir, the script, the arguments, and there a Python in a folder below the home."""
+def test_files_and_folders_with_odd_names_arrive(office: Office) -> None:
+    """Workdir, script, arguments and the host's Python (below its home) have odd names."""
     (host,) = office.add_hosts(1)
     (host.root / "my env's/bin").mkdir(parents=True)
     (host.root / "my env's/bin/python").symlink_to(sys.executable)
@@ -51,15 +51,15 @@ def test_whatever_files_and_folders_are_called_they_arrive(office: Office) -> No
     job = {"workdir": f"code/{ODD[2]}", "script": script, "args": args, "hooks": "off"}
     run = office.up(office.spec(TELL, job=job, runtime=runtime))
     assert run.end() == 0, run.said
-    seen = told(run)
-    assert seen["args"] == args
-    assert seen["files"] == sorted([*(f"sub {ODD[1]}/{name}" for name in ODD), script])
-    assert seen["python"] == f"{HOME}/my env's/bin/python"
-    assert seen["data"] == f"{HOME}/my data"
-    assert seen["host"] == host.name
+    facts = facts_of(run)
+    assert facts["args"] == args
+    assert facts["files"] == sorted([*(f"sub {ODD[1]}/{name}" for name in ODD), script])
+    assert facts["python"] == f"{HOME}/my env's/bin/python"
+    assert facts["data"] == f"{HOME}/my data"
+    assert facts["host"] == host.name
 
 
-def test_what_a_host_has_kept_is_looked_at_and_goes_when_it_is_old(office: Office) -> None:
+def test_a_hosts_cached_files_are_verified_and_removed_when_old(office: Office) -> None:
     (host,) = office.add_hosts(1)
     office.write("library.py", "WORD = 'good'")
     spec = office.spec("import library; print(library.WORD)")
@@ -110,8 +110,8 @@ if attempt == "1":
 """
 
 
-def test_hosts_with_one_home_do_not_stand_in_each_others_way(office: Office) -> None:
-    """Code, and the chief's checkpoint before the restart, come to both at the same time."""
+def test_hosts_that_share_a_home_do_not_disturb_each_other(office: Office) -> None:
+    """Both get the code, and before the restart the chief's checkpoint, at the same time."""
     first, second = office.add_hosts(2)
     served = office.lab.share(first, second, where=".cache") / "tfcluster"
     run = office.up(office.spec(SAVES, supervision={"backoff_s": 0}))
@@ -125,8 +125,8 @@ def test_hosts_with_one_home_do_not_stand_in_each_others_way(office: Office) -> 
     assert {len(path.name) for path in (served / "files").iterdir()} == {128}, "no half files"
 
 
-def test_a_workdir_that_hosts_see_is_not_copied(office: Office) -> None:
-    """From a file server; on the second host it is mounted under another name."""
+def test_a_workdir_on_storage_that_hosts_share_is_not_copied(office: Office) -> None:
+    """The folder is on a file server, which the second host mounts under another name."""
     first, second = office.add_hosts(2)
     served = office.lab.share(office.home, first, where="project")
     second.share(served, "mnt/project")
@@ -141,9 +141,9 @@ def test_a_workdir_that_hosts_see_is_not_copied(office: Office) -> None:
     (served / "train.py").write_text("import library\n" + TELL)
     run = office.up(office.spec(job=job, runtime={"hosts": hosts}))
     assert run.end() == 0, run.said
-    assert told(run)["cwd"] == f"{HOME}/project"
-    assert told(run, "worker:1")["cwd"] == f"{HOME}/mnt/project"
-    assert {"library.py", "train.py"} <= set(told(run)["files"])
+    assert facts_of(run)["cwd"] == f"{HOME}/project"
+    assert facts_of(run, "worker:1")["cwd"] == f"{HOME}/mnt/project"
+    assert {"library.py", "train.py"} <= set(facts_of(run)["files"])
     made = {path.name for path in served.iterdir() if path.is_file()}
     assert made == {"library.py", "train.py", "made-by-worker:0", "made-by-worker:1"}
     for host in (first, second):

@@ -1,4 +1,4 @@
-"""An evaluator on a host of its own sees what the chief, on another, has saved."""
+"""An evaluator on one host sees the checkpoints that the chief saves on another."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ else:
 """
 
 
-def test_an_evaluator_elsewhere_follows_the_chief(office: Office) -> None:
+def test_an_evaluator_on_another_host_follows_the_chief(office: Office) -> None:
     first, second = office.add_hosts(2)
     cluster = {"chief": [f"{first.address}:0"], "evaluator": [f"{second.address}:0"]}
     run = office.up(office.spec(SCRIPT, cluster=cluster), "--set", "checkpoints.keep=1")

@@ -1,4 +1,4 @@
-"""What breaks between hosts while a run is on: each ends as designed, and leaves nothing."""
+"""Faults of hosts and of the network between them end as designed and leave nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .office import Office, numbered
 pytestmark = pytest.mark.slow
 
 
-def test_a_line_between_two_hosts_that_breaks_is_named_and_the_gang_starts_again(
+def test_a_broken_link_between_hosts_is_named_and_the_gang_restarts(
     office: Office,
 ) -> None:
     first, second, third = office.add_hosts(3)
@@ -41,7 +41,7 @@ def test_a_line_between_two_hosts_that_breaks_is_named_and_the_gang_starts_again
 
 
 def end_sshd(host: Machine) -> None:
-    """The daemon and what it has forked for those who are logged in."""
+    """Kill the host's sshd and the processes that it has forked for its clients."""
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             mine = os.readlink(entry / "ns/pid") == os.readlink(f"/proc/{host.pid}/ns/pid")
@@ -62,12 +62,12 @@ def end_clients_to(office: Office, host: Machine) -> None:
 
 
 def clear_temp(host: Machine) -> None:
-    """As `systemd-tmpfiles`, `tmpreaper` or a job's own `rm` may do."""
+    """Delete the agent's folder in /tmp, as `systemd-tmpfiles`, `tmpreaper` or a job's `rm` may."""
     shutil.rmtree(host.folder / "tmp" / f"tfcluster-{os.getuid()}")
 
 
-def test_not_a_step_is_lost_while_ssh_is_away_in_any_way(office: Office) -> None:
-    """Where the client is killed nothing is left of the agent's socket either."""
+def test_no_line_is_lost_while_ssh_fails_in_different_ways(office: Office) -> None:
+    """The host whose ssh client is killed has also lost its agent's socket."""
     killed, filtered, stopped = office.add_hosts(3)
     run = office.up(office.spec(count=520))
     run.wait_for_line("line 5", "worker:2")
@@ -97,11 +97,11 @@ for number in range(1000 if attempt == "1" else 20):
     print("line", number, flush=True)
     time.sleep(0.05)
 """
-"""Leaves a sign of life on its host, 20 times a second."""
+"""A job that leaves a sign of life on its host, 20 times a second."""
 
 
 def test_two_attempts_of_a_task_never_run_at_once(office: Office) -> None:
-    """Nothing of the agent can be reached, but it and its task go on for as long as the lease."""
+    """The agent cannot be reached, but it and its task live until the lease ends."""
     first, _ = office.add_hosts(2)
     run = office.up(office.spec(SIGNS, supervision={"lease_s": 6, "backoff_s": 0}))
     run.wait_for_line("line 5", "worker:0")
@@ -116,7 +116,7 @@ def test_two_attempts_of_a_task_never_run_at_once(office: Office) -> None:
     assert max(times["1"]) < min(times["2"])
 
 
-def test_without_one_of_its_hosts_a_gang_goes_on_smaller(office: Office) -> None:
+def test_a_gang_that_loses_a_host_continues_with_fewer_workers(office: Office) -> None:
     office.add_hosts(3)
     supervision = {"lease_s": 4, "min_workers": 2, "max_restarts": 0, "backoff_s": 0}
     run = office.up(office.spec(count=40, supervision=supervision))
@@ -132,7 +132,7 @@ def test_without_one_of_its_hosts_a_gang_goes_on_smaller(office: Office) -> None
     assert f"{office.hosts[2].address} may not know that the run is over" in run.said
 
 
-def test_a_host_that_has_power_again_is_part_of_the_next_attempt(office: Office) -> None:
+def test_a_host_whose_power_is_back_is_part_of_the_next_attempt(office: Office) -> None:
     _, second = office.add_hosts(2)
     run = office.up(office.spec(count=40, supervision={"lease_s": 20, "backoff_s": 0}))
     run.wait_for_line("line 5", "worker:1")
@@ -145,7 +145,7 @@ def test_a_host_that_has_power_again_is_part_of_the_next_attempt(office: Office)
     assert run.of_type("node_lost")[0]["node"] == second.address
 
 
-def test_a_killed_agent_is_known_at_once_and_its_host_starts_again(office: Office) -> None:
+def test_a_killed_agent_is_detected_at_once_and_its_host_is_used_again(office: Office) -> None:
     _, second = office.add_hosts(2)
     run = office.up(office.spec(count=60, supervision={"backoff_s": 0}))
     run.wait_for_line("line 5", "worker:1")
@@ -156,7 +156,7 @@ def test_a_killed_agent_is_known_at_once_and_its_host_starts_again(office: Offic
     assert not run.of_type("node_unreachable"), "nothing of it goes on"
 
 
-def test_every_host_that_cannot_be_used_is_named_in_time(office: Office) -> None:
+def test_every_unusable_host_is_named_in_time(office: Office) -> None:
     hangs, leaves, full = office.add_hosts(3)
     (hangs.root / ".bashrc").write_text("sleep 15\n")
     (leaves.root / ".bashrc").write_text("echo 'closed for cleaning'\nexit 3\n")
@@ -185,8 +185,8 @@ while data := os.read(0, 65536):
 """
 
 
-def test_a_host_that_talks_nonsense_is_lost_and_named(office: Office) -> None:
-    """Its Python is a program that spoils what the relay says."""
+def test_a_host_that_sends_invalid_frames_is_lost_and_named(office: Office) -> None:
+    """The host's Python is a wrapper that corrupts the output of the relay."""
     _, second = office.add_hosts(2)
     (second.root / "mangle.py").write_text(MANGLE)
     real = f'"{sys.executable}"'

@@ -1,4 +1,4 @@
-"""What runs leave on other machines comes home, while they go on and over lines that break."""
+"""Files on hosts are gathered while tasks continue, also over connections that break."""
 
 from __future__ import annotations
 
@@ -39,38 +39,38 @@ write(curves + "/events.out.tfevents.1", b"end")
 """
 
 
-def shape_of(folder: Path) -> set[int]:
-    """Modes of all files below, and of all folders, without who else may do what there."""
+def permissions_of_others(folder: Path) -> set[int]:
+    """Return the permission bits of group and others on all files and folders below."""
     return {stat.S_IMODE(path.lstat().st_mode) & 0o077 for path in folder.rglob("*")}
 
 
 def most_kilobytes(machine: Machine, words: str) -> int:
-    """The most memory that a process of the machine whose command line has `words` ever had."""
+    """Return the peak memory of the machine's processes with `words` in their command line."""
     found = [pid for pid, line in machine.processes().items() if words in line]
     facts = [Path(f"/proc/{pid}/status").read_text() for pid in found]
     return max(int(text.partition("VmHWM:")[2].split()[0]) for text in facts)
 
 
-def newest_line(run: Run) -> float:
-    """When it was written."""
+def time_of_newest_line(run: Run) -> float:
+    """Return the time at which the newest line was written, or 0."""
     return float(run.log("worker:0").rpartition("late ")[2].split("\n")[0] or 0)
 
 
-def go_on(host: Machine) -> None:
+def let_the_task_end(host: Machine) -> None:
     (work,) = (host.root / ".cache/tfcluster/nodes").glob("*/*/work")
     (work / "go-on").touch()
 
 
 def size(path: Path) -> int:
-    """0 where it has just got its real name."""
+    """Return the size of a file, or 0 if it was renamed to its final name meanwhile."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
         return 0
 
 
-def test_a_large_checkpoint_comes_home_while_the_task_goes_on(office: Office) -> None:
-    """The line is cut in the midst of it; logs do not wait, and nobody holds it in memory."""
+def test_a_large_checkpoint_is_gathered_while_the_task_continues(office: Office) -> None:
+    """The connection breaks during the copy; logs do not wait; no process holds it in memory."""
     (host,) = office.add_hosts(1)
     run = office.up(office.spec(SAVES_MUCH, count=200))
     run.wait_for_line("late", "worker:0")
@@ -80,23 +80,23 @@ def test_a_large_checkpoint_comes_home_while_the_task_goes_on(office: Office) ->
     until(lambda: [p for p in partial.glob(f"*/{data}") if size(p) > 1 << 22], "a part")
     assert kill_ssh_to(office, host.address)
     (gathered,) = until(lambda: run.of_type("checkpoint_gathered"), "a checkpoint")
-    until(lambda: newest_line(run) > gathered["time"], "a later line")
+    until(lambda: time_of_newest_line(run) > gathered["time"], "a later line")
     assert most_kilobytes(office.home, "tfcluster.cli.main") < baseline + 60_000
     assert most_kilobytes(host, "-I -S -c") < 60_000  # the relay, the agent and what it forked
     curve = run.folder / "tensorboard/worker-0/events.out.tfevents.1"
     until(curve.exists, "a curve, while the task goes on")
     assert curve.read_bytes() == b"begin "
-    there = next((host.root / ".cache/tfcluster/nodes").glob("*/*/tasks/*/checkpoints"))
-    home = (run.folder / gathered["path"]).parent / data
-    assert home.read_bytes() == (there / data).read_bytes()
-    note = json.loads((home.parent / ".tfcluster.json").read_text())
+    original = next((host.root / ".cache/tfcluster/nodes").glob("*/*/tasks/*/checkpoints"))
+    copy = (run.folder / gathered["path"]).parent / data
+    assert copy.read_bytes() == (original / data).read_bytes()
+    note = json.loads((copy.parent / ".tfcluster.json").read_text())
     assert [file["path"] for file in note["files"]][-1].endswith(".index")
-    go_on(host)
+    let_the_task_end(host)
     assert run.end() == 0, run.said
     assert curve.read_bytes() == b"begin end"
 
 
-def test_what_is_sent_to_a_host_is_for_its_user_alone(office: Office) -> None:
+def test_files_sent_to_a_host_are_private_to_its_user(office: Office) -> None:
     (host,) = office.add_hosts(1)
     office.write("deep/er/data.txt", "x")
     os.chmod(office.desk / "deep/er/data.txt", 0o666)
@@ -107,14 +107,14 @@ def test_what_is_sent_to_a_host_is_for_its_user_alone(office: Office) -> None:
     (work,) = until(
         lambda: list((host.root / ".cache/tfcluster/nodes").glob("*/*/work")), "the code"
     )
-    assert shape_of(work) == {0}
+    assert permissions_of_others(work) == {0}
     assert stat.S_IMODE(work.stat().st_mode) == 0o700
-    assert shape_of(host.root / ".cache/tfcluster/files") <= {0}
-    go_on(host)
+    assert permissions_of_others(host.root / ".cache/tfcluster/files") <= {0}
+    let_the_task_end(host)
     assert run.end() == 0, run.said
 
 
-def test_a_listing_of_several_pages_comes_whole(office: Office) -> None:
+def test_a_listing_of_several_pages_arrives_whole(office: Office) -> None:
     office.add_hosts(1)
     script = (
         "import os\n"
@@ -123,8 +123,8 @@ def test_a_listing_of_several_pages_comes_whole(office: Office) -> None:
     )
     run = office.up(office.spec(script, checkpoints={"outputs": ["3999*.txt"]}))
     assert run.end() == 0, run.said
-    (brought,) = (run.folder / "outputs").iterdir()
-    assert brought.name.startswith("3999")
+    (gathered,) = (run.folder / "outputs").iterdir()
+    assert gathered.name.startswith("3999")
 
 
 SAVES_AND_LEAVES = """
@@ -140,7 +140,7 @@ with open(checkpoints + "/ckpt-7.index", "wb") as file:
 
 
 def filer_of(host: Machine) -> int:
-    """The process that handles files for the agent of the host: it is niced above the others."""
+    """Return the process that handles files for the host's agent: it has the highest niceness."""
     nice = {
         pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
         for pid, words in host.processes().items()
@@ -149,9 +149,11 @@ def filer_of(host: Machine) -> int:
     return max(nice, key=nice.__getitem__)
 
 
-def test_a_host_whose_files_stand_still_ends_no_wait_in_silence(office: Office) -> None:
-    """A stopped process, as a dead file server makes it: all tasks exit with 0, and `up` waited
-    for ever, while `status` said that they were starting."""
+def test_a_host_whose_disk_hangs_is_reported_and_not_waited_for_forever(office: Office) -> None:
+    """A SIGSTOP of the process that handles files has the effect of a dead file server.
+
+    All tasks exit with 0; `up` once waited for ever while `status` said that they were starting.
+    """
     (host,) = office.add_hosts(1)
     office.lab.shape(host, mbit=30)
     office.folders_stay = True
@@ -179,6 +181,6 @@ def test_a_host_whose_files_stand_still_ends_no_wait_in_silence(office: Office) 
 
 
 def gathered_so_far(run: Run) -> dict[str, Any] | None:
-    """The state of the run, once some of what it waits for has come."""
+    """Return the state of the run once part of a checkpoint has arrived, else None."""
     state: dict[str, Any] = json.loads((run.folder / "state.json").read_text())
     return state if (state.get("gathering") or {}).get("bytes") else None

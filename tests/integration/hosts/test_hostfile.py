@@ -1,4 +1,4 @@
-"""Hosts that only the command line names."""
+"""A cluster can be given on the command line, as a file or a list of hosts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .office import Office, numbered
 pytestmark = pytest.mark.slow
 
 
-def test_a_file_of_hosts_is_a_cluster_and_the_run_keeps_it(office: Office) -> None:
+def test_a_file_of_hosts_defines_the_cluster_and_the_run_records_it(office: Office) -> None:
     first, second = office.add_hosts(2)
     office.write("hosts", f"root@{first.address} slots=2  # a pair\n{second.address}\n")
     cluster = {"worker": 7}

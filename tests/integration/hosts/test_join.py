@@ -1,4 +1,4 @@
-"""`tfcluster join` typed on each of three machines, with nobody above them."""
+"""`tfcluster join` on each of three machines forms one cluster without a common coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ print("config", os.environ["TF_CONFIG"], flush=True)
 time.sleep(float(os.environ["STAYS"]))
 """
 LONG_S = 240.0
-"""Three TensorFlows on machines that are one."""
+"""The longest wait: three TensorFlow processes start on machines that are in fact one."""
 TRAINS = {
     "module": "tfcluster_workers.jobs.keras_mnist",
     "prepare": {"module": "tfcluster_workers.data.prepare"},
@@ -34,7 +34,7 @@ TRAINS = {
 
 
 class Joined:
-    """One `join` on one machine."""
+    """A `tfcluster join` on one machine."""
 
     def __init__(self, host: Machine, *more: str) -> None:
         self.host = host
@@ -49,7 +49,7 @@ class Joined:
         self.said = ""
 
     def end(self) -> int:
-        """Its exit code; what it said is in `said`."""
+        """Wait until the command has ended and return its exit code; its output is in `said`."""
         if not self.said:
             self.said = self._process.communicate(timeout=LONG_S)[0]
         return self._process.returncode
@@ -69,28 +69,28 @@ class Joined:
         return found
 
     def step(self) -> int:
-        """How far its tasks have come."""
+        """Return the highest step that its tasks have reported."""
         return max(task["step"] or 0 for task in self.state()["tasks"])
 
     def pids(self, words: str) -> list[int]:
-        """The machine's processes that have `words` in their command line, seen from here."""
+        """Return the pids, as seen from here, of the machine's processes with `words` in argv."""
         return [pid for pid, line in self.host.processes().items() if words in line]
 
     def close(self) -> None:
         if self._process.poll() is None:
-            for pid in self.pids("tfcluster join"):  # ours only leads to it
+            for pid in self.pids("tfcluster join"):  # our own child is only a wrapper of it
                 os.kill(pid, signal.SIGKILL)
         self._process.communicate()
 
 
 class Hall:
-    """Machines at whose keyboards somebody types."""
+    """Machines on which a user types `tfcluster join`."""
 
     def __init__(self, office: Office) -> None:
         self._office, self._joined = office, list[Joined]()
 
     def hosts(self, workers: Sequence[int], job: dict[str, Any], **more: Any) -> list[Machine]:
-        """A machine for each of `workers`, which says how many it has; all have the spec."""
+        """Add machines with the spec, one for each number of workers in `workers`."""
         hosts = self._office.add_hosts(len(workers))
         addresses = [
             f"{host.address}:{2222 + index}"
@@ -108,7 +108,7 @@ class Hall:
         return self._joined[-1]
 
     def train(self, workers: Sequence[int], *args: str, **more: Any) -> list[Joined]:
-        """`keras_mnist`, started on every machine."""
+        """Start `keras_mnist` on every machine."""
         job = TRAINS | {"args": list(args)}
         return [
             self.join(host, f"--python={python()}") for host in self.hosts(workers, job, **more)
@@ -120,7 +120,7 @@ class Hall:
 
 
 def python() -> Path:
-    """TensorFlow 2.15 is imported fastest."""
+    """Return the Python with TensorFlow 2.15, which is imported fastest, or else the newest."""
     return PYTHONS["tf215"] if PYTHONS["tf215"].exists() else PYTHONS["newest"]
 
 
@@ -138,7 +138,7 @@ def stub(stays_s: float) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_each_machine_finds_its_own_tasks_and_an_engine_can_end_them(hall: Hall) -> None:
+def test_each_machine_finds_its_own_tasks_and_a_scheduler_can_end_them(hall: Hall) -> None:
     hosts = hall.hosts([1, 2, 1], stub(300))
     stranger, *two = reversed(hosts)
     (stranger.root / "train.json").write_text(
@@ -149,15 +149,15 @@ def test_each_machine_finds_its_own_tasks_and_an_engine_can_end_them(hall: Hall)
     assert f"{stranger.address}, {stranger.name}" in refused.said
     assert "10.77.9.9" in refused.said
 
-    both, one = (hall.join(host) for host in two)
-    for joined, tasks in ((one, ["worker:0"]), (both, ["worker:1", "worker:2"])):
+    pair, single = (hall.join(host) for host in two)
+    for joined, tasks in ((single, ["worker:0"]), (pair, ["worker:1", "worker:2"])):
         until(lambda j=joined, t=tasks: all("\n" in j.log(task) for task in t), str(tasks))  # type: ignore[misc]
         assert [task["task"] for task in joined.state()["tasks"]] == tasks
         for index, task in enumerate(tasks, start=int(tasks[0][-1])):
             config = json.loads(joined.log(task).removeprefix("config "))
             assert config["task"] == {"type": "worker", "index": index}
             assert len(config["cluster"]["worker"]) == 4
-    for joined in (one, both):
+    for joined in (single, pair):
         (pid,) = joined.pids("tfcluster join")
         os.kill(pid, signal.SIGTERM)
         assert joined.end() == 143, joined.said
@@ -166,42 +166,43 @@ def test_each_machine_finds_its_own_tasks_and_an_engine_can_end_them(hall: Hall)
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
-def test_the_chiefs_machine_has_the_checkpoint_that_gives_what_all_told(hall: Hall) -> None:
+def test_the_checkpoint_on_the_chiefs_machine_gives_the_metrics_of_all_workers(hall: Hall) -> None:
     first, *others = joined = hall.train((1, 1, 1), "--epochs=1", "--examples=192")
-    for one in joined:
-        assert one.end() == 0, one.said
+    for machine in joined:
+        assert machine.end() == 0, machine.said
     assert not any(checkpoints(other) for other in others)
     loss, accuracy = restored(first)
-    for index, one in enumerate(joined):
-        assert told(one, f"worker:{index}", "test accuracy") == pytest.approx(accuracy, abs=5e-5)
-        assert told(one, f"worker:{index}", "test loss") == pytest.approx(loss, abs=1e-5)
+    for index, machine in enumerate(joined):
+        accuracy_here = logged(machine, f"worker:{index}", "test accuracy")
+        assert accuracy_here == pytest.approx(accuracy, abs=5e-5)
+        assert logged(machine, f"worker:{index}", "test loss") == pytest.approx(loss, abs=1e-5)
 
 
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
 def test_two_workers_of_one_machine_train_with_one_of_another(hall: Hall) -> None:
-    both, third = hall.train((2, 1), "--epochs=1", "--examples=192")
-    assert (both.end(), third.end()) == (0, 0), both.said + third.said
-    assert checkpoints(both)
+    pair, third = hall.train((2, 1), "--epochs=1", "--examples=192")
+    assert (pair.end(), third.end()) == (0, 0), pair.said + third.said
+    assert checkpoints(pair)
     assert not checkpoints(third)
-    loss = told(both, "worker:0", "test loss")
-    assert told(both, "worker:1", "test loss") == pytest.approx(loss, abs=1e-5)
-    assert told(third, "worker:2", "test loss") == pytest.approx(loss, abs=1e-5)
+    loss = logged(pair, "worker:0", "test loss")
+    assert logged(pair, "worker:1", "test loss") == pytest.approx(loss, abs=1e-5)
+    assert logged(third, "worker:2", "test loss") == pytest.approx(loss, abs=1e-5)
 
 
 def checkpoints(joined: Joined) -> list[Path]:
-    """What lies on its machine when it is over."""
+    """Return the checkpoints in the run folder on the machine."""
     return [*(joined.folder / "checkpoints").glob("*")]
 
 
-def told(joined: Joined, task: str, what: str) -> float:
+def logged(joined: Joined, task: str, what: str) -> float:
     (value,) = re.findall(rf"^{what} (\S+)", joined.log(task), re.MULTILINE)
     return float(value)
 
 
 def restored(chief: Joined) -> list[float]:
-    """Loss and accuracy of the test split, by the checkpoint that lies on the chief's machine."""
+    """Return loss and accuracy of the test split, by the checkpoint on the chief's machine."""
     path = chief.host.run([COMMAND, "checkpoints", "--path"]).stdout.strip()
     workers = next(path for path in sys.path if (Path(path) / "tfcluster_workers").is_dir())
     done = chief.host.run(
@@ -216,14 +217,14 @@ def restored(chief: Joined) -> list[float]:
 @pytest.mark.slow
 @pytest.mark.tensorflow
 @pytest.mark.timeout(300)
-def test_who_loses_a_worker_exits_with_1_and_all_others_with_5(hall: Hall) -> None:
+def test_the_machine_that_loses_a_worker_exits_with_1_and_the_others_with_5(hall: Hall) -> None:
     joined = hall.train((1, 1), "--epochs=500", "--examples=192")
-    until(lambda: all(one.step() > 3 for one in joined), "some steps of all")
+    until(lambda: all(machine.step() > 3 for machine in joined), "some steps of all")
     *others, last = joined
     for pid in last.pids("tfcluster_workers/boot.py"):
         os.kill(pid, signal.SIGKILL)
     assert last.end() == 1, last.said
     assert "SIGKILL" in last.said
-    for one in others:
-        assert one.end() == 5, one.said
-        assert "on another machine" in one.said
+    for machine in others:
+        assert machine.end() == 5, machine.said
+        assert "on another machine" in machine.said

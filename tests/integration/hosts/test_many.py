@@ -1,4 +1,4 @@
-"""As many hosts as a run may have in a day's work, all through the system's ssh."""
+"""A run on 64 hosts, all through the system's ssh, needs little memory and leaves nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COUNT = 64
 MOST_BYTES = 150e6
 
 
-def test_sixty_four_hosts_are_up_and_gone_again(tmp_path: Path) -> None:
+def test_a_run_on_sixty_four_hosts_ends_and_leaves_nothing(tmp_path: Path) -> None:
     with many_hosts(COUNT, tmp_path / "hosts") as hosts:
         spec = {
             "name": "many",
@@ -30,7 +30,7 @@ def test_sixty_four_hosts_are_up_and_gone_again(tmp_path: Path) -> None:
             "runtime": {"backend": "ssh", "hosts": {"*": {"python": sys.executable}}},
         }
         (tmp_path / "many.json").write_text(json.dumps(spec))
-        # Not looked at first: 64 hosts would do that with the cores of 64, not with ours.
+        # No preflight: 64 real hosts would do it on their own cores, not all on ours.
         command = [sys.executable, "-m", "tfcluster.cli.main", "up", "many.json", "--no-preflight"]
         env = {**hosts.environ, "TFCLUSTER_HOME": str(tmp_path / "home")}
         with (tmp_path / "said").open("wb") as said:
@@ -41,11 +41,11 @@ def test_sixty_four_hosts_are_up_and_gone_again(tmp_path: Path) -> None:
                 time.sleep(0.1)
         assert run.returncode == 0, (tmp_path / "said").read_text()
         assert 0 < most_bytes <= MOST_BYTES
-        assert_all_came_and_left(tmp_path, hosts.home)
+        assert_all_ran_and_left_nothing(tmp_path, hosts.home)
 
 
 def peak_bytes(pid: int) -> int:
-    """The most that a process has held yet (`ru_maxrss` begins with that of who forked it)."""
+    """Return the peak memory of a process (`ru_maxrss` begins with that of its parent)."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
@@ -54,7 +54,7 @@ def peak_bytes(pid: int) -> int:
     return int(sizes[0]) * 1024 if sizes else 0
 
 
-def assert_all_came_and_left(folder: Path, home_there: Path) -> None:
+def assert_all_ran_and_left_nothing(folder: Path, home_there: Path) -> None:
     (run,) = (folder / "home" / "runs").iterdir()
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     for kind in ("node_connected", "task_started", "task_exited"):

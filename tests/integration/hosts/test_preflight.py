@@ -1,4 +1,4 @@
-"""What would fail is refused before anything is started: each with its host and what to do."""
+"""The preflight refuses a run that would fail, with the host's name and what to do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def three(lab: Lab) -> Iterator[Office]:
-    """A desk and three hosts, for all tests here."""
+    """A desk and three hosts, for all tests of this file."""
     made = Office(lab)
     try:
         made.add_hosts(3)
@@ -52,14 +52,14 @@ def _is_quiet(host: Machine) -> bool:
 
 
 def refused(run: Run) -> str:
-    """What it said; no task was started."""
+    """Assert that the run was refused and started no task; return its output."""
     assert run.end() == REFUSED, run.said
     assert "│" not in run.said
     return run.said
 
 
 def on(office: Office, **runtime_of: dict[str, Any]) -> dict[str, Any]:
-    """`runtime` with settings of hosts by name, besides those of all."""
+    """Return a `runtime` section with the settings of named hosts beside those of all hosts."""
     python = json.loads((office.desk / "spec.json").read_text())["runtime"]["hosts"]["*"]
     named = {host.name: host.address for host in office.hosts}
     return {"hosts": {"*": python, **{named[name]: what for name, what in runtime_of.items()}}}
@@ -75,7 +75,7 @@ def test_doctor_shows_three_sound_hosts_side_by_side(three: Office) -> None:
     assert "All checks passed" in run.said
 
 
-def test_a_python_that_is_not_there_is_named_by_up_and_by_doctor(three: Office) -> None:
+def test_a_missing_python_is_named_by_up_and_by_doctor(three: Office) -> None:
     three.spec()
     spec = three.spec(runtime=on(three, **{three.hosts[1].name: {"python": "/no/such/python"}}))
     for command in ("up", "doctor"):
@@ -85,7 +85,7 @@ def test_a_python_that_is_not_there_is_named_by_up_and_by_doctor(three: Office) 
         assert f"runtime.hosts.{three.hosts[1].address}.python to a Python" in said
 
 
-def test_another_tensorflow_on_one_of_three_hosts_is_named(three: Office) -> None:
+def test_a_different_tensorflow_on_one_of_three_hosts_is_named(three: Office) -> None:
     three.spec()
     spec = three.spec(runtime=on(three, **{three.hosts[2].name: {"python": str(PYTHONS["tf215"])}}))
     said = refused(three.up(spec))
@@ -98,7 +98,7 @@ def test_another_tensorflow_on_one_of_three_hosts_is_named(three: Office) -> Non
     assert row.count("✗") == 1
 
 
-def test_a_python_without_tensorflow_is_told_as_that_and_nothing_else(three: Office) -> None:
+def test_a_python_without_tensorflow_is_reported_as_one_problem(three: Office) -> None:
     three.spec()
     bare = {"python": "/usr/bin/python3", "env": {"PYTHONPATH": ""}}
     runtime = on(three, **{three.hosts[1].name: bare})
@@ -122,13 +122,13 @@ def test_one_port_blocked_between_two_of_three_hosts_is_named_from_both_sides(
     assert f"{first.address}: cannot connect to worker:2 ({third.address}:2222)" in said
     assert f"{second.address}: " not in said
     assert "1 of 2 reached ✗" in said
-    assert "clock differs" not in said  # though some looked for long
+    assert "clock differs" not in said  # although some checks took long
 
 
 def test_a_name_that_resolves_to_another_host_is_named(three: Office) -> None:
     first, second, _ = three.hosts
-    names_of(second, {"gpu-b": first.address})  # where it is wrong
-    names_of(first, {"gpu-b": second.address})
+    set_names(second, {"gpu-b": first.address})  # the wrong one
+    set_names(first, {"gpu-b": second.address})
     cluster = {"worker": [f"{first.address}:2222", "gpu-b:2222"]}
     three.spec()
     runtime = on(three)
@@ -138,8 +138,8 @@ def test_a_name_that_resolves_to_another_host_is_named(three: Office) -> None:
     assert "→ correct the name" in said
 
 
-def test_a_disk_that_is_full_is_named(three: Office) -> None:
-    """With no room for us, and with none for the code."""
+def test_a_host_with_a_full_disk_is_named(three: Office) -> None:
+    """The disk has no space for the agent, then none for the code."""
     host = three.hosts[1]
     three.write("big.bin", "x" * 8_000_000)
     spec = three.spec()
@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_is_named(three: Office) -> None:
         (three.desk / "big.bin").unlink()
 
 
-def test_a_port_that_is_taken_is_named_with_who_has_it(three: Office) -> None:
+def test_a_port_in_use_is_named_with_its_holder(three: Office) -> None:
     host = three.hosts[0]
     cluster = {"worker": [f"{one.address}:2222" for one in three.hosts]}
     thief = host.start([sys.executable, "-c", LISTEN], stdout=subprocess.PIPE)
@@ -171,19 +171,19 @@ def test_a_port_that_is_taken_is_named_with_who_has_it(three: Office) -> None:
         thief.communicate()
 
 
-def test_all_that_is_wrong_is_told_at_once(three: Office) -> None:
+def test_all_problems_are_reported_at_once(three: Office) -> None:
     host = three.hosts[2]
     spec = three.spec(strategy={"communication": "NCCL"}, checkpoints={"dir": "/srv/experiment"})
     with mounted_at(host, "/srv", "ro"):
         run = three.start("doctor", str(spec), "--json")
         assert run.end() == REFUSED
-    look = json.loads(run.said)
-    found = {(f["node"], f["check"]) for f in look["findings"] if f["is_fatal"]}
+    report = json.loads(run.said)
+    found = {(f["node"], f["check"]) for f in report["findings"] if f["is_fatal"]}
     assert found == {(host.address, "folders"), *((one.address, "GPUs") for one in three.hosts)}
     assert "Read-only file system" in run.said
 
 
-def test_a_proxy_that_only_a_host_knows_is_kept_off_its_tasks(three: Office) -> None:
+def test_a_proxy_set_only_on_a_host_is_not_passed_to_its_tasks(three: Office) -> None:
     host = three.hosts[0]
     rc = host.root / ".bashrc"
     rc.write_text("export https_proxy=http://anna:secret@127.0.0.1:9 no_proxy=corp.example\n")
@@ -197,15 +197,15 @@ def test_a_proxy_that_only_a_host_knows_is_kept_off_its_tasks(three: Office) -> 
         rc.unlink()
     assert "https_proxy: not passed to tasks" in doctor.said
     assert "anna" not in run.said + doctor.said
-    told = dict(line.split(" │ ") for line in run.said.splitlines() if " │ " in line)
-    guard, no_proxy = told["worker:0"].split()
+    printed = dict(line.split(" │ ") for line in run.said.splitlines() if " │ " in line)
+    guard, no_proxy = printed["worker:0"].split()
     assert all(one.address in guard for one in three.hosts)
     assert "corp.example" in guard
     assert guard == no_proxy
-    assert told["worker:1"] == "None None"
+    assert printed["worker:1"] == "None None"
 
 
-def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_look(
+def test_a_host_lost_during_the_checks_is_named_and_ctrl_c_ends_the_checks(
     three: Office,
 ) -> None:
     host = three.hosts[0]
@@ -215,22 +215,22 @@ def test_a_host_that_goes_while_it_is_looked_at_is_named_and_ctrl_c_ends_the_loo
     three.spec()
     slow = {"python": str(Path("~").expanduser() / "slow")}
     spec = three.spec(runtime=on(three, **{host.name: slow}))
-    for whom in (host, three.home):
+    for victim in (host, three.home):
         run = three.start("doctor", str(spec))
         until(lambda: any("sleep 60" in line for line in host.processes().values()), "a probe")
-        if whom is host:
+        if victim is host:
             host.kill_agents()
         else:
             send(three.home, "doctor", signal.SIGINT)
-        assert run.end() == (REFUSED if whom is host else 130), run.said
-        if whom is host:
+        assert run.end() == (REFUSED if victim is host else 130), run.said
+        if victim is host:
             assert f"{host.address}: the checks could not run: its agent went away" in run.said
             assert "1 problem to fix" in run.said
             shutil.rmtree(host.root / ".cache/tfcluster/nodes")  # a killed agent removes nothing
 
 
 @pytest.mark.tensorflow
-def test_doctor_deep_imports_tensorflow_there(three: Office) -> None:
+def test_doctor_deep_imports_tensorflow_on_the_host(three: Office) -> None:
     cluster = {"worker": [f"{three.hosts[0].address}:0"]}
     run = three.start("doctor", str(three.spec(cluster=cluster)), "--deep")
     assert run.end() == 0, run.said
@@ -238,9 +238,9 @@ def test_doctor_deep_imports_tensorflow_there(three: Office) -> None:
     assert re.search(r"2\.\d+\.\d+ in [\d.]+ s: CPU", line)
 
 
-def send(whom: Machine, words: str, number: int) -> None:
-    """A signal to all of a machine with `words` on their command line."""
-    for pid, line in whom.processes().items():
+def send(machine: Machine, words: str, number: int) -> None:
+    """Send a signal to all processes of a machine with `words` in their command line."""
+    for pid, line in machine.processes().items():
         if words in line:
             with contextlib.suppress(ProcessLookupError):  # the end of one may end the next
                 os.kill(pid, number)
@@ -254,8 +254,8 @@ time.sleep(300)
 """
 
 
-def names_of(host: Machine, names: dict[str, str]) -> None:
-    """Its /etc/hosts, for as long as it lives."""
+def set_names(host: Machine, names: dict[str, str]) -> None:
+    """Replace the /etc/hosts of a host for as long as it lives."""
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in names.items())]
     (host.root / "hosts").write_text("\n".join(lines) + "\n")
     done = host.run(["mount", "--bind", str(Path("~").expanduser() / "hosts"), "/etc/hosts"])
@@ -263,7 +263,7 @@ def names_of(host: Machine, names: dict[str, str]) -> None:
 
 
 def mounted(host: Machine, folder: str, options: str) -> AbstractContextManager[None]:
-    """A small disk in the place of a folder of its home."""
+    """Mount a small disk over a folder in the host's home."""
     (host.root / folder).mkdir(exist_ok=True)
     return mounted_at(host, str(Path("~").expanduser() / folder), options)
 

@@ -1,4 +1,4 @@
-"""What is secret stays where it is needed, and what is ours on a host is for nobody else."""
+"""Secrets stay where they are needed, and tfcluster's files on a host are private to the user."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_a_secret_is_in_its_tasks_environment_and_nowhere_else(office: Office) -
         lines = run.log(task).splitlines()
         assert lines[0] == f"lengths {[len(value) for value in SECRETS]}"
         assert lines[1:4] == ["it is ********!"] * 3
-    told = run.of_type("task_error")[0]
-    assert told["message"] == "refused: ****************"
+    error = run.of_type("task_error")[0]
+    assert error["message"] == "refused: ****************"
     assert not holds(run.said.encode())
     for machine in (office.home, *office.hosts):
         assert not spilled(machine)
@@ -83,8 +83,8 @@ def test_a_plan_shows_no_secret(office: Office) -> None:
     assert "<pad>" in shown.said
 
 
-def test_a_folder_of_our_name_that_another_user_made_blocks_nobody(office: Office) -> None:
-    """Neither a run nor the dials that find its agent again."""
+def test_a_folder_that_another_user_made_under_our_name_blocks_no_run(office: Office) -> None:
+    """Neither a run nor the reconnection to its agent is blocked."""
     (host,) = office.add_hosts(1)
     taken = host.folder / f"tmp/tfcluster-{os.getuid()}"
     taken.mkdir(0o700)
@@ -109,8 +109,8 @@ print("agent", os.environ.get("SSH_AUTH_SOCK"), "files", *sorted(names))
 PRIVATE_KEY = "t0ken-0f-4nna"
 
 
-def test_credentials_of_the_user_stay_at_home(office: Office) -> None:
-    """Files beside the code, and the keys of an agent that the user forwards everywhere."""
+def test_credentials_of_the_user_are_not_sent_to_hosts(office: Office) -> None:
+    """The test has files beside the code, and an ssh agent that the user forwards everywhere."""
     (host,) = office.add_hosts(1)
     for name in (".env", ".ssh/id_ed25519", "certs/server.pem", ".kube/config", ".aws/credentials"):
         office.write(name, PRIVATE_KEY)
@@ -129,7 +129,7 @@ def test_credentials_of_the_user_stay_at_home(office: Office) -> None:
 
 @contextlib.contextmanager
 def forwarded_agent(office: Office) -> Iterator[dict[str, str]]:
-    """An ssh agent at the desk, in a configuration that forwards it to every host."""
+    """Start an ssh agent at the desk, with a configuration that forwards it to every host."""
     config = office.home.root / ".ssh/config"
     config.write_text("Host *\n  ForwardAgent yes\n")
     socket = f"{Path('~').expanduser()}/{office.desk.name}.agent"
@@ -148,12 +148,12 @@ def holds(data: bytes) -> bool:
 
 
 def command_lines() -> Iterator[bytes]:
-    """Of all processes of all machines."""
+    """Yield the command lines of all processes of all machines."""
     yield from processes("cmdline")
 
 
 def environments(host: Machine) -> list[dict[bytes, bytes]]:
-    """Of all processes of one machine."""
+    """Return the environments of all processes of one machine."""
     inside = os.readlink(f"/proc/{host.pid}/ns/pid")
     found = []
     for data in processes("environ", of=inside):
@@ -163,7 +163,7 @@ def environments(host: Machine) -> list[dict[bytes, bytes]]:
 
 
 def processes(file: str, *, of: str | None = None) -> Iterator[bytes]:
-    """What /proc says of all processes, or of those of one machine; of others' we may not ask."""
+    """Yield a file of /proc for all processes or for one machine's, if we may read it."""
     for process in Path("/proc").iterdir():
         if process.name.isdecimal():
             with contextlib.suppress(OSError):
@@ -172,7 +172,7 @@ def processes(file: str, *, of: str | None = None) -> Iterator[bytes]:
 
 
 def spilled(machine: Machine) -> list[str]:
-    """Files of a machine with a secret in them, but for the spec that the user wrote."""
+    """Return the files of a machine with a secret in them, except the user's own spec."""
     files = [path for place in ("home", "tmp") for path in found(machine.folder / place)]
     plain = [path for path in files if stat.S_ISREG(path.lstat().st_mode)]
     return [str(p) for p in plain if holds(p.read_bytes()) and not is_own_spec(machine, p)]
@@ -189,8 +189,10 @@ def found(folder: Path) -> Iterable[Path]:
 
 
 def open_to_others(host: Machine) -> list[str]:
-    """Folders and files of ours that are not 0700 and 0600. What is the user's own, in the copy
-    of the code, and what Python makes beside its sources, lies in folders that are."""
+    """Return tfcluster's folders and files that are not 0700 and 0600.
+
+    The user's own files in the copy of the code, and Python's caches, lie in folders that are.
+    """
     cache, sockets = host.root / ".cache/tfcluster", host.folder / f"tmp/tfcluster-{os.getuid()}"
     ours = [cache, sockets, *found(cache), *found(sockets)]
     wrong = []

@@ -1,4 +1,4 @@
-"""Runs on other machines: started, followed, gathered from, and left clean."""
+"""Runs on other machines are started and followed over ssh, gathered from, and leave nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ for step in range(first, 4):
 """
 
 
-def test_a_run_on_two_hosts_leaves_its_logs_here_and_nothing_there(office: Office) -> None:
+def test_a_run_on_two_hosts_gathers_its_logs_and_leaves_nothing_on_them(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=20))
     assert run.end() == 0, run.said
@@ -75,7 +75,7 @@ def test_the_workers_of_one_host_share_its_cores(office: Office) -> None:
     assert len(every) == 1 or not set(pinned[0]) & set(pinned[1])
 
 
-def test_the_code_arrives_as_git_knows_it(office: Office) -> None:
+def test_the_code_is_copied_as_git_lists_it(office: Office) -> None:
     office.add_hosts(1)
     odd = "a b'c\"d\n é.txt"
     office.write(odd, "odd")
@@ -93,7 +93,7 @@ def test_the_code_arrives_as_git_knows_it(office: Office) -> None:
     assert run.log("worker:0").strip() == repr(sorted([*expected, "./spec.json", "./train.py"]))
 
 
-def test_after_a_restart_every_host_finds_what_the_chief_saved(office: Office) -> None:
+def test_after_a_restart_every_host_has_the_chiefs_checkpoint(office: Office) -> None:
     office.add_hosts(2)
     office.write("sibling.py", "")
     run = office.up(office.spec(SAVES, supervision={"backoff_s": 0}))
@@ -109,7 +109,7 @@ def test_after_a_restart_every_host_finds_what_the_chief_saved(office: Office) -
         assert file.read("config.json") == b"3" * 100_000
 
 
-def test_two_workers_of_one_host_are_given_what_the_chief_saved(office: Office) -> None:
+def test_two_workers_of_one_host_both_get_the_chiefs_checkpoint(office: Office) -> None:
     (host,) = office.add_hosts(1)
     office.write("sibling.py", "")
     big = SAVES.replace("100_000", "3_000_000")
@@ -121,7 +121,7 @@ def test_two_workers_of_one_host_are_given_what_the_chief_saved(office: Office) 
         assert f"model-{step}.keras'] step {step}" in run.log(task, attempt=2)
 
 
-def test_a_folder_named_for_the_code_keeps_what_is_in_it(office: Office) -> None:
+def test_a_folder_given_for_the_code_keeps_its_files(office: Office) -> None:
     (host,) = office.add_hosts(1)
     (host.root / "scratch").mkdir()
     (host.root / "scratch" / "precious").write_text("the user's")
@@ -133,7 +133,7 @@ def test_a_folder_named_for_the_code_keeps_what_is_in_it(office: Office) -> None
     assert [path.name for path in (host.root / "scratch").rglob("*")] == ["precious", "tfcluster"]
 
 
-def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
+def test_no_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=200))
     run.wait_for_line("line 20", "worker:1")
@@ -145,7 +145,7 @@ def test_not_a_line_is_lost_when_the_ssh_client_dies(office: Office) -> None:
     assert not run.of_type("restarting")
 
 
-def test_last_words_that_were_written_while_a_line_was_cut_are_heard(office: Office) -> None:
+def test_an_error_raised_while_the_network_is_cut_is_reported(office: Office) -> None:
     office.add_hosts(2)
     script = COUNT + "raise ValueError('what it died of')\n"
     run = office.up(office.spec(script, count=100, supervision={"max_restarts": 0}))
@@ -161,7 +161,7 @@ def test_last_words_that_were_written_while_a_line_was_cut_are_heard(office: Off
     assert "what it died of" in run.said
 
 
-def test_training_goes_on_while_a_line_is_cut(office: Office) -> None:
+def test_training_continues_while_the_network_is_cut(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=400))
     run.wait_for_line("line 20", "worker:1")
@@ -190,7 +190,7 @@ def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office)
     run.wait_for_line("line 20", "worker:1")
     kill_coordinator(office)
     assert run.end() == -signal.SIGKILL
-    office.folders_stay = True  # what was saved there and not gathered is still wanted
+    office.folders_stay = True  # files that were saved there and not gathered are kept
 
 
 def kill_coordinator(office: Office) -> None:
@@ -199,7 +199,7 @@ def kill_coordinator(office: Office) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Office) -> None:
+def test_down_ends_the_leftover_tasks_of_a_killed_coordinator_on_every_host(office: Office) -> None:
     first, second = office.add_hosts(2)
     run = office.up(office.spec(count=4000), "-d")
     assert run.end() == 0, run.said
@@ -228,7 +228,7 @@ def test_down_ends_on_every_host_what_a_killed_coordinator_left_there(office: Of
     assert (last.end(), last.said) == (0, f"{run.folder.name} is lost and was already cleaned up\n")
 
 
-def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:
+def test_ctrl_c_ends_all_processes_on_all_hosts(office: Office) -> None:
     office.add_hosts(2)
     run = office.up(office.spec(count=4000))
     run.wait_for_line("line 20", "worker:1")
@@ -238,7 +238,7 @@ def test_ctrl_c_ends_everything_everywhere(office: Office) -> None:
     assert run.end() == 130, run.said
 
 
-def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(office: Office) -> None:
+def test_all_hosts_that_refuse_are_named_at_once_with_the_message_of_ssh(office: Office) -> None:
     first, second = office.add_hosts(2)
     (first.root / ".ssh/authorized_keys").unlink()
     known = office.home.root / ".ssh/known_hosts"
@@ -255,7 +255,7 @@ def test_all_hosts_that_refuse_are_named_at_once_with_what_ssh_said(office: Offi
     assert "Host key verification failed" in run.said
 
 
-def test_a_host_with_an_old_python_is_told_apart_from_one_that_is_down(office: Office) -> None:
+def test_a_host_with_an_old_python_is_distinguished_from_one_that_is_down(office: Office) -> None:
     (host,) = office.add_hosts(1)
     pretending(host.root / "python3.7")
     for python in (f"{Path('~').expanduser()}/python3.7", *REAL[-1:]):
@@ -265,7 +265,7 @@ def test_a_host_with_an_old_python_is_told_apart_from_one_that_is_down(office: O
         assert f"runtime.hosts.{host.address}.python to a Python (3.9 or newer)" in run.said
 
 
-def test_what_a_login_prints_is_skipped(office: Office) -> None:
+def test_the_output_of_a_login_is_skipped(office: Office) -> None:
     (host,) = office.add_hosts(1)
     noise = "for i in $(seq 600); do echo 'Welcome to this host, it greets at length today'; done\n"
     (host.root / ".bashrc").write_text(noise)
@@ -274,7 +274,7 @@ def test_what_a_login_prints_is_skipped(office: Office) -> None:
     assert run.log("worker:0").splitlines() == numbered(3)
 
 
-def test_outputs_and_tensorboard_files_come_home(office: Office) -> None:
+def test_outputs_and_tensorboard_files_are_gathered(office: Office) -> None:
     office.add_hosts(1)
     script = (
         "import os\n"
@@ -286,14 +286,14 @@ def test_outputs_and_tensorboard_files_come_home(office: Office) -> None:
     )
     run = office.up(office.spec(script, checkpoints={"outputs": ["plots/**", "*.txt", "no/*"]}))
     assert run.end() == 0, run.said
-    brought = [p for p in (run.folder / "outputs").rglob("*") if p.is_file()]
-    assert sorted(path.name for path in brought) == ["a.png", "b.txt"], run.said
+    gathered = [p for p in (run.folder / "outputs").rglob("*") if p.is_file()]
+    assert sorted(path.name for path in gathered) == ["a.png", "b.txt"], run.said
     assert (run.folder / "outputs/plots/deep/a.png").read_text() == "plots/deep/a.png"
     assert (run.folder / "tensorboard/worker-0/events.out").read_text() == "curve"
     assert "nothing matches no/*" in run.said
 
 
-def test_a_secret_is_nowhere_to_be_seen(office: Office) -> None:
+def test_a_secret_is_in_no_command_line_and_no_file(office: Office) -> None:
     (host,) = office.add_hosts(1)
     secret = "s3cr3t-0f-4nna"
     job = {"script": "train.py", "secrets": ["API_KEY"]}
@@ -326,7 +326,7 @@ def kill_ssh_to(office: Office, address: str) -> bool:
     return bool(found)
 
 
-def test_a_run_says_where_it_was(office: Office) -> None:
+def test_a_run_records_the_hosts_it_ran_on(office: Office) -> None:
     office.add_hosts(2)
     run: Run = office.up(office.spec(count=1), "--json")
     assert run.end() == 0, run.said

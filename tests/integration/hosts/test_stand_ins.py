@@ -1,4 +1,4 @@
-"""Hundreds of tasks on fifty nodes that stand in for hosts: a crash, a restart, a stop."""
+"""Hundreds of tasks on fifty stand-ins for hosts survive a crash and a restart, and stop."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def running(hosts: StandIns, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield run
         finally:
-            for _ in range(2):  # the second kills at once: nothing is to stay on the nodes
+            for _ in range(2):  # the second kills at once, so that nothing stays on the nodes
                 run.send_signal(signal.SIGINT)
                 time.sleep(0.2)
             run.wait(HANG_S)
 
 
 def events(folder: Path) -> list[dict[str, Any]]:
-    """Without a line that is being written."""
+    """Return the complete events of the runs: the last line may still be incomplete."""
     lines = [
         line
         for path in folder.glob("home/runs/*/events.jsonl")
@@ -56,7 +56,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 
 
 def started(folder: Path, attempt: int, run: subprocess.Popen[bytes]) -> dict[str, int]:
-    """Task → process id, once all of the attempt have started."""
+    """Wait until all tasks of the attempt have started; return their process ids."""
     deadline = time.monotonic() + HANG_S
     pids: dict[str, int] = {}
     while len(pids) < TASKS:
@@ -68,18 +68,18 @@ def started(folder: Path, attempt: int, run: subprocess.Popen[bytes]) -> dict[st
     return pids
 
 
-def test_hundreds_of_tasks_start_again_after_a_crash_and_leave_nothing(tmp_path: Path) -> None:
+def test_hundreds_of_tasks_restart_after_a_crash_and_leave_nothing(tmp_path: Path) -> None:
     hosts = stand_ins(NODES, tmp_path / "hosts")
     with running(hosts, tmp_path) as run:
         os.kill(started(tmp_path, 1, run)["worker:7"], signal.SIGKILL)
         started(tmp_path, 2, run)
         run.send_signal(signal.SIGINT)
         assert run.wait(HANG_S) == 130
-    told = events(tmp_path)
-    assert [e["seq"] for e in told] == [*range(1, len(told) + 1)]
-    ended = [(e["task"], e["attempt"]) for e in told if e["type"] == "task_exited"]
+    recorded = events(tmp_path)
+    assert [e["seq"] for e in recorded] == [*range(1, len(recorded) + 1)]
+    ended = [(e["task"], e["attempt"]) for e in recorded if e["type"] == "task_exited"]
     assert len(ended) == len(set(ended)) == 2 * TASKS
-    (restart,) = (e for e in told if e["type"] == "restarting")
+    (restart,) = (e for e in recorded if e["type"] == "restarting")
     assert restart["reason"].startswith("worker:7: ")
     deadline = time.monotonic() + HANG_S
     while (left := processes_with(str(hosts.folder))) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""Real training on real hosts that share nothing but a network: the numbers of one machine."""
+"""Real training on hosts that share only a network gives the same numbers as on one machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .office import Office, Run, until
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
 
 HANG_S = 240.0
-"""Six TensorFlows start on two cores in half a minute, when nobody else wants them."""
+"""The longest wait: six TensorFlow processes start on two idle cores in half a minute."""
 SMALL = ("--examples=192",)
-"""Two steps an epoch."""
+"""Arguments for two steps an epoch."""
 EPOCHS = 20
 CUT_S = 20.0
 
@@ -41,8 +41,7 @@ def paced(keras, *rest):
 keras_mnist.make_callbacks = paced
 keras_mnist.main()
 """
-"""`keras_mnist` with a pause after each step of the first attempt: there is time to break
-something."""
+"""`keras_mnist` with a pause after each step of the first attempt, to leave time for a fault."""
 
 RESTORE = """
 import sys
@@ -56,7 +55,7 @@ digits_cnn.compile_for_training(tf.keras, model)
 test = pipeline.load("synthetic_digits", "test", data_dir=sys.argv[2]).batch(96)
 print(*model.evaluate(test, verbose=0))
 """
-"""As somebody else would use the checkpoint: one process, no strategy, other first weights."""
+"""A script that uses the checkpoint in one process, without strategy, over other weights."""
 
 
 class Gangs:
@@ -70,7 +69,7 @@ class Gangs:
     def start(
         self, *options: str, each: int = 1, tensorflow: str = "tf215", pause_s: float = 0
     ) -> Run:
-        """`tfcluster up` of a spec with `each` workers on every host, on fixed ports."""
+        """Start `tfcluster up` of a spec with `each` workers on every host, on fixed ports."""
         self._count += 1
         job = {"module": "tfcluster_workers.jobs.keras_mnist"} if not pause_s else {
             "script": "train.py", "env": {"PAUSE_S": str(pause_s)}}  # fmt: skip
@@ -96,18 +95,18 @@ class Gangs:
 
     @cache  # noqa: B019 (lives as long as the module's fixture)
     def small(self, each: int, tensorflow: str) -> Run:
-        """Two epochs of two steps, undisturbed."""
+        """Train two epochs of two steps, without a fault."""
         return self.train("--", "--epochs=2", *SMALL, each=each, tensorflow=tensorflow)
 
     def start_long(self, pause_s: float) -> Run:
-        """A paced one, of which the first checkpoint is home."""
+        """Start a paced run and wait until its first checkpoint is gathered."""
         run = self.start("--", f"--epochs={EPOCHS}", *SMALL, pause_s=pause_s)
         run.wait_for_event("checkpoint_gathered", HANG_S)
         return run
 
     @cache  # noqa: B019
     def cut_off_for_a_while(self) -> Run:
-        """A long one whose third host was not heard of by ssh for `CUT_S`; nothing else is."""
+        """Train a long run while ssh to its third host, and nothing else, is cut for `CUT_S`."""
         run = self.start_long(pause_s=0.75)
         home, cut_off = self.office.home, self.hosts[2]
         self.lab.block(home, cut_off, port=22)
@@ -122,7 +121,7 @@ class Gangs:
         return run
 
     def finish(self, run: Run) -> None:
-        """To a good end, after which nothing of it lives on any host."""
+        """Wait until the run has succeeded and no process of it lives on any host."""
         assert run.end(HANG_S) == 0, run.said
         self._wait_for_silence()
 
@@ -150,13 +149,13 @@ def gangs(lab: Lab) -> Iterator[Gangs]:
 
 @pytest.fixture(autouse=True)
 def _alone(gangs: Gangs) -> Iterator[None]:
-    """A test that fails in the midst of a run leaves the ports to the next one."""
+    """End the run of a test that failed in it, so that the next test gets the ports."""
     yield
     gangs.end_unfinished()
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_the_checkpoint_of_three_hosts_gives_here_what_they_told(
+def test_the_checkpoint_of_three_hosts_gives_the_same_metrics_at_the_desk(
     gangs: Gangs, tensorflow: str
 ) -> None:
     run = gangs.small(1, tensorflow)
@@ -169,8 +168,8 @@ def test_the_checkpoint_of_three_hosts_gives_here_what_they_told(
     assert asked.end() == 0
     loss, accuracy = restore(gangs, PYTHONS[tensorflow], asked.said.strip())
     for task in tasks(3):
-        assert told(run, task, "test accuracy") == [pytest.approx(accuracy, abs=5e-5)]
-        assert told(run, task, "test loss") == [pytest.approx(loss, abs=1e-5)]
+        assert logged(run, task, "test accuracy") == [pytest.approx(accuracy, abs=5e-5)]
+        assert logged(run, task, "test loss") == [pytest.approx(loss, abs=1e-5)]
 
 
 def test_two_workers_on_each_host_train_to_the_same_numbers(gangs: Gangs) -> None:
@@ -180,12 +179,12 @@ def test_two_workers_on_each_host_train_to_the_same_numbers(gangs: Gangs) -> Non
     assert run.of_type("checkpoint_gathered")[-1]["step"] == 4
     for task in tasks(6):
         assert losses(run, task) == pytest.approx(losses(expected), abs=1e-4)
-        assert told(run, task, "test loss") == pytest.approx(
-            told(expected, "worker:0", "test loss"), abs=1e-4
+        assert logged(run, task, "test loss") == pytest.approx(
+            logged(expected, "worker:0", "test loss"), abs=1e-4
         )
 
 
-def test_hosts_train_to_the_numbers_of_two_workers_on_one_machine(gangs: Gangs) -> None:
+def test_hosts_train_to_the_same_numbers_as_two_workers_on_one_machine(gangs: Gangs) -> None:
     expected = gangs.small(1, "tf215")
     data = gangs.hosts[0].root / "tensorflow_datasets"
     run = gangs.office.up(
@@ -197,12 +196,12 @@ def test_hosts_train_to_the_numbers_of_two_workers_on_one_machine(gangs: Gangs) 
     run.name = "localhost-2w"
     gangs.finish(run)
     assert losses(run) == pytest.approx(losses(expected), abs=1e-4)
-    assert told(run, "worker:0", "test loss") == pytest.approx(
-        told(expected, "worker:0", "test loss"), abs=1e-4
+    assert logged(run, "worker:0", "test loss") == pytest.approx(
+        logged(expected, "worker:0", "test loss"), abs=1e-4
     )
 
 
-def test_not_one_step_is_lost_while_the_ssh_path_to_a_host_is_cut(gangs: Gangs) -> None:
+def test_no_step_is_lost_while_ssh_to_a_host_is_cut(gangs: Gangs) -> None:
     run = gangs.cut_off_for_a_while()
     assert gangs.steps_meanwhile >= 10
     assert not run.of_type("restarting")
@@ -213,19 +212,19 @@ def test_not_one_step_is_lost_while_the_ssh_path_to_a_host_is_cut(gangs: Gangs) 
     assert run.of_type("checkpoint_gathered")[-1]["step"] == 2 * EPOCHS
 
 
-def test_after_a_kill_on_one_host_all_go_on_at_the_step_that_the_chief_saved(
+def test_after_a_kill_on_one_host_all_resume_at_the_step_that_the_chief_saved(
     gangs: Gangs,
 ) -> None:
     run = gangs.start_long(pause_s=0.3)
     kill_task(gangs.hosts[2])
     gangs.finish(run)
-    assert_goes_on_at_one_step(gangs, run)
+    assert_resumes_at_one_step(gangs, run)
     (diagnosis,) = run.of_type("diagnosis")
     assert diagnosis["root_cause"]["task"] == "worker:2"
     assert "SIGKILL" in diagnosis["root_cause"]["reason"]
 
 
-def test_after_a_cut_of_tensorflows_own_path_the_gang_starts_again(gangs: Gangs) -> None:
+def test_after_a_cut_of_tensorflows_connections_the_gang_restarts(gangs: Gangs) -> None:
     run = gangs.start_long(pause_s=0.3)
     first, second, third = gangs.hosts
     for other in (first, second):
@@ -236,13 +235,13 @@ def test_after_a_cut_of_tensorflows_own_path_the_gang_starts_again(gangs: Gangs)
         for other in (first, second):
             gangs.lab.unblock(other, third)
     gangs.finish(run)
-    assert_goes_on_at_one_step(gangs, run)
+    assert_resumes_at_one_step(gangs, run)
     assert f"link to host {third.address} lost" in diagnosis["root_cause"]["reason"]
     assert not run.of_type("node_unreachable")
 
 
-def assert_goes_on_at_one_step(gangs: Gangs, run: Run) -> None:
-    """Rule 8 of the design, and the losses of a run that was not disturbed."""
+def assert_resumes_at_one_step(gangs: Gangs, run: Run) -> None:
+    """Assert rule 8 of the design, and the losses of a run without a restart."""
     (restarting,) = run.of_type("restarting")
     saved = restarting["from_step"]
     assert saved >= 2
@@ -258,24 +257,24 @@ def tasks(count: int) -> list[str]:
     return [f"worker:{number}" for number in range(count)]
 
 
-def told(run: Run, task: str, what: str, attempt: int = 1) -> list[float]:
+def logged(run: Run, task: str, what: str, attempt: int = 1) -> list[float]:
     lines = re.findall(rf"^{what} (\S+)", run.log(task, attempt), re.MULTILINE)
     return [float(value) for value in lines]
 
 
 def losses(run: Run, task: str = "worker:0", attempt: int = 1) -> list[float]:
-    """The loss of each epoch, as `task` told it."""
-    return told(run, task, r"epoch \d+ loss", attempt)
+    """Return the loss of each epoch that `task` has logged."""
+    return logged(run, task, r"epoch \d+ loss", attempt)
 
 
 def step_of(run: Run, task: str) -> int:
-    """The last that was heard of `task`."""
+    """Return the last step that `task` has reported."""
     steps = [event["step"] for event in run.of_type("progress") if event["task"] == task]
     return int(steps[-1])
 
 
 def restore(gangs: Gangs, python: Path, checkpoint: str) -> list[float]:
-    """Loss and accuracy of the test split at the desk, in a process of its own."""
+    """Return loss and accuracy of the test split, computed at the desk in a separate process."""
     data = gangs.hosts[0].root / "tensorflow_datasets"
     workers = next(path for path in sys.path if (Path(path) / "tfcluster_workers").is_dir())
     done = gangs.office.home.run(
@@ -288,7 +287,7 @@ def restore(gangs: Gangs, python: Path, checkpoint: str) -> list[float]:
 
 
 def kill_task(host: Machine) -> None:
-    """As the kernel would: without a word."""
+    """Kill the host's task with SIGKILL, as the kernel would."""
     found = [pid for pid, words in host.processes().items() if "tfcluster_workers/boot.py" in words]
     assert found
     for pid in found:
