@@ -63,7 +63,7 @@ def main() -> int:
     for path, line, problem in found:
         sys.stdout.write(f"{path}:{line}: {problem}\n")
     if found:
-        sys.stderr.write(f"{len(found)} places are not plain English: tools/check_english.py lists the words to use\n")
+        sys.stderr.write(f"{len(found)} places: this script lists the words to use\n")
     return 1 if found else 0
 
 
