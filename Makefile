@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons: each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-fast test-matrix parity check generated format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-fast test-matrix parity check generated format bench bench-quick bench-peers clean
 
 # The Python that runs tfcluster (3.11 to 3.13), the one for TensorFlow 2.15 (3.9 to 3.11) and the
 # one for 2.16 (3.9 to 3.12). Empty: found on PATH, in pyenv, through uv.
@@ -54,17 +54,21 @@ $(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
-# Hosts of a lab, and containers, share two cores, and must not look like ones that hang. Two files of gangs at a
-# time: starting TensorFlow leaves a core idle now and then. How TensorFlow bears faults depends on
-# its heartbeats, which a busy machine delays: those run alone.
+# `make test` is what the README promises for one machine; tests/scheduling.py lists the rest. Two
+# files of TensorFlow gangs run at a time, as starting TensorFlow leaves a core idle now and then.
+# Test hosts and containers share two cores and must not look like hung ones: three at a time.
+# TensorFlow detects faults by heartbeats, which a busy machine delays: those tests run alone.
+HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker
 FAULTS := tests/integration/faults
-HOSTS := tests/integration/hosts
-DOCKER := tests/integration/docker
-test: setup $(KERAS) ## all tests, those with a real TensorFlow last
-	@$(PYTEST) -m "not tensorflow" --ignore $(HOSTS) --ignore $(DOCKER)
-	@$(PYTEST) -n 3 -m "not tensorflow" $(HOSTS) $(DOCKER)
-	@$(BIN)/pytest -n 2 --dist loadfile -m tensorflow --ignore $(FAULTS)
-	@$(BIN)/pytest -m tensorflow $(FAULTS)
+SLOWEST := --durations=20
+test: setup ## what the README promises for one machine, with real TensorFlow: about 10 minutes
+	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS))
+	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended"
+
+test-extended: setup $(KERAS) ## hosts, containers, faults with TensorFlow, Keras releases, the tuner, the rest
+	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(HOSTS_AND_CONTAINERS)
+	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" --ignore $(FAULTS)
+	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
 ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3  # to read them takes a second a process
 test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience

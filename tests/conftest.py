@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from .forked import ForkServer
-from .scheduling import OneByOne, place
+from .scheduling import OneByOne, is_extended, place
 
 # No deadline: the time of an example depends on how busy the machine is.
 settings.register_profile(
@@ -22,7 +22,11 @@ settings.load_profile("any machine")
 IS_CI = os.environ.get("CI") == "true"
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_extended(item):
+            item.add_marker(pytest.mark.extended)
     items.sort(key=place)
 
 

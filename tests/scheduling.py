@@ -37,6 +37,42 @@ BY_FILE = (
 """Folders of quick tests, handed out by file: handing out each costs more than running many."""
 
 
+EXTENDED = ("tests/integration/hosts/", "tests/integration/docker/")
+"""Folders of tests that `make test` leaves to `make test-extended`: real hosts and containers."""
+EXTENDED_WITH_TENSORFLOW = (
+    "tests/integration/faults/",  # the same faults with stubs are in `make test`
+    # each Keras release and each way to train, compared with one process
+    *("tests/matrix/", "tests/parity/test_parity.py"),
+    *(
+        "tests/workers/test_keras3.py::test_two",
+        "tests/workers/test_keras3.py::test_an_unsupported",
+    ),
+    *("tests/workers/test_keras3.py::test_the", "tests/workers/test_keras3.py::test_a_release"),
+    *("tests/workers/test_tensorflow.py", "tests/workers/test_estimator.py"),
+    "tests/integration/jobs/test_keras_mnist.py",
+    "tests/integration/jobs/test_custom_loop.py::test_every_keras",
+    "tests/integration/jobs/test_custom_loop.py::test_a_preempted",
+    # the search, and details of the jobs
+    *("tests/integration/jobs/test_tuner.py", "tests/integration/jobs/test_show_shards.py"),
+    *("tests/integration/jobs/test_tpu.py", "tests/workers/test_tpu.py"),
+    *("tests/workers/test_options_at_work.py", "tests/workers/test_data_prepare.py"),
+    *("tests/workers/test_data.py", "tests/workers/test_signs_of_life.py"),
+    *("tests/workers/test_callbacks.py", "tests/workers/test_batch_page.py"),
+    "tests/launcher/checkpoints/test_with_tensorflow.py",
+)
+"""Prefixes of the ids of tests that are extended where they start TensorFlow.
+
+`make test` keeps one run with real TensorFlow per promise of the README, on both versions.
+"""
+
+
+def is_extended(item: pytest.Item) -> bool:
+    """Return whether a test belongs to `make test-extended`."""
+    starts_tensorflow = item.get_closest_marker("tensorflow") is not None
+    prefixes = (*EXTENDED, *EXTENDED_WITH_TENSORFLOW) if starts_tensorflow else EXTENDED
+    return item.nodeid.startswith(prefixes)
+
+
 class OneByOne(LoadScopeScheduling):  # type: ignore[misc]
     """Each process takes its next test, or its next file of quick tests, when it is free."""
 

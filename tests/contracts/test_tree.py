@@ -129,8 +129,10 @@ def test_every_release_that_setup_installs_has_hashes(pins: Path) -> None:
 
 def test_every_test_and_folder_of_the_scheduling_exists() -> None:
     """After a move or a renaming, an old name would silently match nothing."""
-    for beginning in scheduling.TOGETHER:
+    extended = (*scheduling.EXTENDED, *scheduling.EXTENDED_WITH_TENSORFLOW)
+    for beginning in (*scheduling.TOGETHER, *extended):
         path, _, test = beginning.partition("::")
-        assert f"def {test}" in (ROOT / path).read_text(), beginning
+        assert (ROOT / path).exists(), beginning
+        assert not test or f"def {test}" in (ROOT / path).read_text(), beginning
     for folder in scheduling.BY_FILE:
         assert list((ROOT / folder).glob("test_*.py")), folder

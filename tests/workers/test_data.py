@@ -197,5 +197,5 @@ def test_a_server_that_never_answers_times_out(trials: dict[str, Any]) -> None:
 def test_a_folder_that_cannot_be_written_is_reported(trials: dict[str, Any]) -> None:
     assert trials["unwritable"].startswith("DataFolderError: ")
     assert "cannot be written (Not a directory); choose another folder" in trials["unwritable"]
-    assert "a folder of this node" in trials["address"]
+    assert "a folder on this node" in trials["address"]
     assert "in-the-way/synthetic_digits/1.0.0: cannot be written (" in trials["in the way"]

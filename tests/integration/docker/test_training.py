@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.tensorflow, pytest.mark.timeout(900)
 
 KERAS = r"^(?:epoch \d+ loss|test loss|test accuracy) (\S+)"
 CELLS = {
-    "localhost-2w": ("newest", ["--epochs", "2"], KERAS),
-    "localhost-4w": ("newest", ["--epochs", "1"], KERAS),
+    "localhost-2w": ("newest", ["--epochs", "2", "--examples", "960"], KERAS),
+    "localhost-4w": ("newest", ["--epochs", "1", "--examples", "960"], KERAS),
     "estimator-2w-evaluator": (
         "tf215",
         ["--max-steps", "60"],

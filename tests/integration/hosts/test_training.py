@@ -24,8 +24,8 @@ HANG_S = 240.0
 """The longest wait: six TensorFlow processes start on two idle cores in half a minute."""
 SMALL = ("--examples=192",)
 """Arguments for two steps an epoch."""
-EPOCHS = 20
-CUT_S = 20.0
+EPOCHS = 14
+CUT_S = 14.0
 
 PACED = """
 import os, time
