@@ -88,7 +88,7 @@ check: $(NEWEST) ## ruff, mypy, import-linter, plain English
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
-generated: $(NEWEST) ## write the JSON schema, docs/spec.md and docs/commands.md anew from the code
+generated: $(NEWEST) ## update the JSON schema, docs/spec.md and docs/commands.md from the code
 	@$(BIN)/python -m tools.generated
 
 format: $(NEWEST) ## let ruff rewrite the layout

@@ -25,7 +25,7 @@ def main() -> None:
 def _write(path: Path, text: str) -> None:
     if path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
-        sys.stdout.write(f"{path}: written anew\n")
+        sys.stdout.write(f"{path}: updated\n")
 
 
 if __name__ == "__main__":
