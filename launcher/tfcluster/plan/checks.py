@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.agent.container_wait import OLDEST_PYTHON
-from tfcluster.errors import InterpreterError, SetupError
+from tfcluster.errors import InterpreterError, SetupError, join_first
 from tfcluster.plan import attempt, command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
@@ -32,7 +32,6 @@ from tfcluster.plan.resources import requested_gpus, shared_gpus
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
-_MAX_LISTED = 8
 _BY_HAND: Final = "an evaluator whose chief is started by hand"
 ESTIMATOR_FIX: Final = "choose a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
@@ -194,9 +193,8 @@ def _check_gpus(
             [placed.id for placed in placed_tasks], spec.resources.gpus, task_gpus
         )
         lists = {task: gpus for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
-        for field, indexes in {
-            _gpu_field(task, task_gpus): gpus for task, gpus in lists.items()
-        }.items():
+        by_field = {_gpu_field(task, task_gpus): gpus for task, gpus in lists.items()}
+        for field, indexes in by_field.items():
             if absent := [index for index in indexes if index not in present]:
                 yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, present, context)
         free = [gpu for gpu in present if not any(gpu in gpus for gpus in lists.values())]
@@ -219,9 +217,8 @@ def _describe_requests(
     requests = {}
     for field, tasks in by_field.items():
         number = numbers[tasks[0]]
-        names = ", ".join(map(str, tasks[:_MAX_LISTED])) + ", …" * (len(tasks) > _MAX_LISTED)
         each = "each of " if len(tasks) > 1 else ""
-        requests[field] = f"{number} GPU{'s' * (number > 1)} for {each}{names}"
+        requests[field] = f"{number} GPU{'s' * (number > 1)} for {each}{join_first(tasks)}"
     return requests
 
 
@@ -301,9 +298,8 @@ def _check_private_network(plan: Plan) -> Iterator[SetupError]:
     storage = plan.checkpoints.dir or ""
     if private and "://" in storage and not storage.startswith("file://"):
         message = f"a private network cannot reach checkpoints.dir {storage}"
-        fix = "gather checkpoints instead (leave checkpoints.dir out), or"
-        fix += " --set runtime.network=host"
-        yield SetupError(message, fix=fix)
+        fix = "gather checkpoints instead (leave checkpoints.dir out)"
+        yield SetupError(message, fix=f"{fix}, or --set runtime.network=host")
 
 
 def _check_mounts(plan: Plan) -> Iterator[SetupError]:
