@@ -251,22 +251,10 @@ class FitReporter:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
-            return _ignore
+            return lambda *args, **kwargs: None
         if name.startswith("_implements_"):
-            return _implements if name == "_implements_train_batch_hooks" else _implements_not
+            return lambda: name == "_implements_train_batch_hooks"
         raise AttributeError(name)
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: a callback method that the reporter does not need."""
-
-
-def _implements() -> bool:
-    return True
-
-
-def _implements_not() -> bool:
-    return False
 
 
 def plain_numbers(logs: Any, *, divisor: int = 1) -> Mapping[str, float]:

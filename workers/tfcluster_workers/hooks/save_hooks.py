@@ -43,9 +43,9 @@ def step_of_model(model: Any, path: str) -> int | None:
 
 def _step_among(parts: Mapping[str, Any]) -> int | None:
     """Return the value of a variable with a usual name, else the most steps of any optimizer."""
-    named = _first(*(value_of(parts.get(name)) for name in _NAMES))
-    if named is not None:
-        return named
+    named = [value for name in _NAMES if (value := value_of(parts.get(name))) is not None]
+    if named:
+        return named[0]
     owners = [part for each in parts.values() for part in (each, _optimizer_of(each))]
     counts = [count for owner in owners if (count := iterations_of(owner)) is not None]
     return max(counts, default=None)
@@ -82,10 +82,6 @@ def value_of(variable: Any) -> int | None:
 
 def _or_reported(step: int | None) -> int | None:
     return reporting.meter.last_step if step is None else step
-
-
-def _first(*steps: int | None) -> int | None:
-    return next((step for step in steps if step is not None), None)
 
 
 POLL_S = 0.0005
