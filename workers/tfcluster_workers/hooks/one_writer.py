@@ -8,10 +8,11 @@ remove it.
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from typing import Any, Callable
+
+from tfcluster_workers.hooks.replacing import replaces
 
 Method = Callable[..., Any]
 """A method of a class to be patched, or its replacement."""
@@ -70,12 +71,11 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
 
     `stock` is the original method, which still runs unless several workers train.
     """
-    stock = getattr(owner, name, None)
-    if stock is None or hasattr(stock, "_tfcluster_stock"):
+    if not hasattr(owner, name):
         return
 
-    @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, name)
+    def method(stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "set_model":
             model = args[0] if args else kwargs.get("model")
         else:  # Keras 2's WorkerTrainingState has `_model`; a custom loop may have no model
@@ -84,9 +84,6 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
         if not has_peers(strategy):
             return stock(self, *args, **kwargs)
         return replacement(strategy, stock, self, *args, **kwargs)
-
-    method._tfcluster_stock = stock  # type: ignore[attr-defined]
-    setattr(owner, name, method)
 
 
 def begin_csv(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
