@@ -274,11 +274,11 @@ def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:
 
 def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[str]:
     """Yield notes of one sentence each, the most important first."""
-    packages = {name.partition(".")[0] for name in context.imports or ()}
+    imports_keras = "keras" in context.packages
     for node in plan.nodes:
         if node.interpreter is not None and has_keras_3(node.interpreter):
             inherited = with_inherited_switch(spec, node.name, context)
-            yield from _keras_notes(inherited, node.interpreter, imports_keras="keras" in packages)
+            yield from _keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
             if not plan.needs_estimator:
                 yield from _estimator_notes(node.interpreter, context)
     if spec.resources.memory is not None and not plan.images:

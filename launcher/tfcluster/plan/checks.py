@@ -67,7 +67,7 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
         return False
     if any((program.module or "").startswith("tfcluster_workers.") for program in programs):
         return True
-    return bool(_imported(context) & _TENSORFLOW)
+    return bool(context.packages & _TENSORFLOW)
 
 
 def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
@@ -79,10 +79,6 @@ def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
         return True
     code = context.code if context.imports is not None else None
     return code is not None and bool(code.estimator.sure())
-
-
-def _imported(context: PlanContext) -> set[str]:
-    return {name.partition(".")[0] for name in context.imports or ()}
 
 
 def _check_tensorflow(
@@ -142,7 +138,7 @@ def _check_keras_3(spec: ClusterSpec, node: NodePlan, context: PlanContext) -> I
     python = node.interpreter
     if python is None or not has_keras_3(python) or not needs_patching(spec, python):
         return
-    imports_keras = "keras" in _imported(context)
+    imports_keras = "keras" in context.packages
     if uses_legacy_keras(spec, python) and not imports_keras:
         return
     is_example = (spec.job.module or "").startswith("tfcluster_workers.jobs.")

@@ -260,16 +260,6 @@ def count(cluster: Jobs, job: JobName) -> int:
     return tasks if isinstance(tasks, int) else len(tasks)
 
 
-def count_tasks(cluster: Jobs) -> int:
-    """Return the number of tasks of the cluster, including the evaluator."""
-    return sum(count(cluster, job) for job in JOBS)
-
-
-def count_trainers(cluster: Jobs) -> int:
-    """Return the number of chiefs and workers."""
-    return count(cluster, "chief") + count(cluster, "worker")
-
-
 def _drop_null_jobs(cluster: Any) -> Any:
     """Drop jobs that are null: null means "not given" everywhere in the spec."""
     kept = drop_x_keys(cluster)

@@ -14,8 +14,6 @@ from tfcluster.spec.cluster import (
     JOBS,
     Cluster,
     count,
-    count_tasks,
-    count_trainers,
     iter_addresses,
 )
 from tfcluster.spec.fields import (
@@ -120,7 +118,12 @@ class ClusterSpec(Section):
     @property
     def task_count(self) -> int:
         """The number of tasks, including the evaluator."""
-        return count_tasks(self.cluster)
+        return sum(count(self.cluster, job) for job in JOBS)
+
+    @property
+    def trainer_count(self) -> int:
+        """The number of chiefs and workers."""
+        return count(self.cluster, "chief") + count(self.cluster, "worker")
 
     def _check_containers(self) -> Iterator[Mistake]:
         if self.runtime.backend != "docker":
@@ -157,7 +160,7 @@ class ClusterSpec(Section):
             yield Mistake(("strategy", "name"), f"{name} does not use ps tasks", fix)
         if has_ps:
             yield from self._check_parameter_servers()
-        if name == "tpu" and count_trainers(self.cluster) > 1:
+        if name == "tpu" and self.trainer_count > 1:
             fix = 'write "cluster": {"worker": 1}: one process drives all cores of a TPU'
             yield Mistake(("strategy", "name"), "tpu runs with one worker only", fix)
 
@@ -191,7 +194,7 @@ class ClusterSpec(Section):
                 yield Mistake(("job", "per_task", key), message, f"it has {listed}", on_key=True)
 
     def _check_counts(self) -> Iterator[Mistake]:
-        least, trainers = self.supervision.min_workers, count_trainers(self.cluster)
+        least, trainers = self.supervision.min_workers, self.trainer_count
         if least is not None and least > trainers:
             fix = f"write 1 to {trainers}"
             message = f"min_workers is {least}, but the cluster has {trainers}"
