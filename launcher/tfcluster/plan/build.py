@@ -163,14 +163,15 @@ class _PlanBuilder:
     def prepare(self) -> Iterator[tuple[str, Command]]:
         if (step := self.spec.job.prepare) is None:
             return
+        program = command.program_of(step)
         for node, tasks in by_node(self.placed_tasks).items():
             argv = command.build_argv(
-                step,
+                program,
                 python=self._python(node),
                 workdir=self._workdir(node),
                 bundle=self.context.bundle(node),
                 boot=False,
-                more=command.data_args(step, (*self.spec.job.args, *self.args)),
+                more=command.data_args(program, (*self.spec.job.args, *self.args)),
             )
             env = self.variables.for_prepare(node, tasks[0].host)
             yield node, Command(argv, env, self._workdir(node), UNSET)
