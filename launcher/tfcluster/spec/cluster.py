@@ -225,7 +225,7 @@ def _check_jobs(cluster: Jobs) -> Iterator[Mistake]:
 
 
 def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
-    all_placed = list(iter_addresses(cluster))
+    all_placed = [(path, parse(entry.address)) for path, entry in iter_entries(cluster)]
     seen: dict[tuple[str, int], str] = {}
     for path, at in all_placed:
         first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
@@ -245,13 +245,13 @@ def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
             yield Mistake((job,), message, fix)
 
 
-def iter_addresses(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:
-    """Yield (job, index) and the address of every task that is listed with one."""
+def iter_entries(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], TaskEntry]]:
+    """Yield (job, index) and the entry of every task that is listed with an address."""
     for job in JOBS:
         tasks = cluster.get(job, ())
         if not isinstance(tasks, int):
-            for index, task in enumerate(tasks):
-                yield (job, index), parse(task.address)
+            for index, entry in enumerate(tasks):
+                yield (job, index), entry
 
 
 def count(cluster: Jobs, job: JobName) -> int:

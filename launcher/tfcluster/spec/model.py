@@ -14,7 +14,8 @@ from tfcluster.spec.cluster import (
     JOBS,
     Cluster,
     count,
-    iter_addresses,
+    iter_entries,
+    parse,
 )
 from tfcluster.spec.fields import (
     Mistake,
@@ -111,9 +112,7 @@ class ClusterSpec(Section):
     @property
     def hosts(self) -> tuple[str, ...]:
         """The host parts of the listed addresses, each once, in order."""
-        tasks = (self.cluster.get(job, ()) for job in JOBS)
-        entries = (entry for listed in tasks if not isinstance(listed, int) for entry in listed)
-        return tuple(dict.fromkeys(entry.host for entry in entries))
+        return tuple(dict.fromkeys(entry.host for _, entry in iter_entries(self.cluster)))
 
     @property
     def task_count(self) -> int:
@@ -128,8 +127,8 @@ class ClusterSpec(Section):
     def _check_containers(self) -> Iterator[Mistake]:
         if self.runtime.backend != "docker":
             return
-        for (job, index), at in iter_addresses(self.cluster):
-            if not at.is_loopback:
+        for (job, index), entry in iter_entries(self.cluster):
+            if not (at := parse(entry.address)).is_loopback:
                 message = f"{at} is another machine's address; docker runs all tasks on one machine"
                 fix = f'write a number: "{job}": {index + 1}, or choose another backend'
                 yield Mistake(("cluster", job, index), message, fix)
@@ -200,11 +199,8 @@ class ClusterSpec(Section):
             message = f"min_workers is {least}, but the cluster has {trainers}"
             yield Mistake(("supervision", "min_workers"), message, fix)
         lists: list[tuple[Path, object]] = [(("resources", "gpus"), self.resources.gpus)]
-        for job, tasks in self.cluster.items():
-            entries = () if isinstance(tasks, int) else tasks
-            lists += (
-                (("cluster", job, index, "gpus"), entry.gpus) for index, entry in enumerate(entries)
-            )
+        for task, entry in iter_entries(self.cluster):
+            lists.append((("cluster", *task, "gpus"), entry.gpus))
         for path, listed in lists:
             if isinstance(listed, tuple) and len(set(listed)) < len(listed):
                 yield Mistake(path, "a GPU is listed twice", "list each index once")
@@ -235,9 +231,8 @@ def _check_search_variables(spec: ClusterSpec) -> Iterator[Mistake]:
     places: list[tuple[Path, object]] = [(("job", "env"), spec.job.env)]
     for host, settings in spec.runtime.hosts.items():
         places.append((("runtime", "hosts", host, "env"), settings.env))
-    for job, tasks in spec.cluster.items():
-        for index, entry in enumerate(() if isinstance(tasks, int) else tasks):
-            places.append((("cluster", job, index, "env"), entry.env))
+    for task, entry in iter_entries(spec.cluster):
+        places.append((("cluster", *task, "env"), entry.env))
     for path, env in places:
         for name in TUNER_VARIABLES:
             if isinstance(env, dict) and name in env:

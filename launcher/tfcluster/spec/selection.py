@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.errors import Problem, SpecError, join_first
-from tfcluster.spec.cluster import JOBS, Address
+from tfcluster.spec.cluster import Address, iter_entries
 from tfcluster.spec.fields import Path, drop_x_keys, shorten
 from tfcluster.spec.host_choice import HostChoice
 from tfcluster.spec.hosts import drop_host_settings
@@ -64,7 +64,7 @@ def select(value: Mapping[str, Any], spec: ClusterSpec, choice: HostChoice) -> S
     port). Raises SpecError for an item that matches no task, and if the spec has chief, worker or
     ps tasks and none of that job would remain.
     """
-    tasks = tuple(_list_tasks(spec))
+    tasks = [_Task(*task, entry.host, entry.port) for task, entry in iter_entries(spec.cluster)]
     problems: list[Problem] = []
     included = {*tasks}
     if choice.include:
@@ -113,13 +113,6 @@ def _renumber_steps(
         elif colon and (new := moved.get((name, int(index)))) is not None:
             steps[f"{name}:{new}"] = step
     return {**value, "job": {**job, "per_task": steps}}
-
-
-def _list_tasks(spec: ClusterSpec) -> Iterator[_Task]:
-    for job in JOBS:
-        tasks = spec.cluster.get(job, ())
-        for index, task in enumerate(() if isinstance(tasks, int) else tasks):
-            yield _Task(job, index, task.host, task.port)
 
 
 def _find_tasks(
