@@ -22,12 +22,12 @@ from tfcluster.plan.keras_settings import (
 from tfcluster.plan.placement import (
     by_machine,
     find_task_gpus,
-    is_loopback,
     place_tasks,
     shares_this_machine,
 )
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.resources import requested_gpus, shared_gpus
+from tfcluster.spec.cluster import is_loopback
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec

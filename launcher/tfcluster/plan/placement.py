@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import find_data_dir
 from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
+from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
@@ -62,15 +62,6 @@ def is_local(host: str, local_addresses: Collection[str]) -> bool:
     """Return whether `host` is loopback or one of `local_addresses`."""
     bare = host.strip("[]")
     return bare in local_addresses or is_loopback(bare)
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
