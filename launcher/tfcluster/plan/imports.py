@@ -147,10 +147,7 @@ def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _variables_set(node: ast.AST) -> Iterator[str]:
-    """Yield the variables that a statement sets or removes in ``os.environ``.
-
-    A computed name gives `UNKNOWN`.
-    """
+    """Yield the variables that a statement sets or removes; `UNKNOWN` for a computed name."""
     if isinstance(node, ast.Assign | ast.Delete):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):

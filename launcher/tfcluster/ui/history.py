@@ -175,7 +175,6 @@ def format_fix(root_cause: Mapping[str, Any]) -> list[str]:
 
 
 def _list_restarts(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the last restarts with their reasons, one per line."""
     earlier = len(events) - _RESTARTS_LISTED
     head = [f"… {plural(earlier, 'earlier restart')}"] if earlier > 0 else []
     shown = (

@@ -199,7 +199,9 @@ class MergedLogs:
 
     def drain(self) -> Iterator[bytes]:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
-        self.mark_all_ended()
+        self.discover()
+        for task in self._tasks.values():
+            task.mark_ended(task.sources[-1][0])
         while True:
             found_new = False
             before = self._position()
@@ -218,12 +220,6 @@ class MergedLogs:
             self.discover()
         if task := self._tasks.get(label):
             task.mark_ended(attempt)
-
-    def mark_all_ended(self) -> None:
-        """Mark the logs of all tasks as complete."""
-        self.discover()
-        for task in self._tasks.values():
-            task.mark_ended(task.sources[-1][0])
 
     def partials(self) -> dict[str, str]:
         """Return task → latest state of its line that has no newline yet, for a status line."""

@@ -184,10 +184,7 @@ def tail_offset(
 
 
 def _after_newline(fd: int, end: int, number: int) -> int:
-    """Return the offset after the newline `number`, counted backwards from `end`.
-
-    Returns 0 if there are fewer newlines.
-    """
+    """Return the offset after the newline `number`, counted back from `end`; 0 if there is none."""
     while end > 0:
         start = max(0, end - CHUNK)
         block = os.pread(fd, end - start, start)

@@ -43,11 +43,6 @@ def temporary_path(path: str, strategy: Any) -> str:
     return os.path.join(folder, temporary_name(strategy), name)
 
 
-def temporary_folder(path: str, strategy: Any) -> str:
-    """Return a temporary subfolder of the folder `path`."""
-    return os.path.join(path, temporary_name(strategy))
-
-
 def make_parent_folder(path: str) -> None:
     """Make the folder of `path`: Keras would fail if a peer made it after Keras's own check."""
     folder = os.path.dirname(path)
