@@ -80,7 +80,7 @@ def build_argv(
     workdir: str,
     bundle: str,
     boot: bool,
-    more: Sequence[str] = (),
+    more: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the argv of `program`; `boot`: start it through `tfcluster_workers.boot`."""
     args = (*program.args, *more)

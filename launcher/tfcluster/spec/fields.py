@@ -100,7 +100,7 @@ class RulesBroken(ValueError):
             raise cls(found)
 
 
-def field_error(message: str, fix: str = "") -> PydanticCustomError:
+def field_error(message: str, fix: str) -> PydanticCustomError:
     """Return the error of one value, with its fix, for `tfcluster.spec.problems`."""
     # Message and fix are passed as context: a brace in them must not be read as a placeholder.
     return PydanticCustomError("tfcluster", "{message}", {"message": message, "fix": fix})

@@ -27,7 +27,7 @@ class Override:
 class OverrideError(ValueError):
     """An override that cannot be applied."""
 
-    def __init__(self, option: str, message: str, fix: str = "") -> None:
+    def __init__(self, option: str, message: str, fix: str) -> None:
         super().__init__(message)
         self.problem = Problem(option, message, fix)
 

@@ -88,9 +88,8 @@ class RunView:
         collapse: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._paths, self._terminal, self._clock = paths, terminal, clock
+        self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
         line_style = line_style_for(terminal, self._lines_stream, collapse)
@@ -232,7 +231,7 @@ class RunView:
     def _draw_status(self) -> None:
         if not self._shows_messages or not self._terminal.has_status_line:
             return
-        now = self._clock()
+        now = time.time()
         if now - self._status_drawn_at >= _STATUS_INTERVAL_S and (snapshot := self._state.read()):
             self._status_drawn_at = now
             self._status = format_status_line(
@@ -278,7 +277,7 @@ class StateFile:
         return coordinator_of(snapshot).is_alive() is False
 
 
-def line_style_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> LineStyle:
+def line_style_for(terminal: Terminal, stream: Stream, collapse: bool) -> LineStyle:
     """Return the style of the tasks' lines on `stream`."""
     colours = terminal.has_colour(stream)
     return LineStyle(is_screen=stream.is_tty, colours=colours, collapse=collapse)
