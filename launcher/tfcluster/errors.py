@@ -97,7 +97,6 @@ class PortInUseError(SetupError):
         else:
             fix = "write another port in the spec (0: any free port)"
         super().__init__(f"port {address} is in use: held by {holder}", fix=fix)
-        self.address, self.pid, self.run_id = address, pid, run_id
 
 
 class InterpreterError(SetupError):

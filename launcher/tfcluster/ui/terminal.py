@@ -12,7 +12,6 @@ the interpreter exits.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import select
@@ -228,6 +227,3 @@ def _write_all(fd: int, data: bytes) -> None:
         except BlockingIOError:
             # Another process made the shared terminal or pipe non-blocking: wait until writable.
             select.select([], [fd], [])
-        except OSError as problem:
-            if problem.errno != errno.EINTR:
-                raise
