@@ -22,8 +22,9 @@ printed once, by ``tfcluster.cli.main``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 
 class TfclusterError(Exception):
@@ -90,14 +91,12 @@ class PortInUseError(SetupError):
             holder += f" ({command})"
         if run_id:
             holder += f" of run {run_id}"
-        if run_id:
             fix = f"stop it: `tfcluster down {run_id}`, or write another port (0: any free port)"
         elif pid:
             fix = f"end pid {pid}, or write another port in the spec (0: any free port)"
         else:
             fix = "write another port in the spec (0: any free port)"
         super().__init__(f"port {address} is in use: held by {holder}", fix=fix)
-        self.address, self.pid, self.run_id = address, pid, run_id
 
 
 class InterpreterError(SetupError):
@@ -150,3 +149,8 @@ class CollateralError(TfclusterError):
     """A failure here that only followed one on another machine: start all machines again."""
 
     exit_code = 5
+
+
+def join_first(names: Collection[object], most: int = 8) -> str:
+    """Return the first `most` of `names` for a message, with … if there are more."""
+    return ", ".join(map(str, islice(names, most))) + (", …" if len(names) > most else "")

@@ -78,11 +78,11 @@ def dump_stacks_on_sigusr1() -> None:
 
 def load_own_package() -> None:
     """Import the tfcluster_workers that this file belongs to, not an installed one."""
-    first = sys.path[:1]
-    sys.path[:1] = [ROOT] if not is_path_safe() else [ROOT, *first]
+    script_folder = [] if is_path_safe() else sys.path[:1]
+    sys.path[: len(script_folder)] = [ROOT]
     import tfcluster_workers  # noqa: F401
 
-    sys.path[:1] = first if not is_path_safe() else []
+    sys.path[:1] = script_folder
     if ROOT not in sys.path:
         sys.path.append(ROOT)
 

@@ -108,6 +108,8 @@ def _lazily(module: str, function: str) -> Attach:
     return hook
 
 
+_CALLBACKS = (("hooks.keras_hooks", "watch_callback_list"), ("callbacks", "patch"))
+_MODELS_OF_KERAS_2 = (("hooks.keras_hooks", "watch_fit"), ("hooks.save_hooks", "watch_models"))
 _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
         ("hooks.tensorflow_hooks", "watch_collective_strategy"),
@@ -132,23 +134,11 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "keras": (("keras3.patching", "attach"),),
     # Keras 2.15 and Keras 3 share the name `keras.src`; their contents differ.
-    "keras.src.callbacks": (
-        ("hooks.keras_hooks", "watch_callback_list"),
-        ("callbacks", "patch"),
-    ),
+    "keras.src.callbacks": _CALLBACKS,
     "keras.src.callbacks.callback_list": (("hooks.keras_hooks", "watch_callback_list"),),
-    "tf_keras.src.callbacks": (
-        ("hooks.keras_hooks", "watch_callback_list"),
-        ("callbacks", "patch"),
-    ),
-    "keras.src.engine.training": (
-        ("hooks.keras_hooks", "watch_fit"),
-        ("hooks.save_hooks", "watch_models"),
-    ),
-    "tf_keras.src.engine.training": (
-        ("hooks.keras_hooks", "watch_fit"),
-        ("hooks.save_hooks", "watch_models"),
-    ),
+    "tf_keras.src.callbacks": _CALLBACKS,
+    "keras.src.engine.training": _MODELS_OF_KERAS_2,
+    "tf_keras.src.engine.training": _MODELS_OF_KERAS_2,
     "keras.src.backend.tensorflow.trainer": (("hooks.keras_hooks", "watch_fit"),),
     "keras_tuner.src.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),

@@ -36,10 +36,9 @@ def load() -> Any:
 
 
 def _chosen() -> Any:
-    installed = _version("keras")
+    installed, version = _version("keras"), str(context.setting("keras_version", "auto"))
     if not installed.startswith("3."):
-        return _keras_of_tensorflow(str(context.setting("keras_version", "auto")))
-    version = str(context.setting("keras_version", "auto"))
+        return _keras_of_tensorflow(version)
     if version == "3":
         return _keras_3(installed)
     if version == "2" or (_prefers_keras_2(installed) and _has_keras_2()):

@@ -76,8 +76,7 @@ def seen_step(path: str) -> int | None:
 
 
 def _send_saved(path: str, step: int | None) -> None:
-    event = {"type": "saved", "path": path, "step": step, "at_ns": time.time_ns()}
-    event_channel.current().send(event)
+    _send("saved", path=path, step=step, at_ns=time.time_ns())
 
 
 def saved_elsewhere(step: int | None) -> None:
@@ -85,7 +84,7 @@ def saved_elsewhere(step: int | None) -> None:
 
     No restart finds it there, but an evaluator may evaluate it.
     """
-    event_channel.current().send({"type": "saved_elsewhere", "step": step})
+    _send("saved_elsewhere", step=step)
 
 
 def alive() -> None:
@@ -103,14 +102,14 @@ def alive() -> None:
 def evaluated(step: int | None) -> None:
     """Report that an evaluator has evaluated the checkpoint of `step` (None: unknown)."""
     ready()
-    event_channel.current().send({"type": "evaluated", "step": step})
+    _send("evaluated", step=step)
     if step is not None:
         chaos.at_step(step)
 
 
 def failed_search(reason: str) -> None:
     """Report that the job has failed whatever its exit code is: no trial of a search succeeded."""
-    event_channel.current().send({"type": "verdict", "ok": False, "reason": reason})
+    _send("verdict", ok=False, reason=reason)
 
 
 def trial(
@@ -129,19 +128,17 @@ def trial(
 
     `best_step` is the epoch of the score and counts from 0, as KerasTuner does.
     """
-    event_channel.current().send(
-        {
-            "type": "trial",
-            "id": name,
-            "status": status,
-            "tuner": tuner,
-            "score": score,
-            "best_step": best_step,
-            "objective": objective,
-            "direction": direction,
-            "values": {str(key): _plain(value) for key, value in list(values.items())[:100]},
-            "message": message and message[-2000:],
-        }
+    _send(
+        "trial",
+        id=name,
+        status=status,
+        tuner=tuner,
+        score=score,
+        best_step=best_step,
+        objective=objective,
+        direction=direction,
+        values={str(key): _plain(value) for key, value in list(values.items())[:100]},
+        message=message and message[-2000:],
     )
 
 
@@ -151,8 +148,7 @@ def _plain(value: Any) -> Any:
 
 def trial_ended(name: str, *, message: str | None = None) -> None:
     """Report that this tuner has ended a trial; `message` is the reason if the trial failed."""
-    event = {"type": "trial_ended", "id": name, "message": message and message[-2000:]}
-    event_channel.current().send(event)
+    _send("trial_ended", id=name, message=message and message[-2000:])
 
 
 def search_ended() -> None:
@@ -175,16 +171,7 @@ def error(
 ) -> None:
     """Report an uncaught exception; `file` and `line` are the last frame of the user's code."""
     _sent.add("error")
-    event_channel.current().send(
-        {
-            "type": "error",
-            "exception": exception,
-            "message": message,
-            "file": file,
-            "line": line,
-            "traceback": traceback,
-        }
-    )
+    _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
 
 
 def has_reported_error() -> bool:
@@ -233,7 +220,7 @@ def step_done(reading: Reading) -> None:
 
 def reached(step: int, *, metrics: Mapping[str, float]) -> None:
     """Report that this task is at `step`: sent at once and without a speed."""
-    event_channel.current().send({"type": "progress", "step": step, "metrics": dict(metrics)})
+    _send("progress", step=step, metrics=dict(metrics))
     chaos.at_step(step)
 
 
@@ -250,6 +237,10 @@ def _send_once(kind: str, **fields: str) -> None:
     if key in _sent or not event_channel.current().is_open:
         return
     _sent.add(key)
+    _send(kind, **fields)
+
+
+def _send(kind: str, **fields: Any) -> None:
     event_channel.current().send({"type": kind, **fields})
 
 

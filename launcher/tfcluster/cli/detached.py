@@ -169,11 +169,6 @@ def _error_to_json(error: TfclusterError) -> dict[str, Any]:
     return {"message": error.message, "cure": error.fix, "exit_code": error.exit_code}
 
 
-def _outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    error = _error_to_json(outcome.error) if outcome.error else None
-    return {"status": str(outcome.status), "exit_code": outcome.exit_code, "error": error}
-
-
 def _run_in_background(planned: Planned, options: Options, tell: Tell) -> None:
     """Run the whole run in the new process, as the foreground does."""
     try:
@@ -190,7 +185,13 @@ def _run_in_background(planned: Planned, options: Options, tell: Tell) -> None:
         )
         if outcome.error is not None:
             Terminal().say(f"tfcluster: {outcome.error}")
-        tell({"ended": _outcome_to_json(outcome) | {"unrecorded": session.unrecorded}})
+        ended = {
+            "status": str(outcome.status),
+            "exit_code": outcome.exit_code,
+            "error": _error_to_json(outcome.error) if outcome.error else None,
+            "unrecorded": session.unrecorded,
+        }
+        tell({"ended": ended})
 
 
 class _StartNotice:

@@ -89,10 +89,7 @@ def _end_warm(run: str | None, terminal: Terminal, *, as_json: bool) -> None:
 
 
 def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
-    """Return the run called `run`, as a list.
-
-    If its folder was removed, remove its containers from docker and return an empty list.
-    """
+    """Return the run called `run` as a list; empty if only its containers were left to remove."""
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
@@ -104,10 +101,7 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
 
 
 def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
-    """Remove a run's leftover containers and networks from docker.
-
-    Yields an error for each daemon that does not answer or does not remove something.
-    """
+    """Remove leftovers from docker; yield an error for each daemon that fails or is silent."""
     for left in found.leftovers:
         names = ", ".join(left.names)
         if problem := past_runs.remove_and_forget(left):
@@ -129,10 +123,7 @@ def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[
 
 
 def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
-    """Ask the coordinator to stop the run; return False if the run has already ended.
-
-    Raises NodeLostError if the coordinator does not answer.
-    """
+    """Ask the coordinator to stop the run; return False if the run has already ended."""
     until = time.monotonic() + LISTENS_WITHIN_S
     while not (state := registry.load(paths)).status.is_final:
         why = "tfcluster down --now" if now else "tfcluster down"

@@ -47,7 +47,7 @@ def command(
         spec,
         names=names,
         sets=sets,
-        options={"--name": ("name", name)} if name is not None else None,
+        options={"--name": ("name", name)},
         python=python,
         args=job_args(),
     )

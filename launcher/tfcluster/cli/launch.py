@@ -38,18 +38,15 @@ def launch(planned: Planned, options: Options) -> int:
     planned.require()
     start_options_of(planned, options)
     if options.warm:
-        planned = _keep_warm(planned)
+        from tfcluster.backends.warm_start import keep_warm
+
+        warm_plan = keep_warm(planned.plan, planned.spec.runtime.warm_s)
+        planned = replace(planned, plan=warm_plan)
     if options.detach:
         from tfcluster.cli.detached import launch_detached, with_lease
 
         return launch_detached(with_lease(planned), options)
     return _launch_in_foreground(planned, options)
-
-
-def _keep_warm(planned: Planned) -> Planned:
-    from tfcluster.backends.warm_start import keep_warm
-
-    return replace(planned, plan=keep_warm(planned.plan, planned.spec.runtime.warm_s))
 
 
 def _launch_in_foreground(planned: Planned, options: Options) -> int:

@@ -116,10 +116,7 @@ def conclude(
 def _shorten_preflight_error(
     error: TfclusterError, paths: RunPaths, terminal: Terminal
 ) -> TfclusterError:
-    """Print a preflight error's findings as a table, and return an error without them.
-
-    Returns any other error as it is.
-    """
+    """Print the findings of a preflight error as a table; return the error without them."""
     from tfcluster.errors import PreflightError, SetupError
     from tfcluster.preflight.rules import read_report
     from tfcluster.ui.preflight_table import format_report

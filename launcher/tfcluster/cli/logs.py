@@ -164,10 +164,7 @@ def _compile(regex: str | None) -> re.Pattern[bytes] | None:
 
 
 def _find_newest(paths: RunPaths, tasks: tuple[str, ...], terminal: Terminal) -> dict[str, int]:
-    """Return each task's newest attempt, and print which one it is if there are several.
-
-    The prepare step belongs to attempt 1.
-    """
+    """Return each task's newest attempt (prepare: 1), and print which if there are several."""
     newest = newest_attempts(paths.logs)
     shown = {label: at for label, at in newest.items() if at and (not tasks or label in tasks)}
     if max(shown.values(), default=1) > 1:

@@ -6,8 +6,6 @@ import click
 
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, host_options, job_args
-from tfcluster.plan import placement
-from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.spec.host_choice import HostChoice
 
 
@@ -34,13 +32,14 @@ def command(
     the exit code is still 0.
     """
     from tfcluster.discovery.planning import plan_file
+    from tfcluster.plan import placement
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
     planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=hosts)
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
-        task = find_task(plan, task_name)
+        task = placement.find_task((task.id for task in plan.tasks), task_name)
         if as_json:
             terminal.emit_json(plan_view.task_json(plan, task))
         else:
@@ -50,8 +49,3 @@ def command(
     else:
         lines = plan_view.format_plan(plan, planned.obstacles(), width=terminal.width)
         terminal.out("\n".join(lines))
-
-
-def find_task(plan: Plan, name: str) -> TaskId:
-    """Return the plan's task called `name`; raise UsageError with the known names otherwise."""
-    return placement.find_task((task.id for task in plan.tasks), name)

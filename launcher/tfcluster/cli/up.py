@@ -59,14 +59,10 @@ def command(
     resumed = find(resume) if resume is not None else None
     stored = resumed.source if resumed is not None and spec is None else None
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
-    options = _drop_unset({"--name": ("name", name), "--backend": ("runtime.backend", backend)})
+    options = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
     planned = plan(
         sets=sets, options=options, python=python, args=job_args(), hosts=hosts, meanwhile=preimport
     )
     skips = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
     launch_options = Options(**watch, **skips, resume=resumed, chaos=chaos)
     return launch(planned.without_tasks(excepted), launch_options)
-
-
-def _drop_unset(options: dict[str, tuple[str, str | None]]) -> dict[str, tuple[str, str]]:
-    return {name: (field, value) for name, (field, value) in options.items() if value is not None}

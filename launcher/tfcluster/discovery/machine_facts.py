@@ -20,9 +20,10 @@ from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import DOCKER, by_node, is_loopback, place_tasks
+from tfcluster.plan.placement import DOCKER, by_node, place_tasks
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.resources import Cores
+from tfcluster.spec.cluster import is_loopback
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec

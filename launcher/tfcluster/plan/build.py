@@ -49,8 +49,9 @@ from tfcluster.plan.plan import (
 from tfcluster.plan.resources import Share, background_tasks, shares
 
 if TYPE_CHECKING:
+    from tfcluster.plan.command import Program
     from tfcluster.spec.model import ClusterSpec
-
+    from tfcluster.spec.sections import Host
 
 _KERAS_3_FAILS = (
     "Keras 3 fails under MultiWorkerMirroredStrategy with 2 or more workers (keras#20585)"
@@ -143,6 +144,7 @@ class _PlanBuilder:
         workers_serve = strategy_name(self.spec) == "parameter_server"
         for placed in self.placed_tasks:
             share, job = self.shares[placed.id], placed.id.job
+            program = command.find_program(self.spec.job, placed.id)
             if placed.backend == DOCKER:
                 share = renumber_gpus(share)
             yield TaskPlan(
@@ -150,10 +152,10 @@ class _PlanBuilder:
                 node=placed.node,
                 host=placed.host,
                 port=placed.port,
-                command=self._command(placed, share),
+                command=self._command(placed, program, share),
                 cores=share.cores,
                 gpus=share.gpus,
-                has_own_command=self._has_own_command(placed.id),
+                has_own_command=has_hooks(self.spec) and not program.has_hooks,
                 in_cluster=job != "evaluator",
                 serves=job == "ps" or (job == "worker" and workers_serve),
             )
@@ -161,14 +163,15 @@ class _PlanBuilder:
     def prepare(self) -> Iterator[tuple[str, Command]]:
         if (step := self.spec.job.prepare) is None:
             return
+        program = command.program_of(step)
         for node, tasks in by_node(self.placed_tasks).items():
             argv = command.build_argv(
-                step,
+                program,
                 python=self._python(node),
                 workdir=self._workdir(node),
                 bundle=self.context.bundle(node),
                 boot=False,
-                more=command.data_args(step, (*self.spec.job.args, *self.args)),
+                more=command.data_args(program, (*self.spec.job.args, *self.args)),
             )
             env = self.variables.for_prepare(node, tasks[0].host)
             yield node, Command(argv, env, self._workdir(node), UNSET)
@@ -179,8 +182,7 @@ class _PlanBuilder:
         sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
         return replace(resources, gpus="all") if sees_all else resources
 
-    def _command(self, placed: PlacedTask, share: Share) -> Command:
-        program = command.find_program(self.spec.job, placed.id)
+    def _command(self, placed: PlacedTask, program: Program, share: Share) -> Command:
         argv = command.build_argv(
             program,
             python=self._python(placed.node),
@@ -196,18 +198,17 @@ class _PlanBuilder:
         """Return the workdir on this machine, or the path of its copy on another node."""
         if node == LOCAL:
             return self.workdir
-        settings = [self.spec.runtime.hosts.get(key) for key in (node, "*")]
-        chosen = [s.workdir for s in settings if s is not None and s.workdir is not None]
-        return remote_paths.workdir(node, chosen[0] if chosen else None)
+        chosen = (host.workdir for host in self._host_settings(node) if host.workdir)
+        return remote_paths.workdir(node, next(chosen, None))
 
     def _destination(self, placed: PlacedTask) -> str | None:
         if placed.backend != "ssh":
             return None
-        settings = [self.spec.runtime.hosts.get(key) for key in (placed.host, "*")]
-        return next((s.ssh for s in settings if s is not None and s.ssh is not None), None)
+        return next((host.ssh for host in self._host_settings(placed.host) if host.ssh), None)
 
-    def _has_own_command(self, task: TaskId) -> bool:
-        return has_hooks(self.spec) and not command.find_program(self.spec.job, task).has_hooks
+    def _host_settings(self, host: str) -> list[Host]:
+        hosts = self.spec.runtime.hosts
+        return [hosts[key] for key in (host, "*") if key in hosts]
 
     def _python(self, node: str) -> str:
         python = self.context.interpreters.get(node)
@@ -274,16 +275,17 @@ def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:
 
 def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[str]:
     """Yield notes of one sentence each, the most important first."""
-    packages = {name.partition(".")[0] for name in context.imports or ()}
+    imports_keras = "keras" in context.packages
     for node in plan.nodes:
         if node.interpreter is not None and has_keras_3(node.interpreter):
             inherited = with_inherited_switch(spec, node.name, context)
-            yield from _keras_notes(inherited, node.interpreter, imports_keras="keras" in packages)
+            yield from _keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
             if not plan.needs_estimator:
                 yield from _estimator_notes(node.interpreter, context)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory has no effect without containers (--backend docker)"
-    if plan.resources.gpus == "all" and context.gpus == () and _uses_this_machine(plan, context):
+    is_local = context.docker_is_local or any(task.node == LOCAL for task in plan.tasks)
+    if plan.resources.gpus == "all" and context.gpus == () and is_local:
         yield 'gpus is "all", but this machine has no GPU: its tasks train on the CPU'
     if spec.runtime.user is not None and not plan.images:
         yield "runtime.user has no effect without containers (--backend docker)"
@@ -303,10 +305,6 @@ def _estimator_notes(python: Interpreter, context: PlanContext) -> Iterator[str]
         f"{context.code.estimator.places[0]} uses tf.estimator, which TensorFlow"
         f" {python.packages['tensorflow']} does not have: that line fails if it runs"
     )
-
-
-def _uses_this_machine(plan: Plan, context: PlanContext) -> bool:
-    return context.docker_is_local or any(task.node == LOCAL for task in plan.tasks)
 
 
 def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:

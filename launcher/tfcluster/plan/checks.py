@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.agent.container_wait import OLDEST_PYTHON
-from tfcluster.errors import InterpreterError, SetupError
+from tfcluster.errors import InterpreterError, SetupError, join_first
 from tfcluster.plan import attempt, command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
@@ -22,17 +22,16 @@ from tfcluster.plan.keras_settings import (
 from tfcluster.plan.placement import (
     by_machine,
     find_task_gpus,
-    is_loopback,
     place_tasks,
     shares_this_machine,
 )
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.resources import requested_gpus, shared_gpus
+from tfcluster.spec.cluster import is_loopback
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
-_MAX_LISTED = 8
 _BY_HAND: Final = "an evaluator whose chief is started by hand"
 ESTIMATOR_FIX: Final = "choose a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
@@ -68,7 +67,7 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
         return False
     if any((program.module or "").startswith("tfcluster_workers.") for program in programs):
         return True
-    return bool(_imported(context) & _TENSORFLOW)
+    return bool(context.packages & _TENSORFLOW)
 
 
 def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
@@ -80,10 +79,6 @@ def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
         return True
     code = context.code if context.imports is not None else None
     return code is not None and bool(code.estimator.sure())
-
-
-def _imported(context: PlanContext) -> set[str]:
-    return {name.partition(".")[0] for name in context.imports or ()}
 
 
 def _check_tensorflow(
@@ -143,7 +138,7 @@ def _check_keras_3(spec: ClusterSpec, node: NodePlan, context: PlanContext) -> I
     python = node.interpreter
     if python is None or not has_keras_3(python) or not needs_patching(spec, python):
         return
-    imports_keras = "keras" in _imported(context)
+    imports_keras = "keras" in context.packages
     if uses_legacy_keras(spec, python) and not imports_keras:
         return
     is_example = (spec.job.module or "").startswith("tfcluster_workers.jobs.")
@@ -194,9 +189,8 @@ def _check_gpus(
             [placed.id for placed in placed_tasks], spec.resources.gpus, task_gpus
         )
         lists = {task: gpus for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
-        for field, indexes in {
-            _gpu_field(task, task_gpus): gpus for task, gpus in lists.items()
-        }.items():
+        by_field = {_gpu_field(task, task_gpus): gpus for task, gpus in lists.items()}
+        for field, indexes in by_field.items():
             if absent := [index for index in indexes if index not in present]:
                 yield _gpus_missing({field: f"GPU {_numbers(absent)}"}, present, context)
         free = [gpu for gpu in present if not any(gpu in gpus for gpus in lists.values())]
@@ -219,9 +213,8 @@ def _describe_requests(
     requests = {}
     for field, tasks in by_field.items():
         number = numbers[tasks[0]]
-        names = ", ".join(map(str, tasks[:_MAX_LISTED])) + ", …" * (len(tasks) > _MAX_LISTED)
         each = "each of " if len(tasks) > 1 else ""
-        requests[field] = f"{number} GPU{'s' * (number > 1)} for {each}{names}"
+        requests[field] = f"{number} GPU{'s' * (number > 1)} for {each}{join_first(tasks)}"
     return requests
 
 
@@ -301,9 +294,8 @@ def _check_private_network(plan: Plan) -> Iterator[SetupError]:
     storage = plan.checkpoints.dir or ""
     if private and "://" in storage and not storage.startswith("file://"):
         message = f"a private network cannot reach checkpoints.dir {storage}"
-        fix = "gather checkpoints instead (leave checkpoints.dir out), or"
-        fix += " --set runtime.network=host"
-        yield SetupError(message, fix=fix)
+        fix = "gather checkpoints instead (leave checkpoints.dir out)"
+        yield SetupError(message, fix=f"{fix}, or --set runtime.network=host")
 
 
 def _check_mounts(plan: Plan) -> Iterator[SetupError]:

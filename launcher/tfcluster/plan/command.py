@@ -5,33 +5,20 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from tfcluster.plan.plan import TaskId
 
 if TYPE_CHECKING:
-    from tfcluster.spec.job import Job, TaskStep
+    from tfcluster.spec.job import Job, Step, TaskStep
 
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
 DATA_OPTIONS: Final = ("--dataset", "--data-dir")
 
 
-class ProgramFields(Protocol):
-    """The fields of a program to run; exactly one of script, module and command is set."""
-
-    @property
-    def script(self) -> str | None: ...
-    @property
-    def module(self) -> str | None: ...
-    @property
-    def command(self) -> Sequence[str] | None: ...
-    @property
-    def args(self) -> Sequence[str]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The program of one task; exactly one of script, module and command is set."""
+    """A program to run; exactly one of script, module and command is set."""
 
     script: str | None = None
     module: str | None = None
@@ -48,7 +35,7 @@ class Program:
 
 def find_program(job: Job, task: TaskId) -> Program:
     """Return the job's program, changed by ``job.per_task`` for ``worker``, then ``worker:1``."""
-    found = _program(job)
+    found = program_of(job)
     for key in (task.job, str(task)):
         if (step := job.per_task.get(key)) is None:
             continue
@@ -62,11 +49,12 @@ def find_program(job: Job, task: TaskId) -> Program:
 def programs(job: Job) -> tuple[Program, ...]:
     """Return the job's program, and those of single tasks."""
     steps = (step for step in job.per_task.values() if step.has_program)
-    return (_program(job), *map(_task_program, steps))
+    return (program_of(job), *map(_task_program, steps))
 
 
-def _program(job: Job) -> Program:
-    return Program(job.script, job.module, job.command, job.args)
+def program_of(step: Step) -> Program:
+    """Return the program of a job or of its prepare step."""
+    return Program(step.script, step.module, step.command, step.args)
 
 
 def _task_program(step: TaskStep) -> Program:
@@ -86,13 +74,13 @@ def resolve_storage(path: str, folder: str, environ: Mapping[str, str]) -> str:
 
 
 def build_argv(
-    program: ProgramFields,
+    program: Program,
     *,
     python: str,
     workdir: str,
     bundle: str,
     boot: bool,
-    more: Sequence[str] = (),
+    more: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the argv of `program`; `boot`: start it through `tfcluster_workers.boot`."""
     args = (*program.args, *more)
@@ -105,9 +93,9 @@ def build_argv(
     return (*start, "module" if boot else "-m", program.module or "", *args)
 
 
-def data_args(step: ProgramFields, args: Sequence[str]) -> tuple[str, ...]:
+def data_args(program: Program, args: Sequence[str]) -> tuple[str, ...]:
     """Return the data options in `args`, for the prepare step of an example job."""
-    if step.module != PREPARE_MODULE:
+    if program.module != PREPARE_MODULE:
         return ()
     values = dict(zip(args, (*args[1:], ""), strict=False))  # `args` may be empty
     apart = (part for name in DATA_OPTIONS if name in values for part in (name, values[name]))

@@ -41,6 +41,11 @@ class PlanContext:
     docker_is_local: bool = False
     """True if the docker daemon runs on this machine."""
 
+    @property
+    def packages(self) -> frozenset[str]:
+        """The top-level packages of `imports`."""
+        return frozenset(name.partition(".")[0] for name in self.imports or ())
+
     def bundle(self, node: str) -> str:
         """Return the bundle's folder on `node`; before it is reached, its usual place there."""
         if node in self.bundles:

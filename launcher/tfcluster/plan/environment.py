@@ -95,24 +95,17 @@ def resolve(
     return found
 
 
-def without_set_env(
-    values: Mapping[str, str | None], prefix: str, set_paths: Collection[str]
-) -> Layer:
-    """Return the layer `prefix` without the variables set by ``--set`` (dotted `set_paths`)."""
-    kept = {name: value for name, value in values.items() if not _is_set(prefix, name, set_paths)}
-    return Layer(prefix, kept)
+def split_layer(layer: Layer, set_paths: Collection[str]) -> tuple[Layer, Layer]:
+    """Return the variables of a layer from the file, and those set by ``--set``.
 
-
-def only_set_env(
-    values: Mapping[str, str | None], prefix: str, set_paths: Collection[str]
-) -> Layer:
-    """Return the variables of a layer set by ``--set``; they override every layer of the file."""
-    kept = {name: value for name, value in values.items() if _is_set(prefix, name, set_paths)}
-    return Layer("--set", kept)
-
-
-def _is_set(prefix: str, name: str, set_paths: Collection[str]) -> bool:
-    return prefix in set_paths or f"{prefix}.{name}" in set_paths
+    The latter (dotted `set_paths`) override every layer of the file.
+    """
+    written: dict[str, str | None] = {}
+    chosen: dict[str, str | None] = {}
+    for name, value in layer.values.items():
+        is_set = layer.source in set_paths or f"{layer.source}.{name}" in set_paths
+        (chosen if is_set else written)[name] = value
+    return Layer(layer.source, written), Layer("--set", chosen)
 
 
 def add_defaults(
@@ -120,7 +113,7 @@ def add_defaults(
     values: Mapping[str, str],
     source: str,
     *,
-    inherited: Mapping[str, str],
+    inherited: Collection[str] = (),
 ) -> None:
     """Add `values` for variables that are neither `found` nor `inherited`."""
     for name, value in values.items():
@@ -189,12 +182,11 @@ class Variables:
             self._add_threads(found, share.threads, self._inherited(placed.node))
         visible = gpu_env(share.gpus, shared=share.gpu_is_shared)
         # `share` is already a part of the GPUs in the launcher's CUDA_VISIBLE_DEVICES.
-        inherited = {**self._inherited(placed.node)}
-        inherited.pop("CUDA_VISIBLE_DEVICES", None)
+        inherited = {*self._inherited(placed.node)} - {"CUDA_VISIBLE_DEVICES"}
         add_defaults(found, visible, "resources.gpus", inherited=inherited)
         spec = with_inherited_switch(self.spec, placed.node, self.context)
         if uses_legacy_keras(spec, self.context.interpreters.get(placed.node)):
-            add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version", inherited={})
+            add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version")
         found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(self.spec), SOURCE)
         if not (has_hooks(self.spec) and find_program(self.spec.job, placed.id).has_hooks):
             self._add_python_path(found, placed.node)
@@ -215,29 +207,28 @@ class Variables:
 
     def _layers(self, host: str, placed: PlacedTask | None) -> Iterator[Layer]:
         spec = self.spec
-        named: list[tuple[str, Mapping[str, str | None]]] = [("job.env", spec.job.env)]
+        named = [Layer("job.env", spec.job.env)]
         for key in ("*", host):
             if settings := spec.runtime.hosts.get(key):
-                named.append((f"runtime.hosts.{key}.env", settings.env))
+                named.append(Layer(f"runtime.hosts.{key}.env", settings.env))
         if placed is not None:
-            named.append((f"cluster.{placed.id.job}.{placed.id.index}.env", placed.env))
+            named.append(Layer(f"cluster.{placed.id.job}.{placed.id.index}.env", placed.env))
         from_file = dict(self.context.env_file)
-        given = {*from_file, *(name for _, values in named for name in values)}
+        given = {*from_file, *(name for layer in named for name in layer.values)}
         yield Layer("job.secrets", {name: None for name in spec.job.secrets if name not in given})
         yield Layer("job.env_file", from_file)
-        for prefix, values in named:
-            yield without_set_env(values, prefix, self.set_paths)
-        for prefix, values in named:
-            yield only_set_env(values, prefix, self.set_paths)
+        halves = [split_layer(layer, self.set_paths) for layer in named]
+        yield from (written for written, _ in halves)
+        yield from (chosen for _, chosen in halves)
 
     def _inherited(self, node: str) -> Mapping[str, str]:
         return self.context.environ if node == LOCAL else {}
 
     def _add_shared(self, found: dict[str, EnvVar], node: str, host: str) -> None:
         inherited = self._inherited(node)
-        add_defaults(found, {"PYTHONUNBUFFERED": "1"}, SOURCE, inherited={})
+        add_defaults(found, {"PYTHONUNBUFFERED": "1"}, SOURCE)
         if data := self._data_dir(node, host):
-            overriding = inherited if data[1] == SOURCE else {}
+            overriding = inherited if data[1] == SOURCE else ()
             add_defaults(found, {"TFDS_DATA_DIR": data[0]}, data[1], inherited=overriding)
         for name, value in proxy_guards(found, inherited, hosts_of(self.placed_tasks)).items():
             found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
@@ -249,12 +240,12 @@ class Variables:
         resources = self.spec.resources
         values = thread_env(threads, serving_peers=self._serving_peers())
         if resources.threads is not None:
-            add_defaults(found, values, "resources.threads", inherited={})
+            add_defaults(found, values, "resources.threads")
             return
         shell = {name: inherited[name] for name in values if name in inherited}
-        add_defaults(found, shell, "this shell", inherited={})
+        add_defaults(found, shell, "this shell")
         source = EVEN_SHARE if resources.cpus is None else "resources.cpus"
-        add_defaults(found, values, source, inherited={})
+        add_defaults(found, values, source)
 
     def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
         if found := find_data_dir(self.spec, host):

@@ -20,18 +20,10 @@ UNKNOWN: Final = "?"
 _TUNERS: Final = frozenset({"keras_tuner", "kerastuner"})
 _REGEX: Final = ("re", "regex")
 _COMPILERS: Final = frozenset(f"{module}.compile" for module in _REGEX)
-_SEARCH_OPTIONS: Final = frozenset(
-    [
-        "x",
-        "y",
-        "epochs",
-        "batch_size",
-        "steps_per_epoch",
-        "callbacks",
-        "validation_data",
-        "validation_split",
-    ]
-)
+_SEARCH_OPTIONS: Final = frozenset({
+    "x", "y", "epochs", "batch_size", "steps_per_epoch", "callbacks", "validation_data",
+    "validation_split",
+})  # fmt: skip
 """Arguments of ``Model.fit``, which a tuner's ``search`` passes on."""
 _SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
 
@@ -95,7 +87,8 @@ _ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
 def _certain_imports(body: list[ast.stmt]) -> Iterator[str]:
     for node in body:
         yield from _imported([node])
-        if isinstance(node, _ALWAYS_RUN) or _is_main_guard(node):
+        is_main_guard = isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
+        if isinstance(node, _ALWAYS_RUN) or is_main_guard:
             yield from _certain_imports(node.body)  # type: ignore[attr-defined]
 
 
@@ -145,10 +138,6 @@ def _dotted(node: ast.expr) -> str:
     return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
 
 
-def _is_main_guard(node: ast.stmt) -> bool:
-    return isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
-
-
 def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
     for node in nodes:
         if isinstance(node, ast.Attribute):
@@ -158,10 +147,7 @@ def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 def _variables_set(node: ast.AST) -> Iterator[str]:
-    """Yield the variables that a statement sets or removes in ``os.environ``.
-
-    A computed name gives `UNKNOWN`.
-    """
+    """Yield the variables that a statement sets or removes; `UNKNOWN` for a computed name."""
     if isinstance(node, ast.Assign | ast.Delete):
         for target in node.targets:
             if isinstance(target, ast.Subscript) and _is_environ(target.value):

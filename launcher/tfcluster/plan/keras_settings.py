@@ -128,8 +128,7 @@ def needs_patching(spec: ClusterSpec, python: Interpreter) -> bool:
 
 def fails_with_keras_3(spec: ClusterSpec) -> bool:
     """Return whether `fit` of Keras 3 fails: on two or more workers (keras#20585, open in 3.15)."""
-    trains = sum(_count(spec.cluster.get(job, 0)) for job in ("chief", "worker"))
-    return strategy_name(spec) == "multi_worker_mirrored" and trains >= 2
+    return strategy_name(spec) == "multi_worker_mirrored" and spec.trainer_count >= 2
 
 
 def wants_keras_2(spec: ClusterSpec, python: Interpreter) -> bool:
@@ -152,12 +151,6 @@ def install_tf_keras(python: Interpreter) -> str:
     """Return the command that installs the tf-keras for this Python's TensorFlow."""
     minor = ".".join(python.packages["tensorflow"].split(".")[:2])
     return f"{python.path} -m pip install 'tf-keras~={minor}.0'"
-
-
-def _count(listed: object) -> int:
-    if isinstance(listed, int):
-        return listed
-    return len(listed) if isinstance(listed, list | tuple) else 0
 
 
 def _numbers(version: str) -> tuple[int, ...]:

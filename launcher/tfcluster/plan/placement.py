@@ -6,26 +6,24 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from tfcluster.errors import SetupError, UsageError
+from tfcluster.errors import SetupError, UsageError, join_first
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import find_data_dir
 from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
+from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
-    from tfcluster.spec.cluster import TaskEntry
     from tfcluster.spec.model import ClusterSpec
 
 DOCKER = "docker"
 """The backend that makes a node for each task, named after the task."""
-_MAX_LISTED = 8
 _FIXED_PORTS_FIX = 'write every address with its port, for example "10.0.0.1:2222"'
 
 
@@ -66,17 +64,12 @@ def is_local(host: str, local_addresses: Collection[str]) -> bool:
     return bare in local_addresses or is_loopback(bare)
 
 
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
-
-
 def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
-    """Return every task of the spec with its node, in the order of `JOB_NAMES`."""
+    """Return every task of the spec with its node, in the order of `JOB_NAMES`.
+
+    A task in a container has its own name as host name, and keeps the port of a listed address: a
+    container has all ports to itself.
+    """
     return tuple(_place_tasks(spec, local_addresses))
 
 
@@ -145,7 +138,7 @@ def find_task(tasks: Iterable[TaskId], name: str) -> TaskId:
     except ValueError as error:
         raise UsageError(str(error)) from None
     if str(task) not in names:
-        raise UsageError(f"the plan has no task {task}", fix=f"use one of {_shorten(names)}")
+        raise UsageError(f"the plan has no task {task}", fix=f"use one of {join_first(names)}")
     return task
 
 
@@ -158,8 +151,8 @@ def local_tasks(
     """
     found = tuple(task.id for task in tasks if is_local(task.host, local_addresses))
     if not found:
-        mine = _shorten(sorted(address for address in local_addresses if _is_reachable(address)))
-        listed = _shorten(list(dict.fromkeys(task.host for task in tasks)))
+        mine = join_first(sorted(filter(_is_reachable, local_addresses)))
+        listed = join_first(hosts_of(tasks))
         raise SetupError(
             f"no task of the spec is on this machine: it is {mine}, and the spec lists {listed}",
             fix=f"name the task to start here: --task {tasks[-1].id}",
@@ -173,7 +166,7 @@ def keep_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     Raises UsageError if a port is chosen at the start: the other machines would not learn it.
     """
     if unknown := _ports_to_choose(plan):
-        message = f"join needs fixed ports in the spec: none for {_shorten(unknown)}"
+        message = f"join needs fixed ports in the spec: none for {join_first(unknown)}"
         raise UsageError(message, fix=_FIXED_PORTS_FIX)
     return replace(_split(plan, tasks), joins=True)
 
@@ -197,7 +190,7 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     if without_agent and (unknown := _ports_to_choose(plan)):
         raise UsageError(
             f"--except {without_agent[0]} needs fixed ports in the spec: none for"
-            f" {_shorten(unknown)}",
+            f" {join_first(unknown)}",
             fix=_FIXED_PORTS_FIX,
         )
     return reduced
@@ -225,32 +218,16 @@ def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterato
     backend = spec.runtime.backend
     for job in JOB_NAMES:
         listed = spec.cluster.get(job, 0)
-        if backend == DOCKER:
-            yield from _place_in_containers(job, listed)
-        elif isinstance(listed, int):
-            at = place("127.0.0.1", backend=backend, local_addresses=local_addresses)
-            for index in range(listed):
-                yield PlacedTask(TaskId(job, index), "127.0.0.1", 0, at.node, at.backend)
-        else:
-            for index, entry in enumerate(listed):
-                at = place(entry.host, backend=backend, local_addresses=local_addresses)
-                task = TaskId(job, index)
-                placed = PlacedTask(task, entry.host, entry.port, at.node, at.backend)
-                yield replace(placed, gpus=entry.gpus, env=entry.env)
-
-
-def _place_in_containers(job: str, listed: int | Sequence[TaskEntry]) -> Iterator[PlacedTask]:
-    """Yield tasks whose container has the task's name as host name.
-
-    The port of a listed address is kept: a container has all ports to itself.
-    """
-    entries = [None] * listed if isinstance(listed, int) else listed
-    for index, entry in enumerate(entries):
-        task = TaskId(job, index)
-        placed = PlacedTask(task, task.file_name, 0, task.file_name, DOCKER)
-        if entry is not None:
-            placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
-        yield placed
+        for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
+            task = TaskId(job, index)
+            host = "127.0.0.1" if entry is None else entry.host
+            if backend == DOCKER:
+                host = task.file_name
+            at = place(host, backend=backend, local_addresses=local_addresses)
+            placed = PlacedTask(task, host, 0, at.node, at.backend)
+            if entry is not None:
+                placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
+            yield placed
 
 
 def _mount(path: str | None, context: PlanContext) -> str | None:
@@ -261,7 +238,3 @@ def _mount(path: str | None, context: PlanContext) -> str | None:
 def _is_reachable(address: str) -> bool:
     """Return whether other machines reach an address: neither loopback nor link-local."""
     return not (is_loopback(address) or address.startswith(("fe80:", "169.254.")))
-
-
-def _shorten(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MAX_LISTED]) + (", …" if len(names) > _MAX_LISTED else "")

@@ -284,20 +284,14 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     data["prepare"] = {node: command_to_json(c) for node, c in plan.prepare.items()}
     data["elsewhere"] = [_task_to_json(task) for task in plan.elsewhere]
     for node in data["nodes"]:
-        if node["container"] is None:
-            del node["container"]
-        if node["warm"] is None:
-            del node["warm"]
-    if not plan.joins:
-        del data["joins"]
+        for name in ("container", "warm"):
+            if node[name] is None:
+                del node[name]
     if not (plan.joins or plan.elsewhere):
         del data["elsewhere"]
-    if not plan.preload:
-        del data["preload"]
-    if not plan.needs_estimator:
-        del data["needs_estimator"]
-    if not plan.withheld:
-        del data["withheld"]
+    for name in ("joins", "preload", "needs_estimator", "withheld"):
+        if not data[name]:
+            del data[name]
     return data
 
 
@@ -314,9 +308,8 @@ def plan_from_json(data: Mapping[str, Any]) -> Plan:
     values["checkpoints"] = CheckpointPlan(**checkpoints)
     values["resources"] = Resources(**_known(Resources, data.get("resources", {})))
     values["notes"] = tuple(data["notes"])
-    values["preload"] = tuple(data.get("preload", ()))
-    values["include"] = tuple(data.get("include", ()))
-    values["withheld"] = tuple(data.get("withheld", ()))
+    for name in ("preload", "include", "withheld"):
+        values[name] = tuple(data.get(name, ()))
     return Plan(**values)
 
 

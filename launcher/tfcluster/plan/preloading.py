@@ -78,9 +78,9 @@ def obstacle(code: Code) -> str:
     """Return why the job's files rule out preloading, or an empty string."""
     if UNKNOWN in code.sets:
         return "the job sets environment variables whose names are computed"
-    names = sorted(name for name in code.sets if _is_ignored_in_fork(name))
-    listed = ", ".join(names)
-    return f"the job sets {listed} itself, too late for a preloaded module" if names else ""
+    too_late = (name for name in code.sets if is_read_at_import(name))
+    listed = ", ".join(sorted(name for name in too_late if not name.startswith(_BY_INTERPRETER)))
+    return f"the job sets {listed} itself, too late for a preloaded module" if listed else ""
 
 
 def explain_cold_starts(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[str]:
@@ -95,11 +95,6 @@ def explain_cold_starts(spec: ClusterSpec, plan: Plan, context: PlanContext) -> 
         yield f"{head}: it needs the hooks"
     elif setting == "on":
         yield f"{head}: the job's files import no module that can be preloaded"
-
-
-def _is_ignored_in_fork(name: str) -> bool:
-    """Return whether a fork ignores a variable that its script sets before its imports."""
-    return is_read_at_import(name) and not name.startswith(_BY_INTERPRETER)
 
 
 def _explain_cold_tasks(plan: Plan) -> Iterator[str]:

@@ -30,7 +30,8 @@ def workdir(node: str, chosen: str | None) -> str:
     """
     if chosen is None:
         return posixpath.join(node_folder(node), "work")
-    return posixpath.join(_rooted(chosen), "tfcluster", RUN, file_name(node), "work")
+    rooted = chosen if chosen.startswith(("/", "~")) else f"~/{chosen}"
+    return posixpath.join(rooted, "tfcluster", RUN, file_name(node), "work")
 
 
 def rename_node(workdir: str, node: str, name: str) -> str:
@@ -106,10 +107,6 @@ class NodePaths:
     def _expand_home(self, path: str) -> str:
         home = self.cache.removesuffix(CACHE[1:])
         return home + path[1:] if path == "~" or path.startswith("~/") else path
-
-
-def _rooted(folder: str) -> str:
-    return folder if folder.startswith(("/", "~")) else f"~/{folder}"
 
 
 def _is_in(path: str, folder: str) -> bool:

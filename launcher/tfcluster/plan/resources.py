@@ -150,7 +150,7 @@ def divide_gpus(
 
 
 def requested_gpus(
-    tasks: Sequence[TaskId], requested: Gpus, task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS
+    tasks: Sequence[TaskId], requested: Gpus, task_gpus: Mapping[TaskId, Gpus]
 ) -> dict[TaskId, Gpus]:
     """Return each task's request: `task_gpus`, else `requested`; ps tasks ignore a number."""
     for_ps = 0 if isinstance(requested, int) else requested

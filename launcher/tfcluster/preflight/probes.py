@@ -22,11 +22,11 @@ from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, re
 from tfcluster.nodes.reports import LINKS, PREFLIGHT
 from tfcluster.nodes.task_reports import last_text
 from tfcluster.plan.environment import proxy_guards
-from tfcluster.plan.placement import is_loopback
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.spec.cluster import is_loopback
 from tfcluster.supervision import connectivity
 from tfcluster.supervision.connectivity import DialPlan, between
 

@@ -48,12 +48,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        if self.host.lower() == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def key(self) -> tuple[str, int]:
@@ -65,6 +60,16 @@ class Address:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether `host`, a name or an address, is this machine's loopback interface."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def parse(text: str) -> Address:
@@ -225,7 +230,7 @@ def _check_jobs(cluster: Jobs) -> Iterator[Mistake]:
 
 
 def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
-    all_placed = list(iter_addresses(cluster))
+    all_placed = [(path, parse(entry.address)) for path, entry in iter_entries(cluster)]
     seen: dict[tuple[str, int], str] = {}
     for path, at in all_placed:
         first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
@@ -245,29 +250,19 @@ def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
             yield Mistake((job,), message, fix)
 
 
-def iter_addresses(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], Address]]:
-    """Yield (job, index) and the address of every task that is listed with one."""
+def iter_entries(cluster: Jobs) -> Iterator[tuple[tuple[JobName, int], TaskEntry]]:
+    """Yield (job, index) and the entry of every task that is listed with an address."""
     for job in JOBS:
         tasks = cluster.get(job, ())
         if not isinstance(tasks, int):
-            for index, task in enumerate(tasks):
-                yield (job, index), parse(task.address)
+            for index, entry in enumerate(tasks):
+                yield (job, index), entry
 
 
 def count(cluster: Jobs, job: JobName) -> int:
     """Return the number of tasks of one job."""
     tasks = cluster.get(job, 0)
     return tasks if isinstance(tasks, int) else len(tasks)
-
-
-def count_tasks(cluster: Jobs) -> int:
-    """Return the number of tasks of the cluster, including the evaluator."""
-    return sum(count(cluster, job) for job in JOBS)
-
-
-def count_trainers(cluster: Jobs) -> int:
-    """Return the number of chiefs and workers."""
-    return count(cluster, "chief") + count(cluster, "worker")
 
 
 def _drop_null_jobs(cluster: Any) -> Any:

@@ -100,7 +100,7 @@ class RulesBroken(ValueError):
             raise cls(found)
 
 
-def field_error(message: str, fix: str = "") -> PydanticCustomError:
+def field_error(message: str, fix: str) -> PydanticCustomError:
     """Return the error of one value, with its fix, for `tfcluster.spec.problems`."""
     # Message and fix are passed as context: a brace in them must not be read as a placeholder.
     return PydanticCustomError("tfcluster", "{message}", {"message": message, "fix": fix})
@@ -187,15 +187,11 @@ def _check_variable_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         fix = "use letters, digits and _ only, for example WANDB_API_KEY"
         raise field_error(f"{shorten(name)} is not a variable name", fix)
-    return name
-
-
-def _check_not_reserved(name: str) -> str:
     if name in RESERVED_VARIABLES:
         raise field_error(f"{name} is set by tfcluster for each task", "leave it out")
     return name
 
 
-Name = Annotated[str, AfterValidator(_check_variable_name), AfterValidator(_check_not_reserved)]
+Name = Annotated[str, AfterValidator(_check_variable_name)]
 Env = dict[Name, str | None]
 """Environment variables; null takes the value from the launcher's environment."""

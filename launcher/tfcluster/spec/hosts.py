@@ -33,6 +33,7 @@ _NUMBERS_HOST = "127.0.0.1"
 """The host of tasks that are given as a number."""
 _HOST_FORM = 'write "host", "user@host" or "host slots=2"'
 _LOGIN = re.compile(r"[^\s@:,#-][^\s,:]*@(.+)")
+_COMMENT = re.compile(r"(^|\s)#.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,24 +66,22 @@ def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
         message = "cannot be combined with --hosts"
         raise SpecError([Problem("--hostfile", message, "keep one of them")])
     if choice.hostfile is not None:
-        return read_file(choice.hostfile)
+        return _read_file(choice.hostfile)
     if choice.hosts is None:
         return ()
     if _is_file(choice.hosts):
-        return read_file(choice.hosts)
-    return read_list(choice.hosts)
+        return _read_file(choice.hosts)
+    return _parse_list(choice.hosts)
 
 
-def read_list(text: str) -> tuple[HostSlots, ...]:
-    """Parse ``gpu1,anna@gpu2:2``; raises SpecError."""
+def _parse_list(text: str) -> tuple[HostSlots, ...]:
     items = (item.strip() for item in text.split(",") if item.strip())
     return _collect(((f"--hosts {item}", [item]) for item in items), f"--hosts {shorten(text)}")
 
 
-def read_file(name: str) -> tuple[HostSlots, ...]:
-    """Read a file with one host per line and ``#`` comments; raises SpecError."""
+def _read_file(name: str) -> tuple[HostSlots, ...]:
     lines = enumerate(_read_text(name).split("\n"), start=1)
-    words = ((f"{name}:{number}", _split_words(line)) for number, line in lines)
+    words = ((f"{name}:{number}", _COMMENT.sub("", line).split()) for number, line in lines)
     return _collect(((place, line) for place, line in words if line), name)
 
 
@@ -134,10 +133,6 @@ def _is_file(text: str) -> bool:
     if "," in text:
         return False
     return "/" in text or Path(text).suffix in _FILE_SUFFIXES or os.path.isfile(text)
-
-
-def _split_words(line: str) -> list[str]:
-    return re.sub(r"(^|\s)#.*", "", line).split()
 
 
 def _read_text(name: str) -> str:

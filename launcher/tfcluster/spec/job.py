@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tfcluster.spec.cluster import JOBS
 from tfcluster.spec.fields import (
     Env,
     Keyed,
@@ -36,8 +37,11 @@ Text = Annotated[str, Field(min_length=1)]
 Module = Annotated[str, AfterValidator(_check_module)]
 
 
-def _check_one_program(given: Sequence[str]) -> Iterator[Mistake]:
-    """Yield a mistake for each program after the first."""
+def _check_programs(step: Section, *, needs_one: bool) -> Iterator[Mistake]:
+    given = [name for name in ("script", "module", "command") if getattr(step, name)]
+    if needs_one and not given:
+        fix = 'add one, for example "script": "train.py"'
+        yield Mistake((), "nothing to run: no script, module or command", fix)
     for name in given[1:]:
         message = f"both {given[0]} and {name} are given"
         yield Mistake((name,), message, f"keep one of {' and '.join(given)}", on_key=True)
@@ -59,15 +63,8 @@ class Step(Section):
 
     @model_validator(mode="after")
     def _check_program(self) -> Self:
-        RulesBroken.check(self._find_mistakes())
+        RulesBroken.check(_check_programs(self, needs_one=True))
         return self
-
-    def _find_mistakes(self) -> Iterator[Mistake]:
-        given = [name for name in ("script", "module", "command") if getattr(self, name)]
-        if not given:
-            fix = 'add one, for example "script": "train.py"'
-            yield Mistake((), "nothing to run: no script, module or command", fix)
-        yield from _check_one_program(given)
 
 
 class Prepare(Step):
@@ -75,17 +72,16 @@ class Prepare(Step):
 
 
 _TASK_KEY = re.compile(r"(chief|worker|ps|evaluator)(:(0|[1-9]\d{0,4}))?", re.ASCII)
-_JOBS = ("chief", "worker", "ps", "evaluator")
 
 
 def _check_task_key(value: str) -> str:
     if not _TASK_KEY.fullmatch(value):
         job, colon, index = value.partition(":")
-        near = difflib.get_close_matches(job.lower(), _JOBS, n=1)
+        near = difflib.get_close_matches(job.lower(), JOBS, n=1)
         if near and (index.isdecimal() or not colon):
             fix = f'did you mean "{near[0]}{colon}{index}"?'
         else:
-            fix = f'write one of {", ".join(_JOBS)}, or a task such as "worker:1"'
+            fix = f'write one of {", ".join(JOBS)}, or a task such as "worker:1"'
         raise field_error(f"{shorten(value)} is neither a job nor a task", fix)
     return value
 
@@ -120,8 +116,7 @@ class TaskStep(Section):
 
     @model_validator(mode="after")
     def _check_program(self) -> Self:
-        given = [name for name in ("script", "module", "command") if getattr(self, name)]
-        RulesBroken.check(_check_one_program(given))
+        RulesBroken.check(_check_programs(self, needs_one=False))
         return self
 
 

@@ -51,8 +51,9 @@ def load_file(
     """Read a spec file, ``-`` for standard input, None for ``./tfcluster.json`` or ``.jsonc``.
 
     `sets` are the ``a.b=c`` of ``--set``. `options` maps another command-line option to the dotted
-    field it sets and the value: ``{"--name": ("name", "exp7")}``. `hosts` replace the spec's hosts
-    or select some of them. Raises SpecError with every problem, whatever the file contains.
+    field it sets and the value (None: not given): ``{"--name": ("name", "exp7")}``. `hosts` replace
+    the spec's hosts or select some of them. Raises SpecError with every problem, whatever the file
+    contains.
     """
     return _load(read_source(source), _overrides(sets, options or {}), hosts)
 
@@ -112,6 +113,7 @@ def _overrides(
     named = (
         overrides.Override(tuple(field.split(".")), value, option)
         for option, (field, value) in options.items()
+        if value is not None
     )
     return (*chosen, *named)
 

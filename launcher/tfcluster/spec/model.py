@@ -14,9 +14,8 @@ from tfcluster.spec.cluster import (
     JOBS,
     Cluster,
     count,
-    count_tasks,
-    count_trainers,
-    iter_addresses,
+    iter_entries,
+    parse,
 )
 from tfcluster.spec.fields import (
     Mistake,
@@ -113,20 +112,23 @@ class ClusterSpec(Section):
     @property
     def hosts(self) -> tuple[str, ...]:
         """The host parts of the listed addresses, each once, in order."""
-        tasks = (self.cluster.get(job, ()) for job in JOBS)
-        entries = (entry for listed in tasks if not isinstance(listed, int) for entry in listed)
-        return tuple(dict.fromkeys(entry.host for entry in entries))
+        return tuple(dict.fromkeys(entry.host for _, entry in iter_entries(self.cluster)))
 
     @property
     def task_count(self) -> int:
         """The number of tasks, including the evaluator."""
-        return count_tasks(self.cluster)
+        return sum(count(self.cluster, job) for job in JOBS)
+
+    @property
+    def trainer_count(self) -> int:
+        """The number of chiefs and workers."""
+        return count(self.cluster, "chief") + count(self.cluster, "worker")
 
     def _check_containers(self) -> Iterator[Mistake]:
         if self.runtime.backend != "docker":
             return
-        for (job, index), at in iter_addresses(self.cluster):
-            if not at.is_loopback:
+        for (job, index), entry in iter_entries(self.cluster):
+            if not (at := parse(entry.address)).is_loopback:
                 message = f"{at} is another machine's address; docker runs all tasks on one machine"
                 fix = f'write a number: "{job}": {index + 1}, or choose another backend'
                 yield Mistake(("cluster", job, index), message, fix)
@@ -157,7 +159,7 @@ class ClusterSpec(Section):
             yield Mistake(("strategy", "name"), f"{name} does not use ps tasks", fix)
         if has_ps:
             yield from self._check_parameter_servers()
-        if name == "tpu" and count_trainers(self.cluster) > 1:
+        if name == "tpu" and self.trainer_count > 1:
             fix = 'write "cluster": {"worker": 1}: one process drives all cores of a TPU'
             yield Mistake(("strategy", "name"), "tpu runs with one worker only", fix)
 
@@ -191,17 +193,14 @@ class ClusterSpec(Section):
                 yield Mistake(("job", "per_task", key), message, f"it has {listed}", on_key=True)
 
     def _check_counts(self) -> Iterator[Mistake]:
-        least, trainers = self.supervision.min_workers, count_trainers(self.cluster)
+        least, trainers = self.supervision.min_workers, self.trainer_count
         if least is not None and least > trainers:
             fix = f"write 1 to {trainers}"
             message = f"min_workers is {least}, but the cluster has {trainers}"
             yield Mistake(("supervision", "min_workers"), message, fix)
         lists: list[tuple[Path, object]] = [(("resources", "gpus"), self.resources.gpus)]
-        for job, tasks in self.cluster.items():
-            entries = () if isinstance(tasks, int) else tasks
-            lists += (
-                (("cluster", job, index, "gpus"), entry.gpus) for index, entry in enumerate(entries)
-            )
+        for task, entry in iter_entries(self.cluster):
+            lists.append((("cluster", *task, "gpus"), entry.gpus))
         for path, listed in lists:
             if isinstance(listed, tuple) and len(set(listed)) < len(listed):
                 yield Mistake(path, "a GPU is listed twice", "list each index once")
@@ -232,9 +231,8 @@ def _check_search_variables(spec: ClusterSpec) -> Iterator[Mistake]:
     places: list[tuple[Path, object]] = [(("job", "env"), spec.job.env)]
     for host, settings in spec.runtime.hosts.items():
         places.append((("runtime", "hosts", host, "env"), settings.env))
-    for job, tasks in spec.cluster.items():
-        for index, entry in enumerate(() if isinstance(tasks, int) else tasks):
-            places.append((("cluster", job, index, "env"), entry.env))
+    for task, entry in iter_entries(spec.cluster):
+        places.append((("cluster", *task, "env"), entry.env))
     for path, env in places:
         for name in TUNER_VARIABLES:
             if isinstance(env, dict) and name in env:

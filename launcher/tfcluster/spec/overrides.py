@@ -27,7 +27,7 @@ class Override:
 class OverrideError(ValueError):
     """An override that cannot be applied."""
 
-    def __init__(self, option: str, message: str, fix: str = "") -> None:
+    def __init__(self, option: str, message: str, fix: str) -> None:
         super().__init__(message)
         self.problem = Problem(option, message, fix)
 
@@ -138,8 +138,8 @@ def _read_value(text: str, path: Path, option: str) -> Any:
 def _json_fix(path: Path) -> str:
     if known := sorted(published_schema.keys_at(path)):
         return f"write a JSON object, or set one of its fields: {', '.join(known)}"
-    example = next(iter(published_schema.node_at(path).get("examples", ())), None)
-    return f"write JSON, for example --set {show_path(path)}={shlex.quote(json.dumps(example))}"
+    example = shlex.quote(json.dumps(published_schema.example_at(path)))
+    return f"write JSON, for example --set {show_path(path)}={example}"
 
 
 def _check_utf8(text: str, option: str) -> str:

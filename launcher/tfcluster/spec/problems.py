@@ -109,7 +109,7 @@ def _explain(detail: ErrorDetails, value: Any) -> Iterator[Mistake]:
 
 
 def _missing_key(path: Path) -> Mistake:
-    example = json.dumps(_example(path))
+    example = json.dumps(published_schema.example_at(path))
     where = f" in {show_path(path[:-1])}" if path[:-1] else ""
     fix = f'add "{path[-1]}": {example}'
     return Mistake(path, f'"{path[-1]}" is missing{where}', fix, on_key=True)
@@ -135,12 +135,12 @@ def _message(detail: ErrorDetails, path: Path, value: Any) -> str:
 
 
 def _fix(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
-    given = _value_at(value, path)
+    given, example = _value_at(value, path), published_schema.example_at(path)
     if kind == "string_type" and isinstance(given, int | float) and not isinstance(given, bool):
         return f"write it in quotes: {json.dumps(json.dumps(given))}"
     if kind == "tuple_type" and isinstance(given, str):
         if not given.strip():
-            return f"leave it out, or write a list: {json.dumps(_example(path))}"
+            return f"leave it out, or write a list: {json.dumps(example)}"
         return f"write it in brackets: {json.dumps(_as_list(given, path))}"
     if kind in _LIMITS:
         _, word, limit = _LIMITS[kind]
@@ -151,7 +151,6 @@ def _fix(kind: str, path: Path, value: Any, context: Mapping[str, Any]) -> str:
             return f"did you mean {json.dumps(choices[near[0]])}?"
     if kind == "tasks":
         return 'write for example 2, or ["10.0.0.1:2222", "10.0.0.2:2222"]'
-    example = _example(path)
     return f"write for example {json.dumps(example)}" if example is not None else ""
 
 
@@ -161,10 +160,6 @@ def _as_list(text: str, path: Path) -> list[str]:
         with contextlib.suppress(ValueError):  # a quote that is not closed
             return shlex.split(text)
     return [text]
-
-
-def _example(path: Path) -> Any:
-    return next(iter(published_schema.node_at(path).get("examples", ())), None)
 
 
 def _value_at(value: Any, path: Path) -> Any:

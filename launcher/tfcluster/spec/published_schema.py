@@ -48,9 +48,10 @@ def nodes_at(path: Path) -> list[Node]:
     return found
 
 
-def node_at(path: Path) -> Node:
-    """Return the first of `nodes_at(path)`, with its description, default and examples, or {}."""
-    return next(iter(nodes_at(path)), {})
+def example_at(path: Path) -> Any:
+    """Return the example value of the field at `path`, or None."""
+    node = next(iter(nodes_at(path)), {})
+    return next(iter(node.get("examples", ())), None)
 
 
 def keys_at(path: Path) -> set[str]:

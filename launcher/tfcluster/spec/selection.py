@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.errors import Problem, SpecError
-from tfcluster.spec.cluster import JOBS, Address
+from tfcluster.errors import Problem, SpecError, join_first
+from tfcluster.spec.cluster import Address, iter_entries
 from tfcluster.spec.fields import Path, drop_x_keys, shorten
 from tfcluster.spec.host_choice import HostChoice
 from tfcluster.spec.hosts import drop_host_settings
@@ -64,7 +64,7 @@ def select(value: Mapping[str, Any], spec: ClusterSpec, choice: HostChoice) -> S
     port). Raises SpecError for an item that matches no task, and if the spec has chief, worker or
     ps tasks and none of that job would remain.
     """
-    tasks = tuple(_list_tasks(spec))
+    tasks = [_Task(*task, entry.host, entry.port) for task, entry in iter_entries(spec.cluster)]
     problems: list[Problem] = []
     included = {*tasks}
     if choice.include:
@@ -115,13 +115,6 @@ def _renumber_steps(
     return {**value, "job": {**job, "per_task": steps}}
 
 
-def _list_tasks(spec: ClusterSpec) -> Iterator[_Task]:
-    for job in JOBS:
-        tasks = spec.cluster.get(job, ())
-        for index, task in enumerate(() if isinstance(tasks, int) else tasks):
-            yield _Task(job, index, task.host, task.port)
-
-
 def _find_tasks(
     option: str, texts: Sequence[str], tasks: Sequence[_Task], problems: list[Problem]
 ) -> set[_Task]:
@@ -157,8 +150,8 @@ def _match_item(item: str, tasks: Sequence[_Task]) -> set[_Task]:
         raise LookupError(f"no task is on the host {shorten(host)}", _suggest_hosts(tasks))
     found = {*_match_on_host(name, on_host)}
     if not found:
-        listed = ", ".join(map(str, on_host[:8])) + (", …" if len(on_host) > 8 else "")
-        raise LookupError(f"{host} has no task {shorten(name)}", f"its tasks are {listed}")
+        fix = f"its tasks are {join_first(on_host)}"
+        raise LookupError(f"{host} has no task {shorten(name)}", fix)
     return found
 
 
@@ -174,8 +167,7 @@ def _match_on_host(name: str, on_host: Sequence[_Task]) -> Iterator[_Task]:
 def _suggest_hosts(tasks: Sequence[_Task]) -> str:
     if not tasks:
         return "the cluster lists no addresses: add them, or name hosts with --hosts"
-    names = list(dict.fromkeys(task.host for task in tasks))
-    return f"use one of {', '.join(names[:8])}" + (", …" if len(names) > 8 else "")
+    return f"use one of {join_first(dict.fromkeys(task.host for task in tasks))}"
 
 
 def _check_required_jobs(
@@ -187,10 +179,8 @@ def _check_required_jobs(
             continue
         hosts = ", ".join(dict.fromkeys(task.host for task in of_job[:8]))
         message = f"no {job} would remain; the spec has {len(of_job)}, on {hosts}"
-        fix = f'keep one of them, or use a spec without "{job}"'
-        if job == "worker":
-            fix = "keep one of them"
-        yield Problem(place, message, fix)
+        other = "" if job == "worker" else f', or use a spec without "{job}"'
+        yield Problem(place, message, f"keep one of them{other}")
 
 
 def _host_key(host: str) -> str:

@@ -31,10 +31,6 @@ def format_event(event: Mapping[str, Any]) -> EventLine | None:
         return None
 
 
-def _prepare_started(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"preparing on {event['node']}", ("dim",))
-
-
 def _prepare_finished(event: Mapping[str, Any]) -> EventLine:
     took = format_duration(event["duration_s"])
     if event.get("exit_code") == 0:
@@ -78,10 +74,6 @@ def _checkpoint_gathered(event: Mapping[str, Any]) -> EventLine:
     return EventLine(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
 
 
-def _gathering(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"gathering {format_gathering(event)}", ("dim",))
-
-
 def _finishing(event: Mapping[str, Any]) -> EventLine:
     names, remaining = ", ".join(event["tasks"]), format_duration(event["left_s"])
     return EventLine(
@@ -96,18 +88,10 @@ def _log_lost(event: Mapping[str, Any]) -> EventLine:
     return EventLine(f"lost {size} of {event['task']}'s log: {event['reason']}", ("yellow",))
 
 
-def _node_lost(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"lost node {event['node']}: {event['reason']}", ("red",))
-
-
 def _warned(event: Mapping[str, Any]) -> EventLine | None:
     if event.get("closing"):
         return None
     return EventLine(str(event["message"]), ("yellow",))
-
-
-def _restarting(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(format_restart(event), ("yellow", "bold"))
 
 
 def _diagnosis(event: Mapping[str, Any]) -> EventLine | None:
@@ -135,10 +119,6 @@ def _task_frozen(event: Mapping[str, Any]) -> EventLine:
     )
 
 
-def _task_thawed(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"{event['task']} runs again", ("dim",))
-
-
 def _node_unreachable(event: Mapping[str, Any]) -> EventLine:
     lease = format_duration(event["lease_s"])
     what = event.get("why") or "its tasks keep running"
@@ -146,33 +126,27 @@ def _node_unreachable(event: Mapping[str, Any]) -> EventLine:
     return EventLine(text, ("yellow",))
 
 
-def _node_reconnected(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"node {event['node']} is connected again", ("dim",))
-
-
-def _chaos_injected(event: Mapping[str, Any]) -> EventLine:
-    return EventLine(f"injected fault: {event['fault']}", ("magenta",))
-
-
 _FORMATTERS: dict[str, Callable[[Mapping[str, Any]], EventLine | None]] = {
-    "prepare_started": _prepare_started,
+    "prepare_started": lambda event: EventLine(f"preparing on {event['node']}", ("dim",)),
     "prepare_finished": _prepare_finished,
     "task_exited": _task_exited,
     "task_error": _task_error,
     "trial": _trial,
     "run_stopping": _run_stopping,
     "checkpoint_gathered": _checkpoint_gathered,
-    "gathering": _gathering,
+    "gathering": lambda event: EventLine(f"gathering {format_gathering(event)}", ("dim",)),
     "finishing": _finishing,
     "log_lost": _log_lost,
-    "node_lost": _node_lost,
+    "node_lost": lambda event: EventLine(f"lost node {event['node']}: {event['reason']}", ("red",)),
     "node_unreachable": _node_unreachable,
+    "node_reconnected": lambda event: EventLine(
+        f"node {event['node']} is connected again", ("dim",)
+    ),
     "warned": _warned,
-    "restarting": _restarting,
+    "restarting": lambda event: EventLine(format_restart(event), ("yellow", "bold")),
     "diagnosis": _diagnosis,
     "stalled": _stalled,
     "task_frozen": _task_frozen,
-    "task_thawed": _task_thawed,
-    "node_reconnected": _node_reconnected,
-    "chaos_injected": _chaos_injected,
+    "task_thawed": lambda event: EventLine(f"{event['task']} runs again", ("dim",)),
+    "chaos_injected": lambda event: EventLine(f"injected fault: {event['fault']}", ("magenta",)),
 }

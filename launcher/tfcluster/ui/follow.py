@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -47,9 +47,8 @@ def format_status_line(
     `now` is in seconds since the epoch, `width` in columns. `partials` are lines still being
     written (progress bars); the first is shown at the end, cut to the remaining width.
     """
-    parts = [
-        f"{snapshot.status} {format_duration((snapshot.ended_at or now) - snapshot.started_at)}"
-    ]
+    ran = format_duration((snapshot.ended_at or now) - snapshot.started_at)
+    parts = [f"{snapshot.status} {ran}"]
     if snapshot.status is Status.STOPPING and (snapshot.stop_by or 0) > now:
         remaining = format_duration((snapshot.stop_by or 0) - now)
         parts.append(f"{remaining} left, Ctrl-C again kills at once")
@@ -67,8 +66,7 @@ def format_status_line(
         parts += [f"step {max(steps):,}", *_rates(snapshot.tasks), *_metrics(snapshot.tasks)]
     elif snapshot.status in (Status.STARTING, Status.RUNNING):
         parts += _counts(snapshot.tasks)
-    for label, text in list(partials.items())[:1]:
-        parts.append(f"{label} │ {text}")
+    parts += [f"{label} │ {text}" for label, text in partials.items()][:1]
     return cut_to_columns(sanitize_text(" · ".join(parts)), width)
 
 
@@ -90,9 +88,8 @@ class RunView:
         collapse: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
-        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._paths, self._terminal, self._clock = paths, terminal, clock
+        self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
         line_style = line_style_for(terminal, self._lines_stream, collapse)
@@ -234,7 +231,7 @@ class RunView:
     def _draw_status(self) -> None:
         if not self._shows_messages or not self._terminal.has_status_line:
             return
-        now = self._clock()
+        now = time.time()
         if now - self._status_drawn_at >= _STATUS_INTERVAL_S and (snapshot := self._state.read()):
             self._status_drawn_at = now
             self._status = format_status_line(
@@ -280,7 +277,7 @@ class StateFile:
         return coordinator_of(snapshot).is_alive() is False
 
 
-def line_style_for(terminal: Terminal, stream: Stream, collapse: bool = False) -> LineStyle:
+def line_style_for(terminal: Terminal, stream: Stream, collapse: bool) -> LineStyle:
     """Return the style of the tasks' lines on `stream`."""
     colours = terminal.has_colour(stream)
     return LineStyle(is_screen=stream.is_tty, colours=colours, collapse=collapse)
@@ -303,9 +300,7 @@ def _metrics(tasks: list[TaskSnapshot]) -> list[str]:
 
 
 def _counts(tasks: list[TaskSnapshot]) -> list[str]:
-    states: dict[str, int] = {}
-    for task in tasks:
-        states[task.state] = states.get(task.state, 0) + 1
+    states = Counter(task.state for task in tasks)
     return [f"{plural(count, 'task')} {state}" for state, count in states.items()]
 
 

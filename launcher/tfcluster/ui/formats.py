@@ -64,14 +64,10 @@ def cut_to_columns(text: str, columns: int) -> str:
         used += _cells(character)
         if used > columns:
             kept = text[:index]
-            while kept and _columns(kept) >= columns:
+            while kept and sum(map(_cells, kept)) >= columns:
                 kept = kept[:-1]
             return kept + "…" if columns > 0 else ""
     return text
-
-
-def _columns(text: str) -> int:
-    return sum(map(_cells, text))
 
 
 def _cells(character: str) -> int:
@@ -92,5 +88,4 @@ def wrap_words(text: str, width: int, *, indent: str = "") -> list[str]:
         subsequent_indent=indent,
         break_long_words=False,
         break_on_hyphens=False,
-        drop_whitespace=True,
     )

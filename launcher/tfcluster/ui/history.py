@@ -167,11 +167,6 @@ def format_consequences(snapshot: RunSnapshot) -> list[str]:
     return lines + ([f"Not restarted: {why}."] if why and snapshot.status.is_final else [])
 
 
-def needs_cleanup(snapshot: RunSnapshot) -> bool:
-    """Return whether the run is lost and has not been cleaned up yet."""
-    return snapshot.status is Status.LOST and snapshot.ended_at is None
-
-
 def format_fix(root_cause: Mapping[str, Any]) -> list[str]:
     """Return the fix, and the command that prints its explanation."""
     docs = root_cause.get("docs")
@@ -180,7 +175,6 @@ def format_fix(root_cause: Mapping[str, Any]) -> list[str]:
 
 
 def _list_restarts(events: Sequence[Mapping[str, Any]]) -> str:
-    """Return the last restarts with their reasons, one per line."""
     earlier = len(events) - _RESTARTS_LISTED
     head = [f"… {plural(earlier, 'earlier restart')}"] if earlier > 0 else []
     shown = (

@@ -112,15 +112,8 @@ class Collapser:
     Each task has a short queue; identical lines at the heads of the queues leave together.
     """
 
-    def __init__(
-        self,
-        style_line: Callable[[str, bytes, int], bytes],
-        *,
-        window_s: float = WINDOW_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, style_line: Callable[[str, bytes, int], bytes]) -> None:
         self._style_line = style_line
-        self._window_s, self._clock = window_s, clock
         self._queues: dict[str, deque[bytes]] = {}
         self._counts: dict[str, Counter[bytes]] = {}
         self._size = 0
@@ -134,12 +127,12 @@ class Collapser:
         self._counts.setdefault(label, Counter()).update(lines)
         self._size += len(lines)
         if self._waiting_since is None:
-            self._waiting_since = self._clock()
+            self._waiting_since = time.monotonic()
 
     def take_due(self) -> Iterator[bytes]:
         """Yield all waiting lines once the window is over, or once very many wait."""
-        waited = 0.0 if self._waiting_since is None else self._clock() - self._waiting_since
-        if waited >= self._window_s or self._size > MAX_WAITING_LINES:
+        waited = 0.0 if self._waiting_since is None else time.monotonic() - self._waiting_since
+        if waited >= WINDOW_S or self._size > MAX_WAITING_LINES:
             yield from self.take_all()
 
     def take_all(self) -> Iterator[bytes]:

@@ -57,15 +57,6 @@ def newest_attempts(logs: Path) -> dict[str, int]:
     return newest
 
 
-def folder_time_ns(folder: Path) -> int:
-    """Return a folder's modification time, which changes when a file is created in it."""
-    try:
-        return folder.stat().st_mtime_ns
-    except FileNotFoundError:
-        # `tfcluster rm` deleted it while a view is open.
-        return 0
-
-
 def prepare_label(node: str) -> str:
     """Return the label of a node's prepare step in the merged stream."""
     return "prepare" if node == "local" else f"prepare@{node}"
@@ -173,7 +164,7 @@ class MergedLogs:
         self._discovered_at = time.monotonic()
         before = len(self._known)
         for attempt, folder in log_folders(self._paths.logs):
-            changed = folder_time_ns(folder)
+            changed = _folder_time_ns(folder)
             if self._folder_times.get(folder) == changed:
                 continue
             if time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS:
@@ -208,7 +199,9 @@ class MergedLogs:
 
     def drain(self) -> Iterator[bytes]:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
-        self.mark_all_ended()
+        self.discover()
+        for task in self._tasks.values():
+            task.mark_ended(task.sources[-1][0])
         while True:
             found_new = False
             before = self._position()
@@ -227,12 +220,6 @@ class MergedLogs:
             self.discover()
         if task := self._tasks.get(label):
             task.mark_ended(attempt)
-
-    def mark_all_ended(self) -> None:
-        """Mark the logs of all tasks as complete."""
-        self.discover()
-        for task in self._tasks.values():
-            task.mark_ended(task.sources[-1][0])
 
     def partials(self) -> dict[str, str]:
         """Return task → latest state of its line that has no newline yet, for a status line."""
@@ -300,11 +287,7 @@ class MergedLogs:
             yield task.prefix + first
             yield from rest
             return
-        length = len(first) + sum(map(len, rest)) - 1
-        yield self._style(self._cut(first, length) + b"\n", task.prefix)
-
-    def _cut(self, line: bytes, length: int) -> bytes:
-        return line[:MAX_LINE_BYTES] + f" … (a line of {length:,} bytes; the log has it)".encode()
+        yield self._style(_cut(first, rest), task.prefix)
 
     def _select(self, block: bytes) -> bytes:
         return block if self._filter.grep is None else select_lines(block, self._filter.grep)
@@ -322,7 +305,19 @@ class MergedLogs:
         pieces = task.read()
         first = next(pieces, b"")
         if first and not first.endswith(b"\n"):
-            length = len(first) + sum(map(len, pieces)) - 1
-            first = self._cut(first, length) + b"\n"
+            first = _cut(first, pieces)
         block = self._select(latest_states(first)) if first else b""
         return block[:-1].split(b"\n") if block else []
+
+
+def _cut(first: bytes, rest: Iterator[bytes]) -> bytes:
+    length = len(first) + sum(map(len, rest)) - 1
+    note = f" … (a line of {length:,} bytes; the log has it)\n"
+    return first[:MAX_LINE_BYTES] + note.encode()
+
+
+def _folder_time_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns  # changes when a file is created in the folder
+    except FileNotFoundError:
+        return 0  # `tfcluster rm` deleted it while a view is open

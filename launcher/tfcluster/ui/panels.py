@@ -5,7 +5,7 @@ All functions are pure: they turn the run's state (`RunSnapshot`) into parts tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -52,8 +52,7 @@ def closing_panel(
     if load_hint:
         parts.append(Facts((("load it", load_hint),)))
     parts += trial_table(snapshot)
-    parts += _cleanup_notes(snapshot)
-    parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
+    parts += _notes(snapshot)
     if home_bytes is not None and home_bytes > LARGE_HOME_BYTES:
         size = format_bytes(home_bytes)
         parts.append(f"All runs together take {size}; `tfcluster prune` removes old ones.")
@@ -105,9 +104,7 @@ def status_panel(
     pairs += _places(snapshot, paths)
     parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot, now)]
     parts += trial_table(snapshot, now=None if snapshot.status.is_final else now)
-    parts += [*history.format_reason(snapshot), *history.format_cause(snapshot)]
-    parts += _cleanup_notes(snapshot)
-    parts += [f"warning: {warning}" for warning in _warnings(snapshot)]
+    parts += [*history.format_reason(snapshot), *history.format_cause(snapshot), *_notes(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
 
 
@@ -271,20 +268,16 @@ def _format_value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _cleanup_notes(snapshot: RunSnapshot) -> list[str]:
-    if not history.needs_cleanup(snapshot):
-        return []
-    return [f"Its coordinator has died: `tfcluster down {snapshot.run}` cleans up after the run."]
-
-
-def _warnings(snapshot: RunSnapshot) -> list[str]:
-    lost = [
-        f"lost {format_bytes(task.log_lost_bytes)} ({task.log_lost_bytes:,} bytes) of"
-        f" {task.task}'s log: they could not be written to disk"
-        for task in snapshot.tasks
-        if task.log_lost_bytes
-    ]
-    return [*lost, *dict.fromkeys(snapshot.warnings)]
+def _notes(snapshot: RunSnapshot) -> Iterator[str]:
+    if snapshot.status is Status.LOST and snapshot.ended_at is None:
+        yield f"Its coordinator has died: `tfcluster down {snapshot.run}` cleans up after the run."
+    for task in snapshot.tasks:
+        if lost := task.log_lost_bytes:
+            yield (
+                f"warning: lost {format_bytes(lost)} ({lost:,} bytes) of {task.task}'s log: they"
+                " could not be written to disk"
+            )
+    yield from (f"warning: {warning}" for warning in dict.fromkeys(snapshot.warnings))
 
 
 def _speed(task: TaskSnapshot) -> str:

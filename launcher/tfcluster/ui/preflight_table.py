@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, answer_of, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import Facts, Grid, part_lines
+from tfcluster.ui.render import Facts, Grid, draw, part_lines
 from tfcluster.ui.terminal import Painted
 
 if TYPE_CHECKING:
@@ -78,10 +77,6 @@ def _peers(answer: ProbeAnswer) -> str:
     return f"{reached} of {answer.peers} reached" if answer.peers else ""
 
 
-def _ports(answer: ProbeAnswer) -> str:
-    return ", ".join(map(str, answer.ports))
-
-
 def _clock(answer: ProbeAnswer) -> str:
     return f"{round(answer.clock_ahead_s, 1) + 0.0:+.1f} s" if answer.clock_ahead_s else ""
 
@@ -103,7 +98,7 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     "import": _imported,
     "GPUs": lambda answer: "" if answer.gpu_trouble else format_gpus(answer.gpus),
     "cores": lambda answer: str(answer.cores or ""),
-    "ports": _ports,
+    "ports": lambda answer: ", ".join(map(str, answer.ports)),
     "port range": lambda answer: " to ".join(map(str, answer.port_range)),
     "names": lambda answer: "",
     "peers": _peers,
@@ -151,30 +146,17 @@ def _mark_cell(value: str, found: Sequence[Finding]) -> str:
 
 
 def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
-    """Return the table drawn by rich, which is imported here: most commands never need it."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(
-        file=io.StringIO(),
-        width=width,
-        force_terminal=True,
-        color_system="standard" if colours else None,
-        no_color=not colours,
-        highlight=False,
-        legacy_windows=False,
-    )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
     for node in nodes:
         table.add_column(Text(sanitize_text(node)), overflow="fold")
     for check, cells in _rows(report, nodes):
         _add_row(table, check, cells)
-    console.print(table)
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().rstrip().split("\n")
+    lines = draw([table], width, colours=colours).rstrip().split("\n")
     return "\n".join(lines if lines[0].strip() else lines[1:])
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.terminal import Painted, Terminal
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 _GAP = 2
 _UNLIMITED = 100_000
@@ -20,6 +24,10 @@ class Facts:
     """Pairs of name and value, one per line."""
 
     pairs: tuple[tuple[str, str], ...]
+
+    @property
+    def name_width(self) -> int:
+        return max((len(name) for name, _ in self.pairs), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,8 @@ def part_lines(part: Part, width: int) -> list[str]:
 
 def _lines(part: Part, width: int) -> list[str]:
     match part:
-        case Facts(pairs):
-            return _facts(pairs, width)
+        case Facts():
+            return _facts(part, width)
         case Grid():
             return _grid(part, width)
         case Verbatim(lines):
@@ -111,14 +119,34 @@ def _lines(part: Part, width: int) -> list[str]:
 def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
     """Return the panel with a rule after its title.
 
-    There is no border at the sides, so that paths and commands can be copied. rich is imported
-    here because most commands never need it.
+    There is no border at the sides, so that paths and commands can be copied.
     """
-    from rich.console import Console
     from rich.text import Text
 
+    tone, title = _TONES[panel.tone], sanitize_text(panel.title)
+    rule = " " + "─" * (width - len(title) - 1)
+    texts = [Text.assemble((title, f"bold {tone}"), (rule, tone))]
+    for part in panel.parts:
+        for line in part_lines(part, width - 2):
+            text = Text(f"  {line}".rstrip())
+            if isinstance(part, Facts) and not line.startswith(" "):
+                text.stylize("dim", 0, 2 + part.name_width)
+            texts.append(text)
+    return Painted(draw(texts, width, colours=colours, soft_wrap=True))
+
+
+def draw(
+    things: Sequence[RenderableType], width: int, *, colours: bool, soft_wrap: bool = False
+) -> str:
+    """Return things of rich, one below the other, as text for a screen of `width` columns.
+
+    rich is imported only here and by callers that are about to draw: most commands never need it.
+    """
+    from rich.console import Console
+
+    file = io.StringIO()
     console = Console(
-        file=io.StringIO(),
+        file=file,
         width=width,
         force_terminal=True,
         color_system="standard" if colours else None,
@@ -126,31 +154,15 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
         highlight=False,
         legacy_windows=False,
     )
-    tone, title = _TONES[panel.tone], sanitize_text(panel.title)
-    rule = " " + "─" * (width - len(title) - 1)
-    console.print(Text.assemble((title, f"bold {tone}"), (rule, tone)), soft_wrap=True)
-    for part in panel.parts:
-        for line in part_lines(part, width - 2):
-            text = Text(f"  {line}".rstrip())
-            if not line.startswith(" "):
-                text.stylize("dim", 0, 2 + _width_of_names(part))
-            console.print(text, soft_wrap=True)
-    assert isinstance(console.file, io.StringIO)
-    return Painted(console.file.getvalue())
+    for thing in things:
+        console.print(thing, soft_wrap=soft_wrap)
+    return file.getvalue()
 
 
-def _width_of_names(part: Part) -> int:
-    match part:
-        case Facts(pairs):
-            return max((len(name) for name, _ in pairs), default=0)
-        case _:
-            return -2
-
-
-def _facts(pairs: Sequence[tuple[str, str]], width: int) -> list[str]:
-    column = max((len(name) for name, _ in pairs), default=0) + _GAP
+def _facts(facts: Facts, width: int) -> list[str]:
+    column = facts.name_width + _GAP
     lines = []
-    for name, value in pairs:
+    for name, value in facts.pairs:
         rows = [
             row for text in value.split("\n") for row in wrap_words(text, width - column) or [""]
         ]
@@ -187,6 +199,6 @@ def _stacked(grid: Grid, width: int) -> list[str]:
     lines = []
     for first, *rest in grid.rows:
         lines.append(first)
-        pairs = [(h, cell) for h, cell in zip(grid.headers[1:], rest, strict=True) if cell]
-        lines += [f"  {line}" for line in _facts(pairs, width - 2)]
+        pairs = ((h, cell) for h, cell in zip(grid.headers[1:], rest, strict=True) if cell)
+        lines += [f"  {line}" for line in _facts(Facts(tuple(pairs)), width - 2)]
     return lines

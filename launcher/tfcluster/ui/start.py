@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tfcluster.errors import join_first
 from tfcluster.plan.context import LOCAL
 from tfcluster.plan.plan import Plan
 from tfcluster.rundir.paths import RunPaths
@@ -40,7 +41,8 @@ def start_panel(
     if listening := [ports.get(str(task.id), task.port) for task in cluster]:
         pairs.append(("open ports", describe_ports(plan, listening)))
     if plan.joins and plan.elsewhere:
-        pairs.append(("elsewhere", _list_elsewhere(plan)))
+        others = [f"{task.id} at {task.address}" for task in plan.elsewhere]
+        pairs.append(("elsewhere", join_first(others, _MAX_TASKS)))
     pairs.append(("folder", str(paths.root)))
     if resumes is not None:
         pairs.append(("resumes", format_resume(*resumes)))
@@ -66,12 +68,6 @@ def _list_pythons(plan: Plan) -> list[tuple[str, str]]:
             name = f"python on {node.name}" if several else "python"
             pairs.append((name, format_interpreter(node.interpreter)))
     return pairs if several else pairs[:1]
-
-
-def _list_elsewhere(plan: Plan) -> str:
-    """Return the tasks that other machines start."""
-    shown = [f"{task.id} at {task.address}" for task in plan.elsewhere[:_MAX_TASKS]]
-    return ", ".join(shown) + (", …" if len(plan.elsewhere) > len(shown) else "")
 
 
 def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> list[Part]:

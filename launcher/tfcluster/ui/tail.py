@@ -87,8 +87,7 @@ class LogSource:
                 break
             lines += block.count(b"\n")
             at += len(block)
-        lines += self._skip_past_newline(at)
-        return lines
+        return lines + self._skip_past_newline(at)
 
     def close(self) -> None:
         if self._fd is not None:
@@ -131,7 +130,7 @@ class LogSource:
             kept = line.rstrip(b"\r")
             if (position := kept.rfind(b"\r")) >= 0:
                 self._last_return = at + position + 1
-            elif self._scanned and kept and self._ends_with_return(at):
+            elif self._scanned and kept and self._pread(1, at - 1) == b"\r":
                 self._last_return = at
             if found >= 0:
                 return at + len(kept), found - len(kept) + 1
@@ -140,9 +139,6 @@ class LogSource:
             if len(block) < CHUNK:
                 return (at + len(kept), len(block) - len(kept)) if self.has_ended else (None, 0)
         return None, 0
-
-    def _ends_with_return(self, at: int) -> bool:
-        return self._pread(1, at - 1) == b"\r"
 
     def _pread(self, count: int, offset: int) -> bytes:
         try:
@@ -188,10 +184,7 @@ def tail_offset(
 
 
 def _after_newline(fd: int, end: int, number: int) -> int:
-    """Return the offset after the newline `number`, counted backwards from `end`.
-
-    Returns 0 if there are fewer newlines.
-    """
+    """Return the offset after the newline `number`, counted back from `end`; 0 if there is none."""
     while end > 0:
         start = max(0, end - CHUNK)
         block = os.pread(fd, end - start, start)

@@ -12,7 +12,6 @@ the interpreter exits.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import select
@@ -185,11 +184,9 @@ class Terminal:
             self._status = ""
             self.stderr.write(b"\r\x1b[K")
 
-    def paint(self, text: str, *styles: str, on: Stream | None = None) -> str:
-        """Return `text` in `styles` if the stream (default: stderr) has colours, else unchanged."""
-        if not styles or not self.has_colour(on or self.stderr):
-            return text
-        return paint(text, *styles)
+    def paint(self, text: str, *styles: str) -> str:
+        """Return `text` in `styles` if stderr has colours, else unchanged."""
+        return paint(text, *styles) if styles and self.has_colour(self.stderr) else text
 
 
 def paint(text: str, *styles: str) -> Painted:
@@ -230,6 +227,3 @@ def _write_all(fd: int, data: bytes) -> None:
         except BlockingIOError:
             # Another process made the shared terminal or pipe non-blocking: wait until writable.
             select.select([], [fd], [])
-        except OSError as problem:
-            if problem.errno != errno.EINTR:
-                raise

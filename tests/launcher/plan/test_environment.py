@@ -7,11 +7,10 @@ import pytest
 from tfcluster.errors import SpecError, UsageError
 from tfcluster.plan.environment import (
     Layer,
-    only_set_env,
     parse_env_file,
     proxy_guards,
     resolve,
-    without_set_env,
+    split_layer,
 )
 from tfcluster.plan.plan import EnvVar
 
@@ -47,13 +46,9 @@ def test_the_value_of_a_secret_is_not_shown() -> None:
 
 
 def test_set_overrides_every_field_of_the_spec() -> None:
-    values, set_paths = {"A": "set", "B": "file"}, {"job.env.A"}
-    layers = [
-        without_set_env(values, "job.env", set_paths),
-        Layer("runtime.hosts.*.env", {"A": "host", "B": "host"}),
-        only_set_env(values, "job.env", set_paths),
-    ]
-    found = resolve(layers, launcher={}, secrets=())
+    written, chosen = split_layer(Layer("job.env", {"A": "set", "B": "file"}), {"job.env.A"})
+    host = Layer("runtime.hosts.*.env", {"A": "host", "B": "host"})
+    found = resolve([written, host, chosen], launcher={}, secrets=())
     assert found["A"] == EnvVar("A", "set", "--set")
     assert found["B"].value == "host"
 

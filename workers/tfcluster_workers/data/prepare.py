@@ -109,8 +109,7 @@ def _move(prepared: Path, place: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> DataFolderError:
-    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    reason = "no space left" if is_full else f"cannot be written ({error.strerror})"
+    reason = "no space left" if _is_full(error) else f"cannot be written ({error.strerror})"
     return DataFolderError(folder, reason)
 
 
@@ -140,7 +139,8 @@ def _download(builder: Any, name: str, folder: Path) -> None:
         raise
     except Exception as error:
         if _is_full(error):
-            reason = f"no space left for {name} ({_free(folder)} free)"
+            free = f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB"
+            reason = f"no space left for {name} ({free} free)"
             raise DataFolderError(folder, reason) from error
         raise UnavailableDatasetError(
             name, folder, _reason(error), files=sorted(missing.values())
@@ -159,10 +159,6 @@ def _is_full(error: BaseException) -> bool:
     return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or (
         "no space left" in message or "not enough disk space" in message
     )
-
-
-def _free(folder: Path) -> str:
-    return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB"
 
 
 def _file_name(name: str) -> str:

@@ -6,18 +6,27 @@ Importing this module registers it: `tfds.load("synthetic_digits", data_dir=…)
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import importlib.util
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import tensorflow_datasets as tfds
 
-from tfcluster_workers.data import glyphs, tfds_needs
-
-tfds_needs.supply()
+from tfcluster_workers.data import glyphs
 
 TRAIN_EXAMPLES = 12_000
 TEST_EXAMPLES = 2_000
 SHARDS = 4
+
+NEEDED = "importlib_resources"
+"""A package that TFDS 4.9.10 imports, but that nothing installs on Python 3.11 and later, so that
+every `download_and_prepare` fails. The standard library has everything that TFDS uses of it."""
+if sys.version_info >= (3, 11) and NEEDED not in sys.modules:
+    if importlib.util.find_spec(NEEDED) is None:
+        importlib.import_module("importlib.resources.abc")
+        sys.modules[NEEDED] = importlib.import_module("importlib.resources")
 
 
 class SyntheticDigits(tfds.core.GeneratorBasedBuilder):  # type: ignore[misc]

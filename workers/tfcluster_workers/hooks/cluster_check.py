@@ -70,9 +70,10 @@ class Membership:
 
     def _ports(self) -> dict[str, list[str]]:
         """Return the ports of all tasks but the evaluator, which is in no training cluster."""
-        jobs = {name: tasks for name, tasks in self.jobs.items() if name != "evaluator"}
         return {
-            name: [address.rpartition(":")[2] for address in tasks] for name, tasks in jobs.items()
+            name: [address.rpartition(":")[2] for address in tasks]
+            for name, tasks in self.jobs.items()
+            if name != "evaluator"
         }
 
     def __str__(self) -> str:

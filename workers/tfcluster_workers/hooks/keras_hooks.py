@@ -16,6 +16,7 @@ from typing import Any
 
 from tfcluster_workers import chaos, context, reporting
 from tfcluster_workers.hooks import cluster_check, save_hooks
+from tfcluster_workers.hooks.replacing import replaces
 
 KERAS_DEFAULT = 32
 """Keras's default batch size for arrays."""
@@ -71,16 +72,14 @@ _fitting = threading.local()
 def watch_callback_list(module: ModuleType) -> None:
     """Add a reporter to every CallbackList: `fit` makes one, and so may a custom training loop."""
     callback_list = vars(module).get("CallbackList")
-    if callback_list is None or hasattr(callback_list.__init__, "__wrapped__"):
+    if callback_list is None:
         return
-    construct = callback_list.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
+    @replaces(callback_list, "__init__")
+    def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
         _add_reporter(self)
 
-    callback_list.__init__ = __init__
     for name in ("on_test_batch_begin", "on_predict_batch_begin"):
         _report_alive_at(callback_list, name)
 
@@ -92,48 +91,34 @@ def _report_alive_at(callback_list: Any, name: str) -> None:
     Keras 2 would fetch every batch's logs, and Keras 3 would run the callbacks in the thread that
     evaluates.
     """
-    original = getattr(callback_list, name)
 
-    @functools.wraps(original)
-    def with_sign_of_life(*args: Any, **kwargs: Any) -> Any:
+    @replaces(callback_list, name)
+    def with_sign_of_life(stock: Any, *args: Any, **kwargs: Any) -> Any:
         reporting.alive()
-        return original(*args, **kwargs)
-
-    setattr(callback_list, name, with_sign_of_life)
+        return stock(*args, **kwargs)
 
 
 def watch_fit(module: ModuleType) -> None:
     """Patch `fit` to note the batch size, which callbacks do not get, and training alone."""
     owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
-    fit = owner.fit
-    signature = inspect.signature(fit)
+    signature = inspect.signature(owner.fit)
 
-    @functools.wraps(fit)
-    def fit_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, "fit")
+    def fit(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         cluster_check.note_fit_alone(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         try:
-            return fit(self, *args, **kwargs)
+            return stock(self, *args, **kwargs)
         finally:
             _fitting.batch_size = before
 
-    owner.fit = fit_and_report
-    _watch_evaluate(owner)
-
-
-def _watch_evaluate(owner: Any) -> None:
-    """Have an evaluator's `evaluate`, also in SidecarEvaluator, end with a report."""
-    evaluate = owner.evaluate
-
-    @functools.wraps(evaluate)
-    def evaluate_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        results = evaluate(self, *args, **kwargs)
-        if context.is_evaluator():
+    @replaces(owner, "evaluate")
+    def evaluate(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = stock(self, *args, **kwargs)
+        if context.is_evaluator():  # also in SidecarEvaluator
             reporting.evaluated(steps_done(self) or None)
         return results
-
-    owner.evaluate = evaluate_and_report
 
 
 def _global_batch(
@@ -251,22 +236,10 @@ class FitReporter:
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
-            return _ignore
+            return lambda *args, **kwargs: None
         if name.startswith("_implements_"):
-            return _implements if name == "_implements_train_batch_hooks" else _implements_not
+            return lambda: name == "_implements_train_batch_hooks"
         raise AttributeError(name)
-
-
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Do nothing: a callback method that the reporter does not need."""
-
-
-def _implements() -> bool:
-    return True
-
-
-def _implements_not() -> bool:
-    return False
 
 
 def plain_numbers(logs: Any, *, divisor: int = 1) -> Mapping[str, float]:

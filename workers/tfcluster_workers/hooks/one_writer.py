@@ -8,10 +8,11 @@ remove it.
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from typing import Any, Callable
+
+from tfcluster_workers.hooks.replacing import replaces
 
 Method = Callable[..., Any]
 """A method of a class to be patched, or its replacement."""
@@ -42,11 +43,6 @@ def temporary_path(path: str, strategy: Any) -> str:
     return os.path.join(folder, temporary_name(strategy), name)
 
 
-def temporary_folder(path: str, strategy: Any) -> str:
-    """Return a temporary subfolder of the folder `path`."""
-    return os.path.join(path, temporary_name(strategy))
-
-
 def make_parent_folder(path: str) -> None:
     """Make the folder of `path`: Keras would fail if a peer made it after Keras's own check."""
     folder = os.path.dirname(path)
@@ -70,12 +66,11 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
 
     `stock` is the original method, which still runs unless several workers train.
     """
-    stock = getattr(owner, name, None)
-    if stock is None or hasattr(stock, "_tfcluster_stock"):
+    if not hasattr(owner, name):
         return
 
-    @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, name)
+    def method(stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
         if name == "set_model":
             model = args[0] if args else kwargs.get("model")
         else:  # Keras 2's WorkerTrainingState has `_model`; a custom loop may have no model
@@ -84,9 +79,6 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
         if not has_peers(strategy):
             return stock(self, *args, **kwargs)
         return replacement(strategy, stock, self, *args, **kwargs)
-
-    method._tfcluster_stock = stock  # type: ignore[attr-defined]
-    setattr(owner, name, method)
 
 
 def begin_csv(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any) -> Any:

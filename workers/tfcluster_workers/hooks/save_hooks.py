@@ -5,7 +5,6 @@ The faults that `--chaos` injects while a checkpoint is being written are inject
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import threading
@@ -14,6 +13,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, context, reporting
+from tfcluster_workers.hooks.replacing import replaces
 
 _NAMES = ("global_step", "step", "train_step", "iterations")
 """Usual names of the step variable that a training loop saves (TensorFlow's guide "Training
@@ -43,9 +43,9 @@ def step_of_model(model: Any, path: str) -> int | None:
 
 def _step_among(parts: Mapping[str, Any]) -> int | None:
     """Return the value of a variable with a usual name, else the most steps of any optimizer."""
-    named = _first(*(value_of(parts.get(name)) for name in _NAMES))
-    if named is not None:
-        return named
+    named = [value for name in _NAMES if (value := value_of(parts.get(name))) is not None]
+    if named:
+        return named[0]
     owners = [part for each in parts.values() for part in (each, _optimizer_of(each))]
     counts = [count for owner in owners if (count := iterations_of(owner)) is not None]
     return max(counts, default=None)
@@ -84,10 +84,6 @@ def _or_reported(step: int | None) -> int | None:
     return reporting.meter.last_step if step is None else step
 
 
-def _first(*steps: int | None) -> int | None:
-    return next((step for step in steps if step is not None), None)
-
-
 POLL_S = 0.0005
 """Seconds between two checks for the files of a checkpoint."""
 
@@ -115,27 +111,24 @@ def watch_models(module: ModuleType) -> None:
 
 
 def _watch(owner: Any, name: str, step_of: StepOf, *, path: int = 1) -> None:
-    save = getattr(owner, name)
     if chaos.has_save_faults():
         chaos.watch_saves()
 
-    @functools.wraps(save)
-    def save_and_report(*args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, name)
+    def save(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if getattr(_saving, "depth", 0):
-            return save(*args, **kwargs)
+            return stock(*args, **kwargs)
         names = ("file_prefix", "filepath", "save_path")
         paths = [*args[path : path + 1], *(kwargs[key] for key in names if key in kwargs)]
         target = str(paths[0]) if paths else ""
         _saving.depth = 1
         try:
-            result = _save_with_fault(lambda: save(*args, **kwargs), target)
+            result = _save_with_fault(lambda: stock(*args, **kwargs), target)
         finally:
             _saving.depth = 0
         # A graph's Saver adds the step to the name and returns that name.
         _report(args[0], result if path == 2 else target, step_of)
         return result
-
-    setattr(owner, name, save_and_report)
 
 
 def _report(saver: Any, path: Any, step_of: StepOf) -> None:

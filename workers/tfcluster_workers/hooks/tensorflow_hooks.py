@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, context, reporting
 from tfcluster_workers.hooks import cluster_check, save_hooks
+from tfcluster_workers.hooks.replacing import replaces
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
@@ -31,16 +31,12 @@ def _check_parameter_servers(*args: Any, cluster_resolver: Any = None, **_: Any)
 
 
 def _watch_joining(joiner: Any, check: Callable[..., None]) -> None:
-    construct = joiner.__init__
-
-    @functools.wraps(construct)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    @replaces(joiner, "__init__")
+    def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         check(*args, **kwargs)
         reporting.waiting_for_peers()
-        construct(self, *args, **kwargs)
+        stock(self, *args, **kwargs)
         reporting.ready()
-
-    joiner.__init__ = __init__
 
 
 def watch_server(module: ModuleType) -> None:
@@ -49,39 +45,32 @@ def watch_server(module: ModuleType) -> None:
     Its constructor means nothing: Estimator also makes a server in workers that are yet to join.
     """
     server = vars(module)["Server"]
-    construct, join = server.__init__, server.join
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
+    @replaces(server, "__init__")
+    def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
         server_def = self.server_def
         cluster = vars(module)["ClusterSpec"](server_def.cluster).as_dict()
         cluster_check.note_server(
             _text(self.target), cluster, server_def.job_name, server_def.task_index
         )
 
-    @functools.wraps(join)
-    def join_and_report(self: Any) -> Any:
+    @replaces(server, "join")
+    def join(stock: Any, self: Any) -> Any:
         chaos.at_join()
         cluster_check.check_server(_text(self.target))
         reporting.serving()
-        return join(self)
-
-    server.__init__, server.join = __init__, join_and_report
+        return stock(self)
 
 
 def watch_session(module: ModuleType) -> None:
     """Watch sessions: a session at a server waits for the server's peers, silently and forever."""
-    session = vars(module)["BaseSession"]
-    construct = session.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, target: Any = "", *args: Any, **kwargs: Any) -> None:
+    @replaces(vars(module)["BaseSession"], "__init__")
+    def construct(stock: Any, self: Any, target: Any = "", *args: Any, **kwargs: Any) -> None:
         if target:
             cluster_check.check_server(_text(target))
-        construct(self, target, *args, **kwargs)
-
-    session.__init__ = __init__
+        stock(self, target, *args, **kwargs)
 
 
 def _text(target: Any) -> str:
@@ -91,23 +80,15 @@ def _text(target: Any) -> str:
 def watch_preemption(module: ModuleType) -> None:
     """Watch PreemptionCheckpointHandler: it saves on SIGTERM, so it needs the whole grace time."""
     handler = vars(module)["PreemptionCheckpointHandler"]
-    construct = handler.__init__
 
-    @functools.wraps(construct)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        construct(self, *args, **kwargs)
+    @replaces(handler, "__init__")
+    def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        stock(self, *args, **kwargs)
         reporting.saves_on_sigterm()
 
-    handler.__init__ = __init__
-    _watch_preemption_save(handler)
-
-
-def _watch_preemption_save(handler: Any) -> None:
-    save = handler._save_checkpoint
-
-    @functools.wraps(save)
-    def save_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        saved = save(self, *args, **kwargs)
+    @replaces(handler, "_save_checkpoint")
+    def save(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        saved = stock(self, *args, **kwargs)
         if self._is_chief:  # the others' folders are removed at once
             # A script's own `save_fn` may use no manager.
             latest = getattr(self._write_checkpoint_manager, "latest_checkpoint", None)
@@ -119,22 +100,20 @@ def _watch_preemption_save(handler: Any) -> None:
             reporting.saved(path, step=int(self.total_run_calls) if step is None else step)
         return saved
 
-    handler._save_checkpoint = save_and_report
-
 
 def watch_estimator(module: ModuleType) -> None:
     """Add a hook to `Estimator.train`, which `train_and_evaluate` calls too."""
     estimator = vars(module)["Estimator"]
-    train = estimator.train
 
-    @functools.wraps(train)
-    def train_and_report(self: Any, input_fn: Any, hooks: Any = None, *args: Any, **kw: Any) -> Any:
+    @replaces(estimator, "train")
+    def train(
+        stock: Any, self: Any, input_fn: Any, hooks: Any = None, *args: Any, **kw: Any
+    ) -> Any:
         from tfcluster_workers.hooks import estimator_hooks
 
         watched = [*(hooks or []), estimator_hooks.StepReporter()]
-        return train(self, input_fn, watched, *args, **kw)
+        return stock(self, input_fn, watched, *args, **kw)
 
-    estimator.train = train_and_report
     _watch_evaluation(estimator)
 
 
@@ -144,21 +123,17 @@ _is_exporting = False
 
 def watch_evaluator(module: ModuleType) -> None:
     """Report each evaluation of `train_and_evaluate`'s evaluator after its export."""
-    evaluator = vars(module)["_TrainingExecutor"]._Evaluator
-    evaluate = evaluator.evaluate_and_export
 
-    @functools.wraps(evaluate)
-    def evaluate_and_report(self: Any) -> Any:
+    @replaces(vars(module)["_TrainingExecutor"]._Evaluator, "evaluate_and_export")
+    def evaluate_and_export(stock: Any, self: Any) -> Any:
         global _is_exporting
         _is_exporting = True
         try:
-            result = evaluate(self)
+            result = stock(self)
         finally:
             _is_exporting = False
         _report_evaluation(result[0].metrics)
         return result
-
-    evaluator.evaluate_and_export = evaluate_and_report
 
 
 def _report_evaluation(results: Any) -> None:
@@ -168,18 +143,20 @@ def _report_evaluation(results: Any) -> None:
 
 
 def _watch_evaluation(estimator: Any) -> None:
-    evaluate = estimator.evaluate
-
-    @functools.wraps(evaluate)
-    def evaluate_and_report(
-        self: Any, input_fn: Any, steps: Any = None, hooks: Any = None, *args: Any, **kw: Any
+    @replaces(estimator, "evaluate")
+    def evaluate(
+        stock: Any,
+        self: Any,
+        input_fn: Any,
+        steps: Any = None,
+        hooks: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         from tfcluster_workers.hooks import estimator_hooks
 
         watched = [*(hooks or []), estimator_hooks.SignOfLife()]
-        results = evaluate(self, input_fn, steps, watched, *args, **kw)
+        results = stock(self, input_fn, steps, watched, *args, **kwargs)
         if not _is_exporting:
             _report_evaluation(results)
         return results
-
-    estimator.evaluate = evaluate_and_report

@@ -15,6 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any, Callable
 
 from tfcluster_workers import reporting
+from tfcluster_workers.hooks.replacing import replaces
 
 MAX_SLEEP_S = 1.0
 """The longest sleep of KerasTuner's chief, which checks every 20 s whether all tuners have left."""
@@ -27,21 +28,15 @@ _oracle_errors: list[BaseException] = []
 
 def watch_search(module: ModuleType) -> None:
     """Watch `BaseTuner.search`, which returns in the chief and in a tuner without a chief."""
-    tuner = vars(module)["BaseTuner"]
-    search = tuner.search
-    if hasattr(search, "__wrapped__"):
-        return  # KerasTuner shows one class under two module names
 
-    @functools.wraps(search)
-    def search_and_report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        results = search(self, *args, **kwargs)
+    @replaces(vars(module)["BaseTuner"], "search")
+    def search(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        results = stock(self, *args, **kwargs)
         reason = failure(self.oracle)
         if reason is not None:
             reporting.failed_search(reason)
         reporting.search_ended()
         return results
-
-    tuner.search = search_and_report
 
 
 def watch_oracle(module: ModuleType) -> None:
@@ -63,30 +58,24 @@ def watch_oracle(module: ModuleType) -> None:
 def watch_client(module: ModuleType) -> None:
     """Watch a tuner that asks its chief: it waits for the chief, then for each next trial."""
     client = vars(module)["OracleClient"]
-    create, end = client.create_trial, client.end_trial
-    if hasattr(create, "__wrapped__"):
-        return
-
     announce = functools.cache(reporting.waiting_for_peers)  # only before the first answer
 
-    @functools.wraps(create)
-    def create_trial(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(client, "create_trial")
+    def create_trial(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         announce()
-        trial = create(self, *args, **kwargs)
+        trial = stock(self, *args, **kwargs)
         reporting.ready()
         if str(trial.status) == "IDLE":
             time.sleep(IDLE_S)
         return trial
 
-    @functools.wraps(end)
-    def end_trial(self: Any, trial: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(client, "end_trial")
+    def end_trial(stock: Any, self: Any, trial: Any, *args: Any, **kwargs: Any) -> Any:
         # The message of a trial is not sent to the chief (Trial.to_proto).
         message = getattr(trial, "message", None)
-        result = end(self, trial, *args, **kwargs)
+        result = stock(self, trial, *args, **kwargs)
         reporting.trial_ended(str(trial.trial_id), message=message and str(message))
         return result
-
-    client.create_trial, client.end_trial = create_trial, end_trial
 
 
 def watch_chief(module: ModuleType) -> None:
@@ -95,22 +84,18 @@ def watch_chief(module: ModuleType) -> None:
     An oracle that raises while it answers (too many failed trials in a row) keeps its lock, so the
     chief would serve forever. Without a chief the same error ends `search`, so it does here too.
     """
-    start_server = module.start_server
-    if hasattr(start_server, "__wrapped__"):
-        return
 
     def sleep(seconds: float) -> None:
         time.sleep(min(seconds, MAX_SLEEP_S))
         if _oracle_errors:
             raise _oracle_errors[0]
 
-    @functools.wraps(start_server)
-    def serve(*args: Any, **kwargs: Any) -> Any:
+    @replaces(module, "start_server")
+    def start_server(stock: Any, *args: Any, **kwargs: Any) -> Any:
         reporting.ready()
-        return start_server(*args, **kwargs)
+        return stock(*args, **kwargs)
 
     module.time = SimpleNamespace(sleep=sleep)  # type: ignore[attr-defined]
-    module.start_server = serve  # type: ignore[attr-defined]
 
 
 def watch_state(module: ModuleType) -> None:
@@ -119,20 +104,15 @@ def watch_state(module: ModuleType) -> None:
     KerasTuner empties the file first and then writes it (utils.py, `save_json`): after a chief was
     killed in between, the next attempt would fail with "Expecting value: line 1 column 1".
     """
-    save_json = module.save_json
-    if hasattr(save_json, "__wrapped__"):
-        return
 
-    @functools.wraps(save_json)
-    def save_atomically(path: Any, obj: Any) -> Any:
+    @replaces(module, "save_json")
+    def save_atomically(stock: Any, path: Any, obj: Any) -> Any:
         if "://" in str(path):
-            return save_json(path, obj)  # object stores write atomically
+            return stock(path, obj)  # object stores write atomically
         partial = f"{path}.{os.getpid()}.partial"
-        text = save_json(partial, obj)
+        text = stock(partial, obj)
         os.replace(partial, path)
         return text
-
-    module.save_json = save_atomically  # type: ignore[attr-defined]
 
 
 def _after(owner: Any, name: str, report: Callable[..., None]) -> None:

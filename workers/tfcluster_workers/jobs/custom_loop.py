@@ -17,14 +17,7 @@ from typing import Any
 from tfcluster_workers import keras_choice, precision, reporting
 from tfcluster_workers import strategy as strategies
 from tfcluster_workers.data import pipeline
-from tfcluster_workers.jobs.parts import (
-    epochs,
-    fashion_cnn,
-    job_errors,
-    job_start,
-    loop_evaluation,
-    options,
-)
+from tfcluster_workers.jobs.parts import epochs, fashion_cnn, job_errors, job_start, options
 from tfcluster_workers.jobs.parts.loop_checkpoints import LoopCheckpoints, variables_of
 
 
@@ -141,7 +134,30 @@ def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
             checkpoints.save()
     reporting.finished()
     checkpoints.close()
-    return loop_evaluation.evaluate(keras, args, loop)
+    return evaluate(keras, args, loop)
+
+
+def evaluate(keras: Any, args: argparse.Namespace, loop: Loop) -> tuple[float, float]:
+    """Return loss and accuracy on the test split; its last batch may be smaller."""
+    import tensorflow as tf
+
+    tests = job_start.examples(args, "test")
+    batches = job_start.batches(args, tests, loop.batch, training=False)
+    with loop.strategy.scope():
+        losses = keras.metrics.Mean(name="test_loss")
+        accuracy = keras.metrics.SparseCategoricalAccuracy(name="test_accuracy")
+
+    def replica_test(inputs: Any) -> None:
+        images, labels = inputs
+        logits = loop.model(images, training=False)
+        losses.update_state(loop.example_losses(labels, logits))
+        accuracy.update_state(labels, logits)
+
+    compiled = tf.function(lambda batch: loop.strategy.run(replica_test, args=(batch,)))
+    for batch in loop.strategy.experimental_distribute_dataset(batches):
+        compiled(batch)
+    regularization = float(tf.add_n(loop.model.losses))
+    return float(losses.result()) + regularization, float(accuracy.result())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

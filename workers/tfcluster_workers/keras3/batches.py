@@ -50,7 +50,7 @@ def weight_shares(model: Any, name: str) -> None:
     step = getattr(model, name)
     if hasattr(step, "_uses_share"):
         return
-    is_keras_own = _is_keras_own(model, name)
+    is_keras_own = str(getattr(type(model), name).__module__).startswith("keras.src.")
 
     @functools.wraps(step)
     def step_with_share(data: Any) -> Any:
@@ -59,10 +59,6 @@ def weight_shares(model: Any, name: str) -> None:
 
     vars(step_with_share)["_uses_share"] = True
     vars(model)[name] = step_with_share  # bypasses Keras's tracking of attributes
-
-
-def _is_keras_own(model: Any, name: str) -> bool:
-    return str(getattr(type(model), name).__module__).startswith("keras.src.")
 
 
 def _scales_losses() -> bool:
@@ -87,19 +83,14 @@ def _share_of(data: Any) -> Any:
     None outside a replica's step.
     """
     import tensorflow as tf
+    from keras.src import tree
 
     replica = tf.distribute.get_replica_context()
-    first = next((part for part in _flat(data) if part is not None), None)
+    first = next((part for part in tree.flatten(data) if part is not None), None)
     if replica is None or first is None:
         return None
     count = tf.cast(_count(first), tf.float32)
     return tf.math.divide_no_nan(count, replica.all_reduce(tf.distribute.ReduceOp.SUM, count))
-
-
-def _flat(data: Any) -> list[Any]:
-    from keras.src import tree
-
-    return list(tree.flatten(data))
 
 
 def _count(part: Any) -> Any:

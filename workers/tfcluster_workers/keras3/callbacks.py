@@ -77,11 +77,9 @@ def _back_up(strategy: Any, stock: Method, self: Any, *args: Any, **kwargs: Any)
     is_real = one_writer.may_write(strategy)
     if is_real and "://" in real:
         return stock(self, *args, **kwargs)
-    folder = (
-        one_writer.temporary_folder(real, strategy)
-        if is_real
-        else one_writer.temporary_path(real, strategy)
-    )
+    folder = one_writer.temporary_path(real, strategy)
+    if is_real:
+        folder = os.path.join(real, one_writer.temporary_name(strategy))
     _write_below(self, folder)
     try:
         result = stock(self, *args, **kwargs)

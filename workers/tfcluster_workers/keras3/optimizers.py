@@ -45,9 +45,7 @@ def _sum_first(owner: Any) -> None:
             _refuse_conditions(inner)
             vars(inner)["_gets_sums"] = True
         grads = list(grads)
-        variables = trainable_variables
-        if variables is not None:
-            variables = list(variables)
+        variables = None if trainable_variables is None else list(trainable_variables)
         return original(self, _summed(grads, variables or [None] * len(grads)), variables)
 
     owner.apply = apply

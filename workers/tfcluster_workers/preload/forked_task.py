@@ -108,7 +108,7 @@ def set_openblas_threads(environ: Any) -> None:
     value = next((environ[name] for name in _THREADS if environ.get(name, "").isdigit()), None)
     count = int(value or 0) or len(os.sched_getaffinity(0))
     with open("/proc/self/maps") as file:
-        paths = {agent_socket.split()[-1] for agent_socket in file if "openblas" in agent_socket}
+        paths = {line.split()[-1] for line in file if "openblas" in line}
     for path in paths:
         library = ctypes.CDLL(path)
         for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_",
