@@ -44,7 +44,9 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
         paths.root.mkdir(mode=0o700)
         paths.logs.mkdir()
         paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
-        _link(home_dir / "latest", paths.root)
+        fresh = home_dir / f".latest-{run_id}"
+        fresh.symlink_to(paths.root)
+        fresh.replace(home_dir / "latest")
     except OSError as error:
         if isinstance(error, FileExistsError) and Path(error.filename) == paths.root:
             raise
@@ -75,12 +77,6 @@ def make_runtime_dir() -> None:
             fix="make ~/.cache/tfcluster writable, where the name of another folder is stored, or"
             " set XDG_RUNTIME_DIR to a private folder (at most 36 characters)",
         ) from error
-
-
-def _link(link: Path, target: Path) -> None:
-    fresh = link.with_name(f".latest-{target.name}")
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def write_json(

@@ -97,12 +97,10 @@ class DamagedRunError(RunFolderError):
 
 @dataclass(frozen=True, slots=True)
 class RunListing:
-    """All runs in tfcluster's home."""
+    """All runs in tfcluster's home, the readable and the damaged ones, each oldest first."""
 
     runs: list[tuple[RunPaths, RunSnapshot]] = field(default_factory=list)
-    """The readable runs, oldest first."""
     damaged: list[DamagedRunError] = field(default_factory=list)
-    """The damaged runs, oldest first."""
 
 
 def new_run_id(name: str, now: float) -> str:
@@ -223,7 +221,11 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     found = list_runs(home_dir)
     known = found.runs
     if run is None:
-        return _only_live(known) if live_only else _latest(known)
+        if live_only:
+            return _only_live(known)
+        if not known:
+            raise UnknownRunError("there is no run yet", fix="start one: `tfcluster up SPEC`")
+        return known[-1][0]
     for fits in _matchers(run):
         if matches := [entry for entry in known if fits(entry[1])]:
             live = [entry for entry in matches if not entry[1].status.is_final]
@@ -273,12 +275,6 @@ def _matchers(run: str) -> list[Callable[[RunSnapshot], bool]]:
         lambda snapshot: snapshot.name == run,
         lambda snapshot: snapshot.spec is not None and os.path.abspath(snapshot.spec) == spec,
     ]
-
-
-def _latest(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
-    if not known:
-        raise UnknownRunError("there is no run yet", fix="start one: `tfcluster up SPEC`")
-    return known[-1][0]
 
 
 def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
