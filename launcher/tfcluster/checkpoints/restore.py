@@ -146,18 +146,11 @@ class LocalFollower:
     """A directory of this machine that gets each new checkpoint; foreign files stay untouched."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._placed: list[Gathered] = []
 
-    @property
-    def directory(self) -> Path:
-        return self._directory
-
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
-        """Add new checkpoints, each file atomically and the ``checkpoint`` file last.
-
-        After an error the next call continues. Raises SourceChangedError, CancelledError, OSError.
-        """
+        """Add new checkpoints, each file atomically and the ``checkpoint`` file last."""
         # A restart may have replaced the whole directory meanwhile.
         self._placed = [placed for placed in self._placed if self._is_there(placed)]
         known: set[Checkpoint] = {placed.checkpoint for placed in self._placed}
@@ -168,13 +161,11 @@ class LocalFollower:
                 replace_verified(gathered.file(entry), target, entry, stopped=stopped)
             self._placed.append(gathered)
         if new:
-            self._remove_all_but({*(g.checkpoint for g in held), *self._last_checkpoints()})
+            last = self._placed[-KEPT_FOR_READERS:]
+            self._remove_all_but({g.checkpoint for g in (*held, *last)})
 
     def _is_there(self, placed: Gathered) -> bool:
         return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
-
-    def _last_checkpoints(self) -> list[Checkpoint]:
-        return [placed.checkpoint for placed in self._placed[-KEPT_FOR_READERS:]]
 
     def _remove_all_but(self, kept: set[Checkpoint]) -> None:
         removed = [placed for placed in self._placed if placed.checkpoint not in kept]
@@ -193,15 +184,13 @@ def _saved(gathered: Gathered) -> int:
 
 def _swap(new: Path, target: Path) -> Path | None:
     """Rename `new` to `target`; return where a `target` that was not empty is kept now."""
-    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
-    assert aside is not None
+    replaced = None
     if target.is_dir() and any(target.iterdir()):
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-    else:
-        aside = None
-        if target.is_dir():
-            target.rmdir()
+        replaced = target.with_name(f"{target.name}{_REPLACED}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    elif target.is_dir():
+        target.rmdir()
     new.chmod(0o755)
     new.rename(target)
-    return aside
+    return replaced

@@ -49,7 +49,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
         nonlocal server
         while True:
             await asyncio.sleep(_CHECK_INTERVAL_S)
-            if not os.path.lexists(path):
+            if not _exists(path):
                 with contextlib.suppress(OSError):
                     before, server = server, await listen()
                     before.close()
@@ -87,6 +87,10 @@ async def _serve_client(
             writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def _clear(path: Path) -> None:

@@ -223,15 +223,7 @@ def test_storage_that_is_not_mounted_has_the_last_reported_step(paths: RunPaths)
 def test_a_checkpoint_gathered_while_the_run_ended_is_reported(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Gathered(
-        run_gathering._paths.checkpoints / "ckpt-1",
-        1,
-        Kind.TF_CHECKPOINT,
-        0,
-        EMPTY,
-        Path(),
-        (),
-    )
+    found = Gathered(EMPTY, run_gathering._paths.checkpoints, 1, ())
     began, go_on = threading.Event(), threading.Event()
 
     def look() -> list[Gathered]:

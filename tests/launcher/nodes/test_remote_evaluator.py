@@ -48,7 +48,7 @@ def held(tmp_path: Path) -> list[Gathered]:
     home.mkdir()
     (home / "model.h5").write_bytes(b"data")
     checkpoint = Checkpoint(Kind.WEIGHTS, "model.h5", (Entry("model.h5", 4, 1),), ())
-    return [Gathered(home, 1, Kind.WEIGHTS, 4, checkpoint, home, ("d" * 64,))]
+    return [Gathered(checkpoint, home, 1, ("d" * 64,))]
 
 
 def run_scenario(
