@@ -43,7 +43,6 @@ class Backend(Protocol):
     @property
     def may_hold_resources(self) -> bool:
         """True if resources made for the run's nodes may still exist, after `close` too."""
-        ...
 
     async def connect(
         self,
@@ -63,18 +62,15 @@ class Backend(Protocol):
 
         Raises SetupError if the agent does not start; the text holds its error output.
         """
-        ...
 
     async def repair(self) -> list[str]:
         """Repair the nodes before another attempt; return what was repaired, in sentences."""
-        ...
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
         """Remove what was made for the run's nodes; return what the user should know, in sentences.
 
         `keeps_folders`: what holds the tasks' folders stays.
         """
-        ...
 
 
 @runtime_checkable
@@ -90,4 +86,3 @@ class EndsLostRuns(Protocol):
         `former`: the identity of the node's agent. Raises NodeLostError if the node does not
         answer.
         """
-        ...

@@ -132,14 +132,12 @@ class Follower(Protocol):
     @property
     def directory(self) -> PurePath:
         """The directory's path on its task's machine."""
-        ...
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
         """Add new checkpoints; after an error the next call continues.
 
         Raises SourceChangedError, CancelledError, OSError.
         """
-        ...
 
 
 class LocalFollower:
