@@ -179,10 +179,8 @@ class Preloader:
             self.is_ready = True
             self._link.send({"type": "preload_ready", "seconds": report["seconds"]})
         else:
-            self._give_up(str(report.get("why") or self._last_output_line() or "no output"))
-
-    def _last_output_line(self) -> str:
-        return self._output.decode(errors="replace").strip().rpartition("\n")[2]
+            last_line = self._output.decode(errors="replace").strip().rpartition("\n")[2]
+            self._give_up(str(report.get("why") or last_line or "no output"))
 
     def _give_up(self, why: str) -> None:
         self._end()

@@ -1,6 +1,6 @@
 """Stray processes that an ended attempt left running outside its process groups.
 
-A task's group is killed when the task ends (`task.clear_group`). A process that left the group (a
+A task's group is killed when the task ends. A process that left the group (a
 daemon, `start_new_session=True`) lives on, which may be intended: it may upload the last results
 while the other tasks train. But it must end before its task's next attempt, which needs the ports,
 GPU memory or files that it may hold. The agent, a subreaper, has inherited it by then and
