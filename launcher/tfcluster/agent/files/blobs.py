@@ -195,9 +195,7 @@ def _copied(reader: int, target: str, mode: int, keep_alive: Callable[[], None])
     return found.hexdigest()
 
 
-def move(
-    source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None] = lambda: None
-) -> None:
+def move(source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None]) -> None:
     """Move `source` to `target`, by `copy` to another disk. Raises NotInCache, OSError."""
     try:
         os.rename(source, target)

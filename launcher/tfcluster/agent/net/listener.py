@@ -12,10 +12,6 @@ from tfcluster.agent import budgets, protocol
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 ENOUGH_QUEUED = 1 << 20
 """The bytes waiting to be sent from which on no more log bytes are read from the file."""
 
@@ -119,7 +115,6 @@ class Connection:
         self.socket.close()
 
     def refuse(self, reason: str) -> None:
-        message: dict[str, Any] = {"type": "refused", "reason": reason, "n": 0}
-        self.queue(protocol.control_frame(message))
+        self.queue(protocol.control_frame({"type": "refused", "reason": reason, "n": 0}))
         self.flush()
         self.socket.close()

@@ -114,9 +114,10 @@ class CoordinatorLink:
         deadline = self._coordinator_deadline()
         if deadline is None or now < deadline:
             return
-        has_lease = self._lease_s is not None and self._was_welcomed
-        patience = self._lease_s if has_lease and self._lease_s is not None else FIRST_HELLO_S
-        if now >= self._last_heard + patience:
+        patience_s = FIRST_HELLO_S
+        if self._lease_s is not None and self._was_welcomed:
+            patience_s = self._lease_s
+        if now >= self._last_heard + patience_s:
             self.is_over = True
         elif now >= self._next_ping:
             self._next_ping = now + PING_S
