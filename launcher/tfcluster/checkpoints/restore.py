@@ -47,13 +47,11 @@ class PutBack:
     """The folders that now hold the previous contents of the directories (one generation)."""
 
 
-def put_back(
-    state: Sequence[Gathered], directories: Iterable[Path], *, stopped: Stopped = never
-) -> PutBack:
+def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> PutBack:
     """Make each directory hold exactly `state` (see `Store.state`), all of them or none.
 
-    Everything is first copied next to the directories and then renamed. Raises CancelledError and
-    OSError before anything is replaced, SourceChangedError if the store is damaged.
+    Everything is first copied next to the directories and then renamed. Raises OSError before
+    anything is replaced, SourceChangedError if the store is damaged.
     """
     targets = list(directories)
     staged: list[Path] = []
@@ -62,7 +60,7 @@ def put_back(
             target.parent.mkdir(parents=True, exist_ok=True)
             staging = tempfile.mkdtemp(prefix=f"{target.name}{_INCOMING}", dir=target.parent)
             staged.append(Path(staging))
-            fill(Path(staging), state, stopped=stopped)
+            fill(Path(staging), state)
         replaced = [_swap(new, target) for new, target in zip(staged, targets, strict=True)]
     finally:
         for leftover in staged:
@@ -83,11 +81,11 @@ def newest_of(state: Iterable[Gathered]) -> Newest:
     return Newest(best.step, best.checkpoint.name) if best else Newest()
 
 
-def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+def fill(folder: Path, state: Sequence[Gathered]) -> None:
     """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
     for gathered in state:
         for entry in gathered.checkpoint.all_files:
-            copy_verified(gathered.file(entry), folder / entry.path, entry, stopped=stopped)
+            copy_verified(gathered.file(entry), folder / entry.path, entry)
     name_checkpoints(folder, state)
 
 

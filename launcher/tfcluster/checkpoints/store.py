@@ -299,13 +299,14 @@ def _copy(
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)
     companions = tuple(
-        entry for entry in checkpoint.companions if _copied(entry, new, source, stopped)
+        entry for entry in checkpoint.companions if _copy_companion(entry, new, source, stopped)
     )
     copied = replace(checkpoint, companions=companions)
     return replace(new, checkpoint=copied, digests=tuple(digests))
 
 
-def _copied(companion: Entry, new: Gathered, source: Source, stopped: Stopped) -> bool:
+def _copy_companion(companion: Entry, new: Gathered, source: Source, stopped: Stopped) -> bool:
+    """Return whether it could be copied."""
     try:
         source.copy(companion, new.file(companion), stopped=stopped)
     except SourceChangedError:

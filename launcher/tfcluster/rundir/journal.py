@@ -26,10 +26,8 @@ _RESERVE_BYTES = 128 * 1024
 def make_new(new_id: Callable[[], str], home_dir: Path) -> RunPaths:
     """Make a run folder with the first id of `new_id` that no other run has; see `make`."""
     while True:
-        try:
+        with contextlib.suppress(FileExistsError):
             return make(new_id(), home_dir)
-        except FileExistsError:
-            continue
 
 
 def make(run_id: str, home_dir: Path) -> RunPaths:
@@ -126,7 +124,7 @@ def why_refused(error: OSError) -> str:
 class EventLog:
     """The file ``events.jsonl``, with `seq` from 1; a full disk delays lines, never loses them."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._file = path.open("ab", buffering=0)
         self._clock = clock
         self._seq = 0

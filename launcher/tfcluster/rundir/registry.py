@@ -74,6 +74,7 @@ _SUFFIX_ALPHABET = "23456789abcdefghijkmnpqrstuvwxyz"  # no 0/o, 1/l: it is type
 _NEW_RUN_S = 60.0
 """The age up to which a folder without a state may belong to a new run; then it is damaged."""
 _ANSWER_S = 2.0
+_COUNT_S = 0.3
 
 
 class DamagedRunError(RunFolderError):
@@ -211,14 +212,14 @@ def delete(paths: RunPaths) -> None:
     paths.control_socket.unlink(missing_ok=True)
 
 
-def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None = None) -> RunPaths:
+def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
     """Return the run that a user means by an id, its last four characters, a name or a spec file.
 
     None means the latest run, or with `live_only` the only live one. Of several runs of one name
     the latest is meant, with `live_only` the latest live one if there is one. Raises
     UnknownRunError (exit 2) if that names no run, or more than one.
     """
-    found = list_runs(home_dir)
+    found = list_runs()
     known = found.runs
     if run is None:
         if live_only:
@@ -241,13 +242,13 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     raise UnknownRunError(f"no run is named {run!r}", fix=fix)
 
 
-def resolve_for_wait(home_dir: Path | None = None) -> RunPaths:
+def resolve_for_wait() -> RunPaths:
     """Return the run that `wait` means without a name.
 
     This is the only live one; if none is live, the latest that was started in the background and
     has not been waited for yet. Raises UnknownRunError (exit 2) if there is none, or several.
     """
-    known = runs(home_dir)
+    known = runs()
     if all(snapshot.status.is_final for _, snapshot in known):
         for paths, snapshot in reversed(known):
             if snapshot.background and not paths.waited.exists():
@@ -255,9 +256,9 @@ def resolve_for_wait(home_dir: Path | None = None) -> RunPaths:
     return _only_live(known)
 
 
-def count_bytes(home_dir: Path, *, within_s: float = 0.3) -> int:
-    """Return the disk space of all runs, bytes; counting stops after `within_s` seconds."""
-    until, total = time.monotonic() + within_s, 0
+def count_bytes(home_dir: Path) -> int:
+    """Return the disk space of all runs, bytes; counting stops after `_COUNT_S` seconds."""
+    until, total = time.monotonic() + _COUNT_S, 0
     for folder, _, names in os.walk(home_dir / "runs"):
         for name in names:
             with contextlib.suppress(OSError):

@@ -53,7 +53,6 @@ class Preloader:
         self._socket: socket.socket | None = None
         self._pipe = -1
         self._output = bytearray()
-        """The output of the imports."""
         self._started = 0
         self._timeout_s = IMPORT_S
         self.is_ready = False
