@@ -42,7 +42,6 @@ class PutBack:
 
     step: int | None
     """The value of TFCLUSTER_RESTORED_STEP; None on a fresh start or if unknown."""
-    checkpoints: tuple[Gathered, ...]
     replaced: tuple[Path, ...]
     """The folders that now hold the previous contents of the directories (one generation)."""
 
@@ -68,7 +67,7 @@ def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> PutBack:
     if state:  # for an empty folder no start needs to wait for the disk
         for target in targets:
             sync_folder(target.parent)
-    return PutBack(newest_of(state).step, tuple(state), tuple(path for path in replaced if path))
+    return PutBack(newest_of(state).step, tuple(filter(None, replaced)))
 
 
 def newest_of(state: Iterable[Gathered]) -> Newest:

@@ -84,7 +84,7 @@ class LocalFolders:
         return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
-        return PutBack(None, (), ())
+        return PutBack(None, ())
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
@@ -94,7 +94,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> Non
     async def put_back(*_: Any) -> PutBack:
         if remaining:
             raise remaining.pop(0)
-        return PutBack(7, (), ())
+        return PutBack(7, ())
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
 
@@ -296,7 +296,7 @@ def test_a_directory_that_is_being_filled_is_not_gathered_from(
     async def put_back(*_: Any) -> PutBack:
         write_prefix(paths.task_checkpoints(chief), "ckpt-7")
         found.extend(await run_gathering.gather_latest())
-        return PutBack(7, (), ())
+        return PutBack(7, ())
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
     asyncio.run(run_gathering.put_state_back([chief]))

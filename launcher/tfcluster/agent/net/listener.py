@@ -91,8 +91,7 @@ class Connection:
         """Send what the socket takes; return False at the end of the connection."""
         try:
             while self._outgoing:
-                sent = self.socket.send(self._outgoing)
-                del self._outgoing[:sent]
+                del self._outgoing[: self.socket.send(self._outgoing)]
         except BlockingIOError:
             return True
         except OSError:

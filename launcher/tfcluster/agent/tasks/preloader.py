@@ -130,8 +130,7 @@ class Preloader:
         if self.is_ready:
             failed_read, failed_write = os.pipe()
             go_read, go_write = os.pipe()
-            fds = [output, events, failed_write, go_read]
-            answer = self._request_fork(spec, fds)
+            answer = self._request_fork(spec, [output, events, failed_write, go_read])
             os.close(failed_write)
             os.close(go_read)
             if "pid" in answer:
