@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,6 +18,11 @@ Tell = Callable[[str], None]
 
 def ignore_event(sentence: str) -> None:
     """Do nothing: a `Tell` for callers that only need the result."""
+
+
+def agent_socket_name(run_id: str, node: str) -> str:
+    """Return the name of the socket of a run's agent; a socket's path must be short."""
+    return f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import socket
-import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
+from tfcluster.backends.base import agent_socket_name
 from tfcluster.errors import NodeLostError
 from tfcluster.plan import remote_paths
 from tfcluster.wire import messages
@@ -55,11 +55,7 @@ class Unreached(ConnectionError):
 def container_socket_name(run_id: str, node: str) -> str:
     """Return the name of the socket on which a container waits for its agent
     (`agent.container_wait`)."""
-    return f"{_socket_name(run_id, node)}.seat"
-
-
-def _socket_name(run_id: str, node: str) -> str:
-    return f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    return f"{agent_socket_name(run_id, node)}.seat"
 
 
 class Place(Protocol):
@@ -268,10 +264,9 @@ async def connect(
     NodeLostError with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    name = _socket_name(run_id, node)
     identity = {"run_id": run_id, "node": node, "token": token}
-    config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
-    config |= {"former": former, "is_fenced": is_fenced}
+    config: dict[str, Any] = {**identity, "socket": agent_socket_name(run_id, node)}
+    config |= {"ports_dir": "ports", "lease_s": lease_s, "former": former, "is_fenced": is_fenced}
     if place is not None:
         config["seat"] = container_socket_name(run_id, node)
     transport = Transport(argv, config, built, logs_in=place is None)
