@@ -1,5 +1,4 @@
-"""The backend `local`: the agent runs on this machine, in its own session, and ends with the
-coordinator."""
+"""The backend `local`: the agent runs on this machine and ends with the coordinator."""
 
 from __future__ import annotations
 

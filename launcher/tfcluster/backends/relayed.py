@@ -53,8 +53,7 @@ class Unreached(ConnectionError):
 
 
 def container_socket_name(run_id: str, node: str) -> str:
-    """Return the name of the socket on which a container waits for its agent
-    (`agent.container_wait`)."""
+    """Return the name of the socket on which a container waits (`agent.container_wait`)."""
     return f"{agent_socket_name(run_id, node)}.seat"
 
 

@@ -185,8 +185,7 @@ class RunSnapshot:
     by_hand: dict[str, str] = field(default_factory=dict)
     """Task that the user starts by hand (``up --except``) → its address."""
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Node → process ids, ``{"local": {"pid": 12, "guard_pid": 13}}``, and the ``identity`` for
-    `agent.fencing`."""
+    """Node → ``{"pid": 12, "guard_pid": 13, "identity": …}``; see `agent.fencing.identity`."""
     ended_at: float | None = None
     leases: dict[str, float] = field(default_factory=dict)
     """Node → until when its tasks may still run; only for a lost run."""
@@ -222,8 +221,7 @@ class RunSnapshot:
     nodes: dict[str, str] = field(default_factory=dict)
     """Node → connecting, connected, lost or gone."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    """The gathered checkpoints, oldest first: path (relative to the run folder), step, kind,
-    bytes."""
+    """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
     trials: list[dict[str, Any]] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""
@@ -250,10 +248,7 @@ class RunSnapshot:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSnapshot:
-        """Read the output of `to_json`; keys of a newer version are ignored.
-
-        Raises ValueError for anything else.
-        """
+        """Read the output of `to_json`; ignore a newer version's keys. Raises ValueError."""
         require(data, fields(cls))
         values = {key: value for key, value in data.items() if key in _RUN_FIELDS}
         try:

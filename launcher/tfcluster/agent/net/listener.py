@@ -67,10 +67,7 @@ class Connection:
         return max(0, ENOUGH_QUEUED - len(self._outgoing))
 
     def read(self) -> list[tuple[bytes, bytes]] | None:
-        """Return the received frames, or None at the end of the connection.
-
-        Raises ProtocolError.
-        """
+        """Return the received frames; None at the connection's end. Raises ProtocolError."""
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:

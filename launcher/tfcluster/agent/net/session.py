@@ -57,8 +57,7 @@ class CoordinatorLink:
         self._was_welcomed = False
         self._next_ping = 0.0
         self.is_over = False
-        """The coordinator is gone for good: the lease has expired or, without one, the connection
-        has closed."""
+        """True if the coordinator is gone for good: its lease or, without one, connection ended."""
         self._listen()
 
     @property

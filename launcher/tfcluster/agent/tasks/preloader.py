@@ -221,11 +221,7 @@ def read_message(line: socket.socket, timeout_s: float) -> dict[str, Any]:
 
 
 def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
-    """Read `size` bytes, fewer at the end. Raises TimeoutError.
-
-    MSG_WAITALL does not wait on a socket with a time-out.
-    """
-    data = b""
+    data = b""  # in pieces: MSG_WAITALL does not wait on a socket with a time-out
     while len(data) < size:
         line.settimeout(max(0.001, deadline - time.monotonic()))
         piece = line.recv(size - len(data))

@@ -220,12 +220,8 @@ class TaskRunner:
             self.link.send({"type": "task_continued", **task.id_fields})
 
     def _read_remaining(self, task: Task) -> None:
-        """Read all that an ended task wrote and reported.
-
-        A child of the task that still writes has until `drain_until`.
-        """
         self._read_reports(task)
-        task.drain_until = time.monotonic() + DRAIN_S
+        task.drain_until = time.monotonic() + DRAIN_S  # for a child of the task that still writes
         for _ in range(2):  # a full pipe, then its end
             self._log_streams.drain(task)
 

@@ -180,10 +180,7 @@ class Task:
         self.usage = (status, max_rss * 1024 if IS_LINUX else max_rss)
 
     def request_stop(self, grace_s: float) -> None:
-        """Send SIGTERM to the group, and SIGKILL after `grace_s`.
-
-        Another request can only bring the SIGKILL forward.
-        """
+        """Send SIGTERM to the group, and SIGKILL after `grace_s`, or earlier by another request."""
         first = not self.stopping
         self.stopping = True
         kill_at = time.monotonic() + grace_s

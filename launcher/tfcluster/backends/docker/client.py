@@ -127,8 +127,7 @@ def endpoint() -> Endpoint:
 
 
 async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
-    """Run `docker ARGV` to its end. Raises DockerError without an answer, SetupError
-    without a client."""
+    """Run `docker ARGV`. Raises DockerError without an answer, SetupError without a client."""
     try:
         process = await asyncio.create_subprocess_exec(
             "docker",
