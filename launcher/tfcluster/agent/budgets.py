@@ -50,7 +50,6 @@ MESSAGE_LIST = 100_000
 PENDING_CONNECTIONS = 8
 """The connections without a hello; one more closes the oldest."""
 HELLO_S = 10.0
-"""The time for a hello."""
 HELLO_BYTES = 1 << 20
 """The size of a hello, which names all logs of the run."""
 

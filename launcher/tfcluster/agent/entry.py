@@ -14,8 +14,6 @@ REFUSED = b"refused "
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
-
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
 
@@ -67,7 +65,7 @@ def _enter_private_network() -> HostNetworkSpawner:
     except PrivateNetworkRefused as refused:
         import json
 
-        refusal: dict[str, Any] = {"message": refused.message, "cure": refused.fix}
-        os.write(1, REFUSED + json.dumps(refusal).encode() + b"\n")
+        refusal = json.dumps({"message": refused.message, "cure": refused.fix})
+        os.write(1, REFUSED + refusal.encode() + b"\n")
         os._exit(0)
     return host_spawner

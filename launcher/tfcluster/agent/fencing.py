@@ -50,9 +50,10 @@ def process_scope() -> dict[str, Any]:
     They decide whether one process can see another, or runs after a reboot.
     """
     machine_id = next(filter(None, map(_read, _MACHINE_ID)), "")
+    digest = zlib.crc32(machine_id.encode())  # the id must not leave the machine (machine-id(5))
     return {
         "boot_id": _read("/proc/sys/kernel/random/boot_id"),
-        "machine": f"{_digest(machine_id)} {os.uname().nodename}" if machine_id else "",
+        "machine": f"{digest:08x} {os.uname().nodename}" if machine_id else "",
         "pid_namespace": _pid_namespace(),
         "uid": os.getuid(),
     }
@@ -170,11 +171,6 @@ def _find_tasks(run_id: str) -> dict[int, str]:
             name = named[0].decode(errors="replace")[15:] if named else "prepare"
             found[pid] = re.sub(r"[^A-Za-z0-9_:.-]", "_", name)[:80] or "_"
     return found
-
-
-def _digest(machine_id: str) -> str:
-    """Return a hash of the machine id, which must not leave the machine (machine-id(5))."""
-    return f"{zlib.crc32(machine_id.encode()):08x}"
 
 
 def _pid_namespace() -> int:

@@ -101,7 +101,7 @@ class Decoder:
         """Prepare for one stream.
 
         `after_magic`: the stream comes from an agent and begins with noise and `MAGIC`.
-        `most` and `max_control` limit a payload, and that of a control message, in bytes.
+        `max_payload` and `max_control` limit a payload, and a control message's, in bytes.
         """
         self.max_payload, self._max_control = max_payload, max_control
         self._buffer = bytearray()
@@ -118,12 +118,10 @@ class Decoder:
         try:
             while len(self._buffer) - start >= _HEADER.size:
                 kind, length = _HEADER.unpack_from(self._buffer, start)
-                max_payload = (
-                    min(self.max_payload, self._max_control)
-                    if kind == CONTROL
-                    else self.max_payload
-                )
-                if kind not in _KINDS or length > max_payload:
+                most = self.max_payload
+                if kind == CONTROL:
+                    most = min(most, self._max_control)
+                if kind not in _KINDS or length > most:
                     raise ProtocolError(f"not a frame: {bytes(self._buffer[start : start + 40])!r}")
                 end = start + _HEADER.size + length
                 if len(self._buffer) < end:
@@ -152,7 +150,8 @@ class Session:
     """One side's message numbers; it outlives connections: nothing is lost or handled twice."""
 
     def __init__(self) -> None:
-        self._last_sent = 0
+        self.last_sent = 0
+        """The number of the newest message."""
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self.last_seen = 0
         """The highest number received from the other side."""
@@ -162,20 +161,15 @@ class Session:
         """The number of messages that wait for an acknowledgement."""
         return len(self._unacknowledged)
 
-    @property
-    def last_sent(self) -> int:
-        """The number of the newest message."""
-        return self._last_sent
-
     def waits_for(self, number: int) -> bool:
         """Return whether the message with this number is not acknowledged yet."""
         return bool(self._unacknowledged) and self._unacknowledged[0][0] <= number
 
     def number(self, message: dict[str, Any]) -> bytes:
         """Number a message and return its frame, which is kept until acknowledged."""
-        self._last_sent += 1
-        encoded = control_frame({**message, "n": self._last_sent})
-        self._unacknowledged.append((self._last_sent, encoded))
+        self.last_sent += 1
+        encoded = control_frame({**message, "n": self.last_sent})
+        self._unacknowledged.append((self.last_sent, encoded))
         return encoded
 
     def is_new(self, message: dict[str, Any]) -> bool:

@@ -99,7 +99,9 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
             _start_agent(config)
         return _connect(path)
     finally:
-        _unlock(path, lock)
+        with contextlib.suppress(OSError):
+            os.unlink(path + LOCK)
+        os.close(lock)
 
 
 def _lock(path: str) -> int:
@@ -121,12 +123,6 @@ def _lock(path: str) -> int:
         time.sleep(0.02)
         os.close(lock)
     raise RelayError(f"another relay has held {name} for {_LOCK_S:.0f} s")
-
-
-def _unlock(path: str, lock: int) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path + LOCK)
-    os.close(lock)
 
 
 def _fail_to_join(config: dict[str, Any]) -> NoReturn:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 PROCESS_NAME = "tfcluster-warm"
 """The process name while it waits, which tells it from an orphan of a run."""
 _REQUEST_S = 2.0
-"""The time for a client to send its request."""
 _CHECK_S = 5.0
 """The time between two checks that the socket exists."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -17,6 +18,11 @@ Tell = Callable[[str], None]
 
 def ignore_event(sentence: str) -> None:
     """Do nothing: a `Tell` for callers that only need the result."""
+
+
+def agent_socket_name(run_id: str, node: str) -> str:
+    """Return the name of the socket of a run's agent; a socket's path must be short."""
+    return f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +49,6 @@ class Backend(Protocol):
     @property
     def may_hold_resources(self) -> bool:
         """True if resources made for the run's nodes may still exist, after `close` too."""
-        ...
 
     async def connect(
         self,
@@ -63,18 +68,15 @@ class Backend(Protocol):
 
         Raises SetupError if the agent does not start; the text holds its error output.
         """
-        ...
 
     async def repair(self) -> list[str]:
         """Repair the nodes before another attempt; return what was repaired, in sentences."""
-        ...
 
     async def close(self, *, keeps_folders: bool = False) -> list[str]:
         """Remove what was made for the run's nodes; return what the user should know, in sentences.
 
         `keeps_folders`: what holds the tasks' folders stays.
         """
-        ...
 
 
 @runtime_checkable
@@ -90,4 +92,3 @@ class EndsLostRuns(Protocol):
         `former`: the identity of the node's agent. Raises NodeLostError if the node does not
         answer.
         """
-        ...

@@ -54,15 +54,13 @@ def build() -> Bundle:
     It is built once per process: an upgrade while a run starts must not give its nodes two
     different bundles.
     """
-    launcher = Path(tfcluster.__file__).parent
-    files = {"agent/tfcluster/__init__.py": (launcher / "__init__.py").read_bytes()}
-    for path in _sources(launcher / "agent"):
-        files[f"agent/tfcluster/{path.relative_to(launcher).as_posix()}"] = path.read_bytes()
-    workers = workers_folder()
+    launcher, workers = Path(tfcluster.__file__).parent, workers_folder()
+    paths = {}
+    for path in (launcher / "__init__.py", *_sources(launcher / "agent")):
+        paths[f"agent/tfcluster/{path.relative_to(launcher).as_posix()}"] = path
     for path in _sources(workers):
-        name = path.relative_to(workers.parent).as_posix()
-        files[f"workers/{name}"] = path.read_bytes()
-    files = dict(sorted(files.items()))
+        paths[f"workers/{path.relative_to(workers.parent).as_posix()}"] = path
+    files = {name: paths[name].read_bytes() for name in sorted(paths)}
     digest = hashlib.sha256()
     for name, content in files.items():
         digest.update(f"{name}\0{len(content)}\0".encode() + content)

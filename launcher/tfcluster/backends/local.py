@@ -1,5 +1,4 @@
-"""The backend `local`: the agent runs on this machine, in its own session, and ends with the
-coordinator."""
+"""The backend `local`: the agent runs on this machine and ends with the coordinator."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +19,7 @@ from tfcluster.agent.entry import READY, REFUSED
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.processes import IS_LINUX, kill_below, raise_limit, signal_group, start_time
 from tfcluster.backends import warm_agents
-from tfcluster.backends.base import Capabilities, Tell, ignore_event
+from tfcluster.backends.base import Capabilities, Tell, agent_socket_name, ignore_event
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire.agent_handle import AgentHandle
@@ -40,7 +38,7 @@ _SOCKET_PATH_LIMIT = 103
 
 def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
     """Return the socket path of a run's agent. Raises NodeLostError if it is too long."""
-    path = runtime_dir / f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    path = runtime_dir / agent_socket_name(run_id, node)
     if len(os.fsencode(path)) > _SOCKET_PATH_LIMIT:
         raise NodeLostError(
             f"{path} is too long for a Unix socket",

@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 import socket
-import zlib
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any, Protocol
 from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
+from tfcluster.backends.base import agent_socket_name
 from tfcluster.errors import NodeLostError
 from tfcluster.plan import remote_paths
 from tfcluster.wire import messages
@@ -53,13 +53,8 @@ class Unreached(ConnectionError):
 
 
 def container_socket_name(run_id: str, node: str) -> str:
-    """Return the name of the socket on which a container waits for its agent
-    (`agent.container_wait`)."""
-    return f"{_socket_name(run_id, node)}.seat"
-
-
-def _socket_name(run_id: str, node: str) -> str:
-    return f"{run_id[-40:]}.{zlib.crc32(node.encode()):08x}.agent"
+    """Return the name of the socket on which a container waits (`agent.container_wait`)."""
+    return f"{agent_socket_name(run_id, node)}.seat"
 
 
 class Place(Protocol):
@@ -70,15 +65,12 @@ class Place(Protocol):
 
     async def has_ended(self, stderr: str) -> bool:
         """Return whether it will never answer; `stderr`: that of a failed dial."""
-        ...
 
     async def explain(self) -> None:
         """Update `explanation`."""
-        ...
 
     async def end(self) -> bool:
         """End it; return whether it is certain that no process in it is alive."""
-        ...
 
 
 class Transport:
@@ -87,15 +79,14 @@ class Transport:
     def __init__(
         self,
         argv: Sequence[str],
-        order: Mapping[str, Any],
+        config: Mapping[str, Any],
         built: bundle.Bundle,
         *,
         logs_in: bool = True,
     ) -> None:
-        """Create a transport; `order` is for `agent.bootstrap`, `logs_in`: a login shell is run."""
+        """Create a transport; `config` is the agent's, `logs_in`: a login shell is run."""
         self._logs_in = logs_in
-        self._argv, self._order, self._bundle = argv, order, built
-        self._config = dict(order["config"])
+        self._argv, self._config, self._bundle = argv, dict(config), built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._listener: asyncio.Task[None] | None = None
@@ -134,8 +125,9 @@ class Transport:
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        source = await asyncio.to_thread(_bootstrap_source)
-        order = {**self._order, "config": {**self._config, "starts": not self._has_answered}}
+        source = await asyncio.to_thread(Path(bootstrap.__file__).read_text, encoding="utf-8")
+        config = {**self._config, "starts": not self._has_answered}
+        order = {"digest": self._bundle.digest, "cache": remote_paths.CACHE, "config": config}
         await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
     async def _listen(self, process: asyncio.subprocess.Process) -> None:
@@ -239,9 +231,7 @@ async def end_run(
     with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    config = {"ends": True, "run_id": run_id, "former": former}
-    order = {"digest": built.digest, "cache": remote_paths.CACHE, "config": config}
-    transport = Transport(argv, order, built)
+    transport = Transport(argv, {"ends": True, "run_id": run_id, "former": former}, built)
     try:
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
@@ -253,10 +243,6 @@ async def end_run(
     finally:
         await transport.hang_up()
     return found
-
-
-def _bootstrap_source() -> str:
-    return Path(bootstrap.__file__).read_text(encoding="utf-8")
 
 
 async def connect(
@@ -277,14 +263,12 @@ async def connect(
     NodeLostError with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    name = _socket_name(run_id, node)
     identity = {"run_id": run_id, "node": node, "token": token}
-    config = {**identity, "socket": name, "ports_dir": "ports", "lease_s": lease_s}
-    config |= {"former": former, "is_fenced": is_fenced}
+    config: dict[str, Any] = {**identity, "socket": agent_socket_name(run_id, node)}
+    config |= {"ports_dir": "ports", "lease_s": lease_s, "former": former, "is_fenced": is_fenced}
     if place is not None:
         config["seat"] = container_socket_name(run_id, node)
-    order = {"digest": built.digest, "cache": remote_paths.CACHE, "config": config}
-    transport = Transport(argv, order, built, logs_in=place is None)
+    transport = Transport(argv, config, built, logs_in=place is None)
     hello, handle = {**identity, "stream_logs": True}, _RelayedAgent(transport, place)
     link = AgentLink(transport.dial, hello, handle, lease_s=lease_s)
     try:

@@ -71,7 +71,6 @@ class SshBackend:
     may_hold_resources = False
 
     def __init__(self, runtime_dir: Path) -> None:
-        self._runtime_dir = runtime_dir
         self._agents: dict[str, Mapping[str, Any] | None] = {}
         """Node → identity of the last agent reached there."""
 

@@ -87,12 +87,8 @@ def end(runtime_dir: Path) -> list[int]:
 def _parse(answer: bytes) -> WarmAgent | None:
     with contextlib.suppress(ValueError, KeyError, TypeError):
         fields = foreign_json.parse_json_object(answer)
-        pid, guard, seconds = (
-            int(fields["pid"]),
-            int(fields["guard"]),
-            float(fields["seconds"]),
-        )
-        return WarmAgent(pid, guard, seconds, str(fields["about"]))
+        pid, guard = int(fields["pid"]), int(fields["guard"])
+        return WarmAgent(pid, guard, float(fields["seconds"]), str(fields["about"]))
     return None
 
 

@@ -20,7 +20,7 @@ from tfcluster.plan.plan import NodePlan, Plan, Warm
 from tfcluster.plan.preloading import Preload, is_read_at_import, preload_on
 
 
-def keep_warm(plan: Plan, seconds: float, environ: Mapping[str, str] = os.environ) -> Plan:
+def keep_warm(plan: Plan, seconds: float) -> Plan:
     """Return `plan` with a local agent that stays for `seconds` after the run with its imports.
 
     Raises UsageError if tasks on this machine import nothing ahead.
@@ -31,21 +31,21 @@ def keep_warm(plan: Plan, seconds: float, environ: Mapping[str, str] = os.enviro
             "--warm has nothing to keep: tasks on this machine import nothing ahead",
             fix="omit --warm; `tfcluster help preload` says when tasks import ahead",
         )
-    warm = Warm(_key(preload, plan.node(LOCAL), environ), seconds)
+    warm = Warm(_key(preload, plan.node(LOCAL)), seconds)
     nodes = (replace(n, warm=warm) if n.name == LOCAL else n for n in plan.nodes)
     return replace(plan, nodes=tuple(nodes))
 
 
-def _key(preload: Preload, node: NodePlan, environ: Mapping[str, str]) -> str:
+def _key(preload: Preload, node: NodePlan) -> str:
     """Return a digest of everything that is fixed when a process starts.
 
     That is tfcluster's code (its digest is in the importer's path), Python and its packages,
     variables that are read by an import, and what a process inherits from the shell.
     """
-    inherited = {name: value for name, value in environ.items() if is_read_at_import(name)}
+    inherited = {name: value for name, value in os.environ.items() if is_read_at_import(name)}
     variables = {var.name: var.value for var in preload.command.env if is_read_at_import(var.name)}
     parts: list[object] = [preload.command.argv, __version__, sys.executable, inherited | variables]
-    parts += [_inheritance(), _python(node), _import_times({**environ, **variables})]
+    parts += [_inheritance(), _python(node), _import_times({**os.environ, **variables})]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

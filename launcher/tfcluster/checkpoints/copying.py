@@ -137,25 +137,19 @@ def write_atomically(path: Path, text: str) -> None:
     sync_folder(path.parent)
 
 
-def text(prefixes: Sequence[Prefix]) -> str:
-    """Return the contents of a ``checkpoint`` file; `prefixes` are in order, the latest is last."""
-    quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
-    return "".join(
-        (
-            f"model_checkpoint_path: {quoted[-1]}\n",
-            *(f"all_model_checkpoint_paths: {path}\n" for path in quoted),
-            *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
-        )
-    )
-
-
 def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
-    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes`."""
+    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes` (oldest first)."""
     path = folder / "checkpoint"
-    if prefixes:
-        write_atomically(path, text(prefixes))
-    else:
+    if not prefixes:
         path.unlink(missing_ok=True)
+        return
+    quoted = [json.dumps(prefix.path, ensure_ascii=False) for prefix in prefixes]
+    lines = [
+        f"model_checkpoint_path: {quoted[-1]}\n",
+        *(f"all_model_checkpoint_paths: {path}\n" for path in quoted),
+        *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
+    ]
+    write_atomically(path, "".join(lines))
 
 
 def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:

@@ -42,18 +42,15 @@ class PutBack:
 
     step: int | None
     """The value of TFCLUSTER_RESTORED_STEP; None on a fresh start or if unknown."""
-    checkpoints: tuple[Gathered, ...]
     replaced: tuple[Path, ...]
     """The folders that now hold the previous contents of the directories (one generation)."""
 
 
-def put_back(
-    state: Sequence[Gathered], directories: Iterable[Path], *, stopped: Stopped = never
-) -> PutBack:
+def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> PutBack:
     """Make each directory hold exactly `state` (see `Store.state`), all of them or none.
 
-    Everything is first copied next to the directories and then renamed. Raises CancelledError and
-    OSError before anything is replaced, SourceChangedError if the store is damaged.
+    Everything is first copied next to the directories and then renamed. Raises OSError before
+    anything is replaced, SourceChangedError if the store is damaged.
     """
     targets = list(directories)
     staged: list[Path] = []
@@ -62,7 +59,7 @@ def put_back(
             target.parent.mkdir(parents=True, exist_ok=True)
             staging = tempfile.mkdtemp(prefix=f"{target.name}{_INCOMING}", dir=target.parent)
             staged.append(Path(staging))
-            fill(Path(staging), state, stopped=stopped)
+            fill(Path(staging), state)
         replaced = [_swap(new, target) for new, target in zip(staged, targets, strict=True)]
     finally:
         for leftover in staged:
@@ -70,7 +67,7 @@ def put_back(
     if state:  # for an empty folder no start needs to wait for the disk
         for target in targets:
             sync_folder(target.parent)
-    return PutBack(newest_of(state).step, tuple(state), tuple(path for path in replaced if path))
+    return PutBack(newest_of(state).step, tuple(filter(None, replaced)))
 
 
 def newest_of(state: Iterable[Gathered]) -> Newest:
@@ -83,11 +80,11 @@ def newest_of(state: Iterable[Gathered]) -> Newest:
     return Newest(best.step, best.checkpoint.name) if best else Newest()
 
 
-def fill(folder: Path, state: Sequence[Gathered], *, stopped: Stopped = never) -> None:
+def fill(folder: Path, state: Sequence[Gathered]) -> None:
     """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
     for gathered in state:
         for entry in gathered.checkpoint.all_files:
-            copy_verified(gathered.file(entry), folder / entry.path, entry, stopped=stopped)
+            copy_verified(gathered.file(entry), folder / entry.path, entry)
     name_checkpoints(folder, state)
 
 
@@ -132,32 +129,23 @@ class Follower(Protocol):
     @property
     def directory(self) -> PurePath:
         """The directory's path on its task's machine."""
-        ...
 
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
         """Add new checkpoints; after an error the next call continues.
 
         Raises SourceChangedError, CancelledError, OSError.
         """
-        ...
 
 
 class LocalFollower:
     """A directory of this machine that gets each new checkpoint; foreign files stay untouched."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._placed: list[Gathered] = []
 
-    @property
-    def directory(self) -> Path:
-        return self._directory
-
     def follow(self, held: Sequence[Gathered], *, stopped: Stopped = never) -> None:
-        """Add new checkpoints, each file atomically and the ``checkpoint`` file last.
-
-        After an error the next call continues. Raises SourceChangedError, CancelledError, OSError.
-        """
+        """Add new checkpoints, each file atomically and the ``checkpoint`` file last."""
         # A restart may have replaced the whole directory meanwhile.
         self._placed = [placed for placed in self._placed if self._is_there(placed)]
         known: set[Checkpoint] = {placed.checkpoint for placed in self._placed}
@@ -168,13 +156,11 @@ class LocalFollower:
                 replace_verified(gathered.file(entry), target, entry, stopped=stopped)
             self._placed.append(gathered)
         if new:
-            self._remove_all_but({*(g.checkpoint for g in held), *self._last_checkpoints()})
+            last = self._placed[-KEPT_FOR_READERS:]
+            self._remove_all_but({g.checkpoint for g in (*held, *last)})
 
     def _is_there(self, placed: Gathered) -> bool:
         return all((self.directory / entry.path).exists() for entry in placed.checkpoint.files)
-
-    def _last_checkpoints(self) -> list[Checkpoint]:
-        return [placed.checkpoint for placed in self._placed[-KEPT_FOR_READERS:]]
 
     def _remove_all_but(self, kept: set[Checkpoint]) -> None:
         removed = [placed for placed in self._placed if placed.checkpoint not in kept]
@@ -193,15 +179,13 @@ def _saved(gathered: Gathered) -> int:
 
 def _swap(new: Path, target: Path) -> Path | None:
     """Rename `new` to `target`; return where a `target` that was not empty is kept now."""
-    aside: Path | None = target.with_name(f"{target.name}{_REPLACED}")
-    assert aside is not None
+    replaced = None
     if target.is_dir() and any(target.iterdir()):
-        shutil.rmtree(aside, ignore_errors=True)
-        target.rename(aside)
-    else:
-        aside = None
-        if target.is_dir():
-            target.rmdir()
+        replaced = target.with_name(f"{target.name}{_REPLACED}")
+        shutil.rmtree(replaced, ignore_errors=True)
+        target.rename(replaced)
+    elif target.is_dir():
+        target.rmdir()
     new.chmod(0o755)
     new.rename(target)
-    return aside
+    return replaced

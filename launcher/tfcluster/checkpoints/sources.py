@@ -48,19 +48,15 @@ class Source(Protocol):
     @property
     def folder(self) -> PurePath:
         """The folder's path on the task's machine."""
-        ...
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
         """Return everything in the folder; () if it does not exist."""
-        ...
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
         """Copy one file to `target`; return its SHA-512. See `copying.copy_verified`."""
-        ...
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         """Raise SourceChangedError unless all `entries` are unchanged."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

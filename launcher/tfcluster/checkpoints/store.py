@@ -57,16 +57,26 @@ _HINTS = {
 class Gathered:
     """A checkpoint in the store."""
 
-    path: Path
-    """The argument of a loading call: the prefix, the file, or the folder."""
-    step: int | None
-    kind: Kind
-    bytes: int
     checkpoint: Checkpoint
     """The checkpoint at its source."""
     folder: Path
+    step: int | None
     digests: tuple[str, ...]
     """The SHA-512 of each of `checkpoint.files`."""
+
+    @property
+    def path(self) -> Path:
+        """The argument of a loading call: the prefix, the file, or the folder."""
+        name = "" if self.kind is Kind.BACKUP else basename(self.checkpoint.path)
+        return self.folder / name
+
+    @property
+    def kind(self) -> Kind:
+        return self.checkpoint.kind
+
+    @property
+    def bytes(self) -> int:
+        return self.checkpoint.bytes
 
     @property
     def save(self) -> int | None:
@@ -181,13 +191,12 @@ class Store:
 
     def _place(self, gathered: Gathered) -> Gathered:
         target = self._free_folder(gathered.checkpoint)
-        placed = _located(gathered, target)
         _write_note(gathered)
         copying.write(gathered.folder, _prefixes([gathered], below=gathered.folder))
         sync_folder(gathered.folder)
         gathered.folder.rename(target)
         sync_folder(self.root)
-        return placed
+        return replace(gathered, folder=target)
 
     def _free_folder(self, checkpoint: Checkpoint) -> Path:
         """Return a free folder: ``ckpt-12``, with a number if the name was used before."""
@@ -215,7 +224,10 @@ class Store:
 
     def _recover(self) -> None:
         for leftover in self.root.glob(f"{PARTIAL}*"):
-            _remove(leftover)
+            if leftover.is_dir():
+                shutil.rmtree(leftover, ignore_errors=True)
+            else:
+                leftover.unlink(missing_ok=True)
         self._held = list(open_for_reading(self.root))
         self._write_checkpoint_file()
 
@@ -225,7 +237,9 @@ def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tup
 
     Raises KeyError if no checkpoint has that place.
     """
-    chosen = {g.checkpoint.series: g for g in held if _is_up_to(place, g)}
+    chosen = {
+        g.checkpoint.series: g for g in held if place is None or g.place is None or g.place <= place
+    }
     if place is not None and all(g.place != place for g in chosen.values()):
         raise KeyError(place)
     return tuple(chosen.values())
@@ -251,14 +265,14 @@ def deliver(
             target = to / gathered.file(entry).relative_to(gathered.folder)
             replace_verified(gathered.file(entry), target, entry, stopped=stopped)
             written.append(target)
-        if gathered.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR):
-            saved = gathered.checkpoint.saved_ns / 1e9
-            copying.write(to, [copying.Prefix(gathered.path.name, saved)])
+        if prefixes := _prefixes([gathered], below=gathered.folder):
+            copying.write(to, prefixes)
             written.append(to / "checkpoint")
-    for entry in _files(outputs):
-        assert outputs is not None
-        replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
-        written.append(to / entry.path)
+    if outputs:
+        for entry in scan(outputs):
+            if not entry.path.endswith("/"):
+                replace_verified(outputs / entry.path, to / entry.path, entry, stopped=stopped)
+                written.append(to / entry.path)
     return tuple(written)
 
 
@@ -275,33 +289,30 @@ def _copy(
     checkpoint: Checkpoint, source: Source, folder: Path, *, step: int | None, stopped: Stopped
 ) -> Gathered:
     """Copy a checkpoint in the order of its files: data shards first, then the index."""
-    new = Gathered(folder, step, checkpoint.kind, checkpoint.bytes, checkpoint, folder, ())
+    new = Gathered(checkpoint, folder, step, ())
     digests = []
     for entry in checkpoint.files:
-        copied = new.file(entry)
-        digests.append(source.copy(entry, copied, stopped=stopped))
-        if damage := completeness.find_damage(copied):
+        target = new.file(entry)
+        digests.append(source.copy(entry, target, stopped=stopped))
+        if damage := completeness.find_damage(target):
             raise IncompleteError(f"{entry.path}: {damage}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)
     companions = tuple(
-        entry for entry in checkpoint.companions if _copied(entry, new, source, stopped)
+        entry for entry in checkpoint.companions if _copy_companion(entry, new, source, stopped)
     )
-    whole = replace(checkpoint, companions=companions)
-    return replace(new, checkpoint=whole, digests=tuple(digests))
+    copied = replace(checkpoint, companions=companions)
+    return replace(new, checkpoint=copied, digests=tuple(digests))
 
 
-def _copied(companion: Entry, new: Gathered, source: Source, stopped: Stopped) -> bool:
+def _copy_companion(companion: Entry, new: Gathered, source: Source, stopped: Stopped) -> bool:
+    """Return whether it could be copied."""
     try:
         source.copy(companion, new.file(companion), stopped=stopped)
     except SourceChangedError:
         new.file(companion).unlink(missing_ok=True)
         return False
     return True
-
-
-def _is_up_to(place: int | None, gathered: Gathered) -> bool:
-    return place is None or gathered.place is None or gathered.place <= place
 
 
 def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
@@ -313,14 +324,9 @@ def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
 def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[copying.Prefix]:
     return [
         copying.Prefix(g.path.relative_to(below).as_posix(), g.checkpoint.saved_ns / 1e9)
-        for g in (_located(g, g.folder) for g in gathered)
+        for g in gathered
         if g.kind in (Kind.TF_CHECKPOINT, Kind.ESTIMATOR)
     ]
-
-
-def _located(gathered: Gathered, folder: Path) -> Gathered:
-    name = "" if gathered.kind is Kind.BACKUP else basename(gathered.checkpoint.path)
-    return replace(gathered, folder=folder, path=folder / name)
 
 
 def _write_note(gathered: Gathered) -> None:
@@ -342,20 +348,19 @@ def _read_note(note: Path) -> Gathered | None:
     """Return the checkpoint of a note; None if the note is invalid or files are missing."""
     try:
         data = foreign_json.read_json_object(note)
-        files, companions = _entries(data["files"]), _entries(data["companions"])
-        folder, kind = note.parent, Kind(data["kind"])
-        checkpoint = Checkpoint(kind, data["path"], files, companions)
-        digests = tuple(str(f["sha512"]) for f in data["files"])
-        size, step = checkpoint.bytes, data["step"]
-        if not (isinstance(checkpoint.path, str) and isinstance(step, int | None)):
+        path, step = data["path"], data["step"]
+        if not (isinstance(path, str) and isinstance(step, int | None)):
             return None
-        gathered = Gathered(folder, step, kind, size, checkpoint, folder, digests)
-        whole = all(
+        files, companions = _entries(data["files"]), _entries(data["companions"])
+        checkpoint = Checkpoint(Kind(data["kind"]), path, files, companions)
+        digests = tuple(str(f["sha512"]) for f in data["files"])
+        gathered = Gathered(checkpoint, note.parent, step, digests)
+        is_whole = all(
             gathered.file(entry).stat().st_size == entry.size for entry in checkpoint.all_files
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return _located(gathered, note.parent) if whole and files else None
+    return gathered if is_whole and files else None
 
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
@@ -365,14 +370,3 @@ def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:
         if [type(one.path), type(one.size), type(one.mtime_ns)] != [str, int, int]:
             raise ValueError(f"{one} is not a file")
     return found
-
-
-def _remove(leftover: Path) -> None:
-    if leftover.is_dir():
-        shutil.rmtree(leftover, ignore_errors=True)
-    else:
-        leftover.unlink(missing_ok=True)
-
-
-def _files(folder: Path | None) -> Sequence[Entry]:
-    return [e for e in scan(folder) if not e.path.endswith("/")] if folder else ()

@@ -185,7 +185,7 @@ class TaskFolders:
             await self._send(state, remote)
         if local:
             return await asyncio.to_thread(put_back, state, local)
-        return PutBack(newest_of(state).step, tuple(state), ())
+        return PutBack(newest_of(state).step, ())
 
     async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
         with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:

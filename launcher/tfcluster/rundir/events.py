@@ -78,10 +78,7 @@ class NodeUnreachable(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReconnected(Event):
-    """A node is back: an unreachable one with its agent and tasks, or a lost one with a new agent.
-
-    A node that was lost comes back without its earlier tasks.
-    """
+    """A node is back: an unreachable one with agent and tasks, or a lost one with a new agent."""
 
     node: str
     pid: int

@@ -70,13 +70,8 @@ def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths)
 
 
 def _node_connected(
-    state: RunSnapshot, event: ev.NodeConnected, now: float, paths: RunPaths
+    state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected, now: float, paths: RunPaths
 ) -> None:
-    _note_agent(state, event)
-    _move_node(state, event.node, event.type)
-
-
-def _note_agent(state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected) -> None:
     before = state.agents.get(event.node, {})
     agent: dict[str, Any] = {"pid": event.pid, "guard_pid": event.guard_pid}
     if event.identity is not None:
@@ -84,12 +79,6 @@ def _note_agent(state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected
     elif "identity" in before and before["pid"] == event.pid:
         agent["identity"] = before["identity"]
     state.agents[event.node] = agent
-
-
-def _node_reconnected(
-    state: RunSnapshot, event: ev.NodeReconnected, now: float, paths: RunPaths
-) -> None:
-    _note_agent(state, event)
     _move_node(state, event.node, event.type)
 
 
@@ -235,7 +224,7 @@ def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: 
 _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]] = {
     ev.Resumed: _resumed,
     ev.NodeConnected: _node_connected,
-    ev.NodeReconnected: _node_reconnected,
+    ev.NodeReconnected: _node_connected,
     ev.NodeUnreachable: _node_unreachable,
     ev.NodeLost: _node_lost,
     ev.PortsHeld: _ports_held,

@@ -26,10 +26,8 @@ _RESERVE_BYTES = 128 * 1024
 def make_new(new_id: Callable[[], str], home_dir: Path) -> RunPaths:
     """Make a run folder with the first id of `new_id` that no other run has; see `make`."""
     while True:
-        try:
+        with contextlib.suppress(FileExistsError):
             return make(new_id(), home_dir)
-        except FileExistsError:
-            continue
 
 
 def make(run_id: str, home_dir: Path) -> RunPaths:
@@ -44,7 +42,9 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
         paths.root.mkdir(mode=0o700)
         paths.logs.mkdir()
         paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
-        _link(home_dir / "latest", paths.root)
+        fresh = home_dir / f".latest-{run_id}"
+        fresh.symlink_to(paths.root)
+        fresh.replace(home_dir / "latest")
     except OSError as error:
         if isinstance(error, FileExistsError) and Path(error.filename) == paths.root:
             raise
@@ -75,12 +75,6 @@ def make_runtime_dir() -> None:
             fix="make ~/.cache/tfcluster writable, where the name of another folder is stored, or"
             " set XDG_RUNTIME_DIR to a private folder (at most 36 characters)",
         ) from error
-
-
-def _link(link: Path, target: Path) -> None:
-    fresh = link.with_name(f".latest-{target.name}")
-    fresh.symlink_to(target)
-    fresh.replace(link)
 
 
 def write_json(
@@ -130,7 +124,7 @@ def why_refused(error: OSError) -> str:
 class EventLog:
     """The file ``events.jsonl``, with `seq` from 1; a full disk delays lines, never loses them."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, path: Path, *, clock: Callable[[], float]) -> None:
         self._file = path.open("ab", buffering=0)
         self._clock = clock
         self._seq = 0

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from tfcluster.plan.plan import TaskId
 
 
-def home(environ: Mapping[str, str] = os.environ) -> Path:
+def home() -> Path:
     """Return ``$TFCLUSTER_HOME``, else ``${XDG_STATE_HOME:-~/.local/state}/tfcluster``."""
-    if chosen := environ.get("TFCLUSTER_HOME"):
+    if chosen := os.environ.get("TFCLUSTER_HOME"):
         return Path(chosen).expanduser().absolute()
-    state = environ.get("XDG_STATE_HOME") or "~/.local/state"
+    state = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(state).expanduser() / "tfcluster"
 
 

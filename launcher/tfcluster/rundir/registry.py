@@ -74,6 +74,7 @@ _SUFFIX_ALPHABET = "23456789abcdefghijkmnpqrstuvwxyz"  # no 0/o, 1/l: it is type
 _NEW_RUN_S = 60.0
 """The age up to which a folder without a state may belong to a new run; then it is damaged."""
 _ANSWER_S = 2.0
+_COUNT_S = 0.3
 
 
 class DamagedRunError(RunFolderError):
@@ -97,12 +98,10 @@ class DamagedRunError(RunFolderError):
 
 @dataclass(frozen=True, slots=True)
 class RunListing:
-    """All runs in tfcluster's home."""
+    """All runs in tfcluster's home, the readable and the damaged ones, each oldest first."""
 
     runs: list[tuple[RunPaths, RunSnapshot]] = field(default_factory=list)
-    """The readable runs, oldest first."""
     damaged: list[DamagedRunError] = field(default_factory=list)
-    """The damaged runs, oldest first."""
 
 
 def new_run_id(name: str, now: float) -> str:
@@ -213,17 +212,21 @@ def delete(paths: RunPaths) -> None:
     paths.control_socket.unlink(missing_ok=True)
 
 
-def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None = None) -> RunPaths:
+def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
     """Return the run that a user means by an id, its last four characters, a name or a spec file.
 
     None means the latest run, or with `live_only` the only live one. Of several runs of one name
     the latest is meant, with `live_only` the latest live one if there is one. Raises
     UnknownRunError (exit 2) if that names no run, or more than one.
     """
-    found = list_runs(home_dir)
+    found = list_runs()
     known = found.runs
     if run is None:
-        return _only_live(known) if live_only else _latest(known)
+        if live_only:
+            return _only_live(known)
+        if not known:
+            raise UnknownRunError("there is no run yet", fix="start one: `tfcluster up SPEC`")
+        return known[-1][0]
     for fits in _matchers(run):
         if matches := [entry for entry in known if fits(entry[1])]:
             live = [entry for entry in matches if not entry[1].status.is_final]
@@ -239,13 +242,13 @@ def resolve(run: str | None, *, live_only: bool = False, home_dir: Path | None =
     raise UnknownRunError(f"no run is named {run!r}", fix=fix)
 
 
-def resolve_for_wait(home_dir: Path | None = None) -> RunPaths:
+def resolve_for_wait() -> RunPaths:
     """Return the run that `wait` means without a name.
 
     This is the only live one; if none is live, the latest that was started in the background and
     has not been waited for yet. Raises UnknownRunError (exit 2) if there is none, or several.
     """
-    known = runs(home_dir)
+    known = runs()
     if all(snapshot.status.is_final for _, snapshot in known):
         for paths, snapshot in reversed(known):
             if snapshot.background and not paths.waited.exists():
@@ -253,9 +256,9 @@ def resolve_for_wait(home_dir: Path | None = None) -> RunPaths:
     return _only_live(known)
 
 
-def count_bytes(home_dir: Path, *, within_s: float = 0.3) -> int:
-    """Return the disk space of all runs, bytes; counting stops after `within_s` seconds."""
-    until, total = time.monotonic() + within_s, 0
+def count_bytes(home_dir: Path) -> int:
+    """Return the disk space of all runs, bytes; counting stops after `_COUNT_S` seconds."""
+    until, total = time.monotonic() + _COUNT_S, 0
     for folder, _, names in os.walk(home_dir / "runs"):
         for name in names:
             with contextlib.suppress(OSError):
@@ -273,12 +276,6 @@ def _matchers(run: str) -> list[Callable[[RunSnapshot], bool]]:
         lambda snapshot: snapshot.name == run,
         lambda snapshot: snapshot.spec is not None and os.path.abspath(snapshot.spec) == spec,
     ]
-
-
-def _latest(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:
-    if not known:
-        raise UnknownRunError("there is no run yet", fix="start one: `tfcluster up SPEC`")
-    return known[-1][0]
 
 
 def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:

@@ -14,8 +14,8 @@ Check = Callable[[object], bool]
 _LARGEST_INTEGER = 1 << 63
 
 
-def _is_string(value: object) -> bool:
-    return isinstance(value, str)
+def _is_a(kind: type) -> Check:
+    return lambda value: isinstance(value, kind)
 
 
 def _is_integer(value: object) -> bool:
@@ -32,14 +32,6 @@ def _is_number(value: object) -> bool:
     return is_number and -1e15 < value < 1e15  # type: ignore[operator]
 
 
-def _is_bool(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_object(value: object) -> bool:
-    return isinstance(value, dict)
-
-
 def _or_none(check: Check) -> Check:
     return lambda value: value is None or check(value)
 
@@ -52,6 +44,7 @@ def _object_of(check: Check) -> Check:
     return lambda value: isinstance(value, dict) and all(map(check, value.values()))
 
 
+_is_string, _is_object = _is_a(str), _is_a(dict)
 _STRINGS = (
     *("task", "node", "path", "kind", "reason", "fault", "id", "tuner", "objective", "status"),
     *("direction", "message", "run", "hint", "docs", "not_restarted", "exception", "file"),
@@ -111,7 +104,7 @@ def _is_agent(value: object) -> bool:
 _CHECKS: Mapping[str, Check] = {
     "str": _is_string,
     "str | None": _or_none(_is_string),
-    "bool": _is_bool,
+    "bool": _is_a(bool),
     "int": _is_integer,
     "int | None": _or_none(_is_integer),
     "float": _is_number,
@@ -131,11 +124,10 @@ _CHECKS: Mapping[str, Check] = {
 def require(values: Mapping[str, object], fields: Iterable[Field[object]]) -> None:
     """Raise ValueError for the first of `fields` whose value in `values` is invalid."""
     for known in fields:
-        if known.name not in values or not known.init:
-            continue
-        value = values[known.name]
-        if not _CHECKS[str(known.type)](value) or not _is_complete(known.name, value):
-            raise ValueError(f"{known.name} cannot be {repr(value)[:60]}")
+        if known.name in values and known.init:
+            value = values[known.name]
+            if not _CHECKS[str(known.type)](value) or not _is_complete(known.name, value):
+                raise ValueError(f"{known.name} cannot be {repr(value)[:60]}")
 
 
 def _is_complete(name: str, value: object) -> bool:
@@ -193,8 +185,7 @@ class RunSnapshot:
     by_hand: dict[str, str] = field(default_factory=dict)
     """Task that the user starts by hand (``up --except``) → its address."""
     agents: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Node → process ids, ``{"local": {"pid": 12, "guard_pid": 13}}``, and the ``identity`` for
-    `agent.fencing`."""
+    """Node → ``{"pid": 12, "guard_pid": 13, "identity": …}``; see `agent.fencing.identity`."""
     ended_at: float | None = None
     leases: dict[str, float] = field(default_factory=dict)
     """Node → until when its tasks may still run; only for a lost run."""
@@ -230,8 +221,7 @@ class RunSnapshot:
     nodes: dict[str, str] = field(default_factory=dict)
     """Node → connecting, connected, lost or gone."""
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    """The gathered checkpoints, oldest first: path (relative to the run folder), step, kind,
-    bytes."""
+    """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
     trials: list[dict[str, Any]] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""
@@ -258,10 +248,7 @@ class RunSnapshot:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> RunSnapshot:
-        """Read the output of `to_json`; keys of a newer version are ignored.
-
-        Raises ValueError for anything else.
-        """
+        """Read the output of `to_json`; ignore a newer version's keys. Raises ValueError."""
         require(data, fields(cls))
         values = {key: value for key, value in data.items() if key in _RUN_FIELDS}
         try:

@@ -41,11 +41,7 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
     Status.RUNNING: {"restarting": Status.RESTARTING, "run_stopping": Status.STOPPING},
     Status.RESTARTING: {"all_started": Status.RUNNING, "run_stopping": Status.STOPPING},
     Status.STOPPING: {},
-    Status.SUCCEEDED: {},
-    Status.FAILED: {},
-    Status.TIMED_OUT: {},
-    Status.INTERRUPTED: {},
-    Status.LOST: {},
+    **{status: {} for status in _FINAL},
 }
 """The states of a run: state → event → next state.
 

@@ -71,7 +71,7 @@ class FakeGathering:
         self.calls.append("put back")
         self.during_restore()
         await asyncio.sleep(0.01)
-        return PutBack(None, (), ())
+        return PutBack(None, ())
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         self.calls.append("gather latest")

@@ -219,7 +219,7 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
         if moment == "put back" and len(node.links) == 1:
             node.links[0].end_link()
             await restarting.wait()
-        return PutBack(None, (), ())
+        return PutBack(None, ())
 
     monkeypatch.setattr(TaskFolders, "put_back", put_back)
     monkeypatch.setattr(orders, "ANSWER_S", 0.2)

@@ -84,7 +84,7 @@ class LocalFolders:
         return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
-        return PutBack(None, (), ())
+        return PutBack(None, ())
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
@@ -94,7 +94,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> Non
     async def put_back(*_: Any) -> PutBack:
         if remaining:
             raise remaining.pop(0)
-        return PutBack(7, (), ())
+        return PutBack(7, ())
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
 
@@ -223,15 +223,7 @@ def test_storage_that_is_not_mounted_gets_the_last_reported_step(paths: RunPaths
 def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Gathered(
-        run_gathering._paths.checkpoints / "ckpt-1",
-        1,
-        Kind.TF_CHECKPOINT,
-        0,
-        EMPTY,
-        Path(),
-        (),
-    )
+    found = Gathered(EMPTY, run_gathering._paths.checkpoints, 1, ())
     started, release = threading.Event(), threading.Event()
 
     def gather() -> list[Gathered]:
@@ -304,7 +296,7 @@ def test_a_folder_is_not_gathered_while_it_is_being_restored(
     async def put_back(*_: Any) -> PutBack:
         write_prefix(paths.task_checkpoints(chief), "ckpt-7")
         found.extend(await run_gathering.gather_latest())
-        return PutBack(7, (), ())
+        return PutBack(7, ())
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
     asyncio.run(run_gathering.put_state_back([chief]))

@@ -170,7 +170,7 @@ def copy(
             raise NotInCache(digest) from error
         raise
     try:
-        if _copied(reader, target, mode, keep_alive) != digest:
+        if _copy_and_hash(reader, target, mode, keep_alive) != digest:
             raise NotInCache(digest)
         with contextlib.suppress(OSError):
             os.utime(reader)  # marks it as in use: see `cache.prune`
@@ -178,8 +178,7 @@ def copy(
         os.close(reader)
 
 
-def _copied(reader: int, target: str, mode: int, keep_alive: Callable[[], None]) -> str:
-    """Copy all bytes; return their SHA-512."""
+def _copy_and_hash(reader: int, target: str, mode: int, keep_alive: Callable[[], None]) -> str:
     found = hashlib.sha512()
     writer = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
@@ -195,9 +194,7 @@ def _copied(reader: int, target: str, mode: int, keep_alive: Callable[[], None])
     return found.hexdigest()
 
 
-def move(
-    source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None] = lambda: None
-) -> None:
+def move(source: str, digest: str, target: str, mode: int, keep_alive: Callable[[], None]) -> None:
     """Move `source` to `target`, by `copy` to another disk. Raises NotInCache, OSError."""
     try:
         os.rename(source, target)

@@ -73,9 +73,8 @@ class CacheUse:
                     os.utime(folder)
 
 
-def prune(cache: str, *, now: float | None = None, timeout_s: float = PRUNE_S) -> None:
+def prune(cache: str, *, timeout_s: float = PRUNE_S) -> None:
     """Remove old entries of `cache`, for `timeout_s` at most; other processes may do the same."""
-    now = time.time() if now is None else now
     until = time.monotonic() + timeout_s
     for subfolder in ("nodes", "files", "bundles"):
         try:
@@ -86,12 +85,12 @@ def prune(cache: str, *, now: float | None = None, timeout_s: float = PRUNE_S) -
             if time.monotonic() > until:
                 return
             with contextlib.suppress(OSError):
-                if _is_old(entry, now):
+                if _is_old(entry):
                     is_folder = entry.is_dir(follow_symlinks=False)
                     (remove if is_folder else os.unlink)(entry.path)
 
 
-def _is_old(entry: os.DirEntry[str], now: float) -> bool:
+def _is_old(entry: os.DirEntry[str]) -> bool:
     is_partial = entry.name.startswith(".") or entry.name.endswith(PARTIAL)
     days = _PARTIAL_DAYS if is_partial else UNUSED_DAYS
-    return entry.stat(follow_symlinks=False).st_mtime < now - days * 86400
+    return entry.stat(follow_symlinks=False).st_mtime < time.time() - days * 86400

@@ -55,7 +55,10 @@ class FileClient:
         self.is_over = False
         """True if the process has ended: unfinished orders will not be answered."""
         self._socket, its_end = socket.socketpair()
-        self.pid = _fork(its_end, cache, self._transit)
+        agent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become_file_process(its_end, cache, self._transit, agent)
         its_end.close()
         self._socket.setblocking(False)
 
@@ -124,14 +127,6 @@ class FileClient:
         self.is_over = True
         self.clean_up()
         self._link.send({"type": "files_lost", "error": "the node's file process was killed"})
-
-
-def _fork(its_end: socket.socket, cache: str, transit: str) -> int:
-    agent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        _become_file_process(its_end, cache, transit, agent)
-    return pid
 
 
 def _become_file_process(its_end: socket.socket, cache: str, transit: str, agent: int) -> NoReturn:

@@ -99,8 +99,7 @@ class Incoming:
         in the folder stay, except those in `removed`.
         """
         number = order["id"]
-        parts = self._parts.setdefault(number, [])
-        parts += order["files"]
+        self._parts.setdefault(number, []).extend(order["files"])
         if order.get("more"):
             return
         files = self._parts.pop(number)
@@ -175,8 +174,7 @@ class Incoming:
     def _request(self, number: int, digests: list[str]) -> None:
         self._senders.update(dict.fromkeys(digests, number))
         for at in range(0, max(1, len(digests)), _PAGE):
-            page = digests[at : at + _PAGE]
-            self._send({"type": "wants", "id": number, "digests": page})
+            self._send({"type": "wants", "id": number, "digests": digests[at : at + _PAGE]})
 
     def _begin(self, digest: str, number: int) -> Blob:
         order = self._orders[number]
@@ -208,8 +206,7 @@ class Incoming:
 
     def _fail(self, number: int, error: Exception) -> None:
         self.cancel(number)
-        reason = reason_of(error)
-        self._send({"type": "receive_failed", "id": number, "error": reason})
+        self._send({"type": "receive_failed", "id": number, "error": reason_of(error)})
 
     def _place(self, order: dict[str, Any], others: set[str | None]) -> None:
         """Build an order's folder from the files that the node has now.

@@ -12,10 +12,6 @@ from tfcluster.agent import budgets, protocol
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 ENOUGH_QUEUED = 1 << 20
 """The bytes waiting to be sent from which on no more log bytes are read from the file."""
 
@@ -71,10 +67,7 @@ class Connection:
         return max(0, ENOUGH_QUEUED - len(self._outgoing))
 
     def read(self) -> list[tuple[bytes, bytes]] | None:
-        """Return the received frames, or None at the end of the connection.
-
-        Raises ProtocolError.
-        """
+        """Return the received frames; None at the connection's end. Raises ProtocolError."""
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
@@ -95,8 +88,7 @@ class Connection:
         """Send what the socket takes; return False at the end of the connection."""
         try:
             while self._outgoing:
-                sent = self.socket.send(self._outgoing)
-                del self._outgoing[:sent]
+                del self._outgoing[: self.socket.send(self._outgoing)]
         except BlockingIOError:
             return True
         except OSError:
@@ -119,7 +111,6 @@ class Connection:
         self.socket.close()
 
     def refuse(self, reason: str) -> None:
-        message: dict[str, Any] = {"type": "refused", "reason": reason, "n": 0}
-        self.queue(protocol.control_frame(message))
+        self.queue(protocol.control_frame({"type": "refused", "reason": reason, "n": 0}))
         self.flush()
         self.socket.close()

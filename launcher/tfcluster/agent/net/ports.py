@@ -179,8 +179,7 @@ def find_holder(port: int, folder: str | None) -> dict[str, Any]:
     """Return the {pid, command, run_id} of the port's holder, each None if unknown."""
     record = _read_lock_holder(_lock_file(folder, port)) if folder is not None else None
     if record is not None:
-        command = _command(record["pid"])
-        return {"pid": record["pid"], "command": command, "run_id": record["run_id"]}
+        return {**record, "command": _command(record["pid"])}
     pid = _pid_of_sockets(_inodes_on(port))
     if pid is None:
         return {"pid": None, "command": None, "run_id": None}
@@ -192,8 +191,9 @@ def _read_lock_holder(path: str) -> dict[str, Any] | None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            record = {"pid": None, "run_id": None, **parse_json_object(file.read())}
-            return record if isinstance(record["pid"], int) else None
+            record = parse_json_object(file.read())
+            pid = record.get("pid")
+            return {"pid": pid, "run_id": record.get("run_id")} if isinstance(pid, int) else None
     return None
 
 

@@ -57,8 +57,7 @@ class CoordinatorLink:
         self._was_welcomed = False
         self._next_ping = 0.0
         self.is_over = False
-        """The coordinator is gone for good: the lease has expired or, without one, the connection
-        has closed."""
+        """True if the coordinator is gone for good: its lease or, without one, connection ended."""
         self._listen()
 
     @property
@@ -114,9 +113,10 @@ class CoordinatorLink:
         deadline = self._coordinator_deadline()
         if deadline is None or now < deadline:
             return
-        has_lease = self._lease_s is not None and self._was_welcomed
-        patience = self._lease_s if has_lease and self._lease_s is not None else FIRST_HELLO_S
-        if now >= self._last_heard + patience:
+        patience_s = FIRST_HELLO_S
+        if self._lease_s is not None and self._was_welcomed:
+            patience_s = self._lease_s
+        if now >= self._last_heard + patience_s:
             self.is_over = True
         elif now >= self._next_ping:
             self._next_ping = now + PING_S

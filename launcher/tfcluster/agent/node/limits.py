@@ -174,21 +174,18 @@ class OomDetector:
     def evidence(self, pid: int, counts_before: KillCounts) -> str | None:
         """Return the evidence that a task's SIGKILL was an out-of-memory kill, or None."""
         line = self._log.kill_of(pid)
-        grown = [
-            folder for folder in counts_before if self._unexplained(folder) > counts_before[folder]
-        ]
-        if line is None and not grown:
-            return None
-        counts = {folder: _kills(folder) for folder in grown}
-        for folder in grown:
-            self._explained[folder] = self._explained.get(folder, 0) + 1
+        grown = []
+        for folder, before in counts_before.items():
+            explained, count = self._explained.get(folder, 0), _kills(folder)
+            if count - explained > before:
+                grown.append((folder, count))
+                self._explained[folder] = explained + 1
         if line is not None:
             return f"kernel log: {line}"
-        cgroup, count = _describe_cgroup(grown[0]), counts[grown[0]]
-        return f"{cgroup}: its count of out-of-memory kills rose to {count}"
-
-    def _unexplained(self, folder: str) -> int:
-        return _kills(folder) - self._explained.get(folder, 0)
+        if not grown:
+            return None
+        folder, count = grown[0]
+        return f"{_describe_cgroup(folder)}: its count of out-of-memory kills rose to {count}"
 
     def close(self) -> None:
         self._log.close()

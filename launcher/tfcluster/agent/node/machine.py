@@ -52,7 +52,6 @@ SHARED_OUT = (
 SMI_S = 5.0
 """The time for NVIDIA's driver to answer."""
 IMPORT_S = 180.0
-"""The time for `import tensorflow`."""
 _SMALL_FILE = b"\0" * 65536
 
 

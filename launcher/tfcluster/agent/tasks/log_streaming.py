@@ -131,7 +131,7 @@ class LogStreams:
         if unwritten and self.link.log_room > 0:
             name, where = task.stream_name, protocol.NOT_IN_FILE
             self.link.queue(protocol.data_frame(protocol.LOG, name, where, unwritten))
-        if task.log.lost_bytes and task.loss_report.is_due():
+        if task.log.is_report_due():
             self._report_loss(task)
         if self.link.wants_logs:
             self._stream(task)
@@ -165,6 +165,5 @@ class LogStreams:
             self.link.queue(protocol.data_frame(protocol.LOG, task.stream_name, where, data))
 
     def _report_loss(self, task: Task) -> None:
-        named = {"task": task.name, "attempt": task.attempt}
         lost, reason = task.log.take_loss(), task.log.loss_reason
-        self.link.send({"type": "log_lost", **named, "bytes": lost, "reason": reason})
+        self.link.send({"type": "log_lost", **task.id_fields, "bytes": lost, "reason": reason})

@@ -53,6 +53,7 @@ class Log:
         self.lost_bytes = 0
         """The lost bytes that `take_loss` has not reported yet."""
         self.loss_reason = ""
+        self._next_report = 0.0
         self._gap = 0
         self._open()
 
@@ -92,6 +93,14 @@ class Log:
             if written == len(mark):
                 self._gap = 0
 
+    def is_report_due(self) -> bool:
+        """Return whether to report lost bytes now: at once the first time, then every second."""
+        now = time.monotonic()
+        if not self.lost_bytes or now < self._next_report:
+            return False
+        self._next_report = now + 1.0
+        return True
+
     def take_loss(self) -> int:
         """Return the bytes lost since the last call."""
         lost, self.lost_bytes = self.lost_bytes, 0
@@ -126,20 +135,6 @@ def _flush_mask(log: Log) -> bytes:
     """Write what the mask held back; return what the file lost of it."""
     data = memoryview(log.mask.flush() if log.mask is not None else b"")
     return bytes(data[log.append(data) :]) if data else b""
-
-
-class LossReportTimer:
-    """A timer for reports of lost bytes: the first at once, then one per second."""
-
-    def __init__(self) -> None:
-        self._next = 0.0
-
-    def is_due(self) -> bool:
-        now = time.monotonic()
-        if now < self._next:
-            return False
-        self._next = now + 1.0
-        return True
 
 
 class Mask:

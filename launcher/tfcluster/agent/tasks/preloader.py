@@ -53,7 +53,6 @@ class Preloader:
         self._socket: socket.socket | None = None
         self._pipe = -1
         self._output = bytearray()
-        """The output of the imports."""
         self._started = 0
         self._timeout_s = IMPORT_S
         self.is_ready = False
@@ -131,8 +130,7 @@ class Preloader:
         if self.is_ready:
             failed_read, failed_write = os.pipe()
             go_read, go_write = os.pipe()
-            fds = [output, events, failed_write, go_read]
-            answer = self._request_fork(spec, fds)
+            answer = self._request_fork(spec, [output, events, failed_write, go_read])
             os.close(failed_write)
             os.close(go_read)
             if "pid" in answer:
@@ -179,10 +177,8 @@ class Preloader:
             self.is_ready = True
             self._link.send({"type": "preload_ready", "seconds": report["seconds"]})
         else:
-            self._give_up(str(report.get("why") or self._last_output_line() or "no output"))
-
-    def _last_output_line(self) -> str:
-        return self._output.decode(errors="replace").strip().rpartition("\n")[2]
+            last_line = self._output.decode(errors="replace").strip().rpartition("\n")[2]
+            self._give_up(str(report.get("why") or last_line or "no output"))
 
     def _give_up(self, why: str) -> None:
         self._end()
@@ -225,11 +221,7 @@ def read_message(line: socket.socket, timeout_s: float) -> dict[str, Any]:
 
 
 def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
-    """Read `size` bytes, fewer at the end. Raises TimeoutError.
-
-    MSG_WAITALL does not wait on a socket with a time-out.
-    """
-    data = b""
+    data = b""  # in pieces: MSG_WAITALL does not wait on a socket with a time-out
     while len(data) < size:
         line.settimeout(max(0.001, deadline - time.monotonic()))
         piece = line.recv(size - len(data))

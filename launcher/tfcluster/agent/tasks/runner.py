@@ -13,17 +13,7 @@ from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
-from tfcluster.agent.tasks.task import (
-    DRAIN_S,
-    MAX_EVENT,
-    StartError,
-    Task,
-    clear_group,
-    escalate_stop,
-    force_stop,
-    fork_and_exec,
-    request_stop,
-)
+from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, StartError, Task, fork_and_exec
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -119,24 +109,23 @@ class TaskRunner:
         return self._preloader.fork if spec.get("preload") else fork_and_exec
 
     def _confirm(self, task: Task) -> None:
-        named = {"task": task.name, "attempt": task.attempt}
         try:
             task.confirm()
         except StartError as error:
             del self._tasks[task.name]
             self._recorder.drop_group(task.pid)
-            self.link.send({"type": "start_failed", **named, "error": str(error)})
+            self.link.send({"type": "start_failed", **task.id_fields, "error": str(error)})
             return
         task.kills_before = self._oom_detector.count_kills(task.pid)
         self._log_streams.begin(task)
         read = selectors.EVENT_READ
         self._selector.register(task.events, read, lambda _events: self._read_reports(task))
-        self.link.send({"type": "task_started", **named, "pid": task.pid})
+        self.link.send({"type": "task_started", **task.id_fields, "pid": task.pid})
 
     def stop(self, names: list[str], grace_s: float) -> None:
         for name in names:
             if name in self._tasks:
-                request_stop(self._tasks[name], grace_s)
+                self._tasks[name].request_stop(grace_s)
 
     def signal(self, names: list[str], number: int) -> None:
         """Signal the tasks' own processes, not their children, which may not expect the signal."""
@@ -161,7 +150,7 @@ class TaskRunner:
         self._preloader.on_time(now)
         self._log_streams.pipes.on_time(now)
         for task in list(self._tasks.values()):
-            escalate_stop(task, now)
+            task.escalate_stop(now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
                 self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
@@ -189,14 +178,13 @@ class TaskRunner:
                 self._report_task_event(task, parse_json_object(raw))
 
     def _report_dropped(self, task: Task) -> None:
-        named = {"task": task.name, "attempt": task.attempt}
-        self.link.send({"type": "reports_dropped", **named, "count": task.reports.dropped})
+        count = task.reports.dropped
+        self.link.send({"type": "reports_dropped", **task.id_fields, "count": count})
 
     def _report_task_event(self, task: Task, event: dict[str, Any]) -> None:
         if event.get("type") == "progress" and self.link.backlog > PROGRESS_BACKLOG:
             return
-        named = {"task": task.name, "attempt": task.attempt}
-        self.link.send({"type": "task_event", **named, "event": event})
+        self.link.send({"type": "task_event", **task.id_fields, "event": event})
 
     # -- ends
 
@@ -225,24 +213,20 @@ class TaskRunner:
     def _report_stop(self, task: Task, status: int) -> None:
         if task.stopping:
             return  # a task that is being stopped gets SIGCONT from the agent
-        named = {"task": task.name, "attempt": task.attempt}
         if os.WIFSTOPPED(status):
-            self.link.send({"type": "task_stopped", **named, "signal": os.WSTOPSIG(status)})
+            number = os.WSTOPSIG(status)
+            self.link.send({"type": "task_stopped", **task.id_fields, "signal": number})
         else:
-            self.link.send({"type": "task_continued", **named})
+            self.link.send({"type": "task_continued", **task.id_fields})
 
     def _read_remaining(self, task: Task) -> None:
-        """Read all that an ended task wrote and reported.
-
-        A child of the task that still writes has until `drain_until`.
-        """
         self._read_reports(task)
-        task.drain_until = time.monotonic() + DRAIN_S
+        task.drain_until = time.monotonic() + DRAIN_S  # for a child of the task that still writes
         for _ in range(2):  # a full pipe, then its end
             self._log_streams.drain(task)
 
     def _finish(self, task: Task) -> None:
-        clear_group(task)
+        task.signal_group(signal.SIGKILL)  # what the task left running in its group
         self._unwatch(task)
         self._log_streams.end(task)
         if task.reports.dropped > 1:
@@ -260,7 +244,7 @@ class TaskRunner:
         """
         now = time.monotonic()
         for task in self._tasks.values():
-            force_stop(task, now)
+            task.force_stop(now)
         deadline = now + _END_S
         while any(task.usage is None for task in self._tasks.values()):
             self.reap()
@@ -280,8 +264,7 @@ class TaskRunner:
 
     def _report_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None
-        named = {"task": task.name, "attempt": task.attempt}
-        self.link.send({"type": "unkillable", **named, "pids": [task.pid]})
+        self.link.send({"type": "unkillable", **task.id_fields, "pids": [task.pid]})
 
     def _unwatch(self, task: Task) -> None:
         with contextlib.suppress(KeyError, ValueError):

@@ -1,10 +1,9 @@
 """Stray processes that an ended attempt left running outside its process groups.
 
-A task's group is killed when the task ends (`task.clear_group`). A process that left the group (a
-daemon, `start_new_session=True`) lives on, which may be intended: it may upload the last results
-while the other tasks train. But it must end before its task's next attempt, which needs the ports,
-GPU memory or files that it may hold. The agent, a subreaper, has inherited it by then and
-recognizes it by
+A task's group is killed when the task ends. A process that left the group (a daemon,
+`start_new_session=True`) lives on, which may be intended: it may upload the last results while the
+other tasks train. But it must end before its task's next attempt, which needs the ports, GPU memory
+or files that it may hold. The agent, a subreaper, has inherited it by then and recognizes it by
 
 * the TFCLUSTER_RUN_ID, TFCLUSTER_TASK and TFCLUSTER_ATTEMPT of its first environment (a fork keeps
   them in /proc/PID/environ), or

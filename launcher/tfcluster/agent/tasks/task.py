@@ -19,7 +19,7 @@ from tfcluster.agent.processes import (
     signal_group,
     start_time,
 )
-from tfcluster.agent.tasks.output import Log, LossReportTimer, mask_of, open_pipe
+from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 TYPE_CHECKING = False
@@ -89,6 +89,8 @@ class Task:
         """
         self.name: str = spec["task"]
         self.attempt = attempt
+        self.id_fields = {"task": self.name, "attempt": attempt}
+        """The fields of every message about the task."""
         self.marks = marks(spec.get("env", {}))
         self.stopping = False
         """True if tfcluster is ending the task, so that it did not end by itself."""
@@ -106,7 +108,6 @@ class Task:
         self.usage: tuple[int, int] | None = None
         """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
-        self.loss_report = LossReportTimer()
         self.log = Log(spec["log"], mask_of(spec))
         self.log_begin = self.streamed = self.log.size
         """The offset up to which the log was sent to the coordinator; first, where it begins."""
@@ -156,8 +157,7 @@ class Task:
         oom = {} if self.oom is None else {"oom": self.oom}
         return {
             "type": "task_exited",
-            "task": self.name,
-            "attempt": self.attempt,
+            **self.id_fields,
             "exit_code": None if signaled else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if signaled else None,
             "ended_by": "tfcluster" if self.stopping else "itself",
@@ -178,6 +178,33 @@ class Task:
         """Record the end of the pid. `max_rss` is wait4's: KiB on Linux, bytes on macOS."""
         self.ended_at = time.monotonic()
         self.usage = (status, max_rss * 1024 if IS_LINUX else max_rss)
+
+    def request_stop(self, grace_s: float) -> None:
+        """Send SIGTERM to the group, and SIGKILL after `grace_s`, or earlier by another request."""
+        first = not self.stopping
+        self.stopping = True
+        kill_at = time.monotonic() + grace_s
+        self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        if first and grace_s > 0:
+            self.signal_group(signal.SIGTERM)
+            self.signal_group(signal.SIGCONT)
+
+    def escalate_stop(self, now: float) -> None:
+        """Send SIGKILL once the grace of a requested stop is over."""
+        if self.usage is None and self.kill_at is not None and now >= self.kill_at:
+            self.force_stop(now)
+
+    def force_stop(self, now: float) -> None:
+        """Send SIGKILL to the group, which ends stopped processes too.
+
+        A process in uninterruptible sleep (a dead NFS server, a GPU driver) does not end until it
+        wakes: it is reported, not waited for.
+        """
+        self.stopping = True
+        self.kill_at = None
+        self.signal_group(signal.SIGKILL)
+        if not self.is_unkillable:
+            self.unkillable_at = now + UNKILLABLE_S
 
     def close(self) -> None:
         self.log.close()
@@ -218,23 +245,19 @@ def exec_or_report(
     try:
         env = environment(spec)
         env[EVENTS_FD] = str(events)
-        _become(argv, env, cwd, spec.get("cores"), output, events, agent)
+        _become_task(spec.get("cores"), output, events, agent)
+        os.chdir(cwd)
+        restore_limit()  # last: until the exec all of the agent's files are open in this process
+        os.execvpe(argv[0], argv, env)
     except BaseException as error:  # the child must never return into the agent
+        where = cwd if getattr(error, "filename", None) == cwd else argv[0]
         with contextlib.suppress(OSError):
-            os.write(failed, _describe(error, argv, cwd).encode(errors="replace"))
+            os.write(failed, f"{where}: {reason_of(error)}".encode(errors="replace"))
     finally:
         os._exit(127)
 
 
-def _become(
-    argv: list[str],
-    env: dict[str, str],
-    cwd: str,
-    cores: list[int] | None,
-    output: int,
-    events: int,
-    agent: int,
-) -> NoReturn:
+def _become_task(cores: list[int] | None, output: int, events: int, agent: int) -> None:
     os.setpgid(0, 0)
     die_with_parent(agent)
     if cores and hasattr(os, "sched_setaffinity"):
@@ -248,50 +271,3 @@ def _become(
     # Python ignores these signals, and an ignored signal stays ignored after an exec.
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    os.chdir(cwd)
-    restore_limit()  # last: until the exec all of the agent's files are open in this process
-    os.execvpe(argv[0], argv, env)
-
-
-def _describe(error: BaseException, argv: list[str], cwd: str) -> str:
-    reason = reason_of(error)
-    where = cwd if getattr(error, "filename", None) == cwd else argv[0]
-    return f"{where}: {reason}"
-
-
-def request_stop(task: Task, grace_s: float) -> None:
-    """Send SIGTERM to the group, and SIGKILL after `grace_s`.
-
-    Another request can only bring the SIGKILL forward.
-    """
-    first = not task.stopping
-    task.stopping = True
-    kill_at = time.monotonic() + grace_s
-    task.kill_at = kill_at if task.kill_at is None else min(task.kill_at, kill_at)
-    if first and grace_s > 0:
-        task.signal_group(signal.SIGTERM)
-        task.signal_group(signal.SIGCONT)
-
-
-def escalate_stop(task: Task, now: float) -> None:
-    """Send SIGKILL once the grace of a requested stop is over."""
-    if task.usage is None and task.kill_at is not None and now >= task.kill_at:
-        force_stop(task, now)
-
-
-def force_stop(task: Task, now: float) -> None:
-    """Send SIGKILL to the group, which ends stopped processes too.
-
-    A process in uninterruptible sleep (a dead NFS server, a GPU driver) does not end until it
-    wakes: it is reported, not waited for.
-    """
-    task.stopping = True
-    task.kill_at = None
-    task.signal_group(signal.SIGKILL)
-    if not task.is_unkillable:
-        task.unkillable_at = now + UNKILLABLE_S
-
-
-def clear_group(task: Task) -> None:
-    """Kill what an ended task left running in its group."""
-    task.signal_group(signal.SIGKILL)

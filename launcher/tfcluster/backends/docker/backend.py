@@ -187,10 +187,11 @@ class DockerBackend:
         if container.data_dir is None and container.shared_dir is None:
             return ()
         if self._caller is None:
-            self._caller = asyncio.create_task(_find_caller())
+            self._caller = asyncio.create_task(_options_for_caller())
         user = await asyncio.shield(self._caller)
         if user and container.shared_dir is not None:
-            _make_folder(container.shared_dir)
+            with contextlib.suppress(OSError):  # docker reports a folder that is missing
+                os.makedirs(container.shared_dir, exist_ok=True)
         return user
 
     async def _find_image(self, image: str, tell: Tell) -> str:
@@ -199,11 +200,11 @@ class DockerBackend:
         return await asyncio.shield(self._images[image])
 
 
-async def _find_caller() -> tuple[str, ...]:
+async def _options_for_caller() -> tuple[str, ...]:
     """Return options that run tasks as the caller, who then owns their files.
 
-    None if the daemon is on another machine. A rootless daemon maps its root to the caller
-    (docs.docker.com, rootless).
+    There are none if the daemon is on another machine. A rootless daemon maps its root to the
+    caller (docs.docker.com, rootless).
     """
     if not await asyncio.to_thread(is_here, os.environ):
         return ()
@@ -212,9 +213,3 @@ async def _find_caller() -> tuple[str, ...]:
         return ("--user", "0:0", *HOME)
     groups = [word for group in os.getgroups() for word in ("--group-add", str(group))]
     return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *HOME)
-
-
-def _make_folder(path: str) -> None:
-    """Create a folder for the tasks if possible; docker reports it if it is missing."""
-    with contextlib.suppress(OSError):
-        os.makedirs(path, exist_ok=True)

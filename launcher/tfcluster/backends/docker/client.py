@@ -127,8 +127,7 @@ def endpoint() -> Endpoint:
 
 
 async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
-    """Run `docker ARGV` to its end. Raises DockerError without an answer, SetupError
-    without a client."""
+    """Run `docker ARGV`. Raises DockerError without an answer, SetupError without a client."""
     try:
         process = await asyncio.create_subprocess_exec(
             "docker",
@@ -140,7 +139,10 @@ async def ask(*argv: str, patience_s: float = PATIENCE_S) -> Answer:
             start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
         )
     except FileNotFoundError:
-        raise no_client() from None
+        raise SetupError(
+            "there is no docker client on this machine",
+            fix="install docker, or use another backend",
+        ) from None
     try:
         async with asyncio.timeout(patience_s):
             out, err = await process.communicate()
@@ -161,13 +163,6 @@ def was_cut_off(stderr: str) -> bool:
     """
     return (
         "error during connect" in stderr and re.search(_NOT_DIALLED, stderr, re.IGNORECASE) is None
-    )
-
-
-def no_client() -> SetupError:
-    """Return the error for a machine without a docker client."""
-    return SetupError(
-        "there is no docker client on this machine", fix="install docker, or use another backend"
     )
 
 

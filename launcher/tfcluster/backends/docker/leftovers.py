@@ -17,10 +17,8 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import psutil
-
-from tfcluster.agent.processes import start_time
 from tfcluster.backends.docker.client import Endpoint, endpoint, plain
+from tfcluster.rundir.registry import start_of
 
 RUN = "tfcluster.run"
 COORDINATOR = "tfcluster.coordinator"
@@ -61,7 +59,7 @@ def labels(run_id: str) -> list[str]:
 def this_process() -> str:
     """Return the name of this coordinator in labels and notes."""
     pid = os.getpid()
-    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{_started(pid)}"
+    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{start_of(pid)}"
 
 
 class SilentDockerError(Exception):
@@ -170,18 +168,7 @@ def is_orphan(coordinator: str) -> bool:
     parts = coordinator.split("/")
     if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
         return False
-    return not parts[2].isdecimal() or str(_started(int(parts[2]))) != parts[3]
-
-
-def _started(pid: int) -> int | None:
-    """Return the start time of a process; None if it has ended, zombies included."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return None
-        return start_time(pid) or int(process.create_time())  # the clock may be set meanwhile
-    except psutil.Error:
-        return None
+    return not parts[2].isdecimal() or str(start_of(int(parts[2]))) != parts[3]
 
 
 @dataclass(frozen=True, slots=True)

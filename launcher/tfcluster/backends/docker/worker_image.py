@@ -62,9 +62,8 @@ class Pin:
     @property
     def requirement(self) -> str:
         """The version for pip's ``==``: the newest 2.18 for "2.18"."""
-        return (
-            self.version if self.constraints or self.version.count(".") > 1 else f"{self.version}.*"
-        )
+        is_exact = self.constraints or self.version.count(".") > 1
+        return self.version if is_exact else f"{self.version}.*"
 
 
 def build(options: BuildOptions, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -185,12 +184,13 @@ async def _require_builder() -> None:
 
 
 def _secrets(options: BuildOptions, environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    given = {"ca": options.ca, "pip": options.pip_config}
-    usual = {"ca": ("PIP_CERT", "REQUESTS_CA_BUNDLE"), "pip": ("PIP_CONFIG_FILE",)}
-    for secret, path in given.items():
-        values = [environ[name] for name in usual[secret] if environ.get(name)]
-        places = [path] if path is not None else [Path(value) for value in values]
-        yield from ((secret, place.absolute()) for place in places[:1] if os.path.isfile(place))
+    for secret, given, variables in (
+        ("ca", options.ca, ("PIP_CERT", "REQUESTS_CA_BUNDLE")),
+        ("pip", options.pip_config, ("PIP_CONFIG_FILE",)),
+    ):
+        path = given or next(filter(None, map(environ.get, variables)), None)
+        if path is not None and os.path.isfile(path):
+            yield secret, Path(path).absolute()
 
 
 def _copy_launcher(context: Path) -> None:
