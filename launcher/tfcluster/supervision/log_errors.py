@@ -132,7 +132,10 @@ def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
         return True
     return any(
         _RUNTIME_ERROR.fullmatch(error.exception) is not None
-        and all(_is_lost_peer_message(part) for part in _root_errors(error.message))
+        and all(
+            _PEER_IS_LOST.search(part) or _CONNECTION_BROKE.search(part)
+            for part in _root_errors(error.message)
+        )
         for error in [raised, *_handled_exceptions(traceback)]
     )
 
@@ -151,10 +154,6 @@ def _root_errors(message: str) -> list[str]:
     if not _ROOT_ERRORS.search(message):
         return [message]
     return _ROOT_ERROR.split(message)[1:] or [message]
-
-
-def _is_lost_peer_message(message: str) -> bool:
-    return bool(_PEER_IS_LOST.search(message) or _CONNECTION_BROKE.search(message))
 
 
 def has_lost_peer_message(log: str) -> bool:

@@ -174,8 +174,7 @@ class GangRestarts:
                 and not member.restarts_alone
                 and member.node in self._gone
             ):
-                reason = self._gone[member.node]
-                return loss_of(member.node, str(member.id), reason)
+                return loss_of(member.node, str(member.id), self._gone[member.node])
         return None
 
     def _give_up(self, cause: Failure, why: GiveUp, now: float) -> None:
@@ -192,10 +191,9 @@ class GangRestarts:
         on_gone = {task.id for task in self._plan.tasks if task.node in self._gone}
         self.members = members = tuple(task for task in self.members if task not in on_gone)
         number = self._attempt_state.gang.attempt + 1
-        next_attempt = NextAttempt(
-            number, members, verdict.delay_s, fresh_ports=verdict.fresh_ports
+        self._attempt_state.next_attempt = NextAttempt(
+            number, members, verdict.delay_s, verdict.fresh_ports
         )
-        self._attempt_state.next_attempt = next_attempt
         fewer = members if len(members) < len(self._plan.tasks) else None
         self._attempt_state.orders.record(
             self._restarts.event(None, cause, verdict, attempt=number, members=fewer)
@@ -226,9 +224,8 @@ class TaskRestarts:
         if failure is None or member.is_restart_due or not self._is_needed(member, is_finishing):
             return
         unit = member.id
-        if member.node in self.gone:
-            verdict: GiveUp | Restart = NODE_GONE
-        else:
+        verdict: GiveUp | Restart = NODE_GONE
+        if member.node not in self.gone:
             step = self._restarts.progress_of(member)
             verdict = self._restarts.decide(unit, failure, step=step)
         if isinstance(verdict, GiveUp):
@@ -237,8 +234,8 @@ class TaskRestarts:
         member.is_restart_due = True
         if self._attempt_state.is_training:
             self._timers.set(f"restart {unit}", now + verdict.delay_s)
-        attempt = member.attempt + 1
-        self._orders.record(self._restarts.event(unit, failure, verdict, attempt=attempt))
+        event = self._restarts.event(unit, failure, verdict, attempt=member.attempt + 1)
+        self._orders.record(event)
 
     def _is_needed(self, member: Member, is_finishing: bool) -> bool:
         if not member.restarts_alone or not member.is_over:
