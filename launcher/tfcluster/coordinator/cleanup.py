@@ -18,15 +18,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from tfcluster import backends
 from tfcluster.agent import foreign_json
-from tfcluster.backends.base import Backend, EndsLostRuns
+from tfcluster.backends.base import EndsLostRuns
 from tfcluster.errors import NodeLostError
-from tfcluster.nodes.hub import KILL_S
+from tfcluster.nodes.hub import KILL_S, backend_of
 from tfcluster.plan.plan import NodePlan, Plan, plan_from_json
 from tfcluster.rundir import registry
 from tfcluster.rundir.journal import require_json
@@ -70,7 +68,7 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
 
 def outliving(plan: Plan) -> list[NodePlan]:
     """Return the nodes whose tasks outlive the coordinator, for as long as their lease."""
-    return [node for node in plan.nodes if isinstance(_backend_of(node), EndsLostRuns)]
+    return [node for node in plan.nodes if isinstance(backend_of(node), EndsLostRuns)]
 
 
 def end_nodes(paths: RunPaths) -> list[NodeEnd]:
@@ -96,7 +94,7 @@ async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, identity = _backend_of(node), state.agents.get(node.name, {}).get("identity")
+    backend, identity = backend_of(node), state.agents.get(node.name, {}).get("identity")
     assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
@@ -104,16 +102,10 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
         found = await backend.end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
-    ended, folder = tuple(found["ended"]), found["folder"]
-    return NodeEnd(node.name, ended, folder, _trouble(found), until)
-
-
-def _trouble(found: Mapping[str, Any]) -> str:
+    trouble = "" if found["is_proved"] else "nothing proves that its agent has ended"
     if found["stays"]:
-        return f"{', '.join(found['stays'])} was killed but still lives"
-    if not found["is_proved"]:
-        return "nothing proves that its agent has ended"
-    return ""
+        trouble = f"{', '.join(found['stays'])} was killed but still lives"
+    return NodeEnd(node.name, tuple(found["ended"]), found["folder"], trouble, until)
 
 
 def _plan(paths: RunPaths) -> Plan | None:
@@ -122,10 +114,6 @@ def _plan(paths: RunPaths) -> Plan | None:
         return plan_from_json(foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _backend_of(node: NodePlan) -> Backend:
-    return backends.get(node.backend, runtime_dir=runtime_dir())
 
 
 @dataclass(frozen=True, slots=True)

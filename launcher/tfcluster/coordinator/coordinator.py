@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -58,13 +58,13 @@ class Coordinator:
         self._run_gathering, self._faults = run_gathering, start_options.faults
         self._report_filter = ReportFilter(journal.state, start_options.faults, self._warn)
         self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
+        self._external_peers = ExternalPeers(plan, self._wait_for)
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
             last_line=lambda member: last_line(self.paths, member),
-            absent=lambda: self._external_peers.absent(),
+            absent=self._external_peers.absent,
         )
-        self._external_peers = ExternalPeers(plan, self._wait_for)
         self._loop = Loop(self._hub, self._supervisor, journal, self._carry_out)
         until, wait_for, hub = self._loop.until, journal.wait_for, self._hub
         startup = Startup(
@@ -118,11 +118,10 @@ class Coordinator:
             error: SetupError | None = None
             try:
                 await self._attempts.start_first()
-                for follow in (
-                    self._run_gathering.follow(self._put_event),
-                    self._follow_external_peers(),
-                ):
-                    following.append(background.create_task(follow))
+                following += [
+                    background.create_task(self._run_gathering.follow(self._put_event)),
+                    background.create_task(self._follow_external_peers()),
+                ]
                 await self._attempts.run_restarts()
             except RunOver:
                 pass
@@ -302,13 +301,7 @@ class Coordinator:
             gathered = await self._loop.run_to_end(self._finish())
         for event in gathered:
             self._record(event)
-        if (unread := self._supervisor.gang.unread_settings()) is not None:
-            self.journal.record(ev.Warned(message=unread, closing=True))
-        for node in self._hub.unconfirmed:
-            self.journal.record(ev.Warned(message=self._unconfirmed_warning(node), closing=True))
-        for sentence in self._hub.leftovers:
-            self.journal.record(ev.Warned(message=sentence, closing=True))
-        for warning in chaos.not_injected(self._faults, self.journal.state):
+        for warning in self._closing_warnings():
             self.journal.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
         if outcome is None:
@@ -317,9 +310,14 @@ class Coordinator:
         self.journal.record(outcome.event())
         return outcome
 
-    def _unconfirmed_warning(self, node: str) -> str:
-        lease_s, run_id = self.plan.supervision.lease_s, self.paths.run_id
-        return (
-            f"{node} may not know that the run is over: its agent ends what still runs there"
-            f" within {lease_s:g} s; ~/.cache/tfcluster/nodes/{run_id} is not removed"
-        )
+    def _closing_warnings(self) -> Iterator[str]:
+        if (unread := self._supervisor.gang.unread_settings()) is not None:
+            yield unread
+        for node in self._hub.unconfirmed:
+            yield (
+                f"{node} may not know that the run is over: its agent ends what still runs there"
+                f" within {self.plan.supervision.lease_s:g} s;"
+                f" ~/.cache/tfcluster/nodes/{self.paths.run_id} is not removed"
+            )
+        yield from self._hub.leftovers
+        yield from chaos.not_injected(self._faults, self.journal.state)

@@ -79,14 +79,6 @@ class RunGathering:
         """Set the tasks' folders; to be called before anything else."""
         self._folders = folders
 
-    def _gatherer_of(self, chief: TaskId) -> Gatherer:
-        evaluators = [t.id for t in self._plan.tasks if t.id.job == "evaluator"]
-        return Gatherer(
-            self._folders.checkpoints(chief),
-            self._store,
-            followers=map(self._folders.follower, evaluators),
-        )
-
     @property
     def newest(self) -> Newest:
         """The state an attempt would start from now; for a shared directory, the one that
@@ -208,7 +200,10 @@ class RunGathering:
         """Gather the checkpoints of `chief` from now on."""
         self._is_settled = False
         if chief != self._chief and self._runs_chief:
-            self._chief, self._gatherer = chief, self._gatherer_of(chief)
+            evaluators = (task.id for task in self._plan.tasks if task.id.job == "evaluator")
+            followers = map(self._folders.follower, evaluators)
+            source = self._folders.checkpoints(chief)
+            self._chief, self._gatherer = chief, Gatherer(source, self._store, followers=followers)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled: every 2 s, and soon after a task reported a save.

@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfcluster import backends
 from tfcluster.agent.node import machine
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.nodes import code_sync, orders
-from tfcluster.nodes.hub import Hub
+from tfcluster.nodes.hub import Hub, backend_of
 from tfcluster.nodes.orders import ANSWER_S, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.plan.context import LOCAL
@@ -77,7 +76,7 @@ def _obstacle_finding(error: SetupError) -> Finding:
 async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
-    hub = Hub(_backend_of, paths, lease_s=_LEASE_S)
+    hub = Hub(backend_of, paths, lease_s=_LEASE_S)
     visit = _Visit(plan, paths, hub)
     async with asyncio.TaskGroup() as background:
         try:
@@ -93,10 +92,6 @@ async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
     names = tuple(node.name for node in plan.nodes)
     findings = [*unreachable, *port_findings]
     return PreflightReport(names, report.answers, report.findings).with_more(findings)
-
-
-def _backend_of(node: NodePlan) -> backends.base.Backend:
-    return backends.get(node.backend, runtime_dir=runtime_dir())
 
 
 class _Visit:
