@@ -20,7 +20,7 @@ from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.errors import SetupError
 from tfcluster.nodes.hub import Hub, Message
-from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
+from tfcluster.nodes.reports import STEPS, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
@@ -254,9 +254,11 @@ class Coordinator:
             case "start_failed":
                 self._supervisor.start_failed(task, attempt, message["error"], now)
             case "task_event":
-                self._on_report(task, attempt, message["event"])
-                if is_chief and (found := saved(message["event"])) is not None:
-                    self._run_gathering.saved(*found)
+                report = message["event"]
+                self._on_report(task, attempt, report)
+                if is_chief and report["type"] == "saved":
+                    step, at_ns = report.get("step"), report.get("at_ns")
+                    self._run_gathering.saved(report["path"], step, at_ns)
             case "task_stopped":
                 self._supervisor.froze(task, attempt, message["signal"], now)
             case "task_continued":

@@ -1,7 +1,4 @@
-"""Orders to the agents, built from a plan, and `Answers`, which waits for their replies.
-
-All functions are pure; each returns one order as a dict, or checks one reply.
-"""
+"""Orders to the agents, built from a plan, and `Answers`, which waits for their replies."""
 
 from __future__ import annotations
 
@@ -77,10 +74,10 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
-        task.id: AssignedResources(
-            _resource_env(task, found[task.id], set_by_node, peers), found[task.id].cores
+        name: AssignedResources(
+            _resource_env(task, found[name], set_by_node, peers), found[name].cores
         )
-        for task in tasks.values()
+        for name, task in tasks.items()
     }
 
 
@@ -88,19 +85,17 @@ def _resource_env(
     task: TaskPlan, share: Share, set_by_node: Collection[str], peers: int
 ) -> tuple[EnvVar, ...]:
     """Return the variables of a task's share that neither the spec nor the node sets."""
-    threads = share.threads or 1
-    values = [
-        *(
-            (name, value, EVEN_SHARE)
-            for name, value in thread_env(threads, serving_peers=peers).items()
-        ),
-        *(
-            (name, value, "resources.gpus")
-            for name, value in gpu_env(share.gpus, shared=share.gpu_is_shared).items()
-        ),
-    ]
+    by_source = {
+        EVEN_SHARE: thread_env(share.threads or 1, serving_peers=peers),
+        "resources.gpus": gpu_env(share.gpus, shared=share.gpu_is_shared),
+    }
     known = {*set_by_node, *(var.name for var in task.command.env)}
-    return tuple(EnvVar(*value) for value in values if value[0] not in known)
+    return tuple(
+        EnvVar(name, value, source)
+        for source, values in by_source.items()
+        for name, value in values.items()
+        if name not in known
+    )
 
 
 _NONE_ASSIGNED: Mapping[TaskId, AssignedResources] = {}
