@@ -1,8 +1,4 @@
-"""Starts of attempts on connected nodes, and the check of peers that other machines start.
-
-`Attempts` starts the first attempt and each restart that the supervisor orders, reconnecting lost
-nodes before it; `ExternalPeers` reports which tasks of other machines cannot be reached yet.
-"""
+"""Starts of attempts on connected nodes, and the check of peers that other machines start."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """Clean-up after a lost run, whose coordinator is gone, on remote nodes and on this host.
 
-`end_nodes` ends what still runs on remote nodes until their leases end. `clean_up` ends the run's
-processes on this host, found by marks that only they carry, and removes its files. When a
-coordinator is killed its agent ends the tasks at once, and when an agent is killed its guard does:
-what survives was stopped with them (SIGSTOP), or left its process group and then its agent.
+When a coordinator is killed its agent ends the tasks at once, and when an agent is killed its
+guard does: what survives was stopped with them (SIGSTOP), or left its process group and then its
+agent.
 """
 
 from __future__ import annotations

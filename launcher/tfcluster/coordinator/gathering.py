@@ -1,8 +1,4 @@
-"""Gathering of a run: the chief's checkpoints while it trains, outputs at its end.
-
-`RunGathering` copies into the run folder and puts the newest state back before an attempt; `show`
-reports its progress.
-"""
+"""Gathering of a run: the chief's checkpoints while it trains, outputs at its end."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ _REPORT_AFTER, _REPORT_EVERY = 5, 30
 
 
 class RunGathering:
-    """The gathering of one run, from the chief's checkpoint directory in a thread."""
+    """The gathering of one run in a thread; before an attempt it puts the newest state back."""
 
     def __init__(self, plan: Plan, paths: RunPaths, *, enabled: bool = True) -> None:
         """Prepare the gathering; `enabled` is false with ``--no-gather``."""

@@ -1,8 +1,4 @@
-"""The steps before training: ports, preload, preflight, code, prepare, start of the tasks.
-
-`Startup` sends the orders for each step to the agents and waits for their answers; `StartOptions`
-says which steps to leave out.
-"""
+"""The steps before training: ports, preload, preflight, code, prepare, start of the tasks."""
 
 from __future__ import annotations
 

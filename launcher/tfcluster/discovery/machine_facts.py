@@ -1,7 +1,4 @@
-"""Gather the facts that planning needs: this machine's addresses, cores, GPUs, Pythons, job code.
-
-`gather` reads everything once and returns it as a `PlanContext`; planning itself does no I/O.
-"""
+"""Gather the facts that planning needs: this machine's addresses, cores, GPUs, Pythons, code."""
 
 from __future__ import annotations
 
@@ -161,10 +158,7 @@ def _interpreters(
 
 
 def _image_python(path: str | None, why: str) -> Interpreter:
-    """Return the Python of a container.
-
-    A path relative to the spec is on this machine: it means nothing in a container.
-    """
+    """Return the Python of a container, in which a path relative to the spec means nothing."""
     if path is not None and "/" in path and not path.startswith("/"):
         if why == "--python":
             fix = "leave it out, or give a path in the image: --python /opt/tf/bin/python"

@@ -1,8 +1,4 @@
-"""Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan.
-
-One function per source: `plan_file` a spec file, `plan_again` an earlier run, `plan_spec` a loaded
-spec, `plan_join` this machine's part of a cluster, `plan_manual_start` one task started by hand.
-"""
+"""Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Code sync: the snapshot of the workdir that other machines get, and shared workdirs.
-
-`snapshot` selects the files to send: those that git tracks or does not ignore.
-`find_shared_workdirs` finds the nodes that see the workdir itself, over a shared file system.
-"""
+"""Code sync: the snapshot of the workdir that other machines get, and shared workdirs."""
 
 from __future__ import annotations
 
@@ -72,7 +68,7 @@ def _join_first(paths: Sequence[str]) -> str:
 def snapshot(
     workdir: Path, include: Sequence[str] = (), *, withheld: Sequence[str] = ()
 ) -> Snapshot:
-    """Return the files of `workdir` to send.
+    """Return the files of `workdir` to send: those that git tracks or does not ignore.
 
     `include`: globs of files to send even if git ignores them or they look like credentials;
     `withheld`: paths that are not sent unless `include` names them. Files that git tracks are sent

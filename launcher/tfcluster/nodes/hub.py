@@ -1,7 +1,4 @@
-"""The coordinator's links to all agents, with one inbox and one outbox.
-
-`Hub` connects, sends, receives and closes; `NodeBorder` refuses messages that a node may not send.
-"""
+"""The coordinator's links to all agents, with one inbox and one outbox."""
 
 from __future__ import annotations
 

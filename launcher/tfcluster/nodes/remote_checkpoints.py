@@ -1,8 +1,4 @@
-"""Folders of tasks on other machines: reading them, filling them, keeping an evaluator in step.
-
-`RemoteSource` reads a remote folder for a gatherer's thread; `files_to_send` prepares the files of
-a restore; `RemoteFollower` adds new checkpoints to a remote evaluator's folder.
-"""
+"""Folders of tasks on other machines: reading them, filling them, keeping an evaluator in step."""
 
 from __future__ import annotations
 

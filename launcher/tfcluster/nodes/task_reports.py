@@ -2,7 +2,7 @@
 
 Anything that runs in a task can write to its event socket. `clean` drops a report of an unknown
 kind or without a required field, leaves out any other invalid field, and cuts long strings; the
-rest of the launcher relies on that. `ReportFilter` limits how many notes and trials a run keeps.
+rest of the launcher relies on that.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ _SHAPES: Mapping[str, tuple[Mapping[str, Read], Mapping[str, Read]]] = {
 
 
 class ReportFilter:
-    """The limits on one run's reports; `tell` is called with a sentence when some are left out."""
+    """The limits on a run's notes and trials; `tell` gets a sentence when some are left out."""
 
     def __init__(
         self, state: RunSnapshot, faults: Sequence[Fault], tell: Callable[[str], None]

@@ -165,7 +165,10 @@ class _Visit:
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
         replies = ((name, self._port_reply(name)) for name in self.connected)
-        return lost + [_taken_port(n, r) for n, r in replies if r and r["type"] == "port_taken"]
+        taken = (
+            (node, reply) for node, reply in replies if reply and reply["type"] == "port_taken"
+        )
+        return lost + [probes.taken_port(node, reply) for node, reply in taken]
 
     def _port_reply(self, node: str) -> Mapping[str, Any] | None:
         return self._hub.answer(node, _PORT_REPLIES)
@@ -175,8 +178,3 @@ class _Visit:
         replies = [self._port_reply(name) or {} for name in self.connected]
         held = (reply for reply in replies if reply.get("type") == "ports_held")
         return orders.attempt_of(self._plan, 1, (), held).ports
-
-
-def _taken_port(node: str, reply: Mapping[str, Any]) -> Finding:
-    error = orders.port_error(reply)
-    return Finding(node, "ports", error.message, error.fix)

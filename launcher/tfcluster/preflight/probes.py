@@ -1,8 +1,4 @@
-"""Probes that check the nodes before a start, and the links between them after a failure.
-
-`NodeProbes` asks the agents of all nodes; `probe_this_node` and `probe_this_node_in_detail` check
-this machine without an agent; `ReachabilityCheck` has the nodes dial each other.
-"""
+"""Probes that check the nodes before a start, and the links between them after a failure."""
 
 from __future__ import annotations
 
@@ -11,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tfcluster.agent.net import ports
 from tfcluster.agent.node import limits, machine
@@ -130,7 +127,7 @@ class ReachabilityCheck:
     hub: Hub
 
     async def run(self, attempt: int, *, is_over: Callable[[], bool]) -> dict[str, str]:
-        """Return node → how it is cut off, see `connectivity.lost`.
+        """Return node → how it is cut off, see `connectivity.find_lost_links`.
 
         Nodes that do not answer in time, or before the run `is_over`, are left out.
         """
@@ -169,7 +166,7 @@ def probe_this_node(plan: Plan) -> PreflightReport:
 
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
-    answers = tuple(_planned_answer(plan, node) for node in plan.nodes)
+    answers = tuple(_planned_answer(plan, node, ProbeAnswer(node.name)) for node in plan.nodes)
     needs = replace(_unplanned_needs(plan), tensorflow=False)
     nodes = tuple(answer.node for answer in answers)
     return PreflightReport(nodes, answers, rules.judge(answers, needs))
@@ -213,11 +210,11 @@ def _unplanned_needs(plan: Plan) -> Needs:
     return Needs(tensorflow=needs.tensorflow, gang=needs.gang, writes=needs.writes)
 
 
-def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer | None = None) -> ProbeAnswer:
+def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer) -> ProbeAnswer:
     tasks = [task for task in plan.listening if task.node == node.name]
     python = node.interpreter
     return replace(
-        facts or ProbeAnswer(node.name),
+        facts,
         python=(python.version or "") if python else "",
         packages=dict(python.packages) if python else {},
         executable=python.path if python else "",
@@ -248,5 +245,10 @@ def _taken_ports(plan: Plan, locks: Path) -> Iterator[Finding]:
         is_fixed = task.port and plan.kind != "plain"
         if is_fixed and (holder := ports.taken_by(task.port, str(locks))) is not None:
             requested = {"host": task.host, "port": task.port, "task": str(task.id)}
-            error = port_error({**requested, **holder})
-            yield Finding(task.node, "ports", error.message, error.fix)
+            yield taken_port(task.node, {**requested, **holder})
+
+
+def taken_port(node: str, reply: Mapping[str, Any]) -> Finding:
+    """Return the finding for a ``port_taken`` reply."""
+    error = port_error(reply)
+    return Finding(node, "ports", error.message, error.fix)

@@ -1,6 +1,6 @@
 """The state of an attempt: its gang, stage, timers and orders, and how it or the run ends (pure).
 
-`AttemptState` is the only place that changes the stage, stops tasks or sets the outcome.
+`AttemptState` is the only place that changes the stage or sets the outcome.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Restarts the gang or single tasks: counts each one's restarts, applies the policy, orders them.
-
-`Restarts` keeps the counts, `GangRestarts` restarts the gang, `TaskRestarts` the tasks that
-restart alone.
-"""
+"""Restarts the gang or single tasks: counts the restarts, applies the policy, orders them."""
 
 from __future__ import annotations
 
