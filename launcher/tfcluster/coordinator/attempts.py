@@ -208,10 +208,7 @@ class Attempts:
         return True
 
     def _give_up(self, node: str, error: SetupError) -> None:
-        """Have the supervisor continue without the node, or end the run.
-
-        Called when nothing can live on the node any more.
-        """
+        """Report to the supervisor that nothing can live on the node any more."""
         self._lost.add(node)
         self._given_up.add(node)
         self.supervisor.node_gone(node, error.message, self.loop.now())

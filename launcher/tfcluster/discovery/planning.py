@@ -88,10 +88,7 @@ class Planned:
 
 
 def _keys_with_args(job: Job) -> list[str]:
-    """Return the keys of ``job.per_task`` with their own arguments for the job's program.
-
-    The command line's arguments are appended to those.
-    """
+    """Return the keys of ``job.per_task`` whose own arguments the command line's are added to."""
     programs = {key for key, entry in job.per_task.items() if entry.has_program}
     with_args = (key for key, entry in job.per_task.items() if entry.args is not None)
     return [key for key in with_args if not programs & {key, key.partition(":")[0]}]

@@ -197,7 +197,6 @@ class Hub:
         return self._backends[node.backend]
 
     def _note(self, node: NodePlan, backend: Backend, link: AgentLink) -> None:
-        """Note what the backend and the agent's welcome say of a node."""
         name = node.name
         self._links[name], self._capabilities[name] = link, backend.capabilities
         self._ended.discard(name)

@@ -36,7 +36,6 @@ from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 
 _EMPTY_COMMAND = Command((), (), "/")
-_NO_ENV: Mapping[str, str] = {}
 ANSWER_S: Final = 60.0
 """Time after which an agent that has not answered an order counts as broken."""
 SHOWN_AFTER_S: Final = 3.0
@@ -98,7 +97,7 @@ def _resource_env(
     )
 
 
-_NONE_ASSIGNED: Mapping[TaskId, AssignedResources] = {}
+PORT_REPLIES: Final = ("ports_held", "port_taken")
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
@@ -124,12 +123,11 @@ def port_error(reply: Mapping[str, Any]) -> PortInUseError:
     )
 
 
-def attempt_of(
-    plan: Plan, number: int, members: Iterable[TaskId], held: Iterable[Mapping[str, Any]]
-) -> Attempt:
-    """Return an attempt on the ports of the ``ports_held`` messages `held`."""
-    ports = {TaskId.parse(task): port for reply in held for task, port in reply["ports"].items()}
-    return Attempt(plan, number, tuple(members), ports)
+def held_ports(hub: Hub, nodes: Iterable[str]) -> dict[TaskId, int]:
+    """Return the ports that the agents of `nodes` hold, as they answered."""
+    replies = (hub.answer(node, ["ports_held"]) for node in nodes)
+    held = (reply["ports"] for reply in replies if reply is not None)
+    return {TaskId.parse(task): port for ports in held for task, port in ports.items()}
 
 
 def start(
@@ -137,20 +135,20 @@ def start(
     site: Site,
     *,
     holds_ports: bool,
-    only: Iterable[TaskId] | None = None,
-    restored_step: int | None = None,
-    faults: Sequence[Fault] = (),
-    proxy_env: Mapping[str, str] = _NO_ENV,
-    assigned: Mapping[TaskId, AssignedResources] = _NONE_ASSIGNED,
+    only: Iterable[TaskId],
+    restored_step: int | None,
+    faults: Sequence[Fault],
+    proxy_env: Mapping[str, str],
+    assigned: Mapping[TaskId, AssignedResources],
 ) -> dict[str, Any]:
-    """Start the attempt's tasks of one node, or `only` some of them.
+    """Start those of the tasks `only` that belong to the node.
 
     `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
     """
     plan, paths = attempt.plan, site.paths
     preloading = preload_on(plan, site.node)
     tasks = []
-    for task_id in attempt.members if only is None else only:
+    for task_id in only:
         task = plan.task(task_id)
         if task.node != site.node:
             continue

@@ -127,8 +127,7 @@ def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
 
 
 def _task_of(tuner: str, *, reporter: str) -> str:
-    """Return the task of a tuner such as ``worker-1``; a tuner that searches alone has no such
-    name, and is the reporter itself."""
+    """Return the task of a tuner such as ``worker-1``; one that searches alone is `reporter`."""
     try:
         return str(TaskId.parse(tuner))
     except ValueError:

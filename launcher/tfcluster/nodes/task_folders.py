@@ -187,10 +187,7 @@ class TaskFolders:
                 raise result
 
     async def _send_to_task(self, site: Site, task: TaskId, files: Sequence[Sent]) -> None:
-        """Send the files to one task's folder; a node lost meanwhile is not an error here.
-
-        Its link reports the loss, and its tasks are not started.
-        """
+        """Send the files to one task's folder; a node lost meanwhile is reported by its link."""
         try:
             into = str(site.paths.task_checkpoints(task))
             await self._hub.files(site.node).send_tree(into, files, keep=False)

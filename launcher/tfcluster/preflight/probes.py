@@ -13,7 +13,7 @@ from tfcluster.agent.net import ports
 from tfcluster.agent.node import limits, machine
 from tfcluster.backends import bundle
 from tfcluster.nodes import orders
-from tfcluster.nodes.hub import Hub, Message
+from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, Until, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
 from tfcluster.nodes.reports import LINKS, PREFLIGHT
@@ -133,8 +133,13 @@ class ReachabilityCheck:
         """
         built = await asyncio.to_thread(bundle.build)
         names = [node.name for node in self.plan.nodes]
-        held = (self.hub.answer(name, ["ports_held"]) for name in names)
-        self._send_orders(names, attempt, filter(None, held), built.digest)
+        dials = between(self.plan, names, orders.held_ports(self.hub, names))
+        for name in names:
+            order = connectivity.order_for(name, dials, attempt)
+            python, site = self.plan.node(name).interpreter, self.hub.site(name)
+            self.hub.forget(name, *_DIAL_REPLIES)
+            self.hub.send(name, orders.start_dial(python, site, order, built.digest))
+        self.hub.put(lambda: None)  # wakes the loop, which sends
         loop = asyncio.get_running_loop()
         until = loop.time() + connectivity.ANSWER_S
         while loop.time() < until and not is_over():
@@ -143,18 +148,6 @@ class ReachabilityCheck:
             await asyncio.sleep(_POLL_S)
         cuts = [cut for name in names for cut in self._read_cuts(name, attempt)]
         return connectivity.find_lost_links(cuts, chief_node=self.plan.task(self.plan.chief).node)
-
-    def _send_orders(
-        self, names: Sequence[str], attempt: int, held: Iterable[Message], digest: str
-    ) -> None:
-        ports = orders.attempt_of(self.plan, attempt, (), held).ports
-        dials = between(self.plan, names, ports)
-        for name in names:
-            order = connectivity.order_for(name, dials, attempt)
-            python, site = self.plan.node(name).interpreter, self.hub.site(name)
-            self.hub.forget(name, *_DIAL_REPLIES)
-            self.hub.send(name, orders.start_dial(python, site, order, digest))
-        self.hub.put(lambda: None)  # wakes the loop, which sends
 
     def _read_cuts(self, node: str, attempt: int) -> Iterable[connectivity.Cut]:
         lines = last_text(self.paths.step_log(LINKS, node)).splitlines()
@@ -206,8 +199,7 @@ def machine_facts(node: str, folder: Path) -> ProbeAnswer:
 
 def _unplanned_needs(plan: Plan) -> Needs:
     """Return the needs that the plan has not checked; it checks GPUs, script and Estimator."""
-    needs = rules.needs_of(plan)
-    return Needs(tensorflow=needs.tensorflow, gang=needs.gang, writes=needs.writes)
+    return replace(rules.needs_of(plan), estimator=False, nccl={}, gpu_indexes={})
 
 
 def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer) -> ProbeAnswer:
@@ -232,10 +224,7 @@ def _detailed_answer(plan: Plan, node: NodePlan, folder: Path, *, deep: bool) ->
 
 
 def _foreign_names(tasks: list[TaskPlan]) -> list[str]:
-    """Return the tasks' hosts that are not this machine.
-
-    Loopback needs no name lookup, which may take seconds.
-    """
+    """Return the tasks' hosts that are not this machine; for loopback without a name lookup."""
     hosts = dict.fromkeys(task.host for task in tasks if not is_loopback(task.host))
     return [host for host in hosts if not machine.is_local(host)]
 

@@ -96,7 +96,6 @@ class MemberCounts:
         return next((member.waits_since for member in self._waiting.values()), None)
 
     def _update(self) -> None:
-        """Update the standings of the members that have changed."""
         for name, member in self._changed.items():
             if (before := self._standing.get(name)) is not None:
                 del self._by_standing[before][name]

@@ -277,7 +277,6 @@ class Supervisor:
                 self._attempt_state.conclude(verdict)
 
     def _finish(self, now: float) -> None:
-        """Finish the run after the chief's success."""
         self._attempt_state.cancel_restarts()
         if (verdict := self._judge()) is not Next.FINISH:
             self._follow(verdict, now)
