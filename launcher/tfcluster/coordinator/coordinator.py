@@ -178,8 +178,7 @@ class Coordinator:
     def _on_gathered(self, events: list[Event]) -> None:
         for event in events:
             self._record(event)
-        newest = self._run_gathering.newest
-        self._supervisor.checkpoints_gathered(newest.step, self._now(), name=newest.name)
+        self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
 
     def _carry_out(self) -> None:
         for action in self._supervisor.orders.take():

@@ -185,11 +185,8 @@ class RunGathering:
 
     def _take_results(self) -> tuple[list[Event], list[str]]:
         """Return new events and notes, including those of a thread that was no longer awaited."""
-        found, notes = list[Event](), list[str]()
-        while self._found:
-            found.append(self._found.popleft())
-        while self._notes:
-            notes.append(self._notes.popleft())
+        found = [self._found.popleft() for _ in range(len(self._found))]
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
         return found, notes
 
     def follow_chief(self, chief: TaskId) -> None:

@@ -28,10 +28,6 @@ _MAX_FILES = 60
 """Limit of the job's own modules that are read for their imports."""
 
 
-def do_nothing() -> None:
-    """Do nothing: the default for `meanwhile`."""
-
-
 def gather(
     spec: ClusterSpec,
     *,
@@ -40,7 +36,7 @@ def gather(
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
     local_names: Collection[str] = (),
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> PlanContext:
     """Gather what `make_plan` needs besides `spec`; does not start TensorFlow.
 

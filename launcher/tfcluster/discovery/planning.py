@@ -17,7 +17,6 @@ from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
     addresses_to_compare,
-    do_nothing,
     gather,
     own_addresses,
     requested_python,
@@ -102,7 +101,7 @@ def plan_file(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Load the spec `source` and plan it; raises SpecError (exit 2) and what `plan_spec` does."""
     from tfcluster.spec.load import load_file  # imports pydantic
@@ -119,7 +118,7 @@ def plan_again(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Plan an earlier run again, as it was started; see `plan_file`."""
     from tfcluster.spec.load import load_file
@@ -139,7 +138,7 @@ def plan_spec(
     args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     local_names: Collection[str] = (),
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Plan a loaded spec for this machine.
 

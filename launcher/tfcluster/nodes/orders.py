@@ -316,7 +316,7 @@ class Answers:
             return [node for node in waiting if not is_lost(node)]
 
         begun = asyncio.get_running_loop().time()
-        await self._until(lambda: not silent(), begun + min(SHOWN_AFTER_S, ANSWER_S))
+        await self._until(lambda: not silent(), begun + SHOWN_AFTER_S)
         if late := silent():
             self.wait_for(f"{', '.join(late)} {what}")
             at = None if work_s is None else begun + work_s + ANSWER_S

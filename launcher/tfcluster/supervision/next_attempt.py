@@ -50,10 +50,13 @@ class Restarts:
         if step is not None or self.newest.step is None:
             self.newest = Newest(step, name)
 
-    def note_all_gathered(self, step: int | None, name: str | None) -> None:
+    def note_all_gathered(self, newest: Newest) -> None:
         """Note that all checkpoints of the attempt are in the run folder, and the newest one."""
-        self.newest, before = Newest(step, name), self._begun_from
-        self._advanced |= name not in (None, before.name) if step is None else step != before.step
+        self.newest, before = newest, self._begun_from
+        if newest.step is None:
+            self._advanced |= newest.name not in (None, before.name)
+        else:
+            self._advanced |= newest.step != before.step
 
     def decide(
         self, unit: TaskId | None, failure: Failure, *, step: int | None

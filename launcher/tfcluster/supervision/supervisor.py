@@ -198,15 +198,10 @@ class Supervisor:
         self._restarts.note_gathered(step, name)
         self._react(now)
 
-    def checkpoints_gathered(
-        self, step: int | None, now: float, *, name: str | None = None
-    ) -> None:
-        """Decide about a restart: all of the chief's checkpoints are now in the run folder.
-
-        `step` and `name` belong to the newest of them.
-        """
+    def checkpoints_gathered(self, newest: Newest, now: float) -> None:
+        """Decide about a restart: all of the chief's checkpoints are now in the run folder."""
         if self._attempt_state.stage is Stage.GATHERING:
-            self._restarts.note_all_gathered(step, name)
+            self._restarts.note_all_gathered(newest)
             self._gang_restarts.decide(now)
             self._react(now)
 
