@@ -27,11 +27,7 @@ class Loop:
     """The loop of a run. Everything that waits does so here, while inputs are handled."""
 
     def __init__(
-        self,
-        hub: Hub,
-        supervisor: Supervisor,
-        journal: Journal,
-        carry_out: Callable[[], None],
+        self, hub: Hub, supervisor: Supervisor, journal: Journal, carry_out: Callable[[], None]
     ) -> None:
         """Prepare the loop; `carry_out` does what the supervisor has ordered."""
         self._hub, self._supervisor, self._journal = hub, supervisor, journal

@@ -41,8 +41,7 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "bus-error", "/dev/shm or a disk is full, or a file shrank while it was mapped into memory"
     ),
     "SIGTERM": KnownError(
-        "sigterm",
-        "something else stopped it: a batch system, a container engine or a user",
+        "sigterm", "something else stopped it: a batch system, a container engine or a user"
     ),
     "out_of_memory": KnownError(
         "out-of-memory",

@@ -168,12 +168,7 @@ class Gang:
         return self._settings.warning() if has_trained else None
 
     def note_exit(
-        self,
-        member: Member,
-        event: TaskExited,
-        *,
-        error: Mapping[str, Any] | None,
-        last_lines: str,
+        self, member: Member, event: TaskExited, *, error: Mapping[str, Any] | None, last_lines: str
     ) -> None:
         """Note the end of a task; `error` is the exception it reported, if any."""
         member.exit, member.frozen_by = event, None

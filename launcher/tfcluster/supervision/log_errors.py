@@ -64,6 +64,7 @@ _AFTER = 200
 
 An exception further from the end of the log was caught and did not end the task."""
 _WIDTH = 400
+_MAX_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +174,8 @@ def refused_arguments(log: str, exit_code: int | None) -> str | None:
     return found[-1] if found else None
 
 
-def shorten(text: str, *, place: str = "", lines: int = 8) -> str:
-    """Return an exception's `text` without the noise, in at most `lines` lines, then `place`.
+def shorten(text: str, *, place: str = "") -> str:
+    """Return an exception's `text` without the noise, in a few lines, then `place`.
 
     Noise is what TensorFlow and Keras add: the graph's stack, the names of its functions, a
     layer's arguments. The values of a tensor may be part of a message, so the middle is cut: the
@@ -184,6 +185,6 @@ def shorten(text: str, *, place: str = "", lines: int = 8) -> str:
         text = noise.sub("", text)
     filled = [line for line in f"{text.rstrip()} {place}".splitlines() if line.strip()]
     shown = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in filled]
-    if len(shown) > lines:
+    if len(shown) > _MAX_LINES:
         shown = [*shown[:2], f"… {len(shown) - 4} lines …", *shown[-2:]]
     return "\n".join(shown).rstrip()

@@ -45,10 +45,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def to_json(
-    failures: Sequence[Failure],
-    elsewhere: Sequence[TaskPlan] = (),
-    *,
-    is_by_hand: bool = False,
+    failures: Sequence[Failure], elsewhere: Sequence[TaskPlan] = (), *, is_by_hand: bool = False
 ) -> dict[str, Any] | None:
     """Return the fields of the `diagnosis` event, or None without failures.
 
@@ -145,7 +142,7 @@ class Verdict:
     """The outcome of the run; None leaves it to the restart policy."""
 
 
-def blame_survivors(core: Sequence[Member], *, is_part: bool = False) -> Verdict:
+def blame_survivors(core: Sequence[Member], *, is_part: bool) -> Verdict:
     """Blame the tasks that still run after all others failed as a consequence.
 
     Where only a part of the gang runs here (`is_part`) the cause is elsewhere: no task is blamed.
@@ -189,9 +186,7 @@ def find_frozen(gang: MemberCounts) -> list[Member]:
     )
 
 
-def warn_about_late(
-    late: Sequence[Member], grace_s: float, last_step: int | None = None
-) -> list[str]:
+def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | None) -> list[str]:
     """Return warnings about the tasks that are stopped although they have not failed."""
     missed = {str(member.id): _not_evaluated(member, last_step) for member in late}
     warnings = [
@@ -257,7 +252,7 @@ def blame_missing(
     deadline_s: float,
     last_line: Callable[[Member], str],
     now: float,
-    elsewhere: Sequence[str] = (),
+    elsewhere: Sequence[str],
 ) -> Verdict:
     """Blame the tasks that others wait for, each with its age and last line.
 
