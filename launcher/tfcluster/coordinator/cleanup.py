@@ -190,7 +190,7 @@ def find(run_id: str) -> Iterator[Leftover]:
 
 def _identify(process: psutil.Process, run_id: str) -> str:
     argv = process.cmdline()
-    if _is_agent(argv):
+    if "-c" in argv and any("tfcluster.agent.entry" in word for word in argv):
         if argv[-1] != run_id:
             return ""
         parent = process.parent()
@@ -199,10 +199,6 @@ def _identify(process: psutil.Process, run_id: str) -> str:
     if environ.get("TFCLUSTER_RUN_ID") != run_id:
         return ""
     return environ.get("TFCLUSTER_TASK", "prepare")
-
-
-def _is_agent(argv: list[str]) -> bool:
-    return "-c" in argv and any("tfcluster.agent.entry" in word for word in argv)
 
 
 def _is_dead(leftover: Leftover) -> bool:

@@ -24,7 +24,7 @@ from tfcluster.nodes.reports import STEPS, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.preflight.probes import ReachabilityCheck
+from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Status
@@ -75,8 +75,7 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, startup, journal, self._loop, self._connect, self._record
         )
-        self._reachability = ReachabilityCheck(plan, self.paths, hub)
-        self._checking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
 
@@ -156,8 +155,9 @@ class Coordinator:
         self._external_peers.ports = ports
         self._announced(ports)
 
-    async def _check_reachability(self, attempt: int) -> None:
-        lost = await self._reachability.run(attempt, is_over=lambda: self._is_closing)
+    async def _probe_links(self, attempt: int) -> None:
+        plan, paths, hub = self.plan, self.paths, self._hub
+        lost = await probe_links(plan, paths, hub, attempt, is_over=lambda: self._is_closing)
         self._hub.put(lambda: self._supervisor.links_probed(lost, self._now()))
 
     async def _follow_external_peers(self) -> None:
@@ -171,8 +171,8 @@ class Coordinator:
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
-        if self._checking is not None:  # it may find the cause
-            await asyncio.wait([self._checking])
+        if self._probing is not None:  # it may find the cause
+            await asyncio.wait([self._probing])
         self._hub.put(lambda: self._on_gathered(events))
 
     def _on_gathered(self, events: list[Event]) -> None:
@@ -199,7 +199,7 @@ class Coordinator:
             case do.GatherCheckpoints():
                 self._background.create_task(self._gather_latest())
             case do.ProbeLinks(attempt):
-                self._checking = self._background.create_task(self._check_reachability(attempt))
+                self._probing = self._background.create_task(self._probe_links(attempt))
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))

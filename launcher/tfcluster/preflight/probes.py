@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -118,40 +118,33 @@ def _hosts(plan: Plan) -> list[str]:
     return sorted({task.host.strip("[]") for task in plan.tasks})
 
 
-@dataclass(frozen=True, slots=True)
-class ReachabilityCheck:
-    """The check of the links between the nodes of one run."""
+async def probe_links(
+    plan: Plan, paths: RunPaths, hub: Hub, attempt: int, *, is_over: Callable[[], bool]
+) -> dict[str, str]:
+    """Have the nodes dial each other; return node → how it is cut off (`find_lost_links`).
 
-    plan: Plan
-    paths: RunPaths
-    hub: Hub
-
-    async def run(self, attempt: int, *, is_over: Callable[[], bool]) -> dict[str, str]:
-        """Return node → how it is cut off, see `connectivity.find_lost_links`.
-
-        Nodes that do not answer in time, or before the run `is_over`, are left out.
-        """
-        built = await asyncio.to_thread(bundle.build)
-        names = [node.name for node in self.plan.nodes]
-        dials = between(self.plan, names, orders.held_ports(self.hub, names))
-        for name in names:
-            order = connectivity.order_for(name, dials, attempt)
-            python, site = self.plan.node(name).interpreter, self.hub.site(name)
-            self.hub.forget(name, *_DIAL_REPLIES)
-            self.hub.send(name, orders.start_dial(python, site, order, built.digest))
-        self.hub.put(lambda: None)  # wakes the loop, which sends
-        loop = asyncio.get_running_loop()
-        until = loop.time() + connectivity.ANSWER_S
-        while loop.time() < until and not is_over():
-            if all(self.hub.answer(name, _DIAL_REPLIES) is not None for name in names):
-                break
-            await asyncio.sleep(_POLL_S)
-        cuts = [cut for name in names for cut in self._read_cuts(name, attempt)]
-        return connectivity.find_lost_links(cuts, chief_node=self.plan.task(self.plan.chief).node)
-
-    def _read_cuts(self, node: str, attempt: int) -> Iterable[connectivity.Cut]:
-        lines = last_text(self.paths.step_log(LINKS, node)).splitlines()
-        return connectivity.parse_report(node, lines[-1], attempt=attempt) if lines else ()
+    Nodes that do not answer in time, or before the run `is_over`, are left out.
+    """
+    built = await asyncio.to_thread(bundle.build)
+    names = [node.name for node in plan.nodes]
+    dials = between(plan, names, orders.held_ports(hub, names))
+    for name in names:
+        order = connectivity.order_for(name, dials, attempt)
+        python = plan.node(name).interpreter
+        hub.forget(name, *_DIAL_REPLIES)
+        hub.send(name, orders.start_dial(python, hub.site(name), order, built.digest))
+    hub.put(lambda: None)  # wakes the loop, which sends
+    loop = asyncio.get_running_loop()
+    until = loop.time() + connectivity.ANSWER_S
+    while loop.time() < until and not is_over():
+        if all(hub.answer(name, _DIAL_REPLIES) is not None for name in names):
+            break
+        await asyncio.sleep(_POLL_S)
+    cuts: list[connectivity.Cut] = []
+    for name in names:
+        if lines := last_text(paths.step_log(LINKS, name)).splitlines():
+            cuts += connectivity.parse_report(name, lines[-1], attempt=attempt)
+    return connectivity.find_lost_links(cuts, chief_node=plan.task(plan.chief).node)
 
 
 def probe_this_node(plan: Plan) -> PreflightReport:
