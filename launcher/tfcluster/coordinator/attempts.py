@@ -80,13 +80,11 @@ class Attempts:
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
         """Connect to `nodes` at once; raise SetupError for all that cannot be reached."""
-        connecting = map(self.connect, nodes)
-        results = await asyncio.gather(*connecting, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        errors = [failure for failure in failures if isinstance(failure, SetupError)]
-        if len(errors) != len(failures):
-            raise next(failure for failure in failures if failure not in errors)
-        NodeLostError.raise_all(errors)
+        results = await asyncio.gather(*map(self.connect, nodes), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, SetupError):
+                raise result
+        NodeLostError.raise_all([result for result in results if isinstance(result, SetupError)])
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:
         if self.plan.preload:

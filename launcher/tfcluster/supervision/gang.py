@@ -95,13 +95,11 @@ class Gang:
 
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
-        running = [
-            standing
-            for standing in self.member_counts.standings()
-            if standing.is_running and standing.is_core
-        ]
         needs_servers = any(
-            not (standing.serves or standing.waits_for_chief) for standing in running
+            standing.is_running
+            and standing.is_core
+            and not (standing.serves or standing.waits_for_chief)
+            for standing in self.member_counts.standings()
         )
         return self.member_counts.members(
             lambda standing: (
@@ -192,14 +190,12 @@ class Gang:
 
     def _finished_peers(self, chief: Member) -> list[str]:
         """Return the peers of `chief` if it is the chief and all of them have ended with 0."""
-        trains = [
-            member for member in self if member.id.job in TRAINERS and not member.restarts_alone
-        ]
-        if self._plan.kind != "training" or chief.id != chief_among(
-            self._plan, (member.id for member in self)
-        ):
+        if self._plan.kind != "training":
             return []
-        peers = [member for member in trains if member is not chief]
+        if chief.id != chief_among(self._plan, (member.id for member in self)):
+            return []
+        trainers = [m for m in self if m.id.job in TRAINERS and not m.restarts_alone]
+        peers = [member for member in trainers if member is not chief]
         return [str(member.id) for member in peers] if all(m.end().ok for m in peers) else []
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:

@@ -56,23 +56,17 @@ def to_json(
     if cause is None:
         return None
     if cause.is_collateral and elsewhere:
-        root = {"task": "another machine", "reason": name_first_failed(elsewhere)}
+        root: dict[str, Any] = {"task": "another machine", "reason": name_first_failed(elsewhere)}
         if is_by_hand:
             name = str(elsewhere[0].id) if len(elsewhere) == 1 else "a task started by hand"
             reason = f"{name_first_failed(elsewhere)}; it was started by hand: see its terminal"
             root = {"task": name, "reason": reason}
-        return {
-            "root_cause": root,
-            "collateral": tuple(dict.fromkeys(failure.task for failure in failures)),
-            "attempt": cause.attempt,
-        }
-    others = [failure for failure in failures if failure.task != cause.task]
-    collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
-    return {
-        "root_cause": _facts(cause, also=_failed_alike(cause, others)),
-        "collateral": tuple(collateral),
-        "attempt": cause.attempt,
-    }
+        collateral = dict.fromkeys(failure.task for failure in failures)
+    else:
+        others = [failure for failure in failures if failure.task != cause.task]
+        root = _facts(cause, also=_failed_alike(cause, others))
+        collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
+    return {"root_cause": root, "collateral": tuple(collateral), "attempt": cause.attempt}
 
 
 def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
