@@ -27,7 +27,7 @@ from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import journal
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_transfer import Sent
+from tfcluster.wire.file_sending import Sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tfcluster.nodes.git_listing import is_credential
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan import remote_paths
 from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.wire.file_transfer import Sent
+from tfcluster.wire.file_sending import Sent
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000

@@ -22,7 +22,8 @@ from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import NodePlan
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire import messages
-from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
+from tfcluster.wire.file_sending import RemoteFilesError
+from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
 Message = Mapping[str, Any]

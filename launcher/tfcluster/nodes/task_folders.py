@@ -25,8 +25,7 @@ from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError
-from tfcluster.wire.file_transfer import RemoteFilesError, Sent
+from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
 
 
 class TaskFolders:

@@ -31,8 +31,6 @@ from tfcluster.wire.file_sending import (
     announce,
 )
 
-__all__ = ["KINDS", "RemoteFileChangedError", "RemoteFiles", "RemoteFilesError", "Sent"]
-
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Take = Callable[[bytes], Awaitable[None]]
 

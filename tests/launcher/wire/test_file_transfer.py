@@ -18,8 +18,8 @@ import pytest
 
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local import AgentProcess
-from tfcluster.wire.file_sending import FilesStalledError
-from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles, RemoteFilesError, Sent
+from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
+from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 from tfcluster.wire.link import AgentLink, Streams
 
 MB = 1 << 20
