@@ -106,9 +106,9 @@ class Supervisor:
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:
         """Return the `tasks` that still must start; their agents must answer in time."""
-        ordered = []
+        ordered, requested = [], set(tasks)
         for member in self.gang if self._attempt_state.is_training else ():
-            if member.id in tasks and member.attempt == attempt and member.is_to_start:
+            if member.id in requested and member.attempt == attempt and member.is_to_start:
                 member.is_ordered, member.answer_by = True, now + START_ANSWER_S
                 ordered.append(member.id)
         self._attempt_state.watch_agents()

@@ -77,7 +77,7 @@ class NodeState:
         )
 
 
-class Answers:
+class AnswerQueue:
     """The answers to one question, in order."""
 
     def __init__(self, node: NodeState) -> None:
@@ -136,7 +136,7 @@ class Question:
     """One question to the node, and its answers."""
 
     number: int
-    answers: Answers
+    answers: AnswerQueue
     is_answered: bool = False
     listed: int = 0
     listed_bytes: int = 0
@@ -223,7 +223,7 @@ class Sending:
         self,
         into: str,
         sources: Mapping[str, tuple[Path, int]],
-        answers: Answers,
+        answers: AnswerQueue,
         send_file: SendFile,
     ) -> None:
         self._into, self._sources = into, sources

@@ -20,7 +20,7 @@ from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.wire.file_sending import (
-    Answers,
+    AnswerQueue,
     NodeState,
     Question,
     ReconnectedError,
@@ -224,7 +224,7 @@ class RemoteFiles:
         if self.is_lost:
             raise RemoteFilesError(self._lost_reason)
         self._last += 1
-        question = self._waiting[self._last] = Question(self._last, Answers(self._node))
+        question = self._waiting[self._last] = Question(self._last, AnswerQueue(self._node))
         try:
             yield question
         except (KeyError, TypeError, ValueError, AttributeError) as error:
