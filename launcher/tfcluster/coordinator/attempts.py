@@ -1,8 +1,4 @@
-"""Starts of attempts on connected nodes, and the check of peers that other machines start.
-
-`Attempts` starts the first attempt and each restart that the supervisor orders, reconnecting lost
-nodes before it; `ExternalPeers` reports which tasks of other machines cannot be reached yet.
-"""
+"""Starts of attempts on connected nodes, and the check of peers that other machines start."""
 
 from __future__ import annotations
 
@@ -84,13 +80,11 @@ class Attempts:
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
         """Connect to `nodes` at once; raise SetupError for all that cannot be reached."""
-        connecting = map(self.connect, nodes)
-        results = await asyncio.gather(*connecting, return_exceptions=True)
-        failures = [result for result in results if isinstance(result, BaseException)]
-        errors = [failure for failure in failures if isinstance(failure, SetupError)]
-        if len(errors) != len(failures):
-            raise next(failure for failure in failures if failure not in errors)
-        NodeLostError.raise_all(errors)
+        results = await asyncio.gather(*map(self.connect, nodes), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, SetupError):
+                raise result
+        NodeLostError.raise_all([result for result in results if isinstance(result, SetupError)])
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:
         if self.plan.preload:
@@ -212,10 +206,7 @@ class Attempts:
         return True
 
     def _give_up(self, node: str, error: SetupError) -> None:
-        """Have the supervisor continue without the node, or end the run.
-
-        Called when nothing can live on the node any more.
-        """
+        """Report to the supervisor that nothing can live on the node any more."""
         self._lost.add(node)
         self._given_up.add(node)
         self.supervisor.node_gone(node, error.message, self.loop.now())

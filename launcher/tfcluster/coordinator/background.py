@@ -12,7 +12,8 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -83,9 +84,8 @@ def _serve(serve: Callable[[Tell], None], writer: int) -> NoReturn:
         if os.fork():
             os._exit(0)  # the child is no session leader, so it can never get a terminal
         _detach(keep=writer)
-        tell = _teller(writer)
-        own = this_process()
-        tell({"host": own.host, "boot_id": own.boot_id, "pid": own.pid, "start": own.start})
+        tell = partial(_tell, writer)
+        tell(asdict(this_process()))
         try:
             serve(tell)
         except BaseException:
@@ -114,12 +114,9 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _teller(writer: int) -> Tell:
-    def tell(message: Mapping[str, Any]) -> None:
-        with contextlib.suppress(OSError):
-            os.write(writer, json.dumps(message).encode() + b"\n")
-
-    return tell
+def _tell(writer: int, message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        os.write(writer, json.dumps(message).encode() + b"\n")
 
 
 @contextlib.contextmanager

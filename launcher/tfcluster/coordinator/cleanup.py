@@ -1,9 +1,8 @@
 """Clean-up after a lost run, whose coordinator is gone, on remote nodes and on this host.
 
-`end_nodes` ends what still runs on remote nodes until their leases end. `clean_up` ends the run's
-processes on this host, found by marks that only they carry, and removes its files. When a
-coordinator is killed its agent ends the tasks at once, and when an agent is killed its guard does:
-what survives was stopped with them (SIGSTOP), or left its process group and then its agent.
+When a coordinator is killed its agent ends the tasks at once, and when an agent is killed its
+guard does: what survives was stopped with them (SIGSTOP), or left its process group and then its
+agent.
 """
 
 from __future__ import annotations
@@ -18,15 +17,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from tfcluster import backends
 from tfcluster.agent import foreign_json
-from tfcluster.backends.base import Backend, EndsLostRuns
+from tfcluster.backends.base import EndsLostRuns
 from tfcluster.errors import NodeLostError
-from tfcluster.nodes.hub import KILL_S
+from tfcluster.nodes.hub import KILL_S, backend_of
 from tfcluster.plan.plan import NodePlan, Plan, plan_from_json
 from tfcluster.rundir import registry
 from tfcluster.rundir.journal import require_json
@@ -70,7 +67,7 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
 
 def outliving(plan: Plan) -> list[NodePlan]:
     """Return the nodes whose tasks outlive the coordinator, for as long as their lease."""
-    return [node for node in plan.nodes if isinstance(_backend_of(node), EndsLostRuns)]
+    return [node for node in plan.nodes if isinstance(backend_of(node), EndsLostRuns)]
 
 
 def end_nodes(paths: RunPaths) -> list[NodeEnd]:
@@ -96,7 +93,7 @@ async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, identity = _backend_of(node), state.agents.get(node.name, {}).get("identity")
+    backend, identity = backend_of(node), state.agents.get(node.name, {}).get("identity")
     assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
@@ -104,16 +101,10 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
         found = await backend.end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
-    ended, folder = tuple(found["ended"]), found["folder"]
-    return NodeEnd(node.name, ended, folder, _trouble(found), until)
-
-
-def _trouble(found: Mapping[str, Any]) -> str:
+    trouble = "" if found["is_proved"] else "nothing proves that its agent has ended"
     if found["stays"]:
-        return f"{', '.join(found['stays'])} was killed but still lives"
-    if not found["is_proved"]:
-        return "nothing proves that its agent has ended"
-    return ""
+        trouble = f"{', '.join(found['stays'])} was killed but still lives"
+    return NodeEnd(node.name, tuple(found["ended"]), found["folder"], trouble, until)
 
 
 def _plan(paths: RunPaths) -> Plan | None:
@@ -122,10 +113,6 @@ def _plan(paths: RunPaths) -> Plan | None:
         return plan_from_json(foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-
-
-def _backend_of(node: NodePlan) -> Backend:
-    return backends.get(node.backend, runtime_dir=runtime_dir())
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +190,7 @@ def find(run_id: str) -> Iterator[Leftover]:
 
 def _identify(process: psutil.Process, run_id: str) -> str:
     argv = process.cmdline()
-    if _is_agent(argv):
+    if "-c" in argv and any("tfcluster.agent.entry" in word for word in argv):
         if argv[-1] != run_id:
             return ""
         parent = process.parent()
@@ -212,10 +199,6 @@ def _identify(process: psutil.Process, run_id: str) -> str:
     if environ.get("TFCLUSTER_RUN_ID") != run_id:
         return ""
     return environ.get("TFCLUSTER_TASK", "prepare")
-
-
-def _is_agent(argv: list[str]) -> bool:
-    return "-c" in argv and any("tfcluster.agent.entry" in word for word in argv)
 
 
 def _is_dead(leftover: Leftover) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,11 +20,11 @@ from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.errors import SetupError
 from tfcluster.nodes.hub import Hub, Message
-from tfcluster.nodes.reports import STEPS, saved, to_event, why_lost
+from tfcluster.nodes.reports import STEPS, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.preflight.probes import ReachabilityCheck
+from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Status
@@ -58,13 +58,13 @@ class Coordinator:
         self._run_gathering, self._faults = run_gathering, start_options.faults
         self._report_filter = ReportFilter(journal.state, start_options.faults, self._warn)
         self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
+        self._external_peers = ExternalPeers(plan, self._wait_for)
         self._supervisor = Supervisor(
             plan,
             last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
             last_line=lambda member: last_line(self.paths, member),
-            absent=lambda: self._external_peers.absent(),
+            absent=self._external_peers.absent,
         )
-        self._external_peers = ExternalPeers(plan, self._wait_for)
         self._loop = Loop(self._hub, self._supervisor, journal, self._carry_out)
         until, wait_for, hub = self._loop.until, journal.wait_for, self._hub
         startup = Startup(
@@ -75,8 +75,7 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, startup, journal, self._loop, self._connect, self._record
         )
-        self._reachability = ReachabilityCheck(plan, self.paths, hub)
-        self._checking: asyncio.Task[None] | None = None
+        self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
 
@@ -118,11 +117,10 @@ class Coordinator:
             error: SetupError | None = None
             try:
                 await self._attempts.start_first()
-                for follow in (
-                    self._run_gathering.follow(self._put_event),
-                    self._follow_external_peers(),
-                ):
-                    following.append(background.create_task(follow))
+                following += [
+                    background.create_task(self._run_gathering.follow(self._put_event)),
+                    background.create_task(self._follow_external_peers()),
+                ]
                 await self._attempts.run_restarts()
             except RunOver:
                 pass
@@ -157,8 +155,9 @@ class Coordinator:
         self._external_peers.ports = ports
         self._announced(ports)
 
-    async def _check_reachability(self, attempt: int) -> None:
-        lost = await self._reachability.run(attempt, is_over=lambda: self._is_closing)
+    async def _probe_links(self, attempt: int) -> None:
+        plan, paths, hub = self.plan, self.paths, self._hub
+        lost = await probe_links(plan, paths, hub, attempt, is_over=lambda: self._is_closing)
         self._hub.put(lambda: self._supervisor.links_probed(lost, self._now()))
 
     async def _follow_external_peers(self) -> None:
@@ -172,15 +171,14 @@ class Coordinator:
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
-        if self._checking is not None:  # it may find the cause
-            await asyncio.wait([self._checking])
+        if self._probing is not None:  # it may find the cause
+            await asyncio.wait([self._probing])
         self._hub.put(lambda: self._on_gathered(events))
 
     def _on_gathered(self, events: list[Event]) -> None:
         for event in events:
             self._record(event)
-        newest = self._run_gathering.newest
-        self._supervisor.checkpoints_gathered(newest.step, self._now(), name=newest.name)
+        self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
 
     def _carry_out(self) -> None:
         for action in self._supervisor.orders.take():
@@ -201,7 +199,7 @@ class Coordinator:
             case do.GatherCheckpoints():
                 self._background.create_task(self._gather_latest())
             case do.ProbeLinks(attempt):
-                self._checking = self._background.create_task(self._check_reachability(attempt))
+                self._probing = self._background.create_task(self._probe_links(attempt))
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))
@@ -255,9 +253,11 @@ class Coordinator:
             case "start_failed":
                 self._supervisor.start_failed(task, attempt, message["error"], now)
             case "task_event":
-                self._on_report(task, attempt, message["event"])
-                if is_chief and (found := saved(message["event"])) is not None:
-                    self._run_gathering.saved(*found)
+                report = message["event"]
+                self._on_report(task, attempt, report)
+                if is_chief and report["type"] == "saved":
+                    step, at_ns = report.get("step"), report.get("at_ns")
+                    self._run_gathering.saved(report["path"], step, at_ns)
             case "task_stopped":
                 self._supervisor.froze(task, attempt, message["signal"], now)
             case "task_continued":
@@ -302,13 +302,7 @@ class Coordinator:
             gathered = await self._loop.run_to_end(self._finish())
         for event in gathered:
             self._record(event)
-        if (unread := self._supervisor.gang.unread_settings()) is not None:
-            self.journal.record(ev.Warned(message=unread, closing=True))
-        for node in self._hub.unconfirmed:
-            self.journal.record(ev.Warned(message=self._unconfirmed_warning(node), closing=True))
-        for sentence in self._hub.leftovers:
-            self.journal.record(ev.Warned(message=sentence, closing=True))
-        for warning in chaos.not_injected(self._faults, self.journal.state):
+        for warning in self._closing_warnings():
             self.journal.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
         if outcome is None:
@@ -317,9 +311,14 @@ class Coordinator:
         self.journal.record(outcome.event())
         return outcome
 
-    def _unconfirmed_warning(self, node: str) -> str:
-        lease_s, run_id = self.plan.supervision.lease_s, self.paths.run_id
-        return (
-            f"{node} may not know that the run is over: its agent ends what still runs there"
-            f" within {lease_s:g} s; ~/.cache/tfcluster/nodes/{run_id} is not removed"
-        )
+    def _closing_warnings(self) -> Iterator[str]:
+        if (unread := self._supervisor.gang.unread_settings()) is not None:
+            yield unread
+        for node in self._hub.unconfirmed:
+            yield (
+                f"{node} may not know that the run is over: its agent ends what still runs there"
+                f" within {self.plan.supervision.lease_s:g} s;"
+                f" ~/.cache/tfcluster/nodes/{self.paths.run_id} is not removed"
+            )
+        yield from self._hub.leftovers
+        yield from chaos.not_injected(self._faults, self.journal.state)

@@ -1,7 +1,6 @@
 """Final copies of a run, after all tasks have ended, and the threads that copy files.
 
-`FinalCopies` copies outputs and TensorBoard files. What cannot be copied does not fail the run: it
-gets a note with the command that fetches it. `FileThreads` gives up work that makes no progress.
+What cannot be copied does not fail the run: it gets a note with the command that fetches it.
 """
 
 from __future__ import annotations

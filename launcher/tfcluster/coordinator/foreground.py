@@ -12,15 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tfcluster import backends
-from tfcluster.backends.base import Backend
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SetupError, TfclusterError
+from tfcluster.nodes.hub import backend_of
 from tfcluster.plan import secrets
-from tfcluster.plan.plan import NodePlan, Plan, plan_to_json
+from tfcluster.plan.plan import Plan, plan_to_json
 from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, journal
 from tfcluster.rundir.events import Resumed, Status
@@ -59,7 +58,7 @@ class Session:
         """
         now = time.time()
         for node in plan.nodes:
-            _backend_of(node)
+            backend_of(node)
         journal.make_runtime_dir()
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = journal.make_new(partial(new_run_id, plan.name, now), home_dir)
@@ -73,12 +72,7 @@ class Session:
         self.unrecorded = ""
         """The reason why the run folder is incomplete; empty if it is complete."""
 
-    def run(
-        self,
-        *,
-        announce: Announce,
-        start_options: StartOptions,
-    ) -> Outcome:
+    def run(self, *, announce: Announce, start_options: StartOptions) -> Outcome:
         """Run to the end and return the outcome; SIGINT, SIGTERM and SIGHUP stop, a second kills.
 
         To be called in `signals_held_back`, like the constructor.
@@ -100,7 +94,7 @@ class Session:
             self.plan,
             self.journal,
             RunGathering(self.plan, self.paths, enabled=start_options.gathers),
-            backend_of=_backend_of,
+            backend_of=backend_of,
             announce=announce,
             start_options=start_options,
         )
@@ -137,10 +131,6 @@ class Session:
     def _without_secrets(self, outcome: Outcome) -> Outcome:
         redact_error(outcome.error, self._secrets)
         return outcome
-
-
-def _backend_of(node: NodePlan) -> Backend:
-    return backends.get(node.backend, runtime_dir=runtime_dir())
 
 
 @contextlib.contextmanager

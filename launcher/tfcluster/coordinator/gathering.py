@@ -1,8 +1,4 @@
-"""Gathering of a run: the chief's checkpoints while it trains, outputs at its end.
-
-`RunGathering` copies into the run folder and puts the newest state back before an attempt; `show`
-reports its progress.
-"""
+"""Gathering of a run: the chief's checkpoints while it trains, outputs at its end."""
 
 from __future__ import annotations
 
@@ -41,7 +37,7 @@ _REPORT_AFTER, _REPORT_EVERY = 5, 30
 
 
 class RunGathering:
-    """The gathering of one run, from the chief's checkpoint directory in a thread."""
+    """The gathering of one run in a thread; before an attempt it puts the newest state back."""
 
     def __init__(self, plan: Plan, paths: RunPaths, *, enabled: bool = True) -> None:
         """Prepare the gathering; `enabled` is false with ``--no-gather``."""
@@ -78,14 +74,6 @@ class RunGathering:
     def use(self, folders: TaskFolders) -> None:
         """Set the tasks' folders; to be called before anything else."""
         self._folders = folders
-
-    def _gatherer_of(self, chief: TaskId) -> Gatherer:
-        evaluators = [t.id for t in self._plan.tasks if t.id.job == "evaluator"]
-        return Gatherer(
-            self._folders.checkpoints(chief),
-            self._store,
-            followers=map(self._folders.follower, evaluators),
-        )
 
     @property
     def newest(self) -> Newest:
@@ -197,18 +185,18 @@ class RunGathering:
 
     def _take_results(self) -> tuple[list[Event], list[str]]:
         """Return new events and notes, including those of a thread that was no longer awaited."""
-        found, notes = list[Event](), list[str]()
-        while self._found:
-            found.append(self._found.popleft())
-        while self._notes:
-            notes.append(self._notes.popleft())
+        found = [self._found.popleft() for _ in range(len(self._found))]
+        notes = [self._notes.popleft() for _ in range(len(self._notes))]
         return found, notes
 
     def follow_chief(self, chief: TaskId) -> None:
         """Gather the checkpoints of `chief` from now on."""
         self._is_settled = False
         if chief != self._chief and self._runs_chief:
-            self._chief, self._gatherer = chief, self._gatherer_of(chief)
+            evaluators = (task.id for task in self._plan.tasks if task.id.job == "evaluator")
+            followers = map(self._folders.follower, evaluators)
+            source = self._folders.checkpoints(chief)
+            self._chief, self._gatherer = chief, Gatherer(source, self._store, followers=followers)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled: every 2 s, and soon after a task reported a save.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from tfcluster.nodes.hub import Hub
@@ -26,11 +27,7 @@ class Loop:
     """The loop of a run. Everything that waits does so here, while inputs are handled."""
 
     def __init__(
-        self,
-        hub: Hub,
-        supervisor: Supervisor,
-        journal: Journal,
-        carry_out: Callable[[], None],
+        self, hub: Hub, supervisor: Supervisor, journal: Journal, carry_out: Callable[[], None]
     ) -> None:
         """Prepare the loop; `carry_out` does what the supervisor has ordered."""
         self._hub, self._supervisor, self._journal = hub, supervisor, journal
@@ -59,27 +56,28 @@ class Loop:
 
         Raises what `work` raises, and RunOver, which cancels it.
         """
-        task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._hub.put(_wake))
-        try:
+        async with self._running(work) as task:
             await self.until(task.done)
             return task.result()
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
 
     async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` of a run that is over to its end, and return its result.
 
         Meanwhile messages are handled and the state is saved, but no orders are sent.
         """
-        task = asyncio.create_task(work)
-        task.add_done_callback(lambda _: self._hub.put(_wake))
-        try:
+        async with self._running(work) as task:
             while not task.done():
                 self._journal.keep_up()
                 await self._hub.turn(self._journal.wake_s)
             return task.result()
+
+    @contextlib.asynccontextmanager
+    async def _running(self, work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+        """Run `work` until the block ends; the end of `work` wakes the loop."""
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._hub.put(lambda: None))
+        try:
+            yield task
         finally:
             task.cancel()
             await asyncio.wait([task])
@@ -91,9 +89,10 @@ class Loop:
     async def _turn(self, at: float | None) -> None:
         await self._hub.flush()
         self._journal.keep_up()
-        due = [moment for moment in (at, self._supervisor.wake_at) if moment is not None]
-        waits = [max(0.0, moment - self.now()) for moment in due]
-        waits += [] if self._journal.wake_s is None else [self._journal.wake_s]
+        due = (at, self._supervisor.wake_at)
+        waits = [max(0.0, moment - self.now()) for moment in due if moment is not None]
+        if self._journal.wake_s is not None:
+            waits.append(self._journal.wake_s)
         wait_s = min(waits, default=None)
         asleep_until = None if wait_s is None else self.now() + wait_s + _LATE_S
         await self._hub.turn(wait_s)
@@ -102,7 +101,3 @@ class Loop:
             await self._hub.turn(0)
         self._supervisor.tick(self.now())
         self._carry_out()
-
-
-def _wake() -> None:
-    """Wake the loop, which then checks its condition again."""

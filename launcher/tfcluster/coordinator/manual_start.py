@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -101,9 +101,7 @@ def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
         tuner_dir=str(paths.tuner),
         restored_step=resumed.get("step"),
     )
-    return _merge(
-        _with_own_secrets(whole, task, os.environ), task, attempt_env, _bundle(whole, task)
-    )
+    return _merge(_with_own_secrets(whole, task), task, attempt_env, _bundle(whole, task))
 
 
 def _ports(state: RunSnapshot) -> dict[TaskId, int]:
@@ -111,11 +109,11 @@ def _ports(state: RunSnapshot) -> dict[TaskId, int]:
     return {TaskId.parse(n): int(at.rpartition(":")[2]) for n, at in addresses.items()}
 
 
-def _with_own_secrets(plan: Plan, task: TaskId, known: Mapping[str, str]) -> Plan:
+def _with_own_secrets(plan: Plan, task: TaskId) -> Plan:
     """Fill in the secrets from this shell: a plan on disk holds none."""
     planned = plan.task(task)
     env = tuple(
-        replace(var, value=known.get(var.name, "")) if var.secret else var
+        replace(var, value=os.environ.get(var.name, "")) if var.secret else var
         for var in planned.command.env
     )
     filled = replace(planned, command=replace(planned.command, env=env))

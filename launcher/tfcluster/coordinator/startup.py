@@ -1,8 +1,4 @@
-"""The steps before training: ports, preload, preflight, code, prepare, start of the tasks.
-
-`Startup` sends the orders for each step to the agents and waits for their answers; `StartOptions`
-says which steps to leave out.
-"""
+"""The steps before training: ports, preload, preflight, code, prepare, start of the tasks."""
 
 from __future__ import annotations
 
@@ -19,9 +15,10 @@ from tfcluster.agent.tasks.preloader import IMPORT_S
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync, orders
-from tfcluster.nodes.hub import Hub, Message
-from tfcluster.nodes.orders import Answers, AssignedResources, Until, never
+from tfcluster.nodes.hub import Hub
+from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until, never
 from tfcluster.nodes.reports import PREPARE
+from tfcluster.plan.attempt import Attempt
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.preloading import preload_on
 from tfcluster.preflight import probes
@@ -30,7 +27,7 @@ from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import journal
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_transfer import Sent
+from tfcluster.wire.file_sending import Sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class StartOptions:
     """The faults of ``--chaos``."""
 
 
-_PORT_REPLIES = ("ports_held", "port_taken")
 _PRELOAD_REPLIES = ("preload_ready", "preload_failed")
 
 
@@ -87,12 +83,12 @@ class Startup:
             return
         names = [node.name for node in nodes]
         for name in names:
-            self.hub.forget(name, *_PORT_REPLIES)
+            self.hub.forget(name, *PORT_REPLIES)
             self.hub.send(name, orders.hold_ports(self.plan, name))
         what = "to hold its ports"
-        await self._answers.require(names, *_PORT_REPLIES, what=what, is_lost=is_lost)
+        await self._answers.require(names, *PORT_REPLIES, what=what, is_lost=is_lost)
         for name in names:
-            reply = self.hub.answer(name, _PORT_REPLIES)
+            reply = self.hub.answer(name, PORT_REPLIES)
             if reply is not None and reply["type"] == "port_taken":
                 raise orders.port_error(reply)
 
@@ -165,9 +161,8 @@ class Startup:
         if not self.start_options.runs_preflight:
             return ()
         if remote:
-            ports = orders.attempt_of(self.plan, 1, (), filter(None, self._held())).ports
             node_probes = NodeProbes(self.plan, self.paths, self.hub, self.until)
-            report = await node_probes.run(names, ports)
+            report = await node_probes.run(names, orders.held_ports(self.hub, names))
         else:
             report = await self._probe_this_node()
         journal.write_json(self.paths.preflight, report.to_json())
@@ -197,9 +192,6 @@ class Startup:
         threading.Thread(target=probe, daemon=True).start()
         await self.until(future.done)
         return future.result()
-
-    def _held(self) -> list[Message | None]:
-        return [self.hub.answer(node.name, ["ports_held"]) for node in self.plan.nodes]
 
     async def prepare(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
@@ -235,10 +227,11 @@ class Startup:
         restored_step: int | None,
     ) -> None:
         """Order the start of the tasks `only` in attempt `number`, whose gang is `members`."""
-        attempt = orders.attempt_of(self.plan, number, members, filter(None, self._held()))
+        ports = orders.held_ports(self.hub, (node.name for node in self.plan.nodes))
+        attempt = Attempt(self.plan, number, tuple(members), ports)
         if not self._is_announced:  # not in attempt 1 if that ended before its start
             self._is_announced = True
-            self.announce({str(task): port for task, port in attempt.ports.items()})
+            self.announce({str(task): port for task, port in ports.items()})
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = orders.start(
                 attempt,

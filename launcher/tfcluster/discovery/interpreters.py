@@ -1,8 +1,4 @@
-"""Find the Python of the tasks and its installed packages, without importing them.
-
-`choose` returns the Python to use, in the contract's order; `find` resolves the path of one that
-was requested; `read` finds out version and packages.
-"""
+"""Find the Python of the tasks and its installed packages, without importing them."""
 
 from __future__ import annotations
 
@@ -56,7 +52,6 @@ print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
 """`importlib.metadata` would give the same, but takes three times as long as all of this."""
 
 _ANSWER_S: Final = 30.0
-_FIX: Final = "choose another Python with --python PATH"
 NAME_ONE: Final = "give a Python, or the folder of a virtual environment: --python PATH"
 ON_PATH: Final = "python3 on PATH"
 _INSTALLED: Final = re.compile(
@@ -197,9 +192,7 @@ def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess
             errors="replace",
         )
     except OSError as error:
-        raise InterpreterError(
-            f"{path} does not work as Python: {describe_error(error)}", fix=_FIX
-        ) from error
+        raise _not_working(path, describe_error(error)) from error
 
 
 def _read_probe(process: subprocess.Popen[str], path: str, why: str) -> Interpreter:
@@ -208,19 +201,21 @@ def _read_probe(process: subprocess.Popen[str], path: str, why: str) -> Interpre
             out, errors = process.communicate(timeout=_ANSWER_S)
         except subprocess.TimeoutExpired as error:
             process.kill()
-            message = f"{path} does not work as Python: {describe_error(error)}"
-            raise InterpreterError(message, fix=_FIX) from error
+            raise _not_working(path, describe_error(error)) from error
     if process.returncode:
-        last = (errors.strip().splitlines() or ["no message"])[-1]
-        raise InterpreterError(f"{path} does not work as Python: {last}", fix=_FIX)
+        raise _not_working(path, (errors.strip().splitlines() or ["no message"])[-1])
     try:
         executable, version, has_tensorflow, names = ast.literal_eval(out.splitlines()[-1])
     except (ValueError, TypeError, IndexError, SyntaxError) as error:
-        message = f"{path} does not work as Python: unexpected output"
-        raise InterpreterError(message, fix=_FIX) from error
+        raise _not_working(path, "unexpected output") from error
     packages = _known(names)
     if has_tensorflow:
         packages.setdefault("tensorflow", "unknown")
     # A version manager's shim may choose another Python in another folder: keep this choice.
     chosen = (executable if why == ON_PATH else None) or path
     return Interpreter(chosen, why, version, packages)
+
+
+def _not_working(path: str, why: str) -> InterpreterError:
+    fix = "choose another Python with --python PATH"
+    return InterpreterError(f"{path} does not work as Python: {why}", fix=fix)

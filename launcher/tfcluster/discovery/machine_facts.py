@@ -1,7 +1,4 @@
-"""Gather the facts that planning needs: this machine's addresses, cores, GPUs, Pythons, job code.
-
-`gather` reads everything once and returns it as a `PlanContext`; planning itself does no I/O.
-"""
+"""Gather the facts that planning needs: this machine's addresses, cores, GPUs, Pythons, code."""
 
 from __future__ import annotations
 
@@ -32,10 +29,6 @@ _MAX_FILES = 60
 """Limit of the job's own modules that are read for their imports."""
 
 
-def do_nothing() -> None:
-    """Do nothing: the default for `meanwhile`."""
-
-
 def gather(
     spec: ClusterSpec,
     *,
@@ -44,7 +37,7 @@ def gather(
     python: str | None = None,
     environ: Mapping[str, str] = os.environ,
     local_names: Collection[str] = (),
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> PlanContext:
     """Gather what `make_plan` needs besides `spec`; does not start TensorFlow.
 
@@ -162,10 +155,7 @@ def _interpreters(
 
 
 def _image_python(path: str | None, why: str) -> Interpreter:
-    """Return the Python of a container.
-
-    A path relative to the spec is on this machine: it means nothing in a container.
-    """
+    """Return the Python of a container, in which a path relative to the spec means nothing."""
     if path is not None and "/" in path and not path.startswith("/"):
         if why == "--python":
             fix = "leave it out, or give a path in the image: --python /opt/tf/bin/python"

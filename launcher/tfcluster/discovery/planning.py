@@ -1,8 +1,4 @@
-"""Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan.
-
-One function per source: `plan_file` a spec file, `plan_again` an earlier run, `plan_spec` a loaded
-spec, `plan_join` this machine's part of a cluster, `plan_manual_start` one task started by hand.
-"""
+"""Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan."""
 
 from __future__ import annotations
 
@@ -21,7 +17,6 @@ from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
     addresses_to_compare,
-    do_nothing,
     gather,
     own_addresses,
     requested_python,
@@ -92,10 +87,7 @@ class Planned:
 
 
 def _keys_with_args(job: Job) -> list[str]:
-    """Return the keys of ``job.per_task`` with their own arguments for the job's program.
-
-    The command line's arguments are appended to those.
-    """
+    """Return the keys of ``job.per_task`` whose own arguments the command line's are added to."""
     programs = {key for key, entry in job.per_task.items() if entry.has_program}
     with_args = (key for key, entry in job.per_task.items() if entry.args is not None)
     return [key for key in with_args if not programs & {key, key.partition(":")[0]}]
@@ -109,7 +101,7 @@ def plan_file(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Load the spec `source` and plan it; raises SpecError (exit 2) and what `plan_spec` does."""
     from tfcluster.spec.load import load_file  # imports pydantic
@@ -126,7 +118,7 @@ def plan_again(
     python: str | None = None,
     args: Sequence[str] = (),
     hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Plan an earlier run again, as it was started; see `plan_file`."""
     from tfcluster.spec.load import load_file
@@ -146,7 +138,7 @@ def plan_spec(
     args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     local_names: Collection[str] = (),
-    meanwhile: Callable[[], None] = do_nothing,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
     """Plan a loaded spec for this machine.
 

@@ -1,14 +1,11 @@
-"""Code sync: the snapshot of the workdir that other machines get, and shared workdirs.
-
-`snapshot` selects the files to send: those that git tracks or does not ignore.
-`find_shared_workdirs` finds the nodes that see the workdir itself, over a shared file system.
-"""
+"""Code sync: the snapshot of the workdir that other machines get, and shared workdirs."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import errno
+import itertools
 import os
 import posixpath
 import secrets
@@ -24,7 +21,7 @@ from tfcluster.nodes.git_listing import is_credential
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan import remote_paths
 from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.wire.file_transfer import RemoteFiles, Sent
+from tfcluster.wire.file_sending import Sent
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000
@@ -71,7 +68,7 @@ def _join_first(paths: Sequence[str]) -> str:
 def snapshot(
     workdir: Path, include: Sequence[str] = (), *, withheld: Sequence[str] = ()
 ) -> Snapshot:
-    """Return the files of `workdir` to send.
+    """Return the files of `workdir` to send: those that git tracks or does not ignore.
 
     `include`: globs of files to send even if git ignores them or they look like credentials;
     `withheld`: paths that are not sent unless `include` names them. Files that git tracks are sent
@@ -217,15 +214,9 @@ def _link_inside(workdir: Path, path: Path) -> str | None:
     """
     target = os.readlink(path)
     real = Path(os.path.normpath(path.parent / target))
-    stays = real.is_relative_to(workdir) and not goes_up_after_down(target)
+    below = itertools.dropwhile(lambda part: part in ("", ".", ".."), target.split("/"))
+    stays = real.is_relative_to(workdir) and ".." not in below
     return target if stays and not os.path.isabs(target) else None
-
-
-def goes_up_after_down(target: str) -> bool:
-    """Return whether a ``..`` follows a name in a link's target."""
-    parts = [part for part in target.split("/") if part not in ("", ".")]
-    ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))
-    return ".." in parts[ups:]
 
 
 def _size(path: Path) -> int:
@@ -297,32 +288,27 @@ async def find_shared_workdirs(plan: Plan, hub: Hub, nodes: Iterable[NodePlan]) 
 
 async def _find_on_node(hub: Hub, node: NodePlan, mark: Mark) -> None:
     named = remote_paths.chosen_folder(node.workdir)
+    folders = [mark.folder, named] if named else [mark.folder]
     with contextlib.suppress(OSError):  # a lost node is reported by its link
-        found = await mark.find_on(hub.files(node.name), [named] if named else [])
+        found = await hub.files(node.name).find_shared_folder(
+            folders, name=mark.name, text=mark.text, inode=mark.inode
+        )
         if found is not None:
             hub.share_code(node, found)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A file with a random content, which shows that another machine sees the same folder."""
+    """A file with a random content, which shows that another machine sees the same folder.
+
+    Names and times can be equal on two machines that were installed from one image; a random text
+    cannot.
+    """
 
     folder: str
     name: str
     text: str
     inode: int
-
-    async def find_on(self, node: RemoteFiles, others: Sequence[str] = ()) -> str | None:
-        """Return the path by which the node sees the folder: the same one, or one of `others`.
-
-        None if it does not see the folder, or may not write to it. Names and times can be equal on
-        two machines that were installed from one image; a random text cannot. Raises
-        RemoteFilesError.
-        """
-        folders = [self.folder, *others]
-        return await node.find_shared_folder(
-            folders, name=self.name, text=self.text, inode=self.inode
-        )
 
 
 @contextlib.contextmanager

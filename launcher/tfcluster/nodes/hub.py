@@ -1,7 +1,4 @@
-"""The coordinator's links to all agents, with one inbox and one outbox.
-
-`Hub` connects, sends, receives and closes; `NodeBorder` refuses messages that a node may not send.
-"""
+"""The coordinator's links to all agents, with one inbox and one outbox."""
 
 from __future__ import annotations
 
@@ -14,17 +11,19 @@ from functools import partial
 from posixpath import dirname
 from typing import Any
 
+from tfcluster import backends
 from tfcluster.agent import budgets
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.backends.base import Backend, Tell, ignore_event
+from tfcluster.backends.base import Backend, Capabilities, Tell, ignore_event
 from tfcluster.backends.docker import past_runs
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import NodePlan
-from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire import messages
-from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
+from tfcluster.wire.file_sending import RemoteFilesError
+from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
 Message = Mapping[str, Any]
@@ -84,6 +83,11 @@ class NodeBorder:
         return message["task"], message["attempt"]
 
 
+def backend_of(node: NodePlan) -> Backend:
+    """Return the backend of `node` on this machine; raises SetupError for an unknown one."""
+    return backends.get(node.backend, runtime_dir=runtime_dir())
+
+
 class Hub:
     """The links to all agents of a run. Inputs are calls, queued by `put` and made by `turn`."""
 
@@ -94,8 +98,7 @@ class Hub:
         lease_s: float = 60.0,
         tell: Tell = ignore_event,
     ) -> None:
-        self._tell, self._clearing = tell, set[str]()
-        """`_clearing`: nodes whose backend removes what they leave."""
+        self._tell = tell
         self._backend_of, self._paths, self._lease_s = backend_of, paths, lease_s
         self._backends: dict[str, Backend] = {}
         self._logs = RemoteLogs(paths)
@@ -104,8 +107,8 @@ class Hub:
         """Node → the folder for its copy of the code."""
         self._links: dict[str, AgentLink] = {}
         self._borders: dict[str, NodeBorder] = {}
-        self._holds_ports: dict[str, bool] = {}
-        self._has_lease: set[str] = set()
+        self._capabilities: dict[str, Capabilities] = {}
+        """Node that was reached → its backend's."""
         self._warm: set[str] = set()
         """Nodes whose agent stays for the next run."""
         self._ended: set[str] = set()
@@ -195,17 +198,11 @@ class Hub:
         return self._backends[node.backend]
 
     def _note(self, node: NodePlan, backend: Backend, link: AgentLink) -> None:
-        """Note what the backend and the agent's welcome say of a node."""
-        name, capabilities = node.name, backend.capabilities
-        self._links[name] = link
+        name = node.name
+        self._links[name], self._capabilities[name] = link, backend.capabilities
         self._ended.discard(name)
-        self._holds_ports[name] = capabilities.holds_ports
         if node.warm is not None:
             self._warm.add(name)
-        if capabilities.clears_up:
-            self._clearing.add(name)
-        if capabilities.has_lease:
-            self._has_lease.add(name)
         self._sites[name] = site_of(name, self._paths, link.welcome)
         self._code[name] = self._sites[name].folder(node.workdir)
 
@@ -233,7 +230,7 @@ class Hub:
 
     def holds_ports(self, node: str) -> bool:
         """Return whether the node's agent keeps the ports of running tasks bound."""
-        return self._holds_ports[node]
+        return self._capabilities[node].holds_ports
 
     def fenced_until(self, node: str) -> float:
         """Return the moment on the loop's clock after which no task of a lost node can live.
@@ -243,7 +240,8 @@ class Hub:
         direction only. An agent without a lease ends them with its connection, and `close` waits
         for that.
         """
-        if node not in self._has_lease or node in self._ended:
+        capabilities = self._capabilities.get(node)
+        if capabilities is None or not capabilities.has_lease or node in self._ended:
             return 0.0
         link = self._links.get(node)
         heard_at = self._last_heard_at[node] if link is None else link.heard_at
@@ -304,11 +302,15 @@ class Hub:
         """
         await asyncio.gather(*(self._dismiss(node, keeps_folders) for node in self._links))
         confirmed = {node for node, link in self._links.items() if link.heard_goodbye}
-        self.unconfirmed = tuple(sorted(self._has_lease - confirmed - self._clearing))
-        backends = list(self._backends.values())
-        closed = await asyncio.gather(*(b.close(keeps_folders=keeps_folders) for b in backends))
+        self.unconfirmed = tuple(
+            node
+            for node, its in sorted(self._capabilities.items())
+            if its.has_lease and not its.clears_up and node not in confirmed
+        )
+        made = list(self._backends.values())
+        closed = await asyncio.gather(*(b.close(keeps_folders=keeps_folders) for b in made))
         self.leftovers = tuple(sentence for sentences in closed for sentence in sentences)
-        noted = [backend for backend in backends if backend.capabilities.clears_up]
+        noted = [backend for backend in made if backend.capabilities.clears_up]
         if noted and not any(backend.may_hold_resources for backend in noted):
             past_runs.forget(self._paths.run_id)
         while not self._inbox.empty():  # the last exits came meanwhile

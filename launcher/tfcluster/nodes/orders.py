@@ -1,7 +1,4 @@
-"""Orders to the agents, built from a plan, and `Answers`, which waits for their replies.
-
-All functions are pure; each returns one order as a dict, or checks one reply.
-"""
+"""Orders to the agents, built from a plan, and `Answers`, which waits for their replies."""
 
 from __future__ import annotations
 
@@ -39,7 +36,6 @@ from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 
 _EMPTY_COMMAND = Command((), (), "/")
-_NO_ENV: Mapping[str, str] = {}
 ANSWER_S: Final = 60.0
 """Time after which an agent that has not answered an order counts as broken."""
 SHOWN_AFTER_S: Final = 3.0
@@ -77,10 +73,10 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
     )
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
-        task.id: AssignedResources(
-            _resource_env(task, found[task.id], set_by_node, peers), found[task.id].cores
+        name: AssignedResources(
+            _resource_env(task, found[name], set_by_node, peers), found[name].cores
         )
-        for task in tasks.values()
+        for name, task in tasks.items()
     }
 
 
@@ -88,22 +84,20 @@ def _resource_env(
     task: TaskPlan, share: Share, set_by_node: Collection[str], peers: int
 ) -> tuple[EnvVar, ...]:
     """Return the variables of a task's share that neither the spec nor the node sets."""
-    threads = share.threads or 1
-    values = [
-        *(
-            (name, value, EVEN_SHARE)
-            for name, value in thread_env(threads, serving_peers=peers).items()
-        ),
-        *(
-            (name, value, "resources.gpus")
-            for name, value in gpu_env(share.gpus, shared=share.gpu_is_shared).items()
-        ),
-    ]
+    by_source = {
+        EVEN_SHARE: thread_env(share.threads or 1, serving_peers=peers),
+        "resources.gpus": gpu_env(share.gpus, shared=share.gpu_is_shared),
+    }
     known = {*set_by_node, *(var.name for var in task.command.env)}
-    return tuple(EnvVar(*value) for value in values if value[0] not in known)
+    return tuple(
+        EnvVar(name, value, source)
+        for source, values in by_source.items()
+        for name, value in values.items()
+        if name not in known
+    )
 
 
-_NONE_ASSIGNED: Mapping[TaskId, AssignedResources] = {}
+PORT_REPLIES: Final = ("ports_held", "port_taken")
 
 
 def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
@@ -129,12 +123,11 @@ def port_error(reply: Mapping[str, Any]) -> PortInUseError:
     )
 
 
-def attempt_of(
-    plan: Plan, number: int, members: Iterable[TaskId], held: Iterable[Mapping[str, Any]]
-) -> Attempt:
-    """Return an attempt on the ports of the ``ports_held`` messages `held`."""
-    ports = {TaskId.parse(task): port for reply in held for task, port in reply["ports"].items()}
-    return Attempt(plan, number, tuple(members), ports)
+def held_ports(hub: Hub, nodes: Iterable[str]) -> dict[TaskId, int]:
+    """Return the ports that the agents of `nodes` hold, as they answered."""
+    replies = (hub.answer(node, ["ports_held"]) for node in nodes)
+    held = (reply["ports"] for reply in replies if reply is not None)
+    return {TaskId.parse(task): port for ports in held for task, port in ports.items()}
 
 
 def start(
@@ -142,20 +135,20 @@ def start(
     site: Site,
     *,
     holds_ports: bool,
-    only: Iterable[TaskId] | None = None,
-    restored_step: int | None = None,
-    faults: Sequence[Fault] = (),
-    proxy_env: Mapping[str, str] = _NO_ENV,
-    assigned: Mapping[TaskId, AssignedResources] = _NONE_ASSIGNED,
+    only: Iterable[TaskId],
+    restored_step: int | None,
+    faults: Sequence[Fault],
+    proxy_env: Mapping[str, str],
+    assigned: Mapping[TaskId, AssignedResources],
 ) -> dict[str, Any]:
-    """Start the attempt's tasks of one node, or `only` some of them.
+    """Start those of the tasks `only` that belong to the node.
 
     `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
     """
     plan, paths = attempt.plan, site.paths
     preloading = preload_on(plan, site.node)
     tasks = []
-    for task_id in attempt.members if only is None else only:
+    for task_id in only:
         task = plan.task(task_id)
         if task.node != site.node:
             continue
@@ -323,7 +316,7 @@ class Answers:
             return [node for node in waiting if not is_lost(node)]
 
         begun = asyncio.get_running_loop().time()
-        await self._until(lambda: not silent(), begun + min(SHOWN_AFTER_S, ANSWER_S))
+        await self._until(lambda: not silent(), begun + SHOWN_AFTER_S)
         if late := silent():
             self.wait_for(f"{', '.join(late)} {what}")
             at = None if work_s is None else begun + work_s + ANSWER_S

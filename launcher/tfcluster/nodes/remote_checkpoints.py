@@ -1,8 +1,4 @@
-"""Folders of tasks on other machines: reading them, filling them, keeping an evaluator in step.
-
-`RemoteSource` reads a remote folder for a gatherer's thread; `files_to_send` prepares the files of
-a restore; `RemoteFollower` adds new checkpoints to a remote evaluator's folder.
-"""
+"""Folders of tasks on other machines: reading them, filling them, keeping an evaluator in step."""
 
 from __future__ import annotations
 
@@ -43,7 +39,6 @@ TENSORBOARD_RATE = 5e6
 _SYNC_BYTES = 64 << 20
 _POLL_S = 0.2
 """Interval at which a wait checks whether it was cancelled."""
-_FOLLOW_EVERY_S = 0.2
 _PATIENCE_S = 10.0
 """Time that one call waits for another machine; after it gathering goes on, while a large file is
 still being sent or the link is cut."""
@@ -289,7 +284,7 @@ class RemoteFollower:
 
     def _wait(self, under_way: Future[None], stopped: Stopped) -> None:
         until = time.monotonic() + _PATIENCE_S
-        while not wait([under_way], _FOLLOW_EVERY_S).done and time.monotonic() < until:
+        while not wait([under_way], _POLL_S).done and time.monotonic() < until:
             if stopped():
                 return
 

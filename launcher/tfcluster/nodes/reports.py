@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.plan.plan import TaskId
@@ -23,16 +23,13 @@ STEPS = frozenset({PREPARE, PREFLIGHT, LINKS})
 
 def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
     """Return the event for a message of `node`'s agent, or None."""
-    kind = message["type"]
     if message.get("task") in (PREFLIGHT, LINKS):
         return None
     if message.get("task") == PREPARE:
         return _prepare_event(node, message)
-    if kind == "task_event":
-        return _task_event(message)
-    if (build := _BUILDERS.get(kind)) is None:
-        return None
-    return build(node, message)
+    if message["type"] == "task_event":
+        return _report_event(message)
+    return _node_event(node, message) or _task_event(node, message)
 
 
 def why_lost(message: Mapping[str, Any]) -> str | None:
@@ -61,7 +58,7 @@ def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:
     )
 
 
-def _task_event(message: Mapping[str, Any]) -> Event | None:
+def _report_event(message: Mapping[str, Any]) -> Event | None:
     """Return the event for a task's own report, which `clean` has accepted."""
     report = message["event"]
     task, attempt = message["task"], message["attempt"]
@@ -93,22 +90,6 @@ def _task_event(message: Mapping[str, Any]) -> Event | None:
         case "note":
             return ev.Warned(message=f"{task}: {report['message']}")
     return None
-
-
-class Saved(NamedTuple):
-    """A task's report of a complete checkpoint."""
-
-    path: str
-    step: int | None
-    at_ns: int | None
-    """The time of the save on the clock of the task's machine."""
-
-
-def saved(report: Mapping[str, Any]) -> Saved | None:
-    """Return the content of a ``saved`` report; None for any other report."""
-    if report["type"] != "saved":
-        return None
-    return Saved(report["path"], report.get("step"), report.get("at_ns"))
 
 
 def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
@@ -146,105 +127,75 @@ def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
 
 
 def _task_of(tuner: str, *, reporter: str) -> str:
-    """Return the task of a tuner such as ``worker-1``; a tuner that searches alone has no such
-    name, and is the reporter itself."""
+    """Return the task of a tuner such as ``worker-1``; one that searches alone is `reporter`."""
     try:
         return str(TaskId.parse(tuner))
     except ValueError:
         return reporter
 
 
-def _connected(node: str, message: Mapping[str, Any]) -> Event:
-    pid, guard_pid = message["pid"], message["guard_pid"]
-    identity = message.get("identity")
-    return ev.NodeConnected(node=node, pid=pid, guard_pid=guard_pid, identity=identity)
+def _node_event(node: str, message: Mapping[str, Any]) -> Event | None:
+    match message["type"]:
+        case "welcome":
+            return ev.NodeConnected(
+                node=node,
+                pid=message["pid"],
+                guard_pid=message["guard_pid"],
+                identity=message.get("identity"),
+            )
+        case "link_cut":
+            why = message.get("why") or None
+            return ev.NodeUnreachable(node=node, lease_s=message["lease_s"], why=why)
+        case "link_back":
+            pid, guard_pid = message["pid"], message["guard_pid"]
+            return ev.NodeReconnected(node=node, pid=pid, guard_pid=guard_pid)
+        case "ports_held":
+            return ev.PortsHeld(node=node, ports=message["ports"])
+        case "preload_failed":
+            what = f"{node}: preloading failed, each task imports by itself"
+            return ev.Warned(message=f"{what}: {message['error']}")
+        case "unkillable":  # such a process ends only when the kernel releases it
+            what = message["task"] or "a process of an earlier attempt"
+            pids = ", ".join(map(str, message["pids"]))
+            sleep = "in uninterruptible sleep (a dead file server, a device driver)"
+            return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
+    return None
 
 
-def _ports_held(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.PortsHeld(node=node, ports=message["ports"])
+def _task_event(node: str, message: Mapping[str, Any]) -> Event | None:
+    match message:
+        case {"type": "task_started", "task": task, "attempt": attempt}:
+            return ev.TaskStarted(task=task, attempt=attempt, node=node, pid=message["pid"])
+        case {"type": "task_exited", "task": task, "attempt": attempt}:
+            return ev.TaskExited(
+                task=task,
+                attempt=attempt,
+                exit_code=message["exit_code"],
+                signal=message.get("signal"),
+                ended_by=message["ended_by"],
+                duration_s=message["duration_s"],
+                peak_rss_bytes=message.get("peak_rss_bytes"),
+                out_of_memory=message.get("oom"),
+            )
+        case {"type": "task_stopped", "task": task, "attempt": attempt}:
+            return ev.TaskFrozen(task=task, attempt=attempt, signal=message["signal"])
+        case {"type": "task_continued", "task": task, "attempt": attempt}:
+            return ev.TaskThawed(task=task, attempt=attempt)
+        case {"type": "log_lost", "task": task, "attempt": attempt}:
+            lost, reason = message["bytes"], message["reason"]
+            return ev.LogLost(task=task, attempt=attempt, bytes=lost, reason=reason)
+        case {"type": "reports_dropped", "task": task, "count": count}:
+            return ev.Warned(message=_describe_dropped(task, count))
+    return None
 
 
-def _starts_cold(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.Warned(
-        message=f"{node}: preloading failed, each task imports by itself: {message['error']}"
-    )
-
-
-def _started(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.TaskStarted(
-        task=message["task"], attempt=message["attempt"], node=node, pid=message["pid"]
-    )
-
-
-def _exited(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.TaskExited(
-        task=message["task"],
-        attempt=message["attempt"],
-        exit_code=message["exit_code"],
-        signal=message.get("signal"),
-        ended_by=message["ended_by"],
-        duration_s=message["duration_s"],
-        peak_rss_bytes=message.get("peak_rss_bytes"),
-        out_of_memory=message.get("oom"),
-    )
-
-
-def _frozen(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.TaskFrozen(task=message["task"], attempt=message["attempt"], signal=message["signal"])
-
-
-def _thawed(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.TaskThawed(task=message["task"], attempt=message["attempt"])
-
-
-def _log_lost(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.LogLost(
-        task=message["task"],
-        attempt=message["attempt"],
-        bytes=message["bytes"],
-        reason=message["reason"],
-    )
-
-
-def _dropped(node: str, message: Mapping[str, Any]) -> Event:
+def _describe_dropped(task: str, count: int) -> str:
     """Return the warning about dropped reports, for the first one and at the task's end."""
-    task, count = message["task"], message["count"]
+    if count != 1:
+        return f"{count:,} reports of {task} were dropped"
     per_s, size = budgets.REPORTS_PER_S, budgets.REPORT_BYTES_PER_S / 1000
     limit = f"{per_s:.0f} times or {size:.0f} kB a second"
-    if count == 1:
-        why = f"{task} reports more than {limit}, or faster than reports can be passed on"
-        return ev.Warned(message=f"{why}: the excess is dropped")
-    return ev.Warned(message=f"{count:,} reports of {task} were dropped")
-
-
-def _unkillable(node: str, message: Mapping[str, Any]) -> Event:
-    """Return the warning about a killed process that ends only when the kernel releases it."""
-    what = message["task"] or "a process of an earlier attempt"
-    pids = ", ".join(map(str, message["pids"]))
-    sleep = "in uninterruptible sleep (a dead file server, a device driver)"
-    return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
-
-
-def _unreachable(node: str, message: Mapping[str, Any]) -> Event:
-    why = message.get("why") or None
-    return ev.NodeUnreachable(node=node, lease_s=message["lease_s"], why=why)
-
-
-def _back(node: str, message: Mapping[str, Any]) -> Event:
-    return ev.NodeReconnected(node=node, pid=message["pid"], guard_pid=message["guard_pid"])
-
-
-_BUILDERS = {
-    "welcome": _connected,
-    "link_cut": _unreachable,
-    "link_back": _back,
-    "ports_held": _ports_held,
-    "preload_failed": _starts_cold,
-    "task_started": _started,
-    "task_exited": _exited,
-    "task_stopped": _frozen,
-    "task_continued": _thawed,
-    "log_lost": _log_lost,
-    "reports_dropped": _dropped,
-    "unkillable": _unkillable,
-}
+    return (
+        f"{task} reports more than {limit}, or faster than reports can be passed on: the excess"
+        " is dropped"
+    )

@@ -8,7 +8,7 @@ import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
@@ -25,8 +25,7 @@ from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError
-from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
+from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
 
 
 class TaskFolders:
@@ -52,7 +51,7 @@ class TaskFolders:
         """Copy without a rate limit from now on, because no task trains."""
         self._at_full_speed = True
         for node in self._plan.nodes:
-            with contextlib.suppress(KeyError, OSError):
+            with contextlib.suppress(OSError):
                 self._hub.files(node.name).hurry()
 
     def limit_speed(self) -> None:
@@ -75,7 +74,7 @@ class TaskFolders:
         """Return the folder where `task` saves, or the source that reads it on another machine."""
         site = self._site(task)
         folder = site.paths.task_checkpoints(task)
-        return self._source(task, PurePosixPath(folder)) if site.is_remote else folder
+        return self._source(site.node, folder) if site.is_remote else folder
 
     def follower(self, evaluator: TaskId) -> Path | Follower:
         """Return the evaluator's folder, or what adds gathered checkpoints to a remote one."""
@@ -83,7 +82,7 @@ class TaskFolders:
         folder = site.paths.task_checkpoints(evaluator)
         if not site.is_remote:
             return folder
-        source = self._source(evaluator, PurePosixPath(folder))
+        source = self._source(site.node, folder)
         return RemoteFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
 
     def fetch_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
@@ -92,7 +91,7 @@ class TaskFolders:
         Raises OSError, CancelledError.
         """
         chief = self._plan.chief
-        folder = self._source(chief, self.workdir(chief))
+        folder = self._source(self._site(chief).node, self.workdir(chief))
         source = replace(folder, max_entries=budgets.LISTED_OUTPUTS)
         entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
         found = outputs.matching(entries.values(), globs)
@@ -127,10 +126,8 @@ class TaskFolders:
 
     def _fetch_node_tensorboard(self, site: Site, stopped: Stopped) -> str:
         """Copy the files of all tasks of a node after one listing; return why one failed, or ""."""
-        source = self._source_on(
-            site.node, PurePosixPath(site.paths.curves), remote_checkpoints.TENSORBOARD_RATE
-        )
-        why = ""
+        rate, why = remote_checkpoints.TENSORBOARD_RATE, ""
+        source = self._source(site.node, site.paths.curves, rate)
         folders = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
             if PurePosixPath(entry.path).parts[0] in folders:
@@ -151,22 +148,14 @@ class TaskFolders:
         elif not entry.path.endswith("/") and not _is_same(target, entry):
             source.copy(entry, target, stopped=stopped)
 
-    def _source(self, task: TaskId, folder: PurePosixPath) -> remote_checkpoints.RemoteSource:
-        return self._source_on(self._plan.task(task).node, folder, remote_checkpoints.RATE)
-
-    def _source_on(
-        self, node: str, folder: PurePosixPath, rate: float
+    def _source(
+        self, node: str, folder: PurePath, rate: float = remote_checkpoints.RATE
     ) -> remote_checkpoints.RemoteSource:
-        loop = self._loop
-
-        def files() -> RemoteFiles:
-            try:
-                return self._hub.files(node)
-            except KeyError:
-                raise OSError(f"{node} is lost") from None
-
         return remote_checkpoints.RemoteSource(
-            folder, files, loop, lambda: None if self._at_full_speed else rate
+            PurePosixPath(folder),
+            lambda: self._hub.files(node),
+            self._loop,
+            lambda: None if self._at_full_speed else rate,
         )
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
@@ -197,10 +186,7 @@ class TaskFolders:
                 raise result
 
     async def _send_to_task(self, site: Site, task: TaskId, files: Sequence[Sent]) -> None:
-        """Send the files to one task's folder; a node lost meanwhile is not an error here.
-
-        Its link reports the loss, and its tasks are not started.
-        """
+        """Send the files to one task's folder; a node lost meanwhile is reported by its link."""
         try:
             into = str(site.paths.task_checkpoints(task))
             await self._hub.files(site.node).send_tree(into, files, keep=False)

@@ -2,7 +2,7 @@
 
 Anything that runs in a task can write to its event socket. `clean` drops a report of an unknown
 kind or without a required field, leaves out any other invalid field, and cuts long strings; the
-rest of the launcher relies on that. `ReportFilter` limits how many notes and trials a run keeps.
+rest of the launcher relies on that.
 """
 
 from __future__ import annotations
@@ -50,10 +50,11 @@ def clean(report: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _integer(value: object) -> int:
     """Return an integer, also from a float without a fraction, such as a step from NumPy."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -_INTEGER_LIMIT < value < _INTEGER_LIMIT or value != int(value):  # type: ignore[operator, call-overload]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("not a number")
+    if not -_INTEGER_LIMIT < value < _INTEGER_LIMIT or value != int(value):
         raise ValueError("not an integer")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)
 
 
 def _step(value: object) -> int:
@@ -63,10 +64,11 @@ def _step(value: object) -> int:
 
 
 def _number(value: object) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not -1e15 < value < 1e15:  # type: ignore[operator]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ValueError("not a number")
+    if not -1e15 < value < 1e15:
         raise ValueError("not a finite number")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _rate(value: object) -> float:
@@ -169,7 +171,7 @@ _SHAPES: Mapping[str, tuple[Mapping[str, Read], Mapping[str, Read]]] = {
 
 
 class ReportFilter:
-    """The limits on one run's reports; `tell` is called with a sentence when some are left out."""
+    """The limits on a run's notes and trials; `tell` gets a sentence when some are left out."""
 
     def __init__(
         self, state: RunSnapshot, faults: Sequence[Fault], tell: Callable[[str], None]
@@ -181,8 +183,7 @@ class ReportFilter:
 
     def take(self, message: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the valid part of the report in a ``task_event``; None if it is left out."""
-        report = clean(message["event"])
-        if report is None:
+        if (report := clean(message["event"])) is None:
             return None
         task, attempt = message["task"], message["attempt"]
         match report["type"]:

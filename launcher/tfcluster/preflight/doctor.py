@@ -10,17 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tfcluster import backends
 from tfcluster.agent.node import machine
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.nodes import code_sync, orders
-from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.orders import ANSWER_S, Answers
+from tfcluster.nodes.hub import Hub, backend_of
+from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.plan.context import LOCAL
-from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.preflight import probes, rules
 from tfcluster.preflight.probes import NodeProbes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
@@ -29,7 +28,6 @@ from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id
 
 _LEASE_S = 10.0
-_PORT_REPLIES = ("ports_held", "port_taken")
 _TURN_S = 0.5
 _FIX = "log in there, check that its disk and memory are not full, and try again"
 
@@ -77,7 +75,7 @@ def _obstacle_finding(error: SetupError) -> Finding:
 async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
-    hub = Hub(_backend_of, paths, lease_s=_LEASE_S)
+    hub = Hub(backend_of, paths, lease_s=_LEASE_S)
     visit = _Visit(plan, paths, hub)
     async with asyncio.TaskGroup() as background:
         try:
@@ -87,16 +85,13 @@ async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
             )
             port_findings = await visit.hold_ports()
             node_probes = NodeProbes(plan, paths, hub, visit.until)
-            report = await node_probes.run(visit.connected, visit.held_ports(), deep=deep)
+            held = orders.held_ports(hub, visit.connected)
+            report = await node_probes.run(visit.connected, held, deep=deep)
         finally:
             await hub.close()
     names = tuple(node.name for node in plan.nodes)
     findings = [*unreachable, *port_findings]
     return PreflightReport(names, report.answers, report.findings).with_more(findings)
-
-
-def _backend_of(node: NodePlan) -> backends.base.Backend:
-    return backends.get(node.backend, runtime_dir=runtime_dir())
 
 
 class _Visit:
@@ -166,22 +161,12 @@ class _Visit:
             self._hub.send(name, orders.hold_ports(self._plan, name))
         answers, is_lost = Answers(self._hub, self.until), self._lost.__contains__
         what = "to hold its ports"
-        for name in await answers.missing(self.reached, *_PORT_REPLIES, what=what, is_lost=is_lost):
+        for name in await answers.missing(self.reached, *PORT_REPLIES, what=what, is_lost=is_lost):
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
-        replies = ((name, self._port_reply(name)) for name in self.connected)
-        return lost + [_taken_port(n, r) for n, r in replies if r and r["type"] == "port_taken"]
-
-    def _port_reply(self, node: str) -> Mapping[str, Any] | None:
-        return self._hub.answer(node, _PORT_REPLIES)
-
-    def held_ports(self) -> Mapping[TaskId, int]:
-        """Return the ports that the agents hold."""
-        replies = [self._port_reply(name) or {} for name in self.connected]
-        held = (reply for reply in replies if reply.get("type") == "ports_held")
-        return orders.attempt_of(self._plan, 1, (), held).ports
-
-
-def _taken_port(node: str, reply: Mapping[str, Any]) -> Finding:
-    error = orders.port_error(reply)
-    return Finding(node, "ports", error.message, error.fix)
+        replies = ((name, self._hub.answer(name, PORT_REPLIES)) for name in self.connected)
+        return lost + [
+            probes.taken_port(node, reply)
+            for node, reply in replies
+            if reply and reply["type"] == "port_taken"
+        ]

@@ -1,22 +1,19 @@
-"""Probes that check the nodes before a start, and the links between them after a failure.
-
-`NodeProbes` asks the agents of all nodes; `probe_this_node` and `probe_this_node_in_detail` check
-this machine without an agent; `ReachabilityCheck` has the nodes dial each other.
-"""
+"""Probes that check the nodes before a start, and the links between them after a failure."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tfcluster.agent.net import ports
 from tfcluster.agent.node import limits, machine
 from tfcluster.backends import bundle
 from tfcluster.nodes import orders
-from tfcluster.nodes.hub import Hub, Message
+from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, Until, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
 from tfcluster.nodes.reports import LINKS, PREFLIGHT
@@ -121,47 +118,33 @@ def _hosts(plan: Plan) -> list[str]:
     return sorted({task.host.strip("[]") for task in plan.tasks})
 
 
-@dataclass(frozen=True, slots=True)
-class ReachabilityCheck:
-    """The check of the links between the nodes of one run."""
+async def probe_links(
+    plan: Plan, paths: RunPaths, hub: Hub, attempt: int, *, is_over: Callable[[], bool]
+) -> dict[str, str]:
+    """Have the nodes dial each other; return node → how it is cut off (`find_lost_links`).
 
-    plan: Plan
-    paths: RunPaths
-    hub: Hub
-
-    async def run(self, attempt: int, *, is_over: Callable[[], bool]) -> dict[str, str]:
-        """Return node → how it is cut off, see `connectivity.lost`.
-
-        Nodes that do not answer in time, or before the run `is_over`, are left out.
-        """
-        built = await asyncio.to_thread(bundle.build)
-        names = [node.name for node in self.plan.nodes]
-        held = (self.hub.answer(name, ["ports_held"]) for name in names)
-        self._send_orders(names, attempt, filter(None, held), built.digest)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + connectivity.ANSWER_S
-        while loop.time() < until and not is_over():
-            if all(self.hub.answer(name, _DIAL_REPLIES) is not None for name in names):
-                break
-            await asyncio.sleep(_POLL_S)
-        cuts = [cut for name in names for cut in self._read_cuts(name, attempt)]
-        return connectivity.find_lost_links(cuts, chief_node=self.plan.task(self.plan.chief).node)
-
-    def _send_orders(
-        self, names: Sequence[str], attempt: int, held: Iterable[Message], digest: str
-    ) -> None:
-        ports = orders.attempt_of(self.plan, attempt, (), held).ports
-        dials = between(self.plan, names, ports)
-        for name in names:
-            order = connectivity.order_for(name, dials, attempt)
-            python, site = self.plan.node(name).interpreter, self.hub.site(name)
-            self.hub.forget(name, *_DIAL_REPLIES)
-            self.hub.send(name, orders.start_dial(python, site, order, digest))
-        self.hub.put(lambda: None)  # wakes the loop, which sends
-
-    def _read_cuts(self, node: str, attempt: int) -> Iterable[connectivity.Cut]:
-        lines = last_text(self.paths.step_log(LINKS, node)).splitlines()
-        return connectivity.parse_report(node, lines[-1], attempt=attempt) if lines else ()
+    Nodes that do not answer in time, or before the run `is_over`, are left out.
+    """
+    built = await asyncio.to_thread(bundle.build)
+    names = [node.name for node in plan.nodes]
+    dials = between(plan, names, orders.held_ports(hub, names))
+    for name in names:
+        order = connectivity.order_for(name, dials, attempt)
+        python = plan.node(name).interpreter
+        hub.forget(name, *_DIAL_REPLIES)
+        hub.send(name, orders.start_dial(python, hub.site(name), order, built.digest))
+    hub.put(lambda: None)  # wakes the loop, which sends
+    loop = asyncio.get_running_loop()
+    until = loop.time() + connectivity.ANSWER_S
+    while loop.time() < until and not is_over():
+        if all(hub.answer(name, _DIAL_REPLIES) is not None for name in names):
+            break
+        await asyncio.sleep(_POLL_S)
+    cuts: list[connectivity.Cut] = []
+    for name in names:
+        if lines := last_text(paths.step_log(LINKS, name)).splitlines():
+            cuts += connectivity.parse_report(name, lines[-1], attempt=attempt)
+    return connectivity.find_lost_links(cuts, chief_node=plan.task(plan.chief).node)
 
 
 def probe_this_node(plan: Plan) -> PreflightReport:
@@ -169,7 +152,7 @@ def probe_this_node(plan: Plan) -> PreflightReport:
 
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
-    answers = tuple(_planned_answer(plan, node) for node in plan.nodes)
+    answers = tuple(_planned_answer(plan, node, ProbeAnswer(node.name)) for node in plan.nodes)
     needs = replace(_unplanned_needs(plan), tensorflow=False)
     nodes = tuple(answer.node for answer in answers)
     return PreflightReport(nodes, answers, rules.judge(answers, needs))
@@ -209,15 +192,14 @@ def machine_facts(node: str, folder: Path) -> ProbeAnswer:
 
 def _unplanned_needs(plan: Plan) -> Needs:
     """Return the needs that the plan has not checked; it checks GPUs, script and Estimator."""
-    needs = rules.needs_of(plan)
-    return Needs(tensorflow=needs.tensorflow, gang=needs.gang, writes=needs.writes)
+    return replace(rules.needs_of(plan), estimator=False, nccl={}, gpu_indexes={})
 
 
-def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer | None = None) -> ProbeAnswer:
+def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer) -> ProbeAnswer:
     tasks = [task for task in plan.listening if task.node == node.name]
     python = node.interpreter
     return replace(
-        facts or ProbeAnswer(node.name),
+        facts,
         python=(python.version or "") if python else "",
         packages=dict(python.packages) if python else {},
         executable=python.path if python else "",
@@ -235,10 +217,7 @@ def _detailed_answer(plan: Plan, node: NodePlan, folder: Path, *, deep: bool) ->
 
 
 def _foreign_names(tasks: list[TaskPlan]) -> list[str]:
-    """Return the tasks' hosts that are not this machine.
-
-    Loopback needs no name lookup, which may take seconds.
-    """
+    """Return the tasks' hosts that are not this machine; for loopback without a name lookup."""
     hosts = dict.fromkeys(task.host for task in tasks if not is_loopback(task.host))
     return [host for host in hosts if not machine.is_local(host)]
 
@@ -248,5 +227,10 @@ def _taken_ports(plan: Plan, locks: Path) -> Iterator[Finding]:
         is_fixed = task.port and plan.kind != "plain"
         if is_fixed and (holder := ports.taken_by(task.port, str(locks))) is not None:
             requested = {"host": task.host, "port": task.port, "task": str(task.id)}
-            error = port_error({**requested, **holder})
-            yield Finding(task.node, "ports", error.message, error.fix)
+            yield taken_port(task.node, {**requested, **holder})
+
+
+def taken_port(node: str, reply: Mapping[str, Any]) -> Finding:
+    """Return the finding for a ``port_taken`` reply."""
+    error = port_error(reply)
+    return Finding(node, "ports", error.message, error.fix)

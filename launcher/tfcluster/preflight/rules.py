@@ -2,8 +2,6 @@
 
 TensorFlow reports the same problems after an hour, or without naming the host. Sources of the
 rules: unequal versions tensorflow#34156, unequal GPUs #47203 and #60847, unreachable peers #46931.
-The module holds the values (`Finding`, `Needs`, `PreflightReport`) and `judge`, which applies the
-rules.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The state of an attempt: its gang, stage, timers and orders, and how it or the run ends (pure).
 
-`AttemptState` is the only place that changes the stage, stops tasks or sets the outcome.
+`AttemptState` is the only place that changes the stage or sets the outcome.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from enum import Enum
 from typing import Final
@@ -25,7 +26,7 @@ from tfcluster.supervision.decisions import (
     StopTasks,
 )
 from tfcluster.supervision.failure import Failure
-from tfcluster.supervision.gang import Gang, by_node, longest_grace_s, stops
+from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.restart_policy import GiveUp
 
@@ -76,15 +77,15 @@ class Timers:
 
 AGENT_SLACK_S: Final = 15.0
 """The time after the grace in which an agent must report the end of its tasks; then it is lost."""
+FAILURE_GRACE_S: Final = 1.0
+"""The time that survivors of a failure, which cannot save, get after SIGTERM."""
 
 
 class Orders:
-    """The orders for the coordinator, collected until it takes them.
-
-    `most_s`: the spec's ``grace_s``, the longest any task gets between SIGTERM and SIGKILL.
-    """
+    """The orders for the coordinator, collected until it takes them."""
 
     def __init__(self, most_s: float) -> None:
+        """Take the spec's ``grace_s``, the longest any task gets between SIGTERM and SIGKILL."""
         self._most_s = most_s
         self._actions: list[Action] = []
 
@@ -99,13 +100,22 @@ class Orders:
     def record(self, event: Event) -> None:
         self.add(Record(event))
 
-    def stop(self, members: Sequence[Member], why: str, now: float, grace_s: float | None) -> None:
-        """Order `members` to stop; without `grace_s` each gets as long as it can use."""
-        for order in stops(members, grace_s, most_s=self._most_s):
-            self.add(StopTasks(order.node, tuple(order.tasks), order.grace_s, why))
+    def stop(
+        self,
+        members: Sequence[Member],
+        why: str,
+        now: float,
+        *,
+        grace_s: float | None = FAILURE_GRACE_S,
+    ) -> None:
+        """Order `members` to stop; if `grace_s` is None each gets as long as it can use."""
+        tasks = defaultdict[tuple[str, float], list[str]](list)
         for member in members:
-            grace = member.stop_grace_s(self._most_s) if grace_s is None else grace_s
-            answer_by = now + grace + AGENT_SLACK_S
+            tasks[member.node, self._grace_s(member, grace_s)].append(str(member.id))
+        for (node, grace), names in tasks.items():
+            self.add(StopTasks(node, tuple(names), grace, why))
+        for member in members:
+            answer_by = now + self._grace_s(member, grace_s) + AGENT_SLACK_S
             if member.is_stopping and member.answer_by is not None:
                 answer_by = min(answer_by, member.answer_by)  # asking again gives no more time
             member.is_stopping, member.answer_by = True, answer_by
@@ -113,16 +123,19 @@ class Orders:
 
     def longest_grace_s(self, members: Sequence[Member], grace_s: float | None) -> float:
         """Return the longest time, in seconds, that `stop` would give any of `members`."""
-        return longest_grace_s(stops(members, grace_s, most_s=self._most_s))
+        return max((self._grace_s(member, grace_s) for member in members), default=0.0)
+
+    def _grace_s(self, member: Member, grace_s: float | None) -> float:
+        return member.stop_grace_s(self._most_s) if grace_s is None else grace_s
 
     def dump_stacks(self, members: Sequence[Member]) -> None:
         """Order the stacks of the hooked `members`: SIGUSR1 would kill the others."""
-        for node, tasks in by_node(members, lambda member: member.is_hooked).items():
-            self.add(DumpStacks(node, tuple(tasks)))
-
-
-FAILURE_GRACE_S: Final = 1.0
-"""The time that survivors of a failure, which cannot save, get after SIGTERM."""
+        tasks = defaultdict[str, list[str]](list)
+        for member in members:
+            if member.is_hooked:
+                tasks[member.node].append(str(member.id))
+        for node, names in tasks.items():
+            self.add(DumpStacks(node, tuple(names)))
 
 
 class Stage(Enum):
@@ -185,7 +198,7 @@ class AttemptState:
             self.stage = Stage.ENDING_GANG
             self.timers.clear_all(but=("run", "stacks", *self._evaluators_timers()))
             running = [m for m in self.gang.core() if m.is_running and not m.is_stopping]
-            self.stop(running, why, now)
+            self.orders.stop(running, why, now)
 
     def _evaluators_timers(self) -> tuple[str, ...]:
         """Return the timers of evaluators, which go on when the gang is stopped.
@@ -215,7 +228,7 @@ class AttemptState:
         self.stage = Stage.ENDING_RUN
         self.next_attempt = None
         self.timers.clear_all()
-        self.stop(self.gang.running(), "another task failed", now)
+        self.orders.stop(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, cause: Failure) -> None:
         """End the run as failed before any task has run that could be diagnosed or stopped."""
@@ -235,23 +248,12 @@ class AttemptState:
         running = self.gang.running()
         longest = self.orders.longest_grace_s(running, grace_s)
         self.orders.record(ev.RunStopping(why=why, grace_s=longest))
-        self.stop(running, why, now, grace_s=grace_s)
+        self.orders.stop(running, why, now, grace_s=grace_s)
 
     def end_rest(self, why: str, now: float) -> None:
         """Stop all running tasks after the chief's success; their exits decide the outcome."""
         self.stage = Stage.ENDING_RUN
-        self.stop(self.gang.running(), why, now)
-
-    def stop(
-        self,
-        members: list[Member],
-        why: str,
-        now: float,
-        *,
-        grace_s: float | None = FAILURE_GRACE_S,
-    ) -> None:
-        """Stop `members`; if `grace_s` is None each gets as long as it can use."""
-        self.orders.stop(members, why, now, grace_s)
+        self.orders.stop(self.gang.running(), why, now)
 
     def conclude(self, verdict: Next) -> None:
         if self.ending is not None:

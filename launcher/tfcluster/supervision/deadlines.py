@@ -11,7 +11,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, verdicts
 from tfcluster.supervision.attempt_state import AttemptState
 from tfcluster.supervision.decisions import ProbeLinks
-from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.verdicts import FROZEN_S, Verdict
@@ -113,12 +113,9 @@ class Watch:
         This happens once per attempt and at once: the links may work again soon.
         """
         failures = self._gang.failures
-        if (
-            self._links_break
-            and failures
-            and not self._has_probed_links
-            and _has_no_cause(failures)
-        ):
+        if self._has_probed_links or not (self._links_break and failures):
+            return
+        if all(failure.is_collateral or failure.kind is Kind.LATE for failure in failures):
             self._has_probed_links = True
             self._orders.add(ProbeLinks(self._gang.number))
 
@@ -172,8 +169,9 @@ class Watch:
         match name:
             case "cause":
                 self.act_on(verdicts.blame_survivors(core, is_part=self._is_part), now)
-            case "frozen" if member is not None and self._is_to_end(member):
-                self.act_on(verdicts.blame_frozen(member), now)
+            case "frozen" if member is not None and member.is_running:
+                if not (member.is_stopping or self.has_stacks_written):
+                    self.act_on(verdicts.blame_frozen(member), now)
             case "start":
                 limit = self._policy.start_deadline_s
                 absent = self._absent()
@@ -184,10 +182,6 @@ class Watch:
                 self._attempt_state.end_run(self._why_end, self._attempt_state.ending, now)
             case "stacks":
                 self._attempt_state.end_gang(self._why_end, now)
-
-    def _is_to_end(self, frozen: Member) -> bool:
-        is_ending = frozen.is_stopping or self.has_stacks_written
-        return frozen.is_running and not is_ending
 
     def _due_stall(self, now: float) -> None:
         self._silence.note_output(self._last_output())
@@ -238,10 +232,6 @@ class Watch:
             self._attempt_state.end_run(verdict.why_end, verdict.outcome, now)
         else:
             frozen = [m for m, _ in verdict.blamed if m.frozen_by is not None]
-            self._attempt_state.stop(frozen, verdict.why_end, now, grace_s=0.0)
+            self._orders.stop(frozen, verdict.why_end, now, grace_s=0.0)
             if not verdict.blamed or any(not member.restarts_alone for member, _ in verdict.blamed):
                 self._attempt_state.end_gang(verdict.why_end, now)
-
-
-def _has_no_cause(failures: Sequence[Failure]) -> bool:
-    return all(failure.is_collateral or failure.kind is Kind.LATE for failure in failures)

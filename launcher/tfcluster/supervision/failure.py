@@ -41,8 +41,7 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "bus-error", "/dev/shm or a disk is full, or a file shrank while it was mapped into memory"
     ),
     "SIGTERM": KnownError(
-        "sigterm",
-        "something else stopped it: a batch system, a container engine or a user",
+        "sigterm", "something else stopped it: a batch system, a container engine or a user"
     ),
     "out_of_memory": KnownError(
         "out-of-memory",
@@ -192,7 +191,9 @@ class Failure:
         if self.observed is not None:
             return self.observed
         if self.killed_by is not None:
-            return self._kind_of_kill()
+            if self.killed_by == signal.SIGKILL and self.out_of_memory:
+                return Kind.OUT_OF_MEMORY
+            return Kind.COLLATERAL if self.is_collateral else Kind.SIGNAL
         if self._left_after_saving:
             return Kind.PREEMPTED
         if self.is_collateral:
@@ -200,11 +201,6 @@ class Failure:
         if self._known_error is not None and self._known_error.kind is not None:
             return Kind(self._known_error.kind)
         return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
-
-    def _kind_of_kill(self) -> Kind:
-        if self.killed_by == signal.SIGKILL and self.out_of_memory:
-            return Kind.OUT_OF_MEMORY
-        return Kind.COLLATERAL if self.is_collateral else Kind.SIGNAL
 
     @property
     def _left_after_saving(self) -> bool:
@@ -266,10 +262,9 @@ class Failure:
     @property
     def hint(self) -> str | None:
         """The hint for the user, or None."""
-        known = self._known_error or self._usual_cause
-        if known is not None and known.is_keras_3_only and self.asks_for_keras_3:
-            return WITHOUT_KERAS_3
-        return None if known is None else known.hint
+        if (known := self._known_error or self._usual_cause) is None:
+            return None
+        return WITHOUT_KERAS_3 if known.is_keras_3_only and self.asks_for_keras_3 else known.hint
 
     @property
     def docs(self) -> str | None:

@@ -1,9 +1,9 @@
-"""Keeps the tasks of a run with their failures, and groups them for stopping (pure)."""
+"""Keeps the tasks of a run with their failures (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tfcluster.plan.plan import Plan, TaskId
@@ -37,9 +37,8 @@ class Gang:
 
     def get(self, task: str | None, attempt: int | None = None) -> Member | None:
         """Return the member called `task`, or None if `attempt` is not its present one."""
-        member = self._members.get(task) if task else None
-        is_stale = member is not None and attempt is not None and attempt != member.attempt
-        return None if is_stale else member
+        member = self._members.get(task or "")
+        return member if member is None or attempt in (None, member.attempt) else None
 
     def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
         """Begin attempt `number` of `members`; return the tasks to start.
@@ -54,7 +53,8 @@ class Gang:
             if task.id not in requested:
                 continue
             member = self._members[str(task.id)]
-            if number == 1 or task.id.job != "evaluator" or _must_start(member):
+            must_start = member.is_lost or member.is_restart_due or member.is_to_start
+            if number == 1 or task.id.job != "evaluator" or must_start:
                 self._drop_failures(member)
                 member = member_of(self._plan, task, number)
                 to_start.append(task.id)
@@ -95,13 +95,11 @@ class Gang:
 
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
-        running = [
-            standing
-            for standing in self.member_counts.standings()
-            if standing.is_running and standing.is_core
-        ]
         needs_servers = any(
-            not (standing.serves or standing.waits_for_chief) for standing in running
+            standing.is_running
+            and standing.is_core
+            and not (standing.serves or standing.waits_for_chief)
+            for standing in self.member_counts.standings()
         )
         return self.member_counts.members(
             lambda standing: (
@@ -148,12 +146,13 @@ class Gang:
         member = self._members.get(str(chief))
         return [*([member.end()] if member is not None else ()), *self.member_counts.ends()]
 
-    def lose_node(self, node: str, reason: str) -> None:
-        """Mark all tasks of `node` as lost, with a failure each."""
-        for member in self:
-            if member.node == node and not member.is_over:
-                member.is_lost = True
-                self._note(member, member.fails(observed=Kind.NODE_LOST, description=reason))
+    def lose_node(self, node: str, reason: str) -> list[Member]:
+        """Mark all tasks of `node` that have not ended as lost, and return them."""
+        lost = [member for member in self if member.node == node and not member.is_over]
+        for member in lost:
+            member.is_lost = True
+            self._note(member, member.fails(observed=Kind.NODE_LOST, description=reason))
+        return lost
 
     def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
         """Note a task's report about itself."""
@@ -167,12 +166,7 @@ class Gang:
         return self._settings.warning() if has_trained else None
 
     def note_exit(
-        self,
-        member: Member,
-        event: TaskExited,
-        *,
-        error: Mapping[str, Any] | None,
-        last_lines: str,
+        self, member: Member, event: TaskExited, *, error: Mapping[str, Any] | None, last_lines: str
     ) -> None:
         """Note the end of a task; `error` is the exception it reported, if any."""
         member.exit, member.frozen_by = event, None
@@ -196,14 +190,12 @@ class Gang:
 
     def _finished_peers(self, chief: Member) -> list[str]:
         """Return the peers of `chief` if it is the chief and all of them have ended with 0."""
-        trains = [
-            member for member in self if member.id.job in TRAINERS and not member.restarts_alone
-        ]
-        if self._plan.kind != "training" or chief.id != chief_among(
-            self._plan, (member.id for member in self)
-        ):
+        if self._plan.kind != "training":
             return []
-        peers = [member for member in trains if member is not chief]
+        if chief.id != chief_among(self._plan, (member.id for member in self)):
+            return []
+        trainers = [m for m in self if m.id.job in TRAINERS and not m.restarts_alone]
+        peers = [member for member in trainers if member is not chief]
         return [str(member.id) for member in peers] if all(m.end().ok for m in peers) else []
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
@@ -251,43 +243,3 @@ class Gang:
 
     def _note(self, member: Member, failure: Failure) -> None:
         (self.task_failures if member.restarts_alone else self.failures).append(failure)
-
-
-def _must_start(evaluator: Member) -> bool:
-    """Return whether an evaluator must start with the gang: it does not run and is not done."""
-    return evaluator.is_lost or evaluator.is_restart_due or evaluator.is_to_start
-
-
-@dataclass(frozen=True, slots=True)
-class StopOrder:
-    """The tasks of one node that are stopped with the same grace."""
-
-    node: str
-    grace_s: float
-    tasks: list[str]
-
-
-def stops(members: Iterable[Member], grace_s: float | None, *, most_s: float) -> list[StopOrder]:
-    """Return the orders to stop `members`, by node and grace.
-
-    Without `grace_s` each member gets as much of `most_s` as it can use.
-    """
-    groups: dict[tuple[str, float], list[str]] = {}
-    for member in members:
-        grace = member.stop_grace_s(most_s) if grace_s is None else grace_s
-        groups.setdefault((member.node, grace), []).append(str(member.id))
-    return [StopOrder(node, grace, tasks) for (node, grace), tasks in groups.items()]
-
-
-def longest_grace_s(orders: Iterable[StopOrder]) -> float:
-    """Return the longest grace of `orders`, seconds."""
-    return max((order.grace_s for order in orders), default=0.0)
-
-
-def by_node(members: Iterable[Member], fits: Callable[[Member], bool]) -> dict[str, list[str]]:
-    """Return node → names of those of `members` for which `fits` holds."""
-    found: dict[str, list[str]] = {}
-    for member in members:
-        if fits(member):
-            found.setdefault(member.node, []).append(str(member.id))
-    return found

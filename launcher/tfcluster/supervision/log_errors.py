@@ -64,6 +64,7 @@ _AFTER = 200
 
 An exception further from the end of the log was caught and did not end the task."""
 _WIDTH = 400
+_MAX_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,10 @@ def is_lost_peer_error(raised: RaisedError, traceback: str = "") -> bool:
         return True
     return any(
         _RUNTIME_ERROR.fullmatch(error.exception) is not None
-        and all(_is_lost_peer_message(part) for part in _root_errors(error.message))
+        and all(
+            _PEER_IS_LOST.search(part) or _CONNECTION_BROKE.search(part)
+            for part in _root_errors(error.message)
+        )
         for error in [raised, *_handled_exceptions(traceback)]
     )
 
@@ -153,10 +157,6 @@ def _root_errors(message: str) -> list[str]:
     return _ROOT_ERROR.split(message)[1:] or [message]
 
 
-def _is_lost_peer_message(message: str) -> bool:
-    return bool(_PEER_IS_LOST.search(message) or _CONNECTION_BROKE.search(message))
-
-
 def has_lost_peer_message(log: str) -> bool:
     """Return whether the end of a log without an exception says that another task is gone."""
     last = tail(log)
@@ -174,8 +174,8 @@ def refused_arguments(log: str, exit_code: int | None) -> str | None:
     return found[-1] if found else None
 
 
-def shorten(text: str, *, place: str = "", lines: int = 8) -> str:
-    """Return an exception's `text` without the noise, in at most `lines` lines, then `place`.
+def shorten(text: str, *, place: str = "") -> str:
+    """Return an exception's `text` without the noise, in a few lines, then `place`.
 
     Noise is what TensorFlow and Keras add: the graph's stack, the names of its functions, a
     layer's arguments. The values of a tensor may be part of a message, so the middle is cut: the
@@ -185,6 +185,6 @@ def shorten(text: str, *, place: str = "", lines: int = 8) -> str:
         text = noise.sub("", text)
     filled = [line for line in f"{text.rstrip()} {place}".splitlines() if line.strip()]
     shown = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in filled]
-    if len(shown) > lines:
+    if len(shown) > _MAX_LINES:
         shown = [*shown[:2], f"… {len(shown) - 4} lines …", *shown[-2:]]
     return "\n".join(shown).rstrip()

@@ -116,8 +116,8 @@ class Member:
 
     def is_overdue(self, now: float) -> bool:
         """Return whether its agent should have reported its start or its end by `now`."""
-        waits = self.answer_by is not None and (self.is_running or self.is_awaited)
-        return waits and self.answer_by is not None and self.answer_by <= now
+        is_late = self.answer_by is not None and self.answer_by <= now
+        return is_late and (self.is_running or self.is_awaited)
 
     def note_start(self, now: float) -> None:
         self.is_ordered, self.started_at = True, now
@@ -144,9 +144,7 @@ class Member:
                 self.saved_step = _step_of(report)
             case {"type": "evaluated"}:
                 self.has_evaluated, self.evaluated_step = True, _step_of(report)
-            case {"type": "trial_ended"}:
-                self.trials_ended += 1
-            case {"type": "trial", "status": "COMPLETED" | "FAILED"}:
+            case {"type": "trial_ended"} | {"type": "trial", "status": "COMPLETED" | "FAILED"}:
                 self.trials_ended += 1
             case {"type": "error"} if not self.is_stopping:
                 self.raised = report

@@ -96,9 +96,11 @@ class MemberCounts:
         return next((member.waits_since for member in self._waiting.values()), None)
 
     def _update(self) -> None:
-        """Update the standings of the members that have changed."""
         for name, member in self._changed.items():
-            self._remove(name)
+            if (before := self._standing.get(name)) is not None:
+                del self._by_standing[before][name]
+                if not self._by_standing[before]:
+                    del self._by_standing[before]
             standing = self._standing[name] = standing_of(member)
             self._by_standing.setdefault(standing, {})[name] = member
             if standing.is_running and standing.waits and standing.is_core:
@@ -108,13 +110,6 @@ class MemberCounts:
             else:
                 self._waiting.pop(name, None)
         self._changed.clear()
-
-    def _remove(self, name: str) -> None:
-        before = self._standing.get(name)
-        if before is not None:
-            del self._by_standing[before][name]
-            if not self._by_standing[before]:
-                del self._by_standing[before]
 
 
 def standing_of(member: Member) -> Standing:

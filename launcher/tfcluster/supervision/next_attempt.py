@@ -1,8 +1,4 @@
-"""Restarts the gang or single tasks: counts each one's restarts, applies the policy, orders them.
-
-`Restarts` keeps the counts, `GangRestarts` restarts the gang, `TaskRestarts` the tasks that
-restart alone.
-"""
+"""Restarts the gang or single tasks: counts the restarts, applies the policy, orders them."""
 
 from __future__ import annotations
 
@@ -54,10 +50,13 @@ class Restarts:
         if step is not None or self.newest.step is None:
             self.newest = Newest(step, name)
 
-    def note_all_gathered(self, step: int | None, name: str | None) -> None:
+    def note_all_gathered(self, newest: Newest) -> None:
         """Note that all checkpoints of the attempt are in the run folder, and the newest one."""
-        self.newest, before = Newest(step, name), self._begun_from
-        self._advanced |= name not in (None, before.name) if step is None else step != before.step
+        self.newest, before = newest, self._begun_from
+        if newest.step is None:
+            self._advanced |= newest.name not in (None, before.name)
+        else:
+            self._advanced |= newest.step != before.step
 
     def decide(
         self, unit: TaskId | None, failure: Failure, *, step: int | None
@@ -174,8 +173,7 @@ class GangRestarts:
                 and not member.restarts_alone
                 and member.node in self._gone
             ):
-                reason = self._gone[member.node]
-                return loss_of(member.node, str(member.id), reason)
+                return loss_of(member.node, str(member.id), self._gone[member.node])
         return None
 
     def _give_up(self, cause: Failure, why: GiveUp, now: float) -> None:
@@ -192,10 +190,9 @@ class GangRestarts:
         on_gone = {task.id for task in self._plan.tasks if task.node in self._gone}
         self.members = members = tuple(task for task in self.members if task not in on_gone)
         number = self._attempt_state.gang.attempt + 1
-        next_attempt = NextAttempt(
-            number, members, verdict.delay_s, fresh_ports=verdict.fresh_ports
+        self._attempt_state.next_attempt = NextAttempt(
+            number, members, verdict.delay_s, verdict.fresh_ports
         )
-        self._attempt_state.next_attempt = next_attempt
         fewer = members if len(members) < len(self._plan.tasks) else None
         self._attempt_state.orders.record(
             self._restarts.event(None, cause, verdict, attempt=number, members=fewer)
@@ -226,9 +223,8 @@ class TaskRestarts:
         if failure is None or member.is_restart_due or not self._is_needed(member, is_finishing):
             return
         unit = member.id
-        if member.node in self.gone:
-            verdict: GiveUp | Restart = NODE_GONE
-        else:
+        verdict: GiveUp | Restart = NODE_GONE
+        if member.node not in self.gone:
             step = self._restarts.progress_of(member)
             verdict = self._restarts.decide(unit, failure, step=step)
         if isinstance(verdict, GiveUp):
@@ -237,8 +233,8 @@ class TaskRestarts:
         member.is_restart_due = True
         if self._attempt_state.is_training:
             self._timers.set(f"restart {unit}", now + verdict.delay_s)
-        attempt = member.attempt + 1
-        self._orders.record(self._restarts.event(unit, failure, verdict, attempt=attempt))
+        event = self._restarts.event(unit, failure, verdict, attempt=member.attempt + 1)
+        self._orders.record(event)
 
     def _is_needed(self, member: Member, is_finishing: bool) -> bool:
         if not member.restarts_alone or not member.is_over:

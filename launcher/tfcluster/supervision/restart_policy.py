@@ -27,6 +27,11 @@ not all return at once."""
 _FREE: Final = {Kind.PREEMPTED: "preempted", Kind.PORT_TAKEN: "a port was taken"}
 _SCRIPT_ERRORS: Final = frozenset({Kind.EXCEPTION, Kind.EXIT_CODE})
 _NOT_RESTARTED: Final = frozenset({Kind.PERMANENT, Kind.START_FAILED})
+_RESTARTS_ARE_OFF: Final = "restarts are off: supervision.max_restarts is 0"
+_NOTHING_SAVED: Final = (
+    "it would fail the same way: the job saved nothing since its start, and"
+    " supervision.restart_on_error is off"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,25 +116,11 @@ def _refusal(
         if failure.signature is not None and failure.signature == history.signature:
             return GiveUp("the same exception occurred twice without a newer checkpoint between")
         if not (advanced or policy.restart_on_error):
-            return GiveUp(_why_not_on_error(policy))
+            return GiveUp(_NOTHING_SAVED if policy.max_restarts else _RESTARTS_ARE_OFF)
     if history.spent >= policy.max_restarts:
-        return GiveUp(_why_exhausted(policy.max_restarts), exhausted=True)
+        used_up = f"supervision.max_restarts = {policy.max_restarts} is used up"
+        return GiveUp(used_up if policy.max_restarts else _RESTARTS_ARE_OFF, exhausted=True)
     return None
-
-
-def _why_not_on_error(policy: Supervision) -> str:
-    if policy.max_restarts == 0:
-        return "restarts are off: supervision.max_restarts is 0"
-    return (
-        "it would fail the same way: the job saved nothing since its start, and"
-        " supervision.restart_on_error is off"
-    )
-
-
-def _why_exhausted(most: int) -> str:
-    if most == 0:
-        return "restarts are off: supervision.max_restarts is 0"
-    return f"supervision.max_restarts = {most} is used up"
 
 
 def is_free(failure: Failure) -> bool:
@@ -161,16 +152,13 @@ TRAINERS = ("chief", "worker")
 
 def chief_of(members: Iterable[TaskId]) -> TaskId:
     """Return the task whose checkpoints count: the chief, else the lowest-numbered worker."""
-    return min((task for task in members if task.job in TRAINERS), key=_rank)
+    trainers = (task for task in members if task.job in TRAINERS)
+    return min(trainers, key=lambda task: (task.job != "chief", task.index))
 
 
 def chief_among(plan: Plan, members: Iterable[TaskId]) -> TaskId:
     """Return the chief as `chief_of` does, or the plan's if that is not among `members`."""
     return plan.chief if plan.joins or plan.elsewhere else chief_of(members)
-
-
-def _rank(task: TaskId) -> tuple[bool, int]:
-    return task.job != "chief", task.index
 
 
 def without(

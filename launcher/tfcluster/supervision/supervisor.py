@@ -21,7 +21,6 @@ from tfcluster.supervision.attempt_state import AttemptState, Stage
 from tfcluster.supervision.deadlines import Watch
 from tfcluster.supervision.decisions import DropNode, Next, NextAttempt, Outcome, Stop, judge
 from tfcluster.supervision.failure import Kind
-from tfcluster.supervision.gang import by_node
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.next_attempt import GangRestarts, Restarts, TaskRestarts, loss_of
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
@@ -97,10 +96,8 @@ class Supervisor:
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
         to_start = self.gang.enlist(members, number)
-        self._gang_restarts.members, self.chief = (
-            members,
-            restart_policy.chief_among(self.plan, members),
-        )
+        self._gang_restarts.members = members
+        self.chief = restart_policy.chief_among(self.plan, members)
         self._verdict = Next.GO_ON
         self._restarts.begin()
         self._attempt_state.begin()
@@ -109,9 +106,9 @@ class Supervisor:
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:
         """Return the `tasks` that still must start; their agents must answer in time."""
-        ordered = []
+        ordered, requested = [], set(tasks)
         for member in self.gang if self._attempt_state.is_training else ():
-            if member.id in tasks and member.attempt == attempt and member.is_to_start:
+            if member.id in requested and member.attempt == attempt and member.is_to_start:
                 member.is_ordered, member.answer_by = True, now + START_ANSWER_S
                 ordered.append(member.id)
         self._attempt_state.watch_agents()
@@ -122,7 +119,7 @@ class Supervisor:
         if (member := self.gang.get(task, attempt)) is not None:
             member.note_start(now)
             if self._attempt_state.must_stop(member):  # the order to start came too late
-                self._attempt_state.stop([member], "the run is ending", now, grace_s=0.0)
+                self.orders.stop([member], "the run is ending", now, grace_s=0.0)
             self._react(now)
 
     def start_failed(self, task: str, attempt: int, error: str, now: float) -> None:
@@ -178,8 +175,7 @@ class Supervisor:
         if self.outcome is not None:
             return
         self.orders.record(ev.NodeLost(node=node, reason=reason))
-        lost = [member for member in self.gang if member.node == node and not member.is_over]
-        self.gang.lose_node(node, reason)
+        lost = self.gang.lose_node(node, reason)
         if self._attempt_state.stage is Stage.STARTING:
             self._attempt_state.fail_unbegun(loss_of(node, node, reason))
         elif any(member.id.job != "evaluator" for member in lost) and self._forms_gang:
@@ -202,15 +198,10 @@ class Supervisor:
         self._restarts.note_gathered(step, name)
         self._react(now)
 
-    def checkpoints_gathered(
-        self, step: int | None, now: float, *, name: str | None = None
-    ) -> None:
-        """Decide about a restart: all of the chief's checkpoints are now in the run folder.
-
-        `step` and `name` belong to the newest of them.
-        """
+    def checkpoints_gathered(self, newest: Newest, now: float) -> None:
+        """Decide about a restart: all of the chief's checkpoints are now in the run folder."""
         if self._attempt_state.stage is Stage.GATHERING:
-            self._restarts.note_all_gathered(step, name)
+            self._restarts.note_all_gathered(newest)
             self._gang_restarts.decide(now)
             self._react(now)
 
@@ -281,12 +272,11 @@ class Supervisor:
                 self._attempt_state.conclude(verdict)
 
     def _finish(self, now: float) -> None:
-        """Finish the run after the chief's success."""
         self._attempt_state.cancel_restarts()
         if (verdict := self._judge()) is not Next.FINISH:
             self._follow(verdict, now)
             return
-        self._attempt_state.stop(self.gang.idle(), "the chief has finished", now)
+        self.orders.stop(self.gang.idle(), "the chief has finished", now)
         for member in self._satisfied():
             self._timers.set_once(f"satisfied {member.id}", now + EVALUATOR_S)
         self._timers.set_once("late", now + self.policy.finish_grace_s)
@@ -314,7 +304,7 @@ class Supervisor:
             case "late":
                 self._watch.end_late(self._last_step(), now)
             case "satisfied" if member is not None and member in self._satisfied():
-                self._attempt_state.stop([member], "it has evaluated the last checkpoint", now)
+                self.orders.stop([member], "it has evaluated the last checkpoint", now)
             case "finishing":
                 if waits := [str(m.id) for m in self.gang.running() if not m.is_stopping]:
                     left_s = self.policy.finish_grace_s - FINISHING_S
@@ -327,7 +317,7 @@ class Supervisor:
                 outcome = verdicts.run_deadline_outcome(self.policy.run_deadline_s or 0.0)
                 self._attempt_state.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
             case "agents":
-                for node in by_node(self.gang, lambda member: member.is_overdue(now)):
+                for node in dict.fromkeys(m.node for m in self.gang if m.is_overdue(now)):
                     self.orders.add(DropNode(node))
                     self.node_lost(node, "its agent does not answer", now)
             case _:

@@ -45,10 +45,7 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def to_json(
-    failures: Sequence[Failure],
-    elsewhere: Sequence[TaskPlan] = (),
-    *,
-    is_by_hand: bool = False,
+    failures: Sequence[Failure], elsewhere: Sequence[TaskPlan] = (), *, is_by_hand: bool = False
 ) -> dict[str, Any] | None:
     """Return the fields of the `diagnosis` event, or None without failures.
 
@@ -59,23 +56,17 @@ def to_json(
     if cause is None:
         return None
     if cause.is_collateral and elsewhere:
-        root = {"task": "another machine", "reason": name_first_failed(elsewhere)}
+        root: dict[str, Any] = {"task": "another machine", "reason": name_first_failed(elsewhere)}
         if is_by_hand:
             name = str(elsewhere[0].id) if len(elsewhere) == 1 else "a task started by hand"
             reason = f"{name_first_failed(elsewhere)}; it was started by hand: see its terminal"
             root = {"task": name, "reason": reason}
-        return {
-            "root_cause": root,
-            "collateral": tuple(dict.fromkeys(failure.task for failure in failures)),
-            "attempt": cause.attempt,
-        }
-    others = [failure for failure in failures if failure.task != cause.task]
-    collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
-    return {
-        "root_cause": _facts(cause, also=_failed_alike(cause, others)),
-        "collateral": tuple(collateral),
-        "attempt": cause.attempt,
-    }
+        collateral = dict.fromkeys(failure.task for failure in failures)
+    else:
+        others = [failure for failure in failures if failure.task != cause.task]
+        root = _facts(cause, also=_failed_alike(cause, others))
+        collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
+    return {"root_cause": root, "collateral": tuple(collateral), "attempt": cause.attempt}
 
 
 def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
@@ -145,7 +136,7 @@ class Verdict:
     """The outcome of the run; None leaves it to the restart policy."""
 
 
-def blame_survivors(core: Sequence[Member], *, is_part: bool = False) -> Verdict:
+def blame_survivors(core: Sequence[Member], *, is_part: bool) -> Verdict:
     """Blame the tasks that still run after all others failed as a consequence.
 
     Where only a part of the gang runs here (`is_part`) the cause is elsewhere: no task is blamed.
@@ -189,9 +180,7 @@ def find_frozen(gang: MemberCounts) -> list[Member]:
     )
 
 
-def warn_about_late(
-    late: Sequence[Member], grace_s: float, last_step: int | None = None
-) -> list[str]:
+def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | None) -> list[str]:
     """Return warnings about the tasks that are stopped although they have not failed."""
     missed = {str(member.id): _not_evaluated(member, last_step) for member in late}
     warnings = [
@@ -257,7 +246,7 @@ def blame_missing(
     deadline_s: float,
     last_line: Callable[[Member], str],
     now: float,
-    elsewhere: Sequence[str] = (),
+    elsewhere: Sequence[str],
 ) -> Verdict:
     """Blame the tasks that others wait for, each with its age and last line.
 

@@ -13,28 +13,25 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.agent.protocol import ProtocolError
 
+SendFile = Callable[[str, int, bytes], Awaitable[None]]
+
+_STALLED_SILENCE_S = 5.0
+"""Seconds for which a node that has exceeded its limit may do so again: less, to fail soon."""
 _WAIT_STEP_S = 5.0
 _MOST_SILENCES = 10.0
 """A question waits at most this many silence limits while the node answers other questions."""
-
-SendFile = Callable[[str, int, bytes], Awaitable[None]]
-
 _SLICE = 256 << 10
 """Bytes in one frame; an order waits at most as long as one takes to be sent."""
-
 _MOST_REQUESTS = 10
 """Requests a node may send for each file, which its cache may have lost meanwhile."""
-
 _WINDOW = 4 << 20
 """Bytes sent but not acknowledged; more would pile up if the node's disk is slow."""
-
 _PAGE_BYTES = 1 << 20
-
 _ENTRY_BYTES = 320
 """Bytes of an entry without its path; JSON may take six bytes for a character of that."""
 
@@ -51,20 +48,36 @@ class ReconnectedError(Exception):
     """The connection is a new one, and the question must be asked again."""
 
 
-class NodeState(Protocol):
-    """The state of the node that is to answer (`RemoteFiles`)."""
+@dataclass(slots=True)
+class NodeState:
+    """The state of the node that is to answer."""
 
-    is_connected: bool
-    answer_count: int
+    name: str
+    silence_s: float
+    """Seconds for which it may answer nothing about files while it is connected."""
+    is_connected: bool = True
+    answer_count: int = 0
     """The number of answers received, of any kind."""
+    _stalled_at: int | None = None
+    """The value of `answer_count` when the node last exceeded its silence limit."""
 
     @property
-    def patience_s(self) -> float: ...
+    def patience_s(self) -> float:
+        """Seconds for which the node may be silent from now on."""
+        is_stalled = self._stalled_at == self.answer_count
+        return min(_STALLED_SILENCE_S, self.silence_s) if is_stalled else self.silence_s
 
-    def stalled_error(self) -> FilesStalledError: ...
+    def stalled_error(self) -> FilesStalledError:
+        """Note that the node has exceeded its silence limit, and return the error for it."""
+        self._stalled_at = self.answer_count
+        return FilesStalledError(
+            f"{self.name or 'the node'} has answered nothing about its files for"
+            f" {self.silence_s:.0f} s: its disk or a file server hangs, or its process for files"
+            " was stopped"
+        )
 
 
-class Answers:
+class AnswerQueue:
     """The answers to one question, in order."""
 
     def __init__(self, node: NodeState) -> None:
@@ -123,7 +136,7 @@ class Question:
     """One question to the node, and its answers."""
 
     number: int
-    answers: Answers
+    answers: AnswerQueue
     is_answered: bool = False
     listed: int = 0
     listed_bytes: int = 0
@@ -210,7 +223,7 @@ class Sending:
         self,
         into: str,
         sources: Mapping[str, tuple[Path, int]],
-        answers: Answers,
+        answers: AnswerQueue,
         send_file: SendFile,
     ) -> None:
         self._into, self._sources = into, sources

@@ -20,8 +20,8 @@ from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.wire.file_sending import (
-    Answers,
-    FilesStalledError,
+    AnswerQueue,
+    NodeState,
     Question,
     ReconnectedError,
     RemoteFilesError,
@@ -30,8 +30,6 @@ from tfcluster.wire.file_sending import (
     Sent,
     announce,
 )
-
-__all__ = ["KINDS", "RemoteFileChangedError", "RemoteFiles", "RemoteFilesError", "Sent"]
 
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Take = Callable[[bytes], Awaitable[None]]
@@ -45,8 +43,6 @@ _ACKNOWLEDGE_BYTES = 2 << 20
 """Bytes written here after which the node gets an acknowledgement and may send as many more."""
 SILENCE_S = 60.0
 """Seconds for which a connected node may answer nothing about files."""
-_STALLED_SILENCE_S = 5.0
-"""Seconds for which a node that has exceeded that limit may do so again: less, to fail soon."""
 
 
 class RemoteFileChangedError(Exception):
@@ -62,14 +58,9 @@ class RemoteFiles:
         self._send, self._send_file = send, send_file
         self._last = self._hurries = 0
         self._waiting: dict[int, Question] = {}
-        self._node, self._silence_s = node, silence_s
+        self._node = NodeState(node, silence_s)
         self.is_lost, self._lost_reason = False, ""
         """True if no answer will come any more; and the reason."""
-        self.is_connected = True
-        self.answer_count = 0
-        """The number of answers received, of any kind."""
-        self._stalled_at: int | None = None
-        """The value of `answer_count` when the node last exceeded its silence limit."""
 
     def handle(self, message: Mapping[str, Any]) -> None:
         """Handle a message of one of `KINDS`.
@@ -77,7 +68,7 @@ class RemoteFiles:
         Raises ProtocolError if the node sends more than it was asked for, which would fill the
         coordinator's memory.
         """
-        self.answer_count += 1
+        self._node.answer_count += 1
         if message["type"] == "files_lost":
             self._broadcast(message)
             return
@@ -88,24 +79,9 @@ class RemoteFiles:
         if question is not None and message["type"] != "moving":
             question.put(message)
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds for which the node may be silent from now on."""
-        is_stalled = self._stalled_at == self.answer_count
-        return min(_STALLED_SILENCE_S, self._silence_s) if is_stalled else self._silence_s
-
-    def stalled_error(self) -> FilesStalledError:
-        """Note that the node has exceeded its silence limit, and return the error for it."""
-        self._stalled_at = self.answer_count
-        return FilesStalledError(
-            f"{self._node or 'the node'} has answered nothing about its files for"
-            f" {self._silence_s:.0f} s: its disk or a file server hangs, or its process for files"
-            " was stopped"
-        )
-
     def disconnected(self) -> None:
         """Note that no answer can come until `reconnected` is called."""
-        self.is_connected = False
+        self._node.is_connected = False
 
     def hurry(self) -> None:
         """Lift the rate limit of reads in progress, because no task trains on the node any more."""
@@ -114,7 +90,7 @@ class RemoteFiles:
 
     def reconnected(self) -> None:
         """Repeat all questions in progress over a new connection."""
-        self.is_connected = True
+        self._node.is_connected = True
         self._broadcast({"type": "reconnected"})
 
     def mark_lost(self, why: str = "") -> None:
@@ -212,9 +188,8 @@ class RemoteFiles:
         `keep`: the node caches them for the next run. `unless_there`: a folder that exists is
         left as it is. Raises RemoteFilesError, OSError.
         """
-        return await self._send_files(
-            {"into": into, "keep": keep, "unless_there": unless_there}, files
-        )
+        options = {"into": into, "keep": keep, "unless_there": unless_there}
+        return await self._send_files(options, files)
 
     async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
         """Add `files` to the node's folder `into`, then delete the paths in `removed`.
@@ -222,8 +197,8 @@ class RemoteFiles:
         Files are added in their order, each atomically; all others stay. Return how many bytes
         were sent. Raises RemoteFilesError, OSError.
         """
-        order = {"into": into, "keep": False, "adds": True, "removed": [*removed]}
-        return await self._send_files(order, files)
+        options = {"into": into, "keep": False, "adds": True, "removed": [*removed]}
+        return await self._send_files(options, files)
 
     async def _send_files(self, options: Mapping[str, Any], files: Sequence[Sent]) -> int:
         tree = await asyncio.to_thread(announce, files)
@@ -249,7 +224,7 @@ class RemoteFiles:
         if self.is_lost:
             raise RemoteFilesError(self._lost_reason)
         self._last += 1
-        question = self._waiting[self._last] = Question(self._last, Answers(self))
+        question = self._waiting[self._last] = Question(self._last, AnswerQueue(self._node))
         try:
             yield question
         except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -25,7 +25,7 @@ from tfcluster.agent import budgets, protocol
 from tfcluster.wire import file_transfer, messages
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.file_transfer import RemoteFiles
-from tfcluster.wire.messages import Frame, Refused, welcome
+from tfcluster.wire.messages import Frame, Refused, read_welcome
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
@@ -70,8 +70,9 @@ class AgentLink:
         self._dial, self._hello, self._lease_s = dial, hello, lease_s
         self._patience_s = patience_s
         self._agent = agent or AgentHandle()
-        self._heard_at, self._is_over = 0.0, False
-        self._why_killed = ""
+        self.heard_at = 0.0
+        """The time of the last byte from the agent, on the loop's clock."""
+        self._is_over, self._why_killed = False, ""
         self._session = protocol.Session()
         self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
@@ -95,11 +96,6 @@ class AgentLink:
             self._tasks.append(asyncio.create_task(self._ping()))
         elif self._patience_s is not None:
             self._tasks.append(asyncio.create_task(self._watch_local_agent(self._patience_s)))
-
-    @property
-    def heard_at(self) -> float:
-        """The time of the last byte from the agent, on the loop's clock."""
-        return self._heard_at
 
     def last_words(self) -> str:
         """Return why the agent ended: killed by the coordinator, or what it wrote to stderr."""
@@ -175,11 +171,11 @@ class AgentLink:
                 hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
                 writer.write(protocol.control_frame(hello))
                 decoder = protocol.Decoder(after_magic=True, max_control=budgets.MESSAGE_BYTES)
-                first, rest = await welcome(reader, decoder)
+                first, rest = await read_welcome(reader, decoder)
         except BaseException:
             writer.close()
             raise
-        self.welcome, self._heard_at = first, asyncio.get_running_loop().time()
+        self.welcome, self.heard_at = first, asyncio.get_running_loop().time()
         for encoded in self._session.resume(first.get("last_seen", 0)):
             writer.write(encoded)
         self._writer = writer
@@ -209,7 +205,7 @@ class AgentLink:
         try:
             await self._on_frames(early)
             while data := await reader.read(1 << 18):
-                self._heard_at = asyncio.get_running_loop().time()
+                self.heard_at = asyncio.get_running_loop().time()
                 await self._on_frames(decoder.feed(data))
         except protocol.ProtocolError as error:
             self._fault = self._fault or str(error)
@@ -218,8 +214,8 @@ class AgentLink:
 
     async def _on_frames(self, frames: Iterable[Frame]) -> None:
         numbered = [self._on_frame(kind, payload) for kind, payload in frames]
-        if any(numbered):
-            await self._acknowledge()
+        if any(numbered) and not self._is_closing:  # else only the last messages still arrive
+            await self._write(self._session.acknowledgement())
 
     def _on_frame(self, kind: bytes, payload: bytes) -> bool:
         """Handle one frame; return True for a numbered message, which must be acknowledged."""
@@ -254,10 +250,6 @@ class AgentLink:
         else:
             self._messages.put_nowait(message)
 
-    async def _acknowledge(self) -> None:
-        if not self._is_closing:  # writing is shut down, but the last messages still arrive
-            await self._write(self._session.acknowledgement())
-
     async def _write(self, frame: bytes) -> None:
         if self._writer is None:
             return  # kept by the session, sent on resuming
@@ -286,7 +278,7 @@ class AgentLink:
 
     async def _redial(self, lease_s: float) -> Connection | None:
         loop = asyncio.get_running_loop()
-        while loop.time() < self._heard_at + lease_s:
+        while loop.time() < self.heard_at + lease_s:
             with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
                 return await self._connect()
             if await self._agent.has_gone():
@@ -301,7 +293,7 @@ class AgentLink:
             await asyncio.sleep(PING_S)
             if self._writer is None:
                 continue
-            if loop.time() > self._heard_at + SILENCE_S:
+            if loop.time() > self.heard_at + SILENCE_S:
                 await self._agent.disconnect()
             else:
                 await self._write(protocol.frame(protocol.PING))
@@ -315,11 +307,11 @@ class AgentLink:
         """
         unanswered, most = 0, max(1, round(patience_s / LOCAL_PING_S))
         while unanswered < most:
-            heard_at = self._heard_at
+            heard_at = self.heard_at
             await self._write(protocol.frame(protocol.PING))
             await asyncio.sleep(LOCAL_PING_S)
             await asyncio.sleep(SECOND_LOOK_S)
-            if self._heard_at == heard_at:
+            if self.heard_at == heard_at:
                 unanswered += 1
                 if unanswered == 1:
                     pid = self.welcome["pid"]

@@ -238,7 +238,7 @@ def _shorten(value: object) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
 
 
-async def welcome(
+async def read_welcome(
     reader: asyncio.StreamReader, decoder: protocol.Decoder
 ) -> tuple[dict[str, Any], list[Frame]]:
     """Return the agent's answer to a hello, and the frames that arrived with it.

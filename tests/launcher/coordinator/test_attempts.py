@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.backends.base import Backend
+from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
@@ -245,7 +245,7 @@ def test_a_dropped_node_that_has_ended_has_no_lease_to_wait_for(
     hub = FakeHub(RunPaths(tmp_path))
     link: Any = SimpleNamespace(heard_at=100.0, has_ended=has_ended, close=_closed)
     hub._links["far"] = link
-    hub._has_lease.add("far")
+    hub._capabilities["far"] = Capabilities(False, has_lease=True, holds_ports=True)
     asyncio.run(hub.drop("far"))
     assert hub.fenced_until("far") == (0.0 if has_ended else pytest.approx(171.0))
 

@@ -54,7 +54,7 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
 
 def serve(monkeypatch: pytest.MonkeyPatch, **answers: Mapping[str, Any] | NodeLostError) -> Hosts:
     hosts = Hosts(answers)
-    monkeypatch.setattr(cleanup, "_backend_of", lambda node: hosts)
+    monkeypatch.setattr(cleanup, "backend_of", lambda node: hosts)
     return hosts
 
 

@@ -222,6 +222,7 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
         return PutBack(None, ())
 
     monkeypatch.setattr(TaskFolders, "put_back", put_back)
+    monkeypatch.setattr(orders, "SHOWN_AFTER_S", 0.1)
     monkeypatch.setattr(orders, "ANSWER_S", 0.2)
     monkeypatch.setattr(supervisor, "START_ANSWER_S", 0.2)
 

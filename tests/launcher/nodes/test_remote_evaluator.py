@@ -15,7 +15,8 @@ from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes import remote_checkpoints
 from tfcluster.nodes.remote_checkpoints import RemoteFollower
-from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError, Sent
+from tfcluster.wire.file_sending import RemoteFilesError, Sent
+from tfcluster.wire.file_transfer import RemoteFiles
 
 
 class Host:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import budgets
-from tfcluster.nodes.reports import PREPARE, saved, to_event
+from tfcluster.nodes.reports import PREPARE, to_event
 from tfcluster.nodes.task_reports import clean
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -66,9 +66,9 @@ def test_reports_of_a_task_become_events() -> None:
     assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
         ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
     )
-    found = clean({"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7})
-    assert found is not None
-    assert saved(found) == ("ckpt-3", 3, 7)
+    saved = {"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7}
+    assert clean(saved) == saved
+    assert report(**saved) is None
 
 
 MALFORMED: list[dict[str, Any]] = [
@@ -120,8 +120,7 @@ def test_an_invalid_optional_field_is_left_out(
 def test_a_saved_report_without_a_valid_step_has_none() -> None:
     for step in ("3", 3.5, True, [3]):
         found = clean({"type": "saved", "path": "ckpt", "step": step})
-        assert found is not None
-        assert saved(found) == ("ckpt", None, None)
+        assert found == {"type": "saved", "path": "ckpt"}
 
 
 def test_long_strings_and_many_metrics_are_truncated() -> None:

@@ -16,7 +16,8 @@ from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan
 from tfcluster.plan.remote_paths import NodePaths
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_transfer import RemoteFiles, RemoteFilesError
+from tfcluster.wire.file_sending import RemoteFilesError
+from tfcluster.wire.file_transfer import RemoteFiles
 
 NODES = ("10.0.0.1", "10.0.0.2")
 

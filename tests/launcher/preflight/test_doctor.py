@@ -75,7 +75,7 @@ def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
                 plan = replace(plan_of(), workdir=str(tmp_path))
                 return await doctor._examine(plan, tmp_path, deep=False)
 
-        monkeypatch.setattr(doctor, "_backend_of", backend_of)
+        monkeypatch.setattr(doctor, "backend_of", backend_of)
         return asyncio.run(within_seconds())
 
     return run

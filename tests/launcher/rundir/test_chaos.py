@@ -152,7 +152,16 @@ def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> Non
     tasks = tuple(replace(t, command=replace(t.command, env=(settings,))) for t in plan.tasks)
     attempt = Attempt(replace(plan, tasks=tasks), 1, (W0, W1), {W0: 1000, W1: 1001})
     faults = chaos.parse(["kill worker:1 at step 5"], plan)
-    order = orders.start(attempt, site_of("local", paths, {}), holds_ports=True, faults=faults)
+    order = orders.start(
+        attempt,
+        site_of("local", paths, {}),
+        holds_ports=True,
+        only=attempt.members,
+        restored_step=None,
+        faults=faults,
+        proxy_env={},
+        assigned={},
+    )
     found = [json.loads(task["env"]["TFCLUSTER_SETTINGS"]) for task in order["tasks"]]
     assert found[0] == {"communication": "RING"}
     assert found[1] == {"communication": "RING", "chaos": chaos.settings_for(faults, W1, 1)}

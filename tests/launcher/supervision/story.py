@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.launcher.conftest import plan_of
 
+from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Status
@@ -108,7 +109,7 @@ class Replay:
         """Report that the chief's checkpoints are gathered, and clear the earlier orders."""
         assert do.GatherCheckpoints() in self.orders
         self.orders.clear()
-        self.supervisor.checkpoints_gathered(step, self.now, name=name)
+        self.supervisor.checkpoints_gathered(Newest(step, name), self.now)
         self._take()
         return self
 

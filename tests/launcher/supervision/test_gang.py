@@ -11,8 +11,10 @@ from tfcluster.plan.keras_settings import settings_json
 from tfcluster.plan.plan import EnvVar, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.spec.model import ClusterSpec
+from tfcluster.supervision.attempt_state import Orders
+from tfcluster.supervision.decisions import StopTasks
 from tfcluster.supervision.failure import Kind
-from tfcluster.supervision.gang import Gang, longest_grace_s, stops
+from tfcluster.supervision.gang import Gang
 
 SAVES = {"type": "saves_on_sigterm"}
 WAITS = {"type": "waiting_for_peers"}
@@ -56,15 +58,18 @@ def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
     saver = gang.get("worker:1")
     assert saver is not None
     saver.note_report(SAVES, 0.0)
-    orders = stops(gang.running(), None, most_s=30.0)
-    assert {tuple(order.tasks): order.grace_s for order in orders} == {
+    orders, running = Orders(30.0), gang.running()
+    orders.stop(running, "", 0.0, grace_s=None)
+    stops = [action for action in orders.take() if isinstance(action, StopTasks)]
+    assert {stop.tasks: stop.grace_s for stop in stops} == {
         ("worker:0", "worker:2"): 2.0,
         ("worker:1",): 30.0,
     }
-    assert longest_grace_s(orders) == 30.0
-    (at_once,) = stops(gang.running(), 0.0, most_s=30.0)
+    assert orders.longest_grace_s(running, None) == 30.0
+    orders.stop(running, "", 0.0, grace_s=0.0)
+    (at_once,) = [action for action in orders.take() if isinstance(action, StopTasks)]
     assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
-    assert longest_grace_s([]) == 0.0
+    assert orders.longest_grace_s([], None) == 0.0
 
 
 def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str = "") -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import pytest
 from tests.launcher.conftest import plan_of
 
+from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Status
@@ -266,9 +267,8 @@ class World:
 
     def _gather(self) -> None:
         self.is_gathering = False
-        self.supervisor.checkpoints_gathered(
-            self.random.choice((None, self.random.randrange(50))), self.now
-        )
+        step = self.random.choice((None, self.random.randrange(50)))
+        self.supervisor.checkpoints_gathered(Newest(step), self.now)
 
     def calm_down(self) -> None:
         """Let the run end without further faults: tasks that train exit with 0, servers stay.
@@ -430,7 +430,7 @@ def always(inject: Callable[[World, Process], None], kind: str) -> World:
                 world.obey()
         if world.is_gathering:
             world.is_gathering = False
-            world.supervisor.checkpoints_gathered(7, world.now)
+            world.supervisor.checkpoints_gathered(Newest(7), world.now)
         world.obey()
         world.start_due_tasks()
         world.pass_time(1.0)

@@ -18,8 +18,8 @@ import pytest
 
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local import AgentProcess
-from tfcluster.wire.file_sending import FilesStalledError
-from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles, RemoteFilesError, Sent
+from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
+from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 from tfcluster.wire.link import AgentLink, Streams
 
 MB = 1 << 20
@@ -328,7 +328,7 @@ def test_every_wait_for_hanging_files_ends_with_an_error(node: Node, what: str) 
             "send": lambda: files.send_tree(str(node.data / "into"), tree, keep=False),
         }
         await ask[what]()
-        files._silence_s = 1.0
+        files._node.silence_s = 1.0
         os.kill(node.file_process, signal.SIGSTOP)
         for _ in ("after the silence limit", "soon, because the node is known to hang"):
             with pytest.raises(
@@ -336,7 +336,7 @@ def test_every_wait_for_hanging_files_ends_with_an_error(node: Node, what: str) 
             ):
                 await ask[what]()
         os.kill(node.file_process, signal.SIGCONT)
-        files._silence_s = 60.0
+        files._node.silence_s = 60.0
         await ask[what]()
 
     run(node, scenario)
@@ -349,7 +349,7 @@ def test_a_cut_connection_is_not_reported_as_hanging_files(
 
     async def scenario(files: RemoteFiles) -> None:
         node.file(4 * MB)
-        files._silence_s = 0.5
+        files._node.silence_s = 0.5
         real = node._dial
         off = asyncio.Event()
 
@@ -360,7 +360,7 @@ def test_a_cut_connection_is_not_reported_as_hanging_files(
         link = files._send.__self__  # type: ignore[attr-defined]
         link._dial = dial
         node.cut()
-        await until(lambda: not files.is_connected)
+        await until(lambda: not files._node.is_connected)
         scanning = asyncio.create_task(files.scan(str(node.data)))
         done, _ = await asyncio.wait([scanning], timeout=1.5)
         assert not done
@@ -375,7 +375,7 @@ def test_a_slow_transfer_is_not_reported_as_hanging_files(node: Node) -> None:
 
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(16 * MB)
-        files._silence_s = 3.0
+        files._node.silence_s = 3.0
         reading = asyncio.create_task(
             files.read(str(node.data), "a", received, **listed, rate=10.0)
         )
