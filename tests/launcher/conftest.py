@@ -19,7 +19,7 @@ from tfcluster.plan.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.rundir import journal, registry
+from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Status
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
@@ -63,7 +63,7 @@ def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def paths(home_dir: Path) -> RunPaths:
-    return journal.make("demo-20260914-153012-k7f3", home_dir)
+    return run_writer.make("demo-20260914-153012-k7f3", home_dir)
 
 
 @pytest.fixture
@@ -88,13 +88,13 @@ def make_run(home_dir: Path) -> MakeRun:
         pid: int | None = None,
         background: bool = False,
     ) -> RunPaths:
-        found = journal.make(registry.new_run_id(name, started), home_dir)
+        found = run_writer.make(registry.new_run_id(name, started), home_dir)
         state = first_state(plan_of(name=name), found, this_process(), started)
         state.status, state.spec = status, spec
         state.pid, state.background = pid or state.pid, background
         if status.is_final and status is not Status.LOST:
             state.ended_at, state.exit_code = started + 10, exit_code
-        assert journal.write_json(found.state, state.to_json())
+        assert run_writer.write_json(found.state, state.to_json())
         return found
 
     return make

@@ -178,7 +178,7 @@ def _run_in_background(planned: Planned, options: Options, tell: Tell) -> None:
         return
     with background.redirected_output(session.paths.coordinator_log):
         tell({"folder": str(session.paths.root)})
-        session.journal.on_event = _StartNotice(session, tell)
+        session.run_writer.on_event = _StartNotice(session, tell)
         outcome = session.run(
             announce=lambda ports: tell({"ports": dict(ports)}),
             start_options=start_options_of(planned, options),
@@ -195,13 +195,13 @@ def _run_in_background(planned: Planned, options: Options, tell: Tell) -> None:
 
 
 class _StartNotice:
-    """A journal listener that reports once that all tasks run, after saving that state."""
+    """Reports once that all tasks run, after saving that state; an event listener."""
 
     def __init__(self, session: Session, tell: Tell) -> None:
         self._session, self._tell, self._is_sent = session, tell, False
 
     def __call__(self, event: Event) -> None:
-        if not self._is_sent and self._session.journal.state.status is Status.RUNNING:
+        if not self._is_sent and self._session.run_writer.state.status is Status.RUNNING:
             self._is_sent = True
-            self._session.journal.save()
+            self._session.run_writer.save()
             self._tell({"started": True})

@@ -66,5 +66,5 @@ def _launch_in_foreground(planned: Planned, options: Options) -> int:
         view.start()
         outcome = session.run(announce=announce, start_options=start_options_of(planned, options))
     finish(view)
-    state, paths = session.journal.state, session.paths
+    state, paths = session.run_writer.state, session.paths
     return conclude(state, paths, outcome, terminal, unrecorded=session.unrecorded)

@@ -17,7 +17,7 @@ from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, Warned
-from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
@@ -34,7 +34,7 @@ class Attempts:
 
     supervisor: Supervisor
     startup: Startup
-    journal: Journal
+    run_writer: RunWriter
     loop: Loop
     connect: Callable[[NodePlan], Coroutine[Any, Any, None]]
     """Connects to a node's agent and listens to it; raises SetupError."""
@@ -88,9 +88,9 @@ class Attempts:
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:
         if self.plan.preload:
-            self.journal.wait_for(f"{self.plan.preload[0]} to be imported")
+            self.run_writer.wait_for(f"{self.plan.preload[0]} to be imported")
             await self.startup.await_preload(nodes, is_lost=self._lost.__contains__)
-            self.journal.wait_for(None)
+            self.run_writer.wait_for(None)
 
     async def run_restarts(self) -> None:
         """Carry out the restarts that the supervisor orders, until RunOver is raised."""
@@ -168,7 +168,7 @@ class Attempts:
         waited = set[str]()
         while lost := self._lost - self._given_up:
             node = next(node for node in self.plan.nodes if node.name in lost)
-            self.journal.wait_for(f"the agent of {node.name}")
+            self.run_writer.wait_for(f"the agent of {node.name}")
             try:
                 await self._replace_agent(node)
             except PortInUseError:
@@ -201,7 +201,7 @@ class Attempts:
         now, until = self.loop.now(), self.hub.fenced_until(node)
         if until <= now:
             return False
-        self.journal.wait_for(f"the lease of {node}: its tasks may run for {until - now:.0f} s")
+        self.run_writer.wait_for(f"the lease of {node}: its tasks may run for {until - now:.0f} s")
         await self.loop.pause(until)
         return True
 

@@ -26,8 +26,8 @@ from tfcluster.errors import NodeLostError
 from tfcluster.nodes.hub import KILL_S, backend_of
 from tfcluster.plan.plan import NodePlan, Plan, plan_from_json
 from tfcluster.rundir import registry
-from tfcluster.rundir.journal import require_json
 from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.run_writer import require_json
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 

@@ -28,7 +28,7 @@ from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Status
-from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.supervisor import Supervisor
@@ -43,7 +43,7 @@ class Coordinator:
     def __init__(
         self,
         plan: Plan,
-        journal: Journal,
+        run_writer: RunWriter,
         run_gathering: RunGathering,
         *,
         backend_of: Callable[[NodePlan], Backend],
@@ -54,9 +54,9 @@ class Coordinator:
 
         `announce` is called with each task's port (none for `plain` jobs) before the start.
         """
-        self.plan, self.journal, self.paths = plan, journal, journal.paths
+        self.plan, self.run_writer, self.paths = plan, run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
-        self._report_filter = ReportFilter(journal.state, start_options.faults, self._warn)
+        self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
         self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
         self._external_peers = ExternalPeers(plan, self._wait_for)
         self._supervisor = Supervisor(
@@ -65,15 +65,15 @@ class Coordinator:
             last_line=lambda member: last_line(self.paths, member),
             absent=self._external_peers.absent,
         )
-        self._loop = Loop(self._hub, self._supervisor, journal, self._carry_out)
-        until, wait_for, hub = self._loop.until, journal.wait_for, self._hub
+        self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
+        until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
         startup = Startup(
             plan, self.paths, run_gathering, hub, until, self._announce, wait_for, start_options
         )
         self._announced = announce
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self._attempts = Attempts(
-            self._supervisor, startup, journal, self._loop, self._connect, self._record
+            self._supervisor, startup, run_writer, self._loop, self._connect, self._record
         )
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
@@ -93,7 +93,7 @@ class Coordinator:
                 self.stop(Stop(str(request.get("why")), 143, now=bool(request.get("now"))))
                 return {"ok": True}
             case "status":
-                return {"ok": True, "state": self.journal.state.to_json()}
+                return {"ok": True, "state": self.run_writer.state.to_json()}
             case other:
                 raise ValueError(f"unknown op {other!r}")
 
@@ -106,7 +106,7 @@ class Coordinator:
             control.serve(self.paths.control_socket, self.answer),
             asyncio.TaskGroup() as background,
         ):
-            self.journal.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
+            self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
             newest = self._run_gathering.newest
             self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
             self._background = background
@@ -136,7 +136,7 @@ class Coordinator:
                 showing.cancel()
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
-        self._hub.put(lambda: self.journal.note_gathering(facts))
+        self._hub.put(lambda: self.run_writer.note_gathering(facts))
 
     # -- actions ----------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class Coordinator:
         )
 
     def _wait_for(self, what: str | None) -> None:
-        self._hub.put(lambda: self.journal.wait_for(what))
+        self._hub.put(lambda: self.run_writer.wait_for(what))
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
@@ -217,10 +217,10 @@ class Coordinator:
 
     def _record(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):
-            self.journal.state.checkpoints = self._run_gathering.list_gathered()
+            self.run_writer.state.checkpoints = self._run_gathering.list_gathered()
             name = PurePosixPath(event.path).name
             self._supervisor.gathered(event.step, self._now(), name=name)
-        self.journal.record(event)
+        self.run_writer.record(event)
 
     def _on_message(self, node: str, message: Message) -> None:
         self._hub.keep(node, message)
@@ -230,9 +230,9 @@ class Coordinator:
             message = {**message, "event": report}
         event = to_event(node, message)
         if isinstance(event, ev.TaskExited):
-            error = self.journal.task(event.task).error
+            error = self.run_writer.task(event.task).error
             event = self._supervisor.gang.attributed(event, error)
-        if isinstance(event, ev.NodeConnected) and node in self.journal.state.agents:
+        if isinstance(event, ev.NodeConnected) and node in self.run_writer.state.agents:
             event = ev.NodeReconnected(
                 node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity
             )
@@ -264,7 +264,7 @@ class Coordinator:
                 self._supervisor.thawed(task, attempt)
             case "task_exited" if isinstance(event, ev.TaskExited):
                 log = self.paths.task_log(TaskId.parse(task), attempt)
-                error = self.journal.task(task).error
+                error = self.run_writer.task(task).error
                 self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
                 if is_chief:
                     self._run_gathering.note_chief_ended()
@@ -303,12 +303,12 @@ class Coordinator:
         for event in gathered:
             self._record(event)
         for warning in self._closing_warnings():
-            self.journal.record(ev.Warned(message=warning, closing=True))
+            self.run_writer.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
         if outcome is None:
             assert error is not None
             outcome = Outcome(Status.FAILED, error.exit_code, error)
-        self.journal.record(outcome.event())
+        self.run_writer.record(outcome.event())
         return outcome
 
     def _closing_warnings(self) -> Iterator[str]:
@@ -321,4 +321,4 @@ class Coordinator:
                 f" ~/.cache/tfcluster/nodes/{self.paths.run_id} is not removed"
             )
         yield from self._hub.leftovers
-        yield from chaos.not_injected(self._faults, self.journal.state)
+        yield from chaos.not_injected(self._faults, self.run_writer.state)

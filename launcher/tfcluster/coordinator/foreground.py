@@ -21,11 +21,11 @@ from tfcluster.nodes.hub import backend_of
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import Plan, plan_to_json
 from tfcluster.plan.secrets import redact_error
-from tfcluster.rundir import fold, journal
+from tfcluster.rundir import fold, run_writer
 from tfcluster.rundir.events import Resumed, Status
-from tfcluster.rundir.journal import Journal
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import Outcome, Stop
 
 Announce = Callable[[Mapping[str, int]], None]
@@ -59,16 +59,16 @@ class Session:
         now = time.time()
         for node in plan.nodes:
             backend_of(node)
-        journal.make_runtime_dir()
+        run_writer.make_runtime_dir()
         self.plan, self._resume = plan, resume
-        self.paths: RunPaths = journal.make_new(partial(new_run_id, plan.name, now), home_dir)
+        self.paths: RunPaths = run_writer.make_new(partial(new_run_id, plan.name, now), home_dir)
         for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
-            journal.require_json(path, data)
+            run_writer.require_json(path, data)
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
         state.background = in_background
         self._secrets = secrets.find_values(plan)
-        self.journal = Journal(state, self.paths, secrets=self._secrets)
+        self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
         self.unrecorded = ""
         """The reason why the run folder is incomplete; empty if it is complete."""
 
@@ -87,12 +87,12 @@ class Session:
         except Exception as fault:
             return self._note_internal_error(fault)
         finally:
-            self.unrecorded = self.journal.close()
+            self.unrecorded = self.run_writer.close()
 
     async def _run(self, announce: Announce, start_options: StartOptions) -> Outcome:
         coordinator = Coordinator(
             self.plan,
-            self.journal,
+            self.run_writer,
             RunGathering(self.plan, self.paths, enabled=start_options.gathers),
             backend_of=backend_of,
             announce=announce,
@@ -106,7 +106,7 @@ class Session:
             resumed = Resumed(
                 run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint
             )
-            self.journal.record(resumed)
+            self.run_writer.record(resumed)
             announce(ports)
 
         return record_and_announce
@@ -125,7 +125,7 @@ class Session:
 
     def _fail(self, error: TfclusterError) -> Outcome:
         outcome = Outcome(Status.FAILED, error.exit_code, error)
-        self.journal.record(outcome.event())
+        self.run_writer.record(outcome.event())
         return self._without_secrets(outcome)
 
     def _without_secrets(self, outcome: Outcome) -> Outcome:

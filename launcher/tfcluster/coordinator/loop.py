@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
 from tfcluster.nodes.hub import Hub
-from tfcluster.rundir.journal import Journal
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.wire.link import SECOND_LOOK_S
 
@@ -27,10 +27,10 @@ class Loop:
     """The loop of a run. Everything that waits does so here, while inputs are handled."""
 
     def __init__(
-        self, hub: Hub, supervisor: Supervisor, journal: Journal, carry_out: Callable[[], None]
+        self, hub: Hub, supervisor: Supervisor, run_writer: RunWriter, carry_out: Callable[[], None]
     ) -> None:
         """Prepare the loop; `carry_out` does what the supervisor has ordered."""
-        self._hub, self._supervisor, self._journal = hub, supervisor, journal
+        self._hub, self._supervisor, self._run_writer = hub, supervisor, run_writer
         self._carry_out = carry_out
 
     def now(self) -> float:
@@ -67,8 +67,8 @@ class Loop:
         """
         async with self._running(work) as task:
             while not task.done():
-                self._journal.keep_up()
-                await self._hub.turn(self._journal.wake_s)
+                self._run_writer.keep_up()
+                await self._hub.turn(self._run_writer.wake_s)
             return task.result()
 
     @contextlib.asynccontextmanager
@@ -88,11 +88,11 @@ class Loop:
 
     async def _turn(self, at: float | None) -> None:
         await self._hub.flush()
-        self._journal.keep_up()
+        self._run_writer.keep_up()
         due = (at, self._supervisor.wake_at)
         waits = [max(0.0, moment - self.now()) for moment in due if moment is not None]
-        if self._journal.wake_s is not None:
-            waits.append(self._journal.wake_s)
+        if self._run_writer.wake_s is not None:
+            waits.append(self._run_writer.wake_s)
         wait_s = min(waits, default=None)
         asleep_until = None if wait_s is None else self.now() + wait_s + _LATE_S
         await self._hub.turn(wait_s)

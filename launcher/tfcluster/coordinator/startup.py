@@ -24,7 +24,7 @@ from tfcluster.plan.preloading import preload_on
 from tfcluster.preflight import probes
 from tfcluster.preflight.probes import NodeProbes
 from tfcluster.preflight.rules import Finding, PreflightReport
-from tfcluster.rundir import journal
+from tfcluster.rundir import run_writer
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import Sent
@@ -165,7 +165,7 @@ class Startup:
             report = await node_probes.run(names, orders.held_ports(self.hub, names))
         else:
             report = await self._probe_this_node()
-        journal.write_json(self.paths.preflight, report.to_json())
+        run_writer.write_json(self.paths.preflight, report.to_json())
         for answer in report.answers:
             self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
             if answer.node in remote:

@@ -23,7 +23,7 @@ from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.preflight import probes, rules
 from tfcluster.preflight.probes import NodeProbes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
-from tfcluster.rundir import journal
+from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id
 
@@ -39,7 +39,7 @@ def examine(planned: Planned, *, deep: bool = False) -> PreflightReport:
     """
     plan = planned.plan
     if any(node.backend != "local" for node in plan.nodes):
-        journal.make_runtime_dir()
+        run_writer.make_runtime_dir()
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
             report = asyncio.run(_examine(plan, Path(scratch), deep=deep))
     else:

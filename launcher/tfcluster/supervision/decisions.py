@@ -112,7 +112,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """An event to be written to the journal."""
+    """An event to be written to ``events.jsonl``."""
 
     event: Event
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 
 from tfcluster.errors import TfclusterError
-from tfcluster.rundir import control, journal, registry
+from tfcluster.rundir import control, registry, run_writer
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
@@ -68,7 +68,7 @@ def home() -> Iterator[Path]:
 def make_run(home: Path, text: str | None, run_id: str = "demo-20260914-153012-k7f3") -> RunPaths:
     """Make a run folder, an hour old, with this ``state.json``."""
     shutil.rmtree(home / "runs" / run_id, ignore_errors=True)
-    paths = journal.make(run_id, home)
+    paths = run_writer.make(run_id, home)
     if text is not None:
         paths.state.write_text(text)
     os.utime(paths.root, (time.time() - 3600,) * 2)

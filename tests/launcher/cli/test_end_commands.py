@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from tfcluster.cli import rm
 from tfcluster.errors import NodeLostError, TfclusterError
-from tfcluster.rundir import journal, registry
+from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
@@ -50,7 +50,7 @@ def make_run(home_dir: Path) -> MakeRun:
         pid: int | None = None,
     ) -> RunPaths:
         started = time.time() - age_s
-        paths = journal.make(registry.new_run_id(name, started), home_dir)
+        paths = run_writer.make(registry.new_run_id(name, started), home_dir)
         coordinator = this_process()
         state = RunSnapshot(
             run=paths.run_id,
@@ -65,7 +65,7 @@ def make_run(home_dir: Path) -> MakeRun:
             ended_at=started if Status(status).is_final else None,
             exit_code=exit_code if Status(status).is_final else None,
         )
-        assert journal.write_json(paths.state, state.to_json())
+        assert run_writer.write_json(paths.state, state.to_json())
         return paths
 
     return make

@@ -28,9 +28,9 @@ from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import NodeLostError
 from tfcluster.plan.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import fold
-from tfcluster.rundir.journal import Journal
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.wire.link import AgentLink, Streams
@@ -331,9 +331,13 @@ async def _perform(
     state = fold.first_state(plan, paths, this_process(), 100.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
-    with closing(Journal(state, paths)) as journal:
+    with closing(RunWriter(state, paths)) as run_writer:
         coordinator = Coordinator(
-            plan, journal, run_gathering, backend_of=Agents(agents).of, start_options=start_options
+            plan,
+            run_writer,
+            run_gathering,
+            backend_of=Agents(agents).of,
+            start_options=start_options,
         )
         outcome = await coordinator.run()
     serving = [task for agent in agents.values() for task in agent.serving]

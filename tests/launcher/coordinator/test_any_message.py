@@ -35,7 +35,7 @@ from tests.launcher.coordinator.scripted import (
 
 from tfcluster.agent import protocol
 from tfcluster.coordinator.startup import StartOptions
-from tfcluster.rundir import chaos, journal, registry
+from tfcluster.rundir import chaos, registry, run_writer
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.follow import format_status_line
 from tfcluster.ui.panels import closing_panel, root_cause_panel, status_panel
@@ -159,7 +159,7 @@ def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: A
         for node in plan.nodes
     }
     shutil.rmtree(place / "home", ignore_errors=True)
-    paths = journal.make("demo-20260914-153012-k7f3", place / "home")
+    paths = run_writer.make("demo-20260914-153012-k7f3", place / "home")
     faults = chaos.parse(["kill worker:1 at step 2"], plan)
     return perform(
         plan, agents, paths, start_options=StartOptions(runs_preflight=False, faults=faults)

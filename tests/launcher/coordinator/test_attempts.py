@@ -89,16 +89,16 @@ class Scene:
         paths = RunPaths(tmp_path)
         self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
         self.on_connect: Callable[[], object] = int
-        journal: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
+        run_writer: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
         coordinator_loop = Loop(
-            self.hub, self.supervisor, journal, lambda: ignore(self.supervisor.orders.take())
+            self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.orders.take())
         )
         run_gathering: Any = self.run_gathering
         startup = Startup(
             history.plan, paths, run_gathering, self.hub, coordinator_loop.until, announce=ignore
         )
         self.attempts = Attempts(
-            self.supervisor, startup, journal, coordinator_loop, self._connect, ignore
+            self.supervisor, startup, run_writer, coordinator_loop, self._connect, ignore
         )
 
     async def _connect(self, node: NodePlan) -> None:

@@ -27,8 +27,8 @@ from tfcluster.checkpoints.sources import scan
 from tfcluster.errors import NodeLostError
 from tfcluster.nodes import task_reports
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.journal import Journal
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 
 TASK = {"task": "worker:1", "attempt": 1}
@@ -173,7 +173,7 @@ def test_unwritten_progress_is_limited_while_the_disk_is_full(
     state: RunSnapshot, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "UNWRITTEN_EVENTS", 10_000)
-    journal = Journal(state, paths)
+    run_writer = RunWriter(state, paths)
 
     class Full:
         def write(self, _: bytes) -> int:
@@ -182,13 +182,13 @@ def test_unwritten_progress_is_limited_while_the_disk_is_full(
         def close(self) -> None:
             pass
 
-    file, journal._log._file = journal._log._file, Full()  # type: ignore[assignment]
+    file, run_writer._log._file = run_writer._log._file, Full()  # type: ignore[assignment]
     for step in range(1_000):
-        journal.record(ev.Progress(task="worker:0", attempt=1, step=step))
-    journal.record(ev.TaskReady(task="worker:0", attempt=1))
-    assert journal._log.waiting_bytes < 11_000
-    journal._log._file = file
-    journal.close()
+        run_writer.record(ev.Progress(task="worker:0", attempt=1, step=step))
+    run_writer.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert run_writer._log.waiting_bytes < 11_000
+    run_writer._log._file = file
+    run_writer.close()
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
     assert events[-1]["type"] == "task_ready"

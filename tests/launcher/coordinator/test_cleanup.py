@@ -14,7 +14,7 @@ from tfcluster.backends.local import LocalBackend
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
 from tfcluster.plan.plan import NodePlan, Supervision, plan_to_json
-from tfcluster.rundir import journal, registry
+from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
@@ -44,11 +44,11 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
     plan = plan_of()
     hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
     plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
-    assert journal.write_json(paths.plan, plan_to_json(plan))
+    assert run_writer.write_json(paths.plan, plan_to_json(plan))
     state.status, state.ended_at = Status.LOST, 100.0
     state.agents = {"local": KNOWN, "a": dict(KNOWN), "b": dict(KNOWN)}
     state.leases = cleanup.leases(paths, state, time.time())
-    assert journal.write_json(paths.state, state.to_json())
+    assert run_writer.write_json(paths.state, state.to_json())
     return state
 
 
@@ -105,6 +105,6 @@ def test_a_host_is_not_asked_after_its_lease(
     paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost.leases = dict.fromkeys(lost.leases, time.time() - 1)
-    assert journal.write_json(paths.state, lost.to_json())
+    assert run_writer.write_json(paths.state, lost.to_json())
     assert not registry.is_open(registry.load(paths))
     assert cleanup.end_nodes(paths) == []

@@ -25,8 +25,8 @@ from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan, Supervision
 from tfcluster.rundir.events import Restarting, Status
-from tfcluster.rundir.journal import Journal
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.supervision import supervisor
 from tfcluster.supervision.decisions import Outcome
@@ -38,11 +38,11 @@ def run_to_its_end(
     paths: RunPaths, state: RunSnapshot, agent: Agent, *, secrets: tuple[str, ...] = ()
 ) -> Outcome:
     async def run() -> Outcome:
-        plan, journal = plan_of(), Journal(state, paths, secrets=secrets)
-        with closing(journal):
+        plan, run_writer = plan_of(), RunWriter(state, paths, secrets=secrets)
+        with closing(run_writer):
             coordinator = Coordinator(
                 plan,
-                journal,
+                run_writer,
                 RunGathering(plan, paths),
                 backend_of=lambda _: cast(Any, agent),
                 start_options=StartOptions(),
@@ -96,12 +96,12 @@ def test_agents_are_ended_even_if_the_final_gathering_raises(
     async def run() -> None:
         agents.append(Agent({"hold_ports": [TAKEN]}))
         plan = plan_of()
-        journal = Journal(state, paths)
-        with closing(journal):
+        run_writer = RunWriter(state, paths)
+        with closing(run_writer):
             run_gathering, start_options = RunGathering(plan, paths), StartOptions()
             await Coordinator(
                 plan,
-                journal,
+                run_writer,
                 run_gathering,
                 backend_of=lambda _: agents[0],
                 start_options=start_options,
@@ -210,9 +210,9 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
 ) -> None:
     """The moment `put back` is the restore of `--resume`, which takes minutes for large files."""
     node: Any = Node(moment, last)
-    journal = Journal(state, paths)
+    run_writer = RunWriter(state, paths)
     restarting = asyncio.Event()
-    journal.on_event = lambda event: restarting.set() if isinstance(event, Restarting) else None
+    run_writer.on_event = lambda event: restarting.set() if isinstance(event, Restarting) else None
     plan = replace(plan_of(), workdir=str(paths.root), supervision=Supervision(backoff_s=0.0))
 
     async def put_back(folders: TaskFolders, *_: object) -> PutBack:
@@ -229,7 +229,7 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
     async def run() -> Outcome:
         coordinator = Coordinator(
             plan,
-            journal,
+            run_writer,
             RunGathering(plan, paths),
             backend_of=lambda _: node,
             start_options=StartOptions(runs_preflight=False),
@@ -237,6 +237,6 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
         async with asyncio.timeout(20):
             return await coordinator.run()
 
-    with closing(journal):
+    with closing(run_writer):
         outcome = asyncio.run(run())
     assert (outcome.status, state.attempt) == (status, attempts)

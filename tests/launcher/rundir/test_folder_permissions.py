@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.errors import RunFolderError, SetupError
-from tfcluster.rundir import journal, paths
+from tfcluster.rundir import paths, run_writer
 
 
 def writable_by_all(place: Path) -> None:
@@ -33,24 +33,24 @@ def test_a_folder_that_is_not_private_is_not_used_for_sockets(
 ) -> None:
     place = tmp_path / "tfcluster"
     prepare(place)
-    monkeypatch.setattr(journal, "runtime_dir", lambda: place)
+    monkeypatch.setattr(run_writer, "runtime_dir", lambda: place)
     with pytest.raises(SetupError, match=words) as raised:
-        journal.make_runtime_dir()
+        run_writer.make_runtime_dir()
     assert str(place) in raised.value.message
     assert "XDG_RUNTIME_DIR" in raised.value.fix
 
 
 def test_the_folder_of_sockets_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "tfcluster"
-    monkeypatch.setattr(journal, "runtime_dir", lambda: place)
-    journal.make_runtime_dir()
+    monkeypatch.setattr(run_writer, "runtime_dir", lambda: place)
+    run_writer.make_runtime_dir()
     assert place.stat().st_mode & 0o777 == 0o700
 
 
 def test_the_id_of_another_run_is_not_reused(home_dir: Path) -> None:
     ids = iter(["demo-1", "demo-1", "demo-2"])
-    first = journal.make_new(lambda: next(ids), home_dir)
-    second = journal.make_new(lambda: next(ids), home_dir)
+    first = run_writer.make_new(lambda: next(ids), home_dir)
+    second = run_writer.make_new(lambda: next(ids), home_dir)
     assert (first.run_id, second.run_id) == ("demo-1", "demo-2")
     assert (home_dir / "latest").resolve() == second.root
 
@@ -58,7 +58,7 @@ def test_the_id_of_another_run_is_not_reused(home_dir: Path) -> None:
 def test_a_home_folder_that_is_a_file_is_an_error(home_dir: Path) -> None:
     home_dir.write_text("")
     with pytest.raises(RunFolderError, match="File exists"):
-        journal.make_new(lambda: "demo-1", home_dir)
+        run_writer.make_new(lambda: "demo-1", home_dir)
 
 
 @pytest.mark.parametrize(

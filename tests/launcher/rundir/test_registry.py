@@ -9,7 +9,7 @@ import pytest
 from tests.launcher.conftest import MakeRun
 
 from tfcluster.errors import RunFolderError, UnknownRunError
-from tfcluster.rundir import journal, registry
+from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Status
 from tfcluster.rundir.registry import ProcessIdentity
 
@@ -93,7 +93,7 @@ def test_a_lost_run_is_open_until_it_is_cleaned_up(
     assert f"tfcluster down {paths.run_id}" in caught.value.fix
 
     lost.ended_at = 1.0
-    journal.write_json(paths.state, lost.to_json())
+    run_writer.write_json(paths.state, lost.to_json())
     assert not registry.is_open(registry.load(paths))
     with pytest.raises(UnknownRunError) as caught:
         registry.resolve(None, live_only=True)

@@ -1,4 +1,4 @@
-"""Makes the run folder and writes its files: events to ``events.jsonl``, the state to disk."""
+"""The writer of a run folder: makes it, writes ``events.jsonl`` and ``state.json``."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ Saving a thousand tasks takes milliseconds, and must not use all the time while 
 after the other."""
 
 
-class Journal:
+class RunWriter:
     """A run's state and its two files; `record` never fails, not even on a full disk."""
 
     def __init__(

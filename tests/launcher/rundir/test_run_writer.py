@@ -1,4 +1,4 @@
-"""The journal loses no event when the disk is full, and its files are always complete."""
+"""The run writer loses no event when the disk is full, and its files are always complete."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tfcluster.rundir import events as ev
-from tfcluster.rundir import journal
-from tfcluster.rundir.journal import Journal
+from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 
 STEP = ev.Progress(task="worker:0", attempt=1, step=1)
@@ -22,11 +22,11 @@ class Disk:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
-        self._open, self._write = journal.EventLog, journal.write_json
-        monkeypatch.setattr(journal, "write_json", self._write_json)
-        monkeypatch.setattr(journal, "EventLog", self._event_log)
+        self._open, self._write = run_writer.EventLog, run_writer.write_json
+        monkeypatch.setattr(run_writer, "write_json", self._write_json)
+        monkeypatch.setattr(run_writer, "EventLog", self._event_log)
 
-    def _event_log(self, *args: Any, **options: Any) -> journal.EventLog:
+    def _event_log(self, *args: Any, **options: Any) -> run_writer.EventLog:
         log = self._open(*args, **options)
         vars(log)["_file"] = _LimitedFile(log._file, self)
         return log
@@ -62,18 +62,18 @@ def seqs(paths: RunPaths) -> list[int]:
 def test_events_delayed_by_a_full_disk_are_written_later_complete_and_in_order(
     disk: Disk, state: RunSnapshot, paths: RunPaths
 ) -> None:
-    run_journal = Journal(state, paths)
-    run_journal.record(ev.Warned(message="one"))
+    writer = RunWriter(state, paths)
+    writer.record(ev.Warned(message="one"))
     disk.room = 20  # half a line
     for word in ("two", "three", "four"):
-        run_journal.record(ev.Warned(message=word))
-    assert run_journal.save() is False
+        writer.record(ev.Warned(message=word))
+    assert writer.save() is False
     assert paths.events.read_bytes().count(b"\n") == 1
 
     disk.room = 1 << 20
-    assert run_journal.save() is True
-    run_journal.record(ev.Warned(message="five"))
-    assert run_journal.close() == ""
+    assert writer.save() is True
+    writer.record(ev.Warned(message="five"))
+    assert writer.close() == ""
     assert seqs(paths) == [1, 2, 3, 4, 5]
     assert json.loads(paths.state.read_text())["warnings"] == [
         "one",
@@ -87,10 +87,10 @@ def test_events_delayed_by_a_full_disk_are_written_later_complete_and_in_order(
 def test_a_disk_that_stays_full_is_reported_and_the_old_state_stays_readable(
     disk: Disk, state: RunSnapshot, paths: RunPaths
 ) -> None:
-    run_journal = Journal(state, paths)
+    writer = RunWriter(state, paths)
     disk.room = 0
-    run_journal.record(ev.RunFinished(status="succeeded", exit_code=0))
-    assert run_journal.close() == "the disk is full"
+    writer.record(ev.RunFinished(status="succeeded", exit_code=0))
+    assert writer.close() == "the disk is full"
     assert json.loads(paths.state.read_text())["status"] == "starting"
 
 
@@ -103,22 +103,22 @@ def test_progress_writes_the_state_four_times_a_second(
         written.append(args)
         return True
 
-    monkeypatch.setattr(journal, "write_json", write)
+    monkeypatch.setattr(run_writer, "write_json", write)
     now = 100.0
-    run_journal = Journal(state, paths, clock=lambda: now)
+    writer = RunWriter(state, paths, clock=lambda: now)
     first = len(written)
     for _ in range(101):
         now += 0.01
-        run_journal.record(STEP)
-        run_journal.save()
+        writer.record(STEP)
+        writer.save()
     assert 3 <= len(written) - first <= 5
-    assert run_journal.wake_s == pytest.approx(0.25), "the last change will be written"
-    run_journal.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert writer.wake_s == pytest.approx(0.25), "the last change will be written"
+    writer.record(ev.TaskReady(task="worker:0", attempt=1))
     before = len(written)
-    run_journal.save()
+    writer.save()
     assert len(written) == before + 1, "any other event is written at once"
-    assert run_journal.wake_s is None
-    run_journal.close()
+    assert writer.wake_s is None
+    writer.close()
 
 
 def test_writing_a_large_state_takes_at_most_a_tenth_of_the_time(
@@ -131,32 +131,32 @@ def test_writing_a_large_state_takes_at_most_a_tenth_of_the_time(
         now, written = now + 0.1, written + 1
         return True
 
-    monkeypatch.setattr(journal, "write_json", write)
-    run_journal = Journal(state, paths, clock=lambda: now, timer=lambda: now)
+    monkeypatch.setattr(run_writer, "write_json", write)
+    writer = RunWriter(state, paths, clock=lambda: now, timer=lambda: now)
     began, written = now, 0
     while now < began + 20:
-        run_journal.record(ev.TaskReady(task="worker:0", attempt=1))
-        run_journal.keep_up()
+        writer.record(ev.TaskReady(task="worker:0", attempt=1))
+        writer.keep_up()
         now += 0.01
     assert 15 <= written <= 21
-    run_journal.record(ev.TaskReady(task="worker:0", attempt=1))
-    assert 0 < (run_journal.wake_s or 0) <= 0.9, "the last change will be written"
-    now += run_journal.wake_s or 0
-    run_journal.keep_up()
-    assert run_journal.wake_s is None
-    run_journal.close()
+    writer.record(ev.TaskReady(task="worker:0", attempt=1))
+    assert 0 < (writer.wake_s or 0) <= 0.9, "the last change will be written"
+    now += writer.wake_s or 0
+    writer.keep_up()
+    assert writer.wake_s is None
+    writer.close()
 
 
 def test_writing_to_a_full_disk_is_retried(disk: Disk, state: RunSnapshot, paths: RunPaths) -> None:
     now = 100.0
-    run_journal = Journal(state, paths, timer=lambda: now)
+    writer = RunWriter(state, paths, timer=lambda: now)
     disk.room = 0
-    run_journal.record(ev.Warned(message="one"))
+    writer.record(ev.Warned(message="one"))
     now += 1
-    run_journal.keep_up()
-    assert run_journal.wake_s == pytest.approx(0.25), "it is not retried at once"
+    writer.keep_up()
+    assert writer.wake_s == pytest.approx(0.25), "it is not retried at once"
     disk.room = 1 << 20
     now += 0.25
-    run_journal.keep_up()
-    assert run_journal.wake_s is None
-    run_journal.close()
+    writer.keep_up()
+    assert writer.wake_s is None
+    writer.close()
