@@ -12,9 +12,9 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.discovery.planning import plan_manual_start
 from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
 from tfcluster.plan import placement
-from tfcluster.plan.attempt import Attempt, environment, fixed
 from tfcluster.plan.command import python_path
 from tfcluster.plan.plan import EnvVar, Plan, TaskId, plan_from_json
+from tfcluster.plan.tf_config import Attempt, environment, fixed
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot

@@ -19,7 +19,6 @@ from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.nodes.task_reports import last_text
 from tfcluster.plan import remote_paths
-from tfcluster.plan.attempt import Attempt, environment
 from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.plan.preloading import Preload, preload_on
 from tfcluster.plan.resources import (
@@ -32,6 +31,7 @@ from tfcluster.plan.resources import (
     thread_env,
 )
 from tfcluster.plan.secrets import MIN_LENGTH
+from tfcluster.plan.tf_config import Attempt, environment
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 

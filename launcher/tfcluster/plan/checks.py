@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from tfcluster.agent.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, join_first
-from tfcluster.plan import attempt, command
+from tfcluster.plan import command, tf_config
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
     TESTED,
@@ -161,7 +161,7 @@ def _check_searches(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iter
         return
     trains = [t for t in (*plan.tasks, *plan.elsewhere) if t.id.job in ("chief", "worker")]
     variables = {var.name for task in plan.tasks for var in task.command.env} | context.code.sets
-    if len(trains) < 2 or not variables.isdisjoint(attempt.VARIABLES):
+    if len(trains) < 2 or not variables.isdisjoint(tf_config.VARIABLES):
         return
     message = (
         f"the job calls KerasTuner's search: {len(trains)} tasks would each run the whole search"

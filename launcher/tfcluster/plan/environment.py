@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import Problem, SpecError, UsageError
-from tfcluster.plan import attempt, placement
-from tfcluster.plan.attempt import SOURCE
+from tfcluster.plan import placement, tf_config
 from tfcluster.plan.command import find_program, python_path
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import (
@@ -23,6 +22,7 @@ from tfcluster.plan.placement import DOCKER, PlacedTask, hosts_of
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import EVEN_SHARE, Share, gpu_env, thread_env
 from tfcluster.plan.secrets import is_secret
+from tfcluster.plan.tf_config import SOURCE
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 UNSET: Final = (
     "TF_CONFIG",
-    *attempt.VARIABLES,
+    *tf_config.VARIABLES,
     "TFCLUSTER_RESTORED_STEP",
     "TFCLUSTER_EVENTS_FD",
     "TFCLUSTER_SETTINGS",

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.plan.attempt import SOURCE
 from tfcluster.plan.imports import UNKNOWN, Code
 from tfcluster.plan.keras_settings import has_hooks
 from tfcluster.plan.placement import DOCKER
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskPlan
+from tfcluster.plan.tf_config import SOURCE
 
 if TYPE_CHECKING:
     from tfcluster.plan.context import PlanContext

@@ -9,7 +9,6 @@ from typing import Any
 
 from tfcluster.errors import TfclusterError
 from tfcluster.plan import remote_paths
-from tfcluster.plan.attempt import preview
 from tfcluster.plan.context import LOCAL
 from tfcluster.plan.plan import (
     Command,
@@ -21,6 +20,7 @@ from tfcluster.plan.plan import (
     command_to_json,
     plan_to_json,
 )
+from tfcluster.plan.tf_config import preview
 from tfcluster.ui.formats import plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, Part, part_lines

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.attempt import preview
 from tfcluster.plan.plan import Container, Plan, TaskId, plan_from_json, plan_to_json
+from tfcluster.plan.tf_config import preview
 
 from .conftest import Planner
 

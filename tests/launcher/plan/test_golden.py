@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.attempt import Attempt
-from tfcluster.plan.attempt import build as build_tf_config
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import PlanContext
 from tfcluster.plan.plan import Plan, plan_from_json, plan_to_json
+from tfcluster.plan.tf_config import Attempt
+from tfcluster.plan.tf_config import build as build_tf_config
 from tfcluster.spec.load import load
 
 ROOT = Path(__file__).parents[3]

@@ -11,8 +11,7 @@ from tests.launcher.plan.conftest import Planner
 
 from tfcluster.errors import SetupError, UsageError
 from tfcluster.nodes.orders import hold_ports
-from tfcluster.plan import attempt as search
-from tfcluster.plan.attempt import Attempt, build, environment, fixed
+from tfcluster.plan import tf_config
 from tfcluster.plan.checks import find
 from tfcluster.plan.context import PlanContext
 from tfcluster.plan.placement import (
@@ -23,6 +22,7 @@ from tfcluster.plan.placement import (
     place_tasks,
 )
 from tfcluster.plan.plan import Plan, TaskId, plan_from_json, plan_to_json
+from tfcluster.plan.tf_config import Attempt, build, environment, fixed
 from tfcluster.rundir.chaos import parse
 
 THIS_HOST, OTHER_HOST = "192.168.7.1", "10.0.0.2"
@@ -143,9 +143,9 @@ def test_tuners_that_join_share_the_folder_of_the_search_although_runs_differ(
         attempt, worker, run_id="R", checkpoint_dir="", tensorboard_dir="", tuner_dir="own"
     )
     values = {var.name: var.value for var in env}
-    assert values[search.FOLDER] == "/shared/tuner/search"
-    assert values[search.ORACLE_IP] == OTHER_HOST
-    assert values[search.ORACLE_PORT] == "2220"
+    assert values[tf_config.FOLDER] == "/shared/tuner/search"
+    assert values[tf_config.ORACLE_IP] == OTHER_HOST
+    assert values[tf_config.ORACLE_PORT] == "2220"
 
 
 # -- tasks started by hand

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.attempt import Attempt, build, environment, fixed
 from tfcluster.plan.plan import (
     CheckpointPlan,
     Command,
@@ -17,6 +16,7 @@ from tfcluster.plan.plan import (
     TaskId,
     TaskPlan,
 )
+from tfcluster.plan.tf_config import Attempt, build, environment, fixed
 
 
 def a_plan(*tasks: str, kind: Kind = "training", directory: str | None = None) -> Plan:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.launcher.plan.conftest import Planner
 
-from tfcluster.plan.attempt import Attempt, environment, fixed
 from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plan.tf_config import Attempt, environment, fixed
 
 SEARCH: dict[str, Any] = {"cluster": {"chief": 1, "worker": 2}, "job": {"kind": "tuner"}}
 

@@ -15,8 +15,8 @@ from tests.launcher.conftest import plan_of
 from tfcluster.errors import UsageError
 from tfcluster.nodes import orders
 from tfcluster.nodes.remote_folders import site_of
-from tfcluster.plan.attempt import Attempt
 from tfcluster.plan.plan import EnvVar, Plan, TaskId
+from tfcluster.plan.tf_config import Attempt
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths

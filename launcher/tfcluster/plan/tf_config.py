@@ -1,4 +1,4 @@
-"""An attempt of a plan, and what each of its tasks gets: TF_CONFIG or KerasTuner's variables.
+"""TF_CONFIG of each task of an attempt, or the variables that KerasTuner reads instead.
 
 A task of a training job gets a TF_CONFIG. In a KerasTuner search the chief is the oracle and each
 worker a tuner that trains alone, without TF_CONFIG. KerasTuner reads three variables, all or none
