@@ -152,5 +152,6 @@ class CollateralError(TfclusterError):
 
 
 def join_first(names: Collection[object], most: int = 8) -> str:
-    """Return the first `most` of `names` for a message, with … if there are more."""
-    return ", ".join(map(str, islice(names, most))) + (", …" if len(names) > most else "")
+    """Return the first `most` of `names` for a message, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, islice(names, most))) + more

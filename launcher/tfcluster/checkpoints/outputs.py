@@ -27,6 +27,7 @@ from tfcluster.checkpoints.copying import (
     raise_if_cancelled,
     replace_verified,
 )
+from tfcluster.errors import join_first
 
 _IGNORED_NAMES = re.compile(r"\..*|__pycache__|node_modules|.*\.(pyc|tmp|swp)|core", re.DOTALL)
 _MOST_FILES = 20_000
@@ -67,9 +68,9 @@ def describe_new_files(before: WorkdirBefore, *, gathered: Iterable[str] = ()) -
     new = _named_by_folder(set(now) - before.paths - set(gathered), before.paths)
     if not new:
         return ""
-    named, more = new[:_MOST_NAMED], len(new) - _MOST_NAMED
+    named = new[:_MOST_NAMED]
     globs = json.dumps([f"{name}**" if name.endswith("/") else name for name in named])
-    shown = ", ".join(named) + (f" and {more} more" if more > 0 else "")
+    shown = join_first(new, _MOST_NAMED)
     option = shlex.quote(f"checkpoints.outputs={globs}")
     return f"New files in the working directory: {shown}. To gather them: --set {option}"
 

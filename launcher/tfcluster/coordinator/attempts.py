@@ -13,7 +13,7 @@ from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError, PortInUseError, SetupError
+from tfcluster.errors import NodeLostError, PortInUseError, SetupError, join_first
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, Warned
@@ -233,7 +233,7 @@ class ExternalPeers:
             absent = await self._dial_all() if is_waiting() else ()
             if absent != self._absent:
                 self._absent = absent
-                self._wait_for(_summarize(absent) or None)
+                self._wait_for(join_first(absent, _SHOWN) or None)
             await asyncio.sleep(POLL_S)
 
     async def _dial_all(self) -> tuple[str, ...]:
@@ -257,8 +257,3 @@ async def _dial(task: TaskPlan, port: int) -> str:
     with contextlib.suppress(OSError):
         await writer.wait_closed()
     return ""
-
-
-def _summarize(absent: Sequence[str]) -> str:
-    more = f" and {len(absent) - _SHOWN} more" if len(absent) > _SHOWN else ""
-    return ", ".join(absent[:_SHOWN]) + more

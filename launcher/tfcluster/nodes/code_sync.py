@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.errors import SetupError
+from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes import git_listing
 from tfcluster.nodes.git_listing import is_credential
 from tfcluster.nodes.hub import Hub
@@ -47,22 +47,17 @@ class Snapshot:
     def warnings(self) -> Iterator[str]:
         """Yield sentences about what is not sent."""
         if self.credentials:
-            named = _join_first(self.credentials)
+            named = join_first(self.credentials, _MAX_NAMED)
             yield (
                 f"not sent to other machines because they look like credentials: {named}; if the"
                 " job needs one, name it in job.include"
             )
         if self.unreadable:
-            named = _join_first(self.unreadable)
+            named = join_first(self.unreadable, _MAX_NAMED)
             yield (
                 f"not sent to other machines because they cannot be read here: {named}; make them"
                 " readable, or have git ignore them"
             )
-
-
-def _join_first(paths: Sequence[str]) -> str:
-    more = len(paths) - _MAX_NAMED
-    return ", ".join(paths[:_MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def snapshot(

@@ -12,6 +12,7 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import Any
 
+from tfcluster.errors import join_first
 from tfcluster.supervision import log_errors
 from tfcluster.supervision.known_errors import MESSAGES, PERMANENT, KnownError
 
@@ -321,8 +322,7 @@ def _location(raised: log_errors.RaisedError) -> str:
 
 def explain_missing_peers(peers: Sequence[str], failure: Failure) -> str:
     """Return the reason of a task that needed its peers after these had ended with 0."""
-    more = f" and {len(peers) - _MAX_NAMED} more" if len(peers) > _MAX_NAMED else ""
-    names = ", ".join(peers[:_MAX_NAMED]) + more
+    names = join_first(peers, _MAX_NAMED)
     place = _location(failure.exception) if failure.exception is not None else ""
     where = f" ({place})" if place else ""
     return f"{failure.task} did alone what all workers must do{where}: {names} had ended before"

@@ -17,6 +17,7 @@ from tfcluster.errors import (
     NodeLostError,
     SetupError,
     TfclusterError,
+    join_first,
 )
 from tfcluster.plan.plan import Plan, TaskPlan
 from tfcluster.rundir.states import Status
@@ -26,8 +27,6 @@ from tfcluster.supervision.member import Member
 from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import GiveUp
 
-_MAX_NAMED = 8
-"""The number of tasks elsewhere that a message lists."""
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
 
@@ -71,8 +70,7 @@ def to_json(
 
 def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
     """Return the sentence that one of the tasks `elsewhere` failed first."""
-    more = ", …" if len(elsewhere) > _MAX_NAMED else ""
-    names = ", ".join(str(task.id) for task in elsewhere[:_MAX_NAMED]) + more
+    names = join_first([task.id for task in elsewhere])
     return f"{'one of ' if len(elsewhere) > 1 else ''}{names} failed first"
 
 

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import TfclusterError, join_first
 from tfcluster.plan import remote_paths
 from tfcluster.plan.context import LOCAL
 from tfcluster.plan.plan import (
@@ -239,7 +239,7 @@ def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
         tasks.setdefault(_normalize_command(task), []).append(task)
     usual = max(tasks, key=lambda command: len(tasks[command]), default="")
     for command, same in tasks.items():
-        names = _join_names([str(task.id) for task in same])
+        names = join_first([task.id for task in same], _MAX_NAMES)
         label = "command" if command == usual else f"command of {names}"
         yield label, join(same[0].command.argv)
 
@@ -251,11 +251,6 @@ def _normalize_command(task: TaskPlan) -> str:
     boot = "/tfcluster_workers/boot.py"
     plain = ["" if word.endswith(boot) else word.removeprefix(task.command.cwd) for word in words]
     return join([name, *plain])
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    return ", ".join(names[:_MAX_NAMES]) + more
 
 
 def _workdirs(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -281,7 +276,7 @@ def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
         if node.interpreter is not None:
             nodes.setdefault(format_interpreter(node.interpreter), []).append(node.name)
     for python, names in nodes.items():
-        yield "python" if len(nodes) == 1 else f"python on {_join_names(names)}", python
+        yield "python" if len(nodes) == 1 else f"python on {join_first(names, _MAX_NAMES)}", python
 
 
 def _task_grid(plan: Plan) -> Grid:
