@@ -2,18 +2,18 @@
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
-# The tests start hundreds of Pythons: each would compile the launcher again.
+# The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup up test test-extended test-fast test-matrix parity check generated format bench bench-quick bench-peers clean
 
-# The Python that runs tfcluster (3.11 to 3.13), the one for TensorFlow 2.15 (3.9 to 3.11) and the
-# one for 2.16 (3.9 to 3.12). Empty: found on PATH, in pyenv, through uv.
+# The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11) and for TensorFlow
+# 2.16 (3.9 to 3.12). If empty, they are searched on PATH, in pyenv and through uv.
 PYTHON ?=
 PYTHON_TF215 ?=
 PYTHON_TF216 ?=
 
 BIN := .venv/bin
-# More processes than cores: half of the tests wait. Who runs what: tests/scheduling.py.
+# More processes than cores, as half of the tests wait. tests/scheduling.py assigns the tests.
 PYTEST := $(BIN)/pytest -n 6 --dist loadgroup
 NEWEST := .venv/.installed
 TF215 := .venv-tf215/.installed
@@ -21,10 +21,10 @@ TF216 := .venv-tf216/.installed
 KERAS := .venv-keras/.installed
 PEERS := .venv-peers/.installed
 
-help: ## this list
-	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+help: ## show this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## /  make \1\t/p' Makefile | expand -t 22
 
-setup: $(NEWEST) $(TF215) ## .venv with the newest TensorFlow, .venv-tf215 with 2.15 for Estimator
+setup: $(NEWEST) $(TF215) ## create .venv (newest TensorFlow) and .venv-tf215 (TensorFlow 2.15, for Estimator)
 
 $(NEWEST): constraints/newest.txt pyproject.toml tools/make_venv.py
 	@python3 tools/make_venv.py .venv --python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
@@ -32,15 +32,15 @@ $(NEWEST): constraints/newest.txt pyproject.toml tools/make_venv.py
 		--constraints constraints/newest.txt --editable .
 	@touch $@
 
-# Without a Python that TensorFlow 2.15 knows, everything but Estimator still works: said, no error.
+# Without a Python for TensorFlow 2.15 everything but Estimator works: a message, not an error.
 $(TF215): constraints/tf215.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-tf215 \
 		--python "$(PYTHON_TF215)" --oldest 3.9 --newest 3.11 --variable PYTHON_TF215 \
 		--what "TensorFlow 2.15" --constraints constraints/tf215.txt; \
 	code=$$?; case $$code in 0) touch $@ ;; 3) test -z "$$CI" ;; *) exit $$code ;; esac
 
-# The oldest TensorFlow whose `tf.keras` is Keras 3, and above it and above the newest one an
-# environment for each Keras release that the shim is tested with. Only tests need them.
+# The oldest TensorFlow whose `tf.keras` is Keras 3. Based on it and on the newest TensorFlow, there
+# is an environment for each Keras release that the Keras 3 patch is tested with. Only tests use them.
 $(TF216): constraints/tf216.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-tf216 \
 		--python "$(PYTHON_TF216)" --oldest 3.9 --newest 3.12 --variable PYTHON_TF216 \
@@ -61,26 +61,26 @@ up: setup ## train the first example: two workers on this machine
 HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker
 FAULTS := tests/integration/faults
 SLOWEST := --durations=20
-test: setup ## what the README promises for one machine, with real TensorFlow: about 10 minutes
+test: setup ## test what the README promises for one machine, with real TensorFlow (about 10 minutes)
 	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS))
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended"
 
-test-extended: setup $(KERAS) ## hosts, containers, faults with TensorFlow, Keras releases, the tuner, the rest
+test-extended: setup $(KERAS) ## run all other tests: hosts, containers, faults with TensorFlow, Keras releases, the tuner
 	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(HOSTS_AND_CONTAINERS)
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" --ignore $(FAULTS)
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
-ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3  # to read them takes a second a process
-test-fast: $(NEWEST) ## the tests that need neither TensorFlow nor patience
+ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3  # importing them takes a second per process
+test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
 
-test-matrix: setup $(KERAS) ## the tests that compare Keras releases, and the numbers of docs/parity.md
+test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and check the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix
 
-parity: setup ## measure the table of docs/parity.md anew: 1, 2 and 3 workers, each Keras
+parity: setup ## measure the table of docs/parity.md again: 1, 2 and 3 workers, each Keras
 	@$(BIN)/python -m tests.parity > docs/parity.new && mv docs/parity.new docs/parity.md
 
-check: $(NEWEST) ## ruff, mypy, import-linter, plain English
+check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain English
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
@@ -88,26 +88,26 @@ check: $(NEWEST) ## ruff, mypy, import-linter, plain English
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
-generated: $(NEWEST) ## update the JSON schema, docs/spec.md and docs/commands.md from the code
+generated: $(NEWEST) ## regenerate the JSON schema, docs/spec.md and docs/commands.md from the code
 	@$(BIN)/python -m tools.generated
 
-format: $(NEWEST) ## let ruff rewrite the layout
+format: $(NEWEST) ## format the code with ruff
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-# In turn, never beside each other or anything else: what is measured is time.
-bench: setup bench-peers ## measure everything beside its peers; raw numbers to benchmarks/results (an hour and more)
+# One after the other, on an otherwise idle machine: they measure time.
+bench: setup bench-peers ## compare tfcluster with other launchers; results in benchmarks/results (more than an hour)
 	@$(BIN)/python -m benchmarks
 
-bench-quick: $(NEWEST) ## a smoke of the benchmarks that need nothing but this machine
+bench-quick: $(NEWEST) ## run a smoke test of the benchmarks that need only this machine
 	@$(BIN)/python -m benchmarks --quick
 
-bench-peers: $(PEERS) ## .venv-peers with torchrun, accelerate and honcho
+bench-peers: $(PEERS) ## create .venv-peers with torchrun, accelerate and honcho
 
 $(PEERS): constraints/peers.txt tools/make_venv.py
 	@python3 tools/make_venv.py .venv-peers \
 		--python "$(PYTHON)" --oldest 3.11 --newest 3.13 \
-		--what "the launchers that tfcluster is measured beside" --constraints constraints/peers.txt
+		--what "the launchers that tfcluster is compared with" --constraints constraints/peers.txt
 	@touch $@
 
 clean: ## remove the environments and all caches

@@ -1,4 +1,4 @@
-"""Measure tfcluster beside its peers: `python -m benchmarks [METRIC …]`; `report FILE …`."""
+"""Compare tfcluster with other launchers: `python -m benchmarks [METRIC …]`; `report FILE …`."""
 
 from __future__ import annotations
 
@@ -45,25 +45,30 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("metrics", nargs="*", metavar="METRIC", help="default: all")
-    parser.add_argument("--runs", type=int, help="of each arm, interleaved (default 10)")
-    parser.add_argument("--seed", type=int, default=random.randrange(1000), help="of their order")
+    parser.add_argument("--runs", type=int, help="rounds of all arms (default 10)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.randrange(1000),
+        help="seed of the order of the arms (default: random)",
+    )
     parser.add_argument(
         "--into",
         type=Path,
-        help="folder of the CSV files (default benchmarks/results; quick/ in there with --quick)",
+        help="folder of the CSV files (default benchmarks/results, or its quick/ with --quick)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="a smoke: one tiny run, tfcluster and shell only"
+        "--quick", action="store_true", help="a smoke test: one tiny run, tfcluster and shell only"
     )
     options = parser.parse_args()
     options.runs = options.runs or (1 if options.quick else 10)
     options.into = options.into or (RESULTS / "quick" if options.quick else RESULTS)
     unknown = set(options.metrics) - METRICS.keys()
     if unknown and options.metrics[0] != "report":
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(METRICS)}")
+        parser.error(f"unknown metric: {', '.join(sorted(unknown))}; known: {', '.join(METRICS)}")
     slow = {name for name in options.metrics if name in METRICS and not METRICS[name].is_quick}
     if options.quick and slow:
-        parser.error(f"{', '.join(sorted(slow))}: no smoke of it; leave out the name or --quick")
+        parser.error(f"{', '.join(sorted(slow))}: no smoke test; leave out the name or --quick")
     return options
 
 
@@ -93,7 +98,7 @@ def _measured(name: str, options: argparse.Namespace) -> bool:
 
 
 def _is_whole(name: str, values: Sequence[Value]) -> bool:
-    """Return whether a smoke run has finite numbers for tfcluster and for the shell."""
+    """Return whether a smoke test has finite numbers for tfcluster and for the shell."""
     arms = {value.arm for value in values if math.isfinite(value.value)}
     if lost := set(QUICK_ARMS) - arms:
         say(f"{name}: no numbers for {', '.join(sorted(lost))}")

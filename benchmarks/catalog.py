@@ -16,7 +16,7 @@ from benchmarks.harness import Metric
 class Entry:
     """The function that makes a metric, and its description."""
 
-    room: str
+    function: str
     """The module and its function, `MODULE:FUNCTION`."""
     about: str
     is_quick: bool = False
@@ -24,7 +24,7 @@ class Entry:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def make(self, *, quick: bool = False) -> Metric:
-        module, _, maker = self.room.partition(":")
+        module, _, maker = self.function.partition(":")
         made = getattr(import_module(f"benchmarks.{module}"), maker)(quick=quick, **self.options)
         assert isinstance(made, Metric)
         return made
@@ -34,13 +34,13 @@ _NEWEST, _TF215 = {"venv": ".venv"}, {"venv": ".venv-tf215"}
 METRICS: Mapping[str, Entry] = {
     "start": Entry("starting:start", "Enter to the last stub's first instruction", True),
     "exit": Entry("starting:exit_", "the last stub's end to the prompt", True),
-    "fail-fast": Entry("failing:fail_fast", "a failure to the end of the others", True),
+    "fail-fast": Entry("failing:fail_fast", "one task's failure to the end of the others", True),
     "restart": Entry("failing:restart", "a crash to the next attempt's first instruction", True),
-    "orphans": Entry("orphans:orphans", "who is left after kill -9 of the launcher", True),
-    "logs": Entry("logs:logs", "a merged stream of 800,000 lines, and what arrives", True),
+    "orphans": Entry("orphans:orphans", "processes left after kill -9 of the launcher", True),
+    "logs": Entry("logs:logs", "a merged stream of 800,000 lines: time, lost lines", True),
     "memory": Entry("idle:memory", "the launcher's own memory while tasks sleep", True),
-    "idle-cpu": Entry("idle:idle_cpu", "its processor time meanwhile", True),
-    "port-theft": Entry("ports:port_theft", "a thief that binds the workers' ports", True),
+    "idle-cpu": Entry("idle:idle_cpu", "the launcher's processor time while tasks sleep", True),
+    "port-theft": Entry("ports:port_theft", "another process binds the workers' ports first", True),
     "first-step": Entry(
         "first_step:first_step",
         "Enter, and a crash, to the first step of 4 workers, newest TensorFlow",
@@ -51,23 +51,27 @@ METRICS: Mapping[str, Entry] = {
         "the same, TensorFlow 2.15",
         options={"venv": ".venv-tf215", "preload": 0.65, "warm": 0.45},
     ),
-    "pss": Entry("first_step:pss", "memory of 4 workers together, newest", options=_NEWEST),
+    "pss": Entry(
+        "first_step:pss", "memory of 4 workers together, newest TensorFlow", options=_NEWEST
+    ),
     "pss-tf215": Entry("first_step:pss", "the same, TensorFlow 2.15", options=_TF215),
-    "tax": Entry("throughput:tax", "examples/s of 2 workers, newest", options=_NEWEST),
+    "tax": Entry("throughput:tax", "examples/s of 2 workers, newest TensorFlow", options=_NEWEST),
     "tax-tf215": Entry("throughput:tax", "the same, TensorFlow 2.15", options=_TF215),
-    "fits": Entry("throughput:fits", "4 workers, several fits, newest", options=_NEWEST),
+    "fits": Entry("throughput:fits", "4 workers, several fits, newest TensorFlow", options=_NEWEST),
     "fits-tf215": Entry("throughput:fits", "the same, TensorFlow 2.15", options=_TF215),
     **{
         f"threads-{workers}": Entry(
             "throughput:threads",
-            f"{workers} workers with several numbers of threads, newest",
+            f"{workers} workers with several numbers of threads, newest TensorFlow",
             options={**_NEWEST, "workers": workers},
         )
         for workers in (2, 3, 4, 8)
     },
     "thousand-tasks": Entry("thousand_tasks:thousand_tasks", "1,000 stubs on 50 agents here"),
-    "many-hosts": Entry("many_hosts:many_hosts_up", "64 hosts through ssh (sshd)"),
-    "containers": Entry("containers:containers", "four containers (docker)"),
-    "gather": Entry("gathering:gather", "1 GB comes home (root, sshd)"),
-    "gather-beside-training": Entry("gathering:beside", "what training notices (root, sshd)"),
+    "many-hosts": Entry("many_hosts:many_hosts_up", "start of 64 hosts through ssh (sshd)"),
+    "containers": Entry("containers:containers", "start of four containers (docker)"),
+    "gather": Entry("gathering:gather", "a checkpoint of 1 GB is gathered (root, sshd)"),
+    "gather-beside-training": Entry(
+        "gathering:beside", "effect of gathering on training (root, sshd)"
+    ),
 }

@@ -49,7 +49,9 @@ def _ends(pids: Sequence[int], box: Sandbox) -> Mapping[int, float]:
             of[fd] = pid
         (box.folder / "go").touch()
         deadline = time.monotonic() + HANG_S
-        box.until(lambda: _look(poll, of, ends) or time.monotonic() > deadline, "their ends")
+        box.until(
+            lambda: _look(poll, of, ends) or time.monotonic() > deadline, "the end of all processes"
+        )
     return ends
 
 
@@ -95,7 +97,7 @@ def fail_fast(*, quick: bool) -> Metric:
             for quantity in ("survivors gone", "prompt")
             for name in ("torchrun", "honcho")
         ],
-        note="shell: a loop that waits for the first child to fail, and kills the others.",
+        note="shell: a loop that waits for the first child to fail and kills the others.",
     )
 
 
@@ -111,6 +113,6 @@ def restart(*, quick: bool) -> Metric:
             Claim("tfcluster : shell", "last worker", "tfcluster", "shell"),
             Claim("tfcluster", "last worker", "tfcluster", at_most=0.10, stretch=0.05),
         ],
-        note="shell: a loop that waits for the first child to fail, kills the others, starts all "
-        "anew; torchrun with --max-restarts=1.",
+        note="shell: a loop that waits for the first child to fail, kills the others and starts "
+        "all again; torchrun with --max-restarts=1.",
     )

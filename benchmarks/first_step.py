@@ -25,7 +25,7 @@ def _first(started: Started, *, crashes: bool, is_fork: bool = False) -> Taken:
     """
     steps = started.wait_for("step-0-*", WORKERS)
     if is_fork and max(cpu - later for *_, cpu, later in steps) > IMPORTED_S:
-        raise Failed(f"a worker imported for itself:\n{started.box.said()}")
+        raise Failed(f"a worker imported TensorFlow itself:\n{started.box.said()}")
     taken = {
         "from Enter": max(at for _, at, *_ in steps) - started.began,
         "processor, a worker": sum(cpu for *_, cpu, _ in steps) / WORKERS,
@@ -69,7 +69,7 @@ def first_step(*, quick: bool, venv: str, preload: float, warm: float) -> Metric
             Claim("after a crash, cold : shell", again, "cold", "shell"),
         ],
         note="In the first attempt one worker kills itself after its first step. shell: a loop "
-        "that then kills the others and starts all anew. warm: a second run of the same job.",
+        "that then kills the others and starts all again. warm: a second run of the same job.",
     )
 
 

@@ -26,7 +26,7 @@ BYTES = int(os.environ.get("GATHER_BYTES", 1_000_000_000))
 RATE = 50e6
 """The rate in bytes/s at which a checkpoint is gathered while its task trains."""
 LOOKS_S = 3.0
-"""The time until two scans found the same checkpoint, and its transfer begins."""
+"""The time until two scans have found the same checkpoint, and its transfer begins."""
 _SAVE = """
 import os, struct, time
 def save(size):
@@ -109,7 +109,7 @@ def _gathered() -> Taken:
     (exited,), (gathered,) = run.of_type("task_exited"), run.of_type("checkpoint_gathered")
     data = run.folder / f"{gathered['path']}.data-00000-of-00001"
     if data.stat().st_size < BYTES - (1 << 20):
-        raise Failed("that is not what was saved")
+        raise Failed("the gathered file is smaller than the saved one")
     return {"until": gathered["time"] - exited["time"]}
 
 
@@ -190,7 +190,7 @@ def _judge(
     ]
     leaves = next(float(words[1]) for _, words in lines if words[:1] == ["leaves"])
     if not began <= leaves <= ended:
-        raise Failed(f"the other task left {leaves - began:.1f} s after the gathering began")
+        raise Failed(f"the other task exited {leaves - began:.1f} s after the gathering began")
     exited = next(event["time"] for event in exits if event["task"] == "worker:1")
     return {
         "step": 1000 * statistics.median(end - start for _, start, end in steps),
@@ -215,7 +215,7 @@ def gather(*, quick: bool) -> Metric:
 def beside(*, quick: bool) -> Metric:
     """Return the metric of gathering while the task trains."""
     return Metric(
-        title=f"A training of one thread while {BYTES / 1e9:.1f} GB are gathered at 50 MB/s",
+        title=f"A single-threaded training while {BYTES / 1e9:.1f} GB are gathered at 50 MB/s",
         quantities={
             "step": Quantity("ms"),
             "latest line": Quantity("ms"),
@@ -230,6 +230,6 @@ def beside(*, quick: bool) -> Metric:
             Claim("latest line, gathering", "latest line", "gathering", at_most=1000),
             Claim("exit, gathering", "exit", "gathering", at_most=1000),
         ],
-        note="latest line: the slowest from `print` to the command's output; exit: of the other "
-        "task, from its last statement to its event.",
+        note="latest line: the longest time from `print` to the command's output; exit: the time "
+        "from the other task's last statement to its event.",
     )

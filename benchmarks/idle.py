@@ -110,7 +110,7 @@ def memory(*, quick: bool) -> Metric:
     if not quick:
         arms["a bare Python"] = Arm(_bare_python, "python -c 'time.sleep(300)'")
     return Metric(
-        title=f"Memory: the launcher's own while {TASKS} tasks sleep",
+        title=f"Memory of the launcher while {TASKS} tasks sleep",
         quantities={"resident": Quantity("MB"), "PSS": Quantity("MB")},
         arms=arms,
         claims=[
@@ -128,7 +128,7 @@ def idle_cpu(*, quick: bool) -> Metric:
     arms = {name: LAUNCHERS[name].arm(take) for name in _LAUNCHERS}
     arms["tfcluster, live view"] = LAUNCHERS["tfcluster"].arm(partial(take, on_terminal=True))
     return Metric(
-        title=f"Idle processor time: the launcher's own while {TASKS} tasks sleep",
+        title=f"Processor time of the launcher while {TASKS} tasks sleep",
         quantities={"processor": Quantity("% of a core")},
         arms=arms,
         claims=[

@@ -151,7 +151,7 @@ def _version(package: str) -> str:
 LAUNCHERS: Mapping[str, Launcher] = {
     "shell": Launcher(_shell, "TF_CONFIG=… COMMAND &  … N times, then `wait`"),
     "bare loop": Launcher(
-        _loop, "TF_CONFIG=… COMMAND &  … N times; wait -n || kill -9 $(jobs -p), and anew"
+        _loop, "TF_CONFIG=… COMMAND &  … N times; wait -n || kill -9 $(jobs -p); repeat"
     ),
     "tfcluster": Launcher(_tfcluster, "tfcluster up bench.json"),
     "torchrun": Launcher(

@@ -104,5 +104,5 @@ def logs(*, quick: bool) -> Metric:
             Claim("tfcluster, lines lost", "lines lost", "tfcluster", at_most=0),
             Claim("tfcluster, lines torn", "lines torn or mixed", "tfcluster", at_most=0),
         ],
-        note="The no-op is the same run without lines, taken just before.",
+        note="The no-op is the same run without lines, measured just before.",
     )

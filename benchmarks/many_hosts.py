@@ -64,7 +64,7 @@ def _up(kind: str, *, fresh: bool = False) -> Taken:
         events = [json.loads(line) for line in path.read_text().splitlines()]
     times: list[float] = [event["time"] for event in events if event["type"] == kind]
     if len(times) != COUNT:
-        raise Failed(f"{len(times)} of {COUNT} hosts have {kind}")
+        raise Failed(f"{len(times)} of {COUNT} hosts sent {kind}")
     return {"until": max(times) - began}
 
 

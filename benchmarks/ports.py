@@ -20,7 +20,10 @@ SERVER = Path(__file__).with_name("server.py")
 
 
 def _theft(launcher: Launcher) -> Taken:
-    """Count robbed workers: each reports its port, the thief tries all, then the workers bind."""
+    """Count the workers that lost their port.
+
+    Each worker reports its port, the thief tries to bind all of them, then the workers bind.
+    """
     gang = Gang(TASKS, [sys.executable, "-S", str(SERVER)])
     with sandbox() as box, ExitStack() as loot:
         process = box.start(launcher.command(box.folder, gang))
@@ -44,9 +47,9 @@ def port_theft(*, quick: bool) -> Metric:
     """
     arms = {name: LAUNCHERS[name] for name in ("tfcluster", "shell")}
     return Metric(
-        title=f"Port theft: {TASKS} workers whose ports somebody else binds before they do",
+        title=f"Port theft: {TASKS} workers whose ports another process binds first",
         quantities={"without a port": Quantity("workers", "worst")},
         arms={name: one.arm(_theft) for name, one in arms.items()},
         claims=[Claim("tfcluster", "without a port", "tfcluster", at_most=0, stretch=0)],
-        note="shell: ports found by binding to port 0 and releasing, as scripts do.",
+        note="shell: each port is found by binding to port 0 and releasing it, as scripts do.",
     )

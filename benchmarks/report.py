@@ -47,8 +47,13 @@ def _placed(page: str, text: str) -> str:
 
 
 def figures(metrics: Mapping[str, Metric], values: Mapping[str, Sequence[Value]]) -> str:
-    """Return a table of all claims that have a bar, then a section for each metric."""
-    lines = ["## Bars", "", "| | figure | 95 % | bar | stretch |", "|---|---|---|---|---|"]
+    """Return a table of all claims that have a target, then a section for each metric."""
+    lines = [
+        "## Targets",
+        "",
+        "| | figure | 95 % | target | stretch target |",
+        "|---|---|---|---|---|",
+    ]
     for name, metric in metrics.items():
         for claim, verdict in _verdicts(metric, values[name]):
             if verdict.bar is not None:
@@ -72,7 +77,7 @@ def _section(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str
         yield f"| {arm} | {len(runs)} | {' | '.join(cells)} |"
     if verdicts := [*_verdicts(metric, values)]:
         yield ""
-        yield "| | figure | 95 % | bar | stretch |"
+        yield "| | figure | 95 % | target | stretch target |"
         yield "|---|---|---|---|---|"
         for claim, verdict in verdicts:
             yield f"| {claim.text} ({claim.quantity}) | {_row(claim, verdict)} |"
@@ -95,10 +100,10 @@ def _made_by(name: str, metric: Metric, values: Sequence[Value]) -> Iterator[str
     yield "```"
     yield ""
     versions = {part: None for _, value in arms for part in value.versions.split("; ")}
-    told = [part for part in versions if not part.startswith("--runs")]
+    shown = [part for part in versions if not part.startswith("--runs")]
     every = f"[{name}.csv](benchmarks/{name}.csv)"
     commits = ", ".join(dict.fromkeys(value.commit for value in values))
-    yield f"Commit {commits}; {'; '.join(told)}. Every value: {every}."
+    yield f"Commit {commits}; {'; '.join(shown)}. Every value: {every}."
 
 
 def _arms(metric: Metric, values: Sequence[Value]) -> list[str]:

@@ -109,7 +109,7 @@ class Sandbox:
         while not done():
             has_ended = process is not None and process.poll() is not None
             if time.monotonic() > deadline or (has_ended and not done()):
-                raise Failed(f"waited in vain for {what}:\n{self.said()}")
+                raise Failed(f"gave up waiting for {what}:\n{self.said()}")
             time.sleep(every_s)
 
     def said(self) -> str:

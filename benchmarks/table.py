@@ -29,7 +29,7 @@ def table(metric: Metric, values: Sequence[Value]) -> str:
 
 
 def said(claim: Claim, verdict: Verdict) -> str:
-    """Return a claim's figure, its interval, and its bar if it has one."""
+    """Return a claim's figure, its interval, and its target if it has one."""
     sign = " ×" if claim.beside else ""
     text = f"{number(verdict.figure)}{sign}"
     if verdict.low != verdict.high:
@@ -39,8 +39,8 @@ def said(claim: Claim, verdict: Verdict) -> str:
         relation = "≤" if claim.at_most is not None else "≥"
         reached = "reached" if verdict.bar else "MISSED"
         if verdict.stretch:
-            reached = f"stretch {claim.stretch:g} reached"
-        text += f"; bar {relation} {bar:g}: {reached}"
+            reached = f"stretch target {claim.stretch:g} reached"
+        text += f"; target {relation} {bar:g}: {reached}"
     return text
 
 

@@ -88,7 +88,7 @@ def _attempt_state(
     time.sleep(REST_S)
     rested = _cpu_s(process.pid)
     taken["rest"] = 100 * (rested - before) / REST_S
-    told, crashed = _events(box), time.monotonic()
+    before_crash, crashed = _events(box), time.monotonic()
     os.kill(stamps(box.folder)[0].pid, signal.SIGKILL)
     taken["again"] = _all_run(box, size, 1, process) - crashed
     stopped = time.monotonic()
@@ -99,9 +99,9 @@ def _attempt_state(
         time.sleep(0.02)
     taken["stop"] = time.monotonic() - stopped
     if process.returncode != 130:
-        raise Failed(f"it ended with {process.returncode}:\n{box.said()}")
-    box.until(lambda: not box.processes(), "the end of all that was started")
-    per_event = (cpu_s - rested) / (_events(box) - told) * 1e6
+        raise Failed(f"tfcluster up ended with {process.returncode}:\n{box.said()}")
+    box.until(lambda: not box.processes(), "the end of all processes")
+    per_event = (cpu_s - rested) / (_events(box) - before_crash) * 1e6
     return taken | {"processor": cpu_s, "per event": per_event, "memory": peak}
 
 
@@ -159,10 +159,16 @@ def thousand_tasks(*, quick: bool) -> Metric:
         },
         claims=[
             Claim("Enter to all running", "all run", "tfcluster", at_most=30.0, stretch=12.0),
-            Claim("the same : shell", "all run", "tfcluster", "shell"),
+            Claim("tfcluster : shell", "all run", "tfcluster", "shell"),
             Claim("a crash to all running again", "again", "tfcluster"),
-            Claim("an event's cost : in a tenth", "per event", "tfcluster", small, at_most=1.0),
+            Claim(
+                "cost of an event : with a tenth of the tasks",
+                "per event",
+                "tfcluster",
+                small,
+                at_most=1.0,
+            ),
         ],
-        note="processor, per event, memory: the coordinator's own; processor over its whole life, "
-        "per event from the crash on. The look at the nodes before the start is part of the start.",
+        note="processor, per event, memory: of the coordinator only; processor over its whole "
+        "life, per event from the crash on. The preflight checks are part of the start.",
     )

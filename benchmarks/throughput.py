@@ -46,8 +46,8 @@ def tax(*, quick: bool, venv: str) -> Metric:
                 is_paired=True,
             )
         ],
-        note="Geometric mean of the rounds' ratios; the bar is held against the interval's lower "
-        "end.",
+        note="Geometric mean of the rounds' ratios; the target applies to the lower end of the "
+        "interval.",
     )
 
 
@@ -63,7 +63,7 @@ def fits(*, quick: bool, venv: str) -> Metric:
             Claim("tfcluster : shell", "examples", "tfcluster", "shell", at_least=1.1, stretch=1.4),
             Claim("tfcluster : shell, p90", waits, "tfcluster", "shell", 0.5, stretch=0.2),
         ],
-        note="shell: TensorFlow's own numbers of threads, four workers each with all cores.",
+        note="shell: TensorFlow's default thread counts: each of the four workers uses all cores.",
     )
 
 
@@ -90,7 +90,8 @@ def threads(*, quick: bool, venv: str, workers: int) -> Metric:
             Claim(f"{PLANNED} : shell", "examples", PLANNED, "shell"),
             Claim(f"{PLANNED} : shell, p90", waits, PLANNED, "shell"),
         ],
-        note="Arms are named for their threads within an operation and between operations.",
+        note="Arms are named after their numbers of threads within an operation (intra-op) and "
+        "between operations (inter-op).",
     )
 
 

@@ -118,7 +118,7 @@ def _cool(box: Sandbox) -> None:
 
 def _unknown(name: str) -> str:
     needs = {"preload": "preload", "warm": "--warm"}.get(name)
-    return f"this tfcluster knows no {needs}" if needs and needs not in _known() else ""
+    return f"this tfcluster does not support {needs}" if needs and needs not in _known() else ""
 
 
 @cache

@@ -14,7 +14,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("launcher/tfcluster", "workers/tfcluster_workers")
-DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs")
+DOCUMENTS = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs",
+    "benchmarks/README.md",
+    "cluster_specs/README.md",
+)
 
 _OPENS_WITH_FRAGMENT = re.compile(
     r"(Of|Those|Whom?|Whose|What|As|Where|Whether|Why|How|Which|For|From|To|With|Without|In|On|At|By"

@@ -23,4 +23,4 @@ def test_quick_refuses_a_slow_metric(
     with pytest.raises(SystemExit) as refused:
         _options()
     assert refused.value.code == 2
-    assert "threads-2: no smoke of it; leave out the name or --quick" in capsys.readouterr().err
+    assert "threads-2: no smoke test; leave out the name or --quick" in capsys.readouterr().err
