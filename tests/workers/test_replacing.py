@@ -33,3 +33,23 @@ def test_a_method_is_replaced_once() -> None:
             return stock(self, epochs) + 1
 
     assert owner().fit(2) == 3
+
+
+def test_a_subclass_and_another_hook_have_their_own_replacement() -> None:
+    parent: Any = type("Parent", (Model,), {})
+    child: Any = type("Child", (parent,), {})
+
+    def double(owner: Any) -> None:
+        @replaces(owner, "fit")
+        def fit(stock: Any, self: Any, epochs: int) -> Any:
+            return stock(self, epochs) * 2
+
+    def add(owner: Any) -> None:
+        @replaces(owner, "fit")
+        def fit(stock: Any, self: Any, epochs: int) -> Any:
+            return stock(self, epochs) + 1
+
+    double(parent)
+    double(child)
+    add(child)
+    assert (parent().fit(2), child().fit(2)) == (4, 9)

@@ -54,18 +54,20 @@ def boot_id() -> str:
 def start_of(pid: int) -> int | None:
     """Return the start time of a live process, or None; a zombie counts as gone."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # the kernel cuts a name at 15 bytes
     except OSError:
         return None if Path("/proc/self").exists() else _start_without_proc(pid)
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state == "Z" else int(rest[18])
+    state, *rest = stat.rpartition(b")")[2].split()
+    return None if state == b"Z" else int(rest[18])
 
 
 def _start_without_proc(pid: int) -> int | None:
     import psutil  # only needed on macOS, and slow to import
 
     try:
-        return int(psutil.Process(pid).create_time() * 100)
+        process = psutil.Process(pid)
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return None if is_zombie else int(process.create_time() * 100)
     except psutil.Error:
         return None
 

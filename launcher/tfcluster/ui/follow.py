@@ -66,7 +66,7 @@ def format_status_line(
         parts += [f"step {max(steps):,}", *_rates(snapshot.tasks), *_metrics(snapshot.tasks)]
     elif snapshot.status in (Status.STARTING, Status.RUNNING):
         parts += _counts(snapshot.tasks)
-    parts += [f"{label} │ {text}" for label, text in partials.items()][:1]
+    parts += [f"{label} │ {text}" for label, text in list(partials.items())[:1]]
     return cut_to_columns(sanitize_text(" · ".join(parts)), width)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -189,3 +190,16 @@ def test_the_size_of_all_runs_is_counted_without_following_links(tmp_path: Path)
     (tmp_path / "runs" / "one" / "link").symlink_to(outside)
     link_bytes = len(str(outside))
     assert registry.count_bytes(tmp_path) == 1024 + link_bytes
+
+
+def test_a_process_whose_name_is_cut_inside_a_character_has_a_start_time() -> None:
+    """The kernel cuts names at 15 bytes."""
+    rename = "open('/proc/self/comm', 'wb').write(b'a' * 14 + 'é'.encode())"
+    wait = f"import sys; {rename}; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", wait], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert registry.start_of(process.pid) is not None
+        process.communicate(b"")

@@ -109,7 +109,8 @@ def _move(prepared: Path, place: Path) -> None:
 
 
 def _unwritable(folder: Path, error: OSError) -> DataFolderError:
-    reason = "no space left" if _is_full(error) else f"cannot be written ({error.strerror})"
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)  # the message holds the folder's name
+    reason = "no space left" if is_full else f"cannot be written ({error.strerror})"
     return DataFolderError(folder, reason)
 
 

@@ -66,7 +66,7 @@ def replace_method(owner: Any, name: str, replacement: Method) -> None:
 
     `stock` is the original method, which still runs unless several workers train.
     """
-    if not hasattr(owner, name):
+    if getattr(owner, name, None) is None:
         return
 
     @replaces(owner, name)
