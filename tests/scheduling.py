@@ -43,21 +43,15 @@ EXTENDED_WITH_TENSORFLOW = (
     "tests/integration/faults/",  # the same faults with stubs are in `make test`
     # each Keras release and each way to train, compared with one process
     *("tests/matrix/", "tests/parity/test_parity.py"),
-    *(
-        "tests/workers/test_keras3.py::test_two",
-        "tests/workers/test_keras3.py::test_an_unsupported",
-    ),
-    *("tests/workers/test_keras3.py::test_the", "tests/workers/test_keras3.py::test_a_release"),
+    *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_release")),
     *("tests/workers/test_tensorflow.py", "tests/workers/test_estimator.py"),
-    "tests/integration/jobs/test_keras_mnist.py",
     "tests/integration/jobs/test_custom_loop.py::test_every_keras",
     "tests/integration/jobs/test_custom_loop.py::test_a_preempted",
     # the search, and details of the jobs
     *("tests/integration/jobs/test_tuner.py", "tests/integration/jobs/test_show_shards.py"),
     *("tests/integration/jobs/test_tpu.py", "tests/workers/test_tpu.py"),
     *("tests/workers/test_options_at_work.py", "tests/workers/test_data_prepare.py"),
-    *("tests/workers/test_data.py", "tests/workers/test_signs_of_life.py"),
-    *("tests/workers/test_callbacks.py", "tests/workers/test_batch_page.py"),
+    *("tests/workers/test_data.py", "tests/workers/test_batch_page.py"),
     "tests/launcher/checkpoints/test_with_tensorflow.py",
 )
 """Prefixes of the ids of tests that are extended where they start TensorFlow.
