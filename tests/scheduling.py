@@ -35,8 +35,6 @@ BY_FILE = (
     ),
 )
 """Folders of quick tests, handed out by file: handing out each costs more than running many."""
-
-
 EXTENDED = ("tests/integration/hosts/", "tests/integration/docker/")
 """Folders of tests that `make test` leaves to `make test-extended`: real hosts and containers."""
 EXTENDED_WITH_TENSORFLOW = (

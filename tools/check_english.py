@@ -60,9 +60,15 @@ BANNED = {
     "must change before a start": "must be fixed before the start",
     "keep what is imported for the next run": "keep imported modules for the next run",
     "two lines put its state where it is gathered": "two lines save its state",
-    "is mended for several workers": "is patched for multi-worker training",
+    "show their lines, end with them": "show their output and stop when they end",
+    "waits for the import of": "waits until … is imported",
+    "begin with what RUN gathered": "resume from the checkpoints of RUN",
+    "json: right": "json: OK",
 }
-_BANNED = re.compile(rf"(?<!\w)(?:{'|'.join(BANNED)})(?!\w)", re.IGNORECASE)
+_BANNED = re.compile(
+    rf"(?<!\w)(?:{'|'.join(BANNED)})(?!\w)".replace(" ", r"\s+"),  # it may be wrapped
+    re.IGNORECASE,
+)
 
 
 def main() -> int:
@@ -70,7 +76,7 @@ def main() -> int:
     for path, line, problem in found:
         sys.stdout.write(f"{path}:{line}: {problem}\n")
     if found:
-        sys.stderr.write(f"{len(found)} places: this script lists the words to use\n")
+        sys.stderr.write(f"found {len(found)}: tools/check_english.py lists the words to use\n")
     return 1 if found else 0
 
 
@@ -80,12 +86,16 @@ Problem = tuple[str, int, str]
 def _in_sources() -> Iterator[Problem]:
     for folder in SOURCES:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            name, text = str(path.relative_to(ROOT)), path.read_text()
-            for line, docstring in _docstrings(ast.parse(text)):
-                if _OPENS_WITH_FRAGMENT.match(docstring):
-                    first = docstring.splitlines()[0]
-                    yield name, line, f"the docstring opens with a fragment: {first[:60]!r}"
-            yield from _banned(name, text)
+            yield from problems_of_source(str(path.relative_to(ROOT)), path.read_text())
+
+
+def problems_of_source(name: str, text: str) -> Iterator[Problem]:
+    """Yield the problems of one Python file: file, line, what is wrong."""
+    for line, docstring in _docstrings(ast.parse(text)):
+        if _OPENS_WITH_FRAGMENT.match(docstring):
+            first = docstring.splitlines()[0]
+            yield name, line, f"the docstring opens with a fragment: {first[:60]!r}"
+    yield from _banned(name, text)
 
 
 def _docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -106,9 +116,8 @@ def _in_documents() -> Iterator[Problem]:
 
 
 def _banned(name: str, text: str) -> Iterator[Problem]:
-    for number, line in enumerate(text.splitlines(), start=1):
-        for match in _BANNED.finditer(line):
-            yield name, number, f"{match[0]!r} is banned"
+    for match in _BANNED.finditer(text):
+        yield name, text.count("\n", 0, match.start()) + 1, f"{match[0]!r} is banned"
 
 
 if __name__ == "__main__":

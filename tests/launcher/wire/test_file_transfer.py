@@ -128,6 +128,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+async def begin_slow_read(node: Node, files: RemoteFiles, received: Received) -> asyncio.Task[Any]:
+    """Begin to read 16 MB at 10 bytes per second, which would take weeks; return the read."""
+    reading = files.read(str(node.data), "a", received, **node.file(16 * MB), rate=10.0)
+    task = asyncio.create_task(reading)
+    await until(lambda: bool(received.data))
+    return task
+
+
 def test_a_file_is_read_whole_with_its_digest(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
         received, listed = Received(), node.file(3 * MB)
@@ -254,12 +262,8 @@ def test_at_most_a_few_megabytes_are_sent_before_they_are_written(node: Node) ->
 
 def test_hurry_removes_the_rate_limit_of_a_read_in_progress(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
-        received, listed = Received(), node.file(16 * MB)
-        reading = asyncio.create_task(
-            files.read(str(node.data), "a", received, **listed, rate=10.0)
-        )
-        await until(lambda: bool(received.data))
-        files.hurry()  # otherwise it would take weeks
+        reading = await begin_slow_read(node, files, Received())
+        files.hurry()
         await reading
 
     run(node, scenario)
@@ -267,12 +271,9 @@ def test_hurry_removes_the_rate_limit_of_a_read_in_progress(node: Node) -> None:
 
 def test_hurry_still_applies_after_a_reconnect(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
-        received, listed = Received(), node.file(16 * MB)
+        received = Received()
         received.may_continue.clear()
-        reading = asyncio.create_task(
-            files.read(str(node.data), "a", received, **listed, rate=10.0)
-        )
-        await until(lambda: bool(received.data))
+        reading = await begin_slow_read(node, files, received)
         files.hurry()
         node.cut()
         await until(lambda: len(node.connections) > 1)
@@ -285,9 +286,8 @@ def test_hurry_still_applies_after_a_reconnect(node: Node) -> None:
 
 def test_a_small_file_does_not_wait_for_a_slow_one(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
-        received, big, small = Received(), node.file(16 * MB), node.file(256, "small")
-        slow = asyncio.create_task(files.read(str(node.data), "a", received, **big, rate=10.0))
-        await until(lambda: bool(received.data))
+        slow = await begin_slow_read(node, files, Received())
+        small = node.file(256, "small")
         await files.read(str(node.data), "small", Received(), **small, rate=1e6)
         slow.cancel()
 
@@ -374,12 +374,8 @@ def test_a_slow_transfer_is_not_reported_as_hanging_files(node: Node) -> None:
     """A slice takes hours at this rate."""
 
     async def scenario(files: RemoteFiles) -> None:
-        received, listed = Received(), node.file(16 * MB)
         files._node.silence_s = 3.0
-        reading = asyncio.create_task(
-            files.read(str(node.data), "a", received, **listed, rate=10.0)
-        )
-        await until(lambda: bool(received.data))
+        reading = await begin_slow_read(node, files, Received())
         done, _ = await asyncio.wait([reading], timeout=4.0)
         assert not done
         reading.cancel()
@@ -389,11 +385,7 @@ def test_a_slow_transfer_is_not_reported_as_hanging_files(node: Node) -> None:
 
 def test_a_killed_file_process_is_replaced(node: Node) -> None:
     async def scenario(files: RemoteFiles) -> None:
-        received, listed = Received(), node.file(16 * MB)
-        reading = asyncio.create_task(
-            files.read(str(node.data), "a", received, **listed, rate=10.0)
-        )
-        await until(lambda: bool(received.data))
+        reading = await begin_slow_read(node, files, Received())
         os.kill(node.file_process, signal.SIGKILL)
         with pytest.raises(RemoteFilesError, match="killed"):
             await reading
