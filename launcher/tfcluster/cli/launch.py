@@ -25,7 +25,13 @@ __all__ = ["Options", "launch", "preimport"]
 
 def preimport() -> None:
     """Import the modules that a start needs, while the tasks' Python is being probed."""
-    modules = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
+    modules = (
+        "coordinator.foreground",
+        "backends.local.local_nodes",
+        "ui.follow",
+        "ui.start",
+        "cli.closing",
+    )
     for module in modules:
         import_module(f"tfcluster.{module}")
 
@@ -38,7 +44,7 @@ def launch(planned: Planned, options: Options) -> int:
     planned.require()
     start_options_of(planned, options)
     if options.warm:
-        from tfcluster.backends.warm_start import keep_warm
+        from tfcluster.backends.local.warm_start import keep_warm
 
         warm_plan = keep_warm(planned.plan, planned.spec.runtime.warm_s)
         planned = replace(planned, plan=warm_plan)

@@ -17,7 +17,6 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SetupError, TfclusterError
-from tfcluster.nodes.hub import backend_of
 from tfcluster.plan import secrets
 from tfcluster.plan.plan import Plan, plan_to_json
 from tfcluster.plan.secrets import redact_error
@@ -54,11 +53,9 @@ class Session:
         """Make the run folder.
 
         `home_dir`: the parent of run folders; `resume`: the state to start from. Raises
-        SetupError for a backend that is not available, and RunFolderError.
+        RunFolderError.
         """
         now = time.time()
-        for node in plan.nodes:
-            backend_of(node)
         run_writer.make_runtime_dir()
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = run_writer.make_new(partial(new_run_id, plan.name, now), home_dir)
@@ -94,7 +91,6 @@ class Session:
             self.plan,
             self.run_writer,
             RunGathering(self.plan, self.paths, enabled=start_options.gathers),
-            backend_of=backend_of,
             announce=announce,
             start_options=start_options,
         )

@@ -53,11 +53,10 @@ class AssignedResources:
 def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
     """Divide the cores, threads and GPUs of a probed node among its tasks.
 
-    Empty for a node with one task, and for a container, which runs only one. Variables that the
-    node's own environment sets are kept.
+    Empty for a node with one task. Variables that the node's own environment sets are kept.
     """
     tasks = {task.id: task for task in plan.tasks if task.node == answer.node}
-    if len(tasks) < 2 or plan.node(answer.node).container is not None or not answer.core_nodes:
+    if len(tasks) < 2 or not answer.core_nodes:
         return {}
     first = next(iter(tasks.values()))
     set_by_node = set(answer.named) - {var.name for var in first.command.env}

@@ -18,7 +18,7 @@ from tfcluster.plan.keras_settings import (
     uses_legacy_keras,
     with_inherited_switch,
 )
-from tfcluster.plan.placement import DOCKER, PlacedTask, hosts_of
+from tfcluster.plan.placement import PlacedTask, hosts_of
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import EVEN_SHARE, Share, gpu_env, thread_env
 from tfcluster.plan.secrets import is_secret
@@ -249,7 +249,7 @@ class Variables:
 
     def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
         if found := find_data_dir(self.spec, host):
-            if self.spec.runtime.backend == DOCKER:
+            if self.placed_tasks[0].kind.capabilities.in_containers:
                 return placement.resolve_mount(found[0], self.context), found[1]
             return found
         home = self._inherited(node).get("HOME")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal
+
+from tfcluster import kinds
+from tfcluster.kinds import Capabilities
 
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOB_NAMES: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
@@ -131,6 +134,25 @@ class NodePlan:
     """The container of a docker node."""
     warm: Warm | None = None
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return kinds.get(self.backend).capabilities
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is this machine."""
+        return self.capabilities.shares_filesystem
+
+    @property
+    def has_private_network(self) -> bool:
+        """True if its agent gives its tasks a network with loopback only, as no container has."""
+        return self.network == "private" and not self.capabilities.in_containers
+
+    @property
+    def python(self) -> str:
+        """The Python of its tasks: a path, or a name on its PATH."""
+        return self.interpreter.path if self.interpreter is not None else "python3"
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -235,6 +257,11 @@ class Plan:
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = ()
     """The cluster's other tasks, which are started by hand or on another machine."""
+
+    def at(self, hosts: Mapping[str, str]) -> Plan:
+        """Return the plan with the host names of allocated nodes (node → host name)."""
+        tasks = (replace(task, host=hosts.get(task.node, task.host)) for task in self.tasks)
+        return replace(self, tasks=tuple(tasks))
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent.node import machine
+from tfcluster.backends import open_nodes
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.nodes import code_sync, orders
-from tfcluster.nodes.hub import Hub, backend_of
+from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.plan.context import LOCAL
@@ -38,7 +39,7 @@ def examine(planned: Planned, *, deep: bool = False) -> PreflightReport:
     `deep`: import TensorFlow on each node, which takes seconds.
     """
     plan = planned.plan
-    if any(node.backend != "local" for node in plan.nodes):
+    if not all(node.is_here for node in plan.nodes):
         run_writer.make_runtime_dir()
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
             report = asyncio.run(_examine(plan, Path(scratch), deep=deep))
@@ -72,10 +73,12 @@ def _obstacle_finding(error: SetupError) -> Finding:
     return Finding(LOCAL, check, error.message, error.fix)
 
 
-async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
+async def _examine(
+    plan: Plan, scratch: Path, *, deep: bool, open_nodes: OpenNodes = open_nodes
+) -> PreflightReport:
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
-    hub = Hub(backend_of, paths, lease_s=_LEASE_S)
+    hub = Hub(paths, lease_s=_LEASE_S, open_nodes=open_nodes)
     visit = _Visit(plan, paths, hub)
     async with asyncio.TaskGroup() as background:
         try:
@@ -118,6 +121,11 @@ class _Visit:
     async def connect_all(self, background: asyncio.TaskGroup) -> list[Finding]:
         """Connect to all nodes at once; return a finding for each that could not be reached."""
         nodes = self._plan.nodes
+        try:
+            await self._hub.open(nodes)
+        except SetupError as unopened:
+            what, fix = unopened.message, unopened.fix
+            return [Finding(node.name, "reach", what, fix) for node in nodes]
         errors = await asyncio.gather(
             *(self._connect(node, background) for node in nodes), return_exceptions=True
         )
@@ -135,7 +143,6 @@ class _Visit:
     async def _connect(self, node: NodePlan, background: asyncio.TaskGroup) -> None:
         await self._hub.connect(
             node,
-            self._paths.run_id,
             on_message=self._on_message,
             on_closed=self._lose,
             background=background,

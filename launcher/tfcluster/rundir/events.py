@@ -39,6 +39,24 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunQueued(Event):
+    """The run waits until its nodes are allocated."""
+
+    reason: str
+    """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesAllocated(Event):
+    """The nodes whose host names the plan could not know are there."""
+
+    hosts: Mapping[str, str]
+    """Node → host name."""
+    addresses: Mapping[str, str]
+    """Task → address; its port may still be 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Event):
     """The run starts from a checkpoint of an earlier one (``up --resume``)."""
 

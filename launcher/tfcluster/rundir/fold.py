@@ -69,6 +69,20 @@ def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths)
         state.resumed_from["checkpoint"] = event.checkpoint
 
 
+def _run_queued(state: RunSnapshot, event: ev.RunQueued, now: float, paths: RunPaths) -> None:
+    state.status = states.after(states.RUN, state.status, event.type)
+    state.waits_for = f"nodes: {event.reason}"
+
+
+def _nodes_allocated(
+    state: RunSnapshot, event: ev.NodesAllocated, now: float, paths: RunPaths
+) -> None:
+    state.status = states.after(states.RUN, state.status, event.type)
+    state.waits_for = None
+    for task, address in event.addresses.items():
+        state.task(task).address = address
+
+
 def _node_connected(
     state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected, now: float, paths: RunPaths
 ) -> None:
@@ -223,6 +237,8 @@ def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: 
 
 _CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]] = {
     ev.Resumed: _resumed,
+    ev.RunQueued: _run_queued,
+    ev.NodesAllocated: _nodes_allocated,
     ev.NodeConnected: _node_connected,
     ev.NodeReconnected: _node_connected,
     ev.NodeUnreachable: _node_unreachable,

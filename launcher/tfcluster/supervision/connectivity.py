@@ -90,7 +90,7 @@ class Cut:
 
 def can_break(plan: Plan) -> bool:
     """Return whether tasks of the run reach each other over a network."""
-    return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
+    return len(plan.nodes) > 1 and not all(node.is_here for node in plan.nodes)
 
 
 def order_for(node: str, dial_plan: DialPlan, attempt: int) -> dict[str, Any]:

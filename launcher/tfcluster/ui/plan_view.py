@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfcluster import kinds
 from tfcluster.errors import TfclusterError, join_first
 from tfcluster.plan import remote_paths
 from tfcluster.plan.context import LOCAL
@@ -67,11 +68,8 @@ def start_line(task: TaskPlan) -> str:
 
 def describe_listeners(plan: Plan, *, where: str = "a task's machine") -> str:
     """Return which servers a run opens, and who can reach them."""
-    if all(node.container is not None for node in plan.nodes):
-        return (
-            "TensorFlow listens in the containers, without a password: no port is published; only"
-            " the run's own containers and the docker host can reach them"
-        )
+    if (exposure := kinds.get(plan.nodes[0].backend).exposure) is not None:
+        return exposure
     if plan.kind == "tuner":
         return f"KerasTuner's chief listens on {plan.listening[0].host}, without a password"
     return f"TensorFlow listens on every address of {where}, without a password"
@@ -83,7 +81,7 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
     `ports` are the ports of the tasks that listen, 0 for a port to be chosen.
     """
     known = sorted({port for port in ports if port})
-    if all(node.network == "private" and node.container is None for node in plan.nodes):
+    if all(node.has_private_network for node in plan.nodes):
         return "none: the network is private to the tasks of this run"
     if not known:
         shown = f"{plural(len(ports), 'port')}, chosen at start"
@@ -91,7 +89,7 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
         shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
     else:
         shown = ", ".join(map(str, known))
-    is_local = all(node.backend == "local" for node in plan.nodes)
+    is_local = all(node.is_here for node in plan.nodes)
     return f"{shown}: {describe_listeners(plan, where='this machine' if is_local else 'its host')}"
 
 

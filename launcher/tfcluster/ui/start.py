@@ -54,7 +54,7 @@ def start_panel(
 
 def describe_workdir(plan: Plan) -> str:
     """Return the folder of the code on this machine, and where copies of it are used."""
-    if all(node.backend == "local" for node in plan.nodes):
+    if all(node.is_here for node in plan.nodes):
         return ", ".join(sorted({node.workdir for node in plan.nodes}))
     where = "in each container" if plan.images else "on each host that does not share it"
     return f"{plan.workdir}, a copy {where}"

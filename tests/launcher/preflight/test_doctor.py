@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,6 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_attempts import FakeHub
 
-from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.plan.plan import NodePlan
 from tfcluster.preflight import doctor
 from tfcluster.preflight.probes import NodeProbes
@@ -27,9 +26,12 @@ Answers = dict[str, list[dict[str, Any]]]
 
 
 class Agent:
-    """An agent that answers each kind of order with fixed messages; `gone` ends its link."""
+    """A node and its agent, which answers each kind of order with fixed messages.
 
-    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
+    The message `gone` ends its link.
+    """
+
+    hosts: Mapping[str, str] = {}
     heard_goodbye, has_ended, heard_at = True, False, 0.0
 
     def __init__(self, answers: Answers) -> None:
@@ -38,6 +40,11 @@ class Agent:
         self.is_closed = False
         self._answers = answers
         self._outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def __aenter__(self) -> Agent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
 
     async def connect(self, node: NodePlan, **_: object) -> Agent:
         return self
@@ -64,18 +71,16 @@ Examine = Callable[[Answers], PreflightReport]
 
 
 @pytest.fixture
-def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
+def examine(tmp_path: Path) -> Examine:
     def run(answers: Answers) -> PreflightReport:
-        def backend_of(node: NodePlan) -> Backend:
-            agent: Any = Agent(answers)
-            return agent  # type: ignore[no-any-return]
-
         async def within_seconds() -> PreflightReport:
             async with asyncio.timeout(10):
                 plan = replace(plan_of(), workdir=str(tmp_path))
-                return await doctor._examine(plan, tmp_path, deep=False)
+                agent: Any = Agent(answers)
+                return await doctor._examine(
+                    plan, tmp_path, deep=False, open_nodes=lambda *_: agent
+                )
 
-        monkeypatch.setattr(doctor, "backend_of", backend_of)
         return asyncio.run(within_seconds())
 
     return run
