@@ -43,7 +43,7 @@ class Capabilities:
     on_one_machine: bool = False
     """All nodes share the cores and GPUs of one machine."""
     clears_up: bool = False
-    """What nodes leave behind is removed, or named, even if they did not hear of the run's end."""
+    """Leftovers of the nodes are removed, or named, even if a node did not hear of the run's end."""
 
     @property
     def has_addresses(self) -> bool:
@@ -67,9 +67,9 @@ class Kind:
     fetch: str = "scp -r {node}:{folder} ."
     """The command by which a user copies `folder` from `node` of `run`."""
     exposure: str | None = None
-    """Who can reach TensorFlow's ports; None: whoever reaches the task's machine."""
+    """A sentence about who can reach TensorFlow's ports; None: all who reach the task's machine."""
     why_no_addresses: str = "it makes the nodes itself"
-    """Why the addresses of other machines mean nothing to a backend that makes nodes."""
+    """The reason why a backend that makes nodes refuses the addresses of other machines."""
 
     def place(self, task: str, number: int, host: str) -> tuple[str, str]:
         """Return the node and the host name of a task (``worker-1``), the `number`-th of the spec.

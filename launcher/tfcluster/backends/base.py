@@ -30,7 +30,7 @@ def agent_socket_name(run_id: str, node: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What a backend must know of the run, and how it is heard."""
+    """The facts of a run that a backend needs, and the callbacks by which it reports."""
 
     run_id: str
     runtime_dir: Path

@@ -49,7 +49,7 @@ class Place:
 
     backend: str
     endpoint: str
-    """For docker the daemon: ``DOCKER_HOST=…``."""
+    """The daemon of docker: ``DOCKER_HOST=…``."""
 
     @property
     def finder(self) -> Finder:
@@ -58,7 +58,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What one run left behind at one place, by name."""
+    """The names of all that one run left behind at one place."""
 
     run_id: str
     place: Place

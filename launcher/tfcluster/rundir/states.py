@@ -12,7 +12,7 @@ class Status(StrEnum):
 
     STARTING = "starting"
     QUEUED = "queued"
-    """Its nodes are not allocated yet."""
+    """The state of a run whose nodes are not allocated yet."""
     RUNNING = "running"
     RESTARTING = "restarting"
     STOPPING = "stopping"

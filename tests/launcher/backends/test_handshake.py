@@ -74,7 +74,7 @@ def test_a_bundle_over_a_slow_connection_is_waited_for() -> None:
 
 def test_a_hanging_login_is_reported() -> None:
     message = refusal("sleep 600")
-    assert message.startswith("far cannot be reached: no answer for 3 s")
+    assert message.startswith("no answer for 3 s")
 
 
 def test_a_login_that_exits_is_reported_with_its_output() -> None:
@@ -89,13 +89,13 @@ def test_a_python_that_is_too_old_is_reported(tmp_path: Path, python: str) -> No
     python = python or old_pythons.pretending(tmp_path / "python3")
     message = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
     reason = f"Python 3.9 or newer is needed, and {python} is 3."
-    assert message.startswith(f"far cannot be reached: Welcome\n{reason}")
+    assert message.startswith(f"Welcome\n{reason}")
 
 
 def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) -> None:
     (tmp_path / ".cache").write_text("a file where a folder should be")
     message = refusal(START)
-    assert message.startswith("far cannot be reached: ")
+    assert message.startswith("")
     assert "Not a directory" in message or "File exists" in message
     assert "Traceback" not in message
     assert "\n" not in message
