@@ -43,7 +43,7 @@ class Capabilities:
     on_one_machine: bool = False
     """All nodes share the cores and GPUs of one machine."""
     clears_up: bool = False
-    """Leftovers of the nodes are removed, or named, even if a node did not hear of the run's end."""
+    """Leftovers of nodes are removed, or named, even if a node did not hear of the run's end."""
 
     @property
     def has_addresses(self) -> bool:

@@ -122,7 +122,7 @@ class Hub:
         self.unconfirmed: tuple[str, ...] = ()
         """Remote nodes that did not say goodbye; set by `close`."""
         self.leftovers: list[str] = []
-        """Sentences for the user after the run: warnings, and leftovers that could not be removed."""
+        """Sentences for the user after the run: warnings, leftovers that could not be removed."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def put(self, call: Callable[[], None]) -> None:
