@@ -121,7 +121,7 @@ class SshBackend:
 
 def argv(node: NodePlan) -> list[str]:
     """Return the transport: ssh, and on the host a Python that waits for its orders."""
-    python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
+    python = _quoted(node.python)
     options = [word for option in OPTIONS for word in ("-o", option)]
     starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
     return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]

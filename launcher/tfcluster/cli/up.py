@@ -9,7 +9,7 @@ import click
 
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, host_options, job_args, watch_options
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)

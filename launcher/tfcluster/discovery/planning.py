@@ -29,8 +29,8 @@ from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_local, pl
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.spec import NO_CHOICE, HostChoice
 from tfcluster.spec.fields import Mistake
-from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
     from tfcluster.spec.job import Job

@@ -14,8 +14,9 @@ from tfcluster.errors import SetupError, UsageError, join_first
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import find_data_dir
-from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
+from tfcluster.plan.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
+from tfcluster.spec import JOBS
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
@@ -65,7 +66,7 @@ def is_local(host: str, local_addresses: Collection[str]) -> bool:
 
 
 def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
-    """Return every task of the spec with its node, in the order of `JOB_NAMES`.
+    """Return every task of the spec with its node, in the order of `JOBS`.
 
     A task in a container has its own name as host name, and keeps the port of a listed address: a
     container has all ports to itself.
@@ -216,7 +217,7 @@ def _ports_to_choose(plan: Plan) -> list[str]:
 
 def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
     backend = spec.runtime.backend
-    for job in JOB_NAMES:
+    for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
             task = TaskId(job, index)

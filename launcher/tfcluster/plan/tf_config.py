@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from tfcluster.plan.plan import JOB_NAMES, EnvVar, Plan, TaskId
+from tfcluster.plan.plan import EnvVar, Plan, TaskId
+from tfcluster.spec import JOBS
 
 SOURCE: Final = "tfcluster"
 """The source of variables that tfcluster sets."""
@@ -177,7 +178,7 @@ def _planned_attempt(plan: Plan) -> Attempt:
 
 def _sorted_tasks(attempt: Attempt) -> list[TaskId]:
     """Return the members and the tasks elsewhere in TensorFlow's order of jobs, then by index."""
-    rank: dict[str, int] = {job: place for place, job in enumerate(JOB_NAMES)}
+    rank: dict[str, int] = {job: place for place, job in enumerate(JOBS)}
     tasks = (*attempt.members, *(task.id for task in attempt.plan.elsewhere))
     return sorted(tasks, key=lambda task: (rank[task.job], task.index))
 

@@ -9,10 +9,11 @@ from tfcluster.agent import budgets
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import chaos, states, trials
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 
 
 def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: float) -> RunSnapshot:

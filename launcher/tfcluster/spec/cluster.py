@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from tfcluster.spec import JOBS, JobName
 from tfcluster.spec.fields import (
     Env,
     Listed,
@@ -122,8 +123,6 @@ def _check_ipv4(host: str, shown: str) -> None:
         raise field_error(f"{shown}: 0.0.0.0 cannot be reached", fix)
 
 
-JobName = Literal["chief", "worker", "ps", "evaluator"]
-JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 MAX_TASKS = 10_000
 
 TAGS = frozenset({"<number>", "<list>", "<all>"})

@@ -19,10 +19,9 @@ from pydantic_core import PydanticCustomError
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import cluster
-from tfcluster.spec.cluster import JOBS, MAX_TASKS, JobName
+from tfcluster.spec import JOBS, HostChoice, JobName, cluster
+from tfcluster.spec.cluster import MAX_TASKS
 from tfcluster.spec.fields import shorten
-from tfcluster.spec.host_choice import HostChoice
 from tfcluster.spec.jsonc import Lines
 from tfcluster.spec.overrides import Override
 

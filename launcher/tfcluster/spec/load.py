@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import jsonc, overrides
+from tfcluster.spec import NO_CHOICE, HostChoice, jsonc, overrides
 from tfcluster.spec.fields import Mistake, Path, shorten
-from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path

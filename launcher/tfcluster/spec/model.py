@@ -9,9 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
-from tfcluster.spec import published_schema
+from tfcluster.spec import JOBS, published_schema
 from tfcluster.spec.cluster import (
-    JOBS,
     Cluster,
     count,
     iter_entries,

@@ -17,10 +17,9 @@ from tfcluster.plan.plan import (
     Plan,
     TaskId,
     TaskPlan,
-    command_to_json,
-    plan_to_json,
 )
 from tfcluster.plan.tf_config import preview
+from tfcluster.typed_json import object_to_json
 from tfcluster.ui.formats import plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, Part, part_lines
@@ -126,12 +125,12 @@ def task_json(plan: Plan, task_id: TaskId) -> dict[str, Any]:
     env = all_variables(plan, task_id)
     command = Command(task.command.argv, env, task.command.cwd, task.command.unset)
     place = {"task": str(task_id), "node": task.node, "address": task.address}
-    return place | {"gpus": task.gpus, "cores": task.cores} | command_to_json(command)
+    return place | {"gpus": task.gpus, "cores": task.cores} | object_to_json(command)
 
 
 def plan_json(plan: Plan, obstacles: Iterable[TfclusterError]) -> dict[str, Any]:
     """Return the plan as ``plan --json`` prints it."""
-    return plan_to_json(plan) | {"obstacles": [str(obstacle) for obstacle in obstacles]}
+    return object_to_json(plan) | {"obstacles": [str(obstacle) for obstacle in obstacles]}
 
 
 def all_variables(plan: Plan, task_id: TaskId) -> tuple[EnvVar, ...]:

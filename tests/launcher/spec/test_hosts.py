@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import SpecError
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 from tfcluster.spec.load import LoadedSpec, from_value, load_file
 from tfcluster.spec.model import ClusterSpec
 

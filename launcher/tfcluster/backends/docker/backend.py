@@ -72,7 +72,7 @@ class DockerBackend:
         container = await self._start(node, run_id, tell)
         if self._starting:  # a relay would slow down the containers that start now
             await asyncio.wait([*self._starting])
-        python = node.interpreter.path if node.interpreter is not None else "python3"
+        python = node.python
         try:
             return await relayed.connect(
                 node.name,

@@ -147,7 +147,7 @@ def run_argv(
 ) -> list[str]:
     """Return the arguments with which `docker` starts the container of `node`."""
     assert node.container is not None
-    python = node.interpreter.path if node.interpreter is not None else "python3"
+    python = node.python
     return [
         *("run", "--detach", "--init", "--pull", "never"),
         *("--name", container.name, "--hostname", node.name),
