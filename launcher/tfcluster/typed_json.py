@@ -6,33 +6,22 @@ default, so that older and newer versions read each other's files. No pydantic: 
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum
 from types import UnionType
-from typing import (
-    Annotated,
-    Any,
-    Final,
-    Literal,
-    TypeVar,
-    Union,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 Reader = Callable[[Any], Any]
 
-ONLY_IF_SET: Final[Mapping[str, bool]] = {"only_if_set": True}
+ONLY_IF_SET = {"only_if_set": True}
 """The metadata of a field that is left out of the JSON while it is None, False or empty."""
-_LARGEST_INTEGER: Final = 1 << 63
 
 
-class Misfit(ValueError):
-    """The value does not have the type; the reader of the object around it names the field."""
+class _FieldError(ValueError):
+    """An error that names its field already."""
 
 
 def to_json(value: Any) -> Any:
@@ -48,9 +37,11 @@ def to_json(value: Any) -> Any:
 
 def object_to_json(value: Any) -> dict[str, Any]:
     """Return a dataclass as a JSON object."""
-    kind: Any = type(value)
-    pairs = ((name, getattr(value, name), always) for name, always in _written(kind))
-    return {name: to_json(item) for name, item, always in pairs if always or item}
+    return {
+        field.name: to_json(item)
+        for field in fields(value)
+        if (item := getattr(value, field.name)) or field.metadata != ONLY_IF_SET
+    }
 
 
 def from_json(kind: type[T], data: object) -> T:
@@ -65,7 +56,7 @@ def from_json(kind: type[T], data: object) -> T:
 
 @functools.cache
 def reader(kind: Any) -> Reader:
-    """Return the function that reads a value of a type; it raises ValueError."""
+    """Return the function that reads a value of a type; it raises ValueError or TypeError."""
     origin, args = get_origin(kind), get_args(kind)
     if origin is Annotated:
         return next(filter(callable, args[1:]))
@@ -73,119 +64,76 @@ def reader(kind: Any) -> Reader:
         return _reader_of_union(args)
     if origin is Literal:
         return _checked(lambda value: value in args)
-    if origin is tuple or origin is list:
-        return _reader_of_list(origin, reader(args[0]))
+    if origin in (tuple, list):
+        read_item = reader(args[0])
+        return lambda value: origin(map(read_item, _list(value)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _reader_of_mapping(reader(args[1]))
-    if hasattr(kind, "from_json"):
-        return _translated(kind.from_json)
+        read_item = reader(args[1])
+        return lambda value: {key: read_item(item) for key, item in _object(value).items()}
     if is_dataclass(kind):
-        return _reader_of_object(kind)
-    if issubclass(kind, Enum):
-        return _translated(kind)
-    return _PLAIN[kind]
+        return getattr(kind, "from_json", None) or _reader_of_object(kind)
+    return _PLAIN.get(kind, kind)
 
 
 def _checked(is_valid: Callable[[Any], bool]) -> Reader:
     def read(value: Any) -> Any:
         if is_valid(value):
             return value
-        raise Misfit
+        raise ValueError(f"not valid: {repr(value)[:60]}")
 
     return read
 
 
-def _is_integer(value: Any) -> bool:
-    is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return is_whole and -_LARGEST_INTEGER < value < _LARGEST_INTEGER
-
-
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, limit: float = 1e15) -> bool:
     """Return whether `value` is a finite number: all comparisons with NaN are false."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -1e15 < value < 1e15
+    return is_number and -limit < value < limit
 
 
-_PLAIN: Final[Mapping[Any, Reader]] = {
+_list = _checked(lambda value: isinstance(value, list | tuple))
+_object = _checked(lambda value: isinstance(value, dict))
+_PLAIN: Mapping[Any, Reader] = {
     Any: lambda value: value,
     object: lambda value: value,
     str: _checked(lambda value: isinstance(value, str)),
     bool: _checked(lambda value: isinstance(value, bool)),
-    int: _checked(_is_integer),
+    int: _checked(lambda value: isinstance(value, int) and _is_number(value, 1 << 63)),
     float: _checked(_is_number),
-    type(None): _checked(lambda value: value is None),
 }
 
 
-def _translated(read_text: Callable[[Any], Any]) -> Reader:
-    def read(value: Any) -> Any:
-        try:
-            return read_text(value)
-        except (TypeError, ValueError):
-            raise Misfit from None
-
-    return read
-
-
-def _reader_of_union(kinds: tuple[Any, ...]) -> Reader:
-    readers = [reader(kind) for kind in kinds if kind is not type(None)]
-    is_optional = len(readers) < len(kinds)
+def _reader_of_union(kinds: Sequence[Any]) -> Reader:
+    *others, last = (reader(kind) for kind in kinds if kind is not type(None))
+    is_optional = type(None) in kinds
 
     def read(value: Any) -> Any:
         if value is None and is_optional:
             return None
-        for read_one in readers[:-1]:
-            try:
+        for read_one in others:
+            with contextlib.suppress(ValueError, TypeError):
                 return read_one(value)
-            except Misfit:
-                continue
-        return readers[-1](value)
-
-    return read
-
-
-def _reader_of_list(kind: Callable[[Any], Any], read_item: Reader) -> Reader:
-    def read(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return kind(map(read_item, value))
-        raise Misfit
-
-    return read
-
-
-def _reader_of_mapping(read_item: Reader) -> Reader:
-    def read(value: Any) -> dict[str, Any]:
-        if isinstance(value, dict):
-            return {key: read_item(item) for key, item in value.items()}
-        raise Misfit
+        return last(value)
 
     return read
 
 
 def _reader_of_object(kind: Any) -> Reader:
-    known = {f.name: f for f in fields(kind) if f.init}
     hints = get_type_hints(kind, include_extras=True)
-    readers = {name: reader(hints[name]) for name in known}
-    required = [n for n, f in known.items() if f.default is f.default_factory is MISSING]
+    known = [f for f in fields(kind) if f.init]
+    readers = {f.name: reader(hints[f.name]) for f in known}
+    required = [f.name for f in known if f.default is f.default_factory is MISSING]
 
     def read(data: Any) -> Any:
-        if not isinstance(data, dict):
-            raise Misfit
         values = {}
-        for name in readers.keys() & data.keys():
+        for name in readers.keys() & _object(data).keys():
             try:
                 values[name] = readers[name](data[name])
-            except Misfit:
-                raise ValueError(f"{name} cannot be {repr(data[name])[:60]}") from None
+            except _FieldError:
+                raise
+            except (TypeError, ValueError):
+                raise _FieldError(f"{name} cannot be {repr(data[name])[:60]}") from None
         if missing := [name for name in required if name not in values]:
-            raise ValueError(f"a field is missing: {', '.join(missing)}")
+            raise _FieldError(f"a field is missing: {', '.join(missing)}")
         return kind(**values)
 
     return read
-
-
-@functools.cache
-def _written(kind: Any) -> tuple[tuple[str, bool], ...]:
-    """Return the fields of a dataclass, and whether each is written while it is empty."""
-    found = (f for f in fields(kind) if f.init)
-    return tuple((f.name, "only_if_set" not in f.metadata) for f in found)

@@ -9,7 +9,7 @@ from math import isfinite, isnan
 from typing import Annotated, Any
 
 from tfcluster.rundir.states import Status
-from tfcluster.typed_json import Misfit, from_json, reader
+from tfcluster.typed_json import from_json, reader
 
 _STRINGS = (
     *("task", "node", "path", "kind", "reason", "fault", "id", "tuner", "objective", "status"),
@@ -45,7 +45,7 @@ def _record(*required: str) -> Callable[[Any], dict[str, Any]]:
         if (cause := record.get("root_cause")) is not None:
             read(cause)
         if any(record.get(name) is None for name in required):
-            raise Misfit
+            raise ValueError(f"one of {required} is missing")
         return record
 
     return read
@@ -71,7 +71,7 @@ def _read_metric(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         value = from_json(str, value)
     elif not abs(value) <= sys.float_info.max:
-        raise Misfit
+        raise ValueError("beyond float")
     return float(value)
 
 
