@@ -12,7 +12,7 @@ from tfcluster.errors import UnknownRunError, UsageError
 from tfcluster.plan import placement
 from tfcluster.plan.command import python_path
 from tfcluster.plan.plan import EnvVar, Plan, TaskId
-from tfcluster.plan.tf_config import Attempt, environment, fixed
+from tfcluster.plan.tf_config import SOURCE, Attempt, environment, fixed
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -129,5 +129,6 @@ def _merge(plan: Plan, task: TaskId, attempt_env: Iterable[EnvVar], bundle: str)
     if plan.is_hooked(planned):
         from_spec = found.get("PYTHONPATH")
         base = from_spec.value if from_spec else os.environ.get("PYTHONPATH")
-        found["PYTHONPATH"] = EnvVar("PYTHONPATH", python_path(base, bundle), "tfcluster")
+        path = python_path(base, bundle)
+        found["PYTHONPATH"] = EnvVar("PYTHONPATH", path, SOURCE, origin="tfcluster")
     return ManualStart(plan, task, tuple(found[name] for name in sorted(found)))

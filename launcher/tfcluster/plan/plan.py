@@ -55,8 +55,11 @@ class EnvVar:
     name: str
     value: Annotated[str, _read_value]
     source: str
-    """The source for the user: ``job.env``, ``runtime.hosts.*.env``, ``--set``, ``tfcluster`` …"""
+    """The source, as users read it: ``job.env``, ``runtime.hosts.*.env``, ``tfcluster`` …"""
     secret: bool = False
+    origin: Literal["tfcluster", "data_dir"] | None = field(default=None, metadata=ONLY_IF_SET)
+    """The origin of a value with paths of the node, whose home and folders are filled in there;
+    None: the value is the user's own, and is never changed."""
 
     @property
     def shown(self) -> str:

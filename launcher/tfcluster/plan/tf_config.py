@@ -168,7 +168,7 @@ def environment(
     if attempt.plan.kind == "tuner":
         values[FOLDER] = _tuner_folder(attempt.plan, run_id=run_id, default=tuner_dir)
         values |= _tuner_environment(attempt, task)
-    return tuple(EnvVar(name, value, SOURCE) for name, value in values.items())
+    return tuple(EnvVar(name, text, SOURCE, origin="tfcluster") for name, text in values.items())
 
 
 def _planned_attempt(plan: Plan) -> Attempt:

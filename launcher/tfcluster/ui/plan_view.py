@@ -185,8 +185,8 @@ def _as_bytes(match: re.Match[str]) -> str:
 
 
 def _shell_value(var: EnvVar, *, is_remote: bool) -> str:
-    is_path = var.source.endswith(("tfcluster", ".data_dir"))
-    return _quote_path(var.shown, is_remote=is_remote and is_path and not var.secret)
+    is_path = var.origin is not None and not var.secret
+    return _quote_path(var.shown, is_remote=is_remote and is_path)
 
 
 def _quote_path(path: str, *, is_remote: bool) -> str:
