@@ -202,6 +202,11 @@ _TASK_FIELDS = tuple(f.name for f in fields(TaskSnapshot))
 _RUN_FIELDS = tuple(f.name for f in fields(RunSnapshot) if f.init)
 
 
+def is_done_trial(trial: Mapping[str, Any]) -> bool:
+    """Return whether `trial`, a record of `RunSnapshot.trials`, was completed and has a score."""
+    return trial.get("status") == "COMPLETED" and isinstance(trial.get("score"), int | float)
+
+
 def _to_dict(snapshot: TaskSnapshot | RunSnapshot, names: tuple[str, ...]) -> dict[str, Any]:
     """Return a shallow `dataclasses.asdict`, which is ten times as fast."""
     return {name: getattr(snapshot, name) for name in names}

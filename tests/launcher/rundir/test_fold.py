@@ -10,6 +10,7 @@ import pytest
 
 from tfcluster.errors import PrepareError
 from tfcluster.rundir import events as ev
+from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, to_line
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
@@ -162,6 +163,11 @@ def test_a_metric_beyond_float_is_rejected(state: RunSnapshot) -> None:
     damaged["tasks"][0]["metrics"] = {"loss": 10**400}
     with pytest.raises(ValueError, match="metrics"):
         from_json(RunSnapshot, damaged)
+
+
+def test_every_change_is_named_after_an_event() -> None:
+    changes = {name for name in vars(fold._Changes) if not name.startswith("_")}
+    assert changes - {"state", "now", "paths"} <= {kind.type for kind in Event.__subclasses__()}
 
 
 def test_every_event_has_a_unique_type() -> None:
