@@ -48,14 +48,6 @@ class HostSlots:
     """``file:line``, or the option."""
 
 
-class _HostError(ValueError):
-    """An error in one host's line."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.message, self.fix = message, fix
-
-
 def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
     """Return the hosts of ``--hosts`` or ``--hostfile``, in order; empty if neither was given.
 
@@ -154,12 +146,12 @@ def _read_text(name: str) -> str:
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
     """Return the hosts of (place, words) items; `source` is named in problems of the whole."""
     found: dict[tuple[str, int], HostSlots] = {}
-    problems = []
+    problems: list[Problem] = []
     for place, words in items:
         try:
             host = _parse_host(words, place)
-        except _HostError as error:
-            problems.append(Problem(place, error.message, error.fix))
+        except SpecError as error:
+            problems += error.problems
             continue
         first = found.setdefault(cluster.parse(f"{host.host}:0").key, host)
         if first is not host:
@@ -177,40 +169,33 @@ def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostS
 def _parse_host(words: Sequence[str], place: str) -> HostSlots:
     name, slots = words[0], None
     if "://" in name:
-        raise _HostError(f"{shorten(name)} has a scheme", _HOST_FORM)
+        raise SpecError([Problem(place, f"{shorten(name)} has a scheme", _HOST_FORM)])
     if login := _LOGIN.fullmatch(name):
         name = login[1]
     elif "@" in name:
-        raise _HostError(f"{shorten(name)} has no user before the @", _HOST_FORM)
+        raise SpecError([Problem(place, f"{shorten(name)} has no user before the @", _HOST_FORM)])
     if match := re.fullmatch(r"([^\[\]:]*|\[[^\]]*\]):([^:]*)", name):
-        name, slots = match[1], _parse_slots(match[2])
+        name, slots = match[1], _parse_slots(match[2], place)
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if key != "slots" or not equals:
-            raise _HostError(f"{shorten(word)} is not a known setting", _HOST_FORM)
+            raise SpecError([Problem(place, f"{shorten(word)} is not a known setting", _HOST_FORM)])
         if slots is not None:
-            raise _HostError("the slots are written twice", "keep one of them")
-        slots = _parse_slots(value)
+            raise SpecError([Problem(place, "the slots are written twice", "keep one of them")])
+        slots = _parse_slots(value, place)
     try:
-        host = cluster.parse(f"{name}:0").host
+        cluster.check_host(name, shorten(name), form=_HOST_FORM)
     except PydanticCustomError as error:
-        fix = _suggest_host_fix(name, error)
-        raise _HostError(f"{shorten(name)} is not a host name", fix) from None
+        fix = (error.context or {})["fix"]
+        raise SpecError([Problem(place, f"{shorten(name)} is not a host name", fix)]) from None
     user = words[0].removesuffix(login[1]) if login else ""
-    return HostSlots(host, slots or 1, user + host.strip("[]") if user else None, place)
+    return HostSlots(name, slots or 1, user + name.strip("[]") if user else None, place)
 
 
-def _suggest_host_fix(name: str, error: PydanticCustomError) -> str:
-    fix = str((error.context or {}).get("fix", ""))
-    if name.count(":") > 1 and "[" not in name:
-        return f'write IPv6 addresses in brackets: "[{name}]"'
-    return fix if "numbers" in fix or "reach" in fix else _HOST_FORM
-
-
-def _parse_slots(text: str) -> int:
+def _parse_slots(text: str, place: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= MAX_TASKS:
         fix = f"write 1 to {MAX_TASKS}, the number of tasks; the host chooses the ports"
-        raise _HostError(f"{shorten(text)} is not a number of slots", fix)
+        raise SpecError([Problem(place, f"{shorten(text)} is not a number of slots", fix)])
     return int(text)
 
 
