@@ -17,15 +17,13 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import JOBS, HostChoice, JobName, cluster
 from tfcluster.spec.cluster import MAX_TASKS
 from tfcluster.spec.fields import shorten
-from tfcluster.spec.jsonc import Lines
 from tfcluster.spec.overrides import Override
+from tfcluster.spec.source import read_text
 
-_MAX_BYTES = 1024 * 1024
 _FILE_SUFFIXES = frozenset({".txt", ".hosts", ".list", ".conf", ".cfg"})
 """Endings that no host name has: such a name is a file even if it does not exist."""
 _NUMBERS_HOST = "127.0.0.1"
@@ -71,7 +69,7 @@ def _parse_list(text: str) -> tuple[HostSlots, ...]:
 
 
 def _read_file(name: str) -> tuple[HostSlots, ...]:
-    lines = enumerate(_read_text(name).split("\n"), start=1)
+    lines = enumerate(read_text(name, "host", "check the path").split("\n"), start=1)
     words = ((f"{name}:{number}", _COMMENT.sub("", line).split()) for number, line in lines)
     return _collect(((place, line) for place, line in words if line), name)
 
@@ -124,23 +122,6 @@ def _is_file(text: str) -> bool:
     if "," in text:
         return False
     return "/" in text or Path(text).suffix in _FILE_SUFFIXES or os.path.isfile(text)
-
-
-def _read_text(name: str) -> str:
-    try:
-        with open(os.path.expanduser(name), "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = reason_of(error)
-        raise SpecError([Problem(name, f"cannot be read: {reason}", "check the path")]) from None
-    if len(data) > _MAX_BYTES:
-        raise SpecError([Problem(name, "larger than 1 MiB", "check that this is a host file")])
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, _ = Lines(data[: error.start].decode("utf-8", "replace")).place(error.start)
-        problem = Problem(f"{name}:{line}", "not UTF-8", "save the file as UTF-8")
-        raise SpecError([problem]) from None
 
 
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
