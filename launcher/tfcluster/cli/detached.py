@@ -22,8 +22,9 @@ from tfcluster.coordinator.foreground import Session, signals_held_back
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.rundir import registry
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.formats import format_duration

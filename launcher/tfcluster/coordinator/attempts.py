@@ -248,7 +248,7 @@ async def _dial(task: TaskPlan, port: int) -> str:
     where = f"{task.id} at {task.host}:{port}"
     try:
         async with asyncio.timeout(DIAL_S):
-            _, writer = await asyncio.open_connection(task.host.strip("[]"), port)
+            _, writer = await asyncio.open_connection(task.bare_host, port)
     except ConnectionRefusedError:
         return f"{where}: nothing listens there yet"
     except TimeoutError:

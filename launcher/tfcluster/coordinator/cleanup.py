@@ -22,9 +22,9 @@ import psutil
 
 from tfcluster import backends
 from tfcluster.agent import foreign_json
-from tfcluster.errors import NodeLostError
+from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.nodes.hub import KILL_S
-from tfcluster.plan.plan import NodePlan, Plan, plan_from_json
+from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.run_writer import require_json
@@ -109,8 +109,8 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
 def _plan(paths: RunPaths) -> Plan | None:
     """Return the run's plan; None if it cannot be read, because then nothing was started."""
     try:
-        return plan_from_json(foreign_json.read_json_object(paths.plan))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return registry.load_plan(paths)
+    except RunFolderError:
         return None
 
 

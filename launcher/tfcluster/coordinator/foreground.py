@@ -18,14 +18,16 @@ from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.plan import secrets
-from tfcluster.plan.plan import Plan, plan_to_json
+from tfcluster.plan.plan import Plan
 from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, run_writer
-from tfcluster.rundir.events import Resumed, Status
+from tfcluster.rundir.events import Resumed
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome, Stop
+from tfcluster.typed_json import to_json
 
 Announce = Callable[[Mapping[str, int]], None]
 """A function that is called with each task's port before the first start."""
@@ -59,7 +61,7 @@ class Session:
         run_writer.make_runtime_dir()
         self.plan, self._resume = plan, resume
         self.paths: RunPaths = run_writer.make_new(partial(new_run_id, plan.name, now), home_dir)
-        for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
+        for path, data in ((self.paths.spec, spec), (self.paths.plan, to_json(plan))):
             run_writer.require_json(path, data)
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())

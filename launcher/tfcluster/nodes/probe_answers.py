@@ -83,7 +83,7 @@ def folders_of(plan: Plan, node: str) -> list[str]:
         for task in plan.tasks
         if task.node == node
         for var in task.command.env
-        if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.source != "tfcluster"
+        if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.origin != "tfcluster"
     ]
     return list(dict.fromkeys(found + data))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster.plan import command, preloading, remote_paths, secrets
 from tfcluster.plan.checks import needs_estimator, needs_tensorflow
@@ -48,9 +48,11 @@ from tfcluster.plan.resources import Share, background_tasks, shares
 
 if TYPE_CHECKING:
     from tfcluster.plan.command import Program
+    from tfcluster.spec.fields import Section
     from tfcluster.spec.model import ClusterSpec
     from tfcluster.spec.sections import Host
 
+T = TypeVar("T", CheckpointPlan, Resources, Supervision)
 _KERAS_3_FAILS = (
     "Keras 3 fails under MultiWorkerMirroredStrategy with 2 or more workers (keras#20585)"
 )
@@ -80,7 +82,7 @@ def make_plan(
         nodes=tuple(builder.nodes()),
         tasks=tuple(builder.tasks()),
         prepare=dict(builder.prepare()),
-        supervision=_supervision(spec),
+        supervision=_section(Supervision, spec.supervision),
         checkpoints=_checkpoints(spec, context),
         hooks=has_hooks(spec),
         workdir=builder.workdir,
@@ -176,7 +178,7 @@ class _PlanBuilder:
 
     def resources(self) -> Resources:
         """Return the spec's resources, with all GPUs if one task sees all: then none is dealt."""
-        resources = _resources(self.spec)
+        resources = _section(Resources, self.spec.resources)
         sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
         return replace(resources, gpus="all") if sees_all else resources
 
@@ -222,7 +224,7 @@ def _shares(
         ids = [placed.id for placed in tasks]
         found = shares(
             ids,
-            _resources(spec),
+            _section(Resources, spec.resources),
             cores=context.cores if is_local else None,
             gpus=context.gpus if is_local else None,
             task_gpus=find_task_gpus(tasks, is_search=is_search),
@@ -239,35 +241,17 @@ def _withheld(spec: ClusterSpec, context: PlanContext, spec_path: str | None) ->
         yield posixpath.join(context.spec_dir, posixpath.basename(spec_path))
 
 
-def _resources(spec: ClusterSpec) -> Resources:
-    r = spec.resources
-    return Resources(gpus=r.gpus, cpus=r.cpus, threads=r.threads, pin=r.pin)
-
-
-def _supervision(spec: ClusterSpec) -> Supervision:
-    s = spec.supervision
-    return Supervision(
-        max_restarts=s.max_restarts,
-        restart_on_error=s.restart_on_error,
-        backoff_s=s.backoff_s,
-        start_deadline_s=s.start_deadline_s,
-        stall_deadline_s=s.stall_deadline_s,
-        run_deadline_s=s.run_deadline_s,
-        grace_s=s.grace_s,
-        finish_grace_s=s.finish_grace_s,
-        lease_s=s.lease_s,
-        min_workers=s.min_workers,
-    )
+def _section(kind: type[T], section: Section) -> T:
+    """Return the values of a section of the spec that its namesake in the plan has."""
+    return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})
 
 
 def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:
-    c = spec.checkpoints
-    return CheckpointPlan(
-        gather=c.gather,
-        keep=c.keep,
-        dir=c.dir and command.resolve_storage(c.dir, context.spec_dir, context.environ),
-        outputs=tuple(c.outputs),
-        to=c.to and command.resolve_storage(c.to, context.spec_dir, context.environ),
+    written, folder, env = spec.checkpoints, context.spec_dir, context.environ
+    return replace(
+        _section(CheckpointPlan, written),
+        dir=written.dir and command.resolve_storage(written.dir, folder, env),
+        to=written.to and command.resolve_storage(written.to, folder, env),
     )
 
 

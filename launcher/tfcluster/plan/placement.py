@@ -17,8 +17,9 @@ from tfcluster.kinds import Kind
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import find_data_dir
-from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
+from tfcluster.plan.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
+from tfcluster.spec import JOBS
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
@@ -52,7 +53,7 @@ def is_local(host: str, local_addresses: Collection[str]) -> bool:
 
 
 def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
-    """Return every task of the spec with its node, in the order of `JOB_NAMES`.
+    """Return every task of the spec with its node, in the order of `JOBS`.
 
     `local_addresses` are the addresses and names of this machine, here and below. A task keeps the
     port of a listed address in a container, too, which has all ports to itself.
@@ -202,7 +203,7 @@ def _ports_to_choose(plan: Plan) -> list[str]:
 def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
     backend = spec.runtime.backend
     numbers = itertools.count()
-    for job in JOB_NAMES:
+    for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
             task = TaskId(job, index)

@@ -115,7 +115,7 @@ def default_proxy_env(plan: Plan) -> dict[str, str]:
 
 
 def _hosts(plan: Plan) -> list[str]:
-    return sorted({task.host.strip("[]") for task in plan.tasks})
+    return sorted({task.bare_host for task in plan.tasks})
 
 
 async def probe_links(

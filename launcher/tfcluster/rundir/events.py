@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from tfcluster.rundir.json_numbers import to_json_numbers
-from tfcluster.rundir.states import Status as Status
+from tfcluster.rundir.snapshot import to_json_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,8 @@ from pydantic import AfterValidator, model_validator
 
 from tfcluster import kinds
 from tfcluster.kinds import AUTO
-from tfcluster.spec import published_schema
+from tfcluster.spec import JOBS, published_schema
 from tfcluster.spec.cluster import (
-    JOBS,
     Cluster,
     count,
     iter_entries,

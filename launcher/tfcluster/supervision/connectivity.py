@@ -39,7 +39,7 @@ class DialPlan:
             {
                 "node": task.node,
                 "task": str(task.id),
-                "host": task.host.strip("[]"),
+                "host": task.bare_host,
                 "port": self.ports[task.id],
             }
             for task in self.dialled[node]

@@ -19,6 +19,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import coordinator_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
@@ -261,8 +262,8 @@ class StateFile:
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = RunSnapshot.from_json(
-                    foreign_json.read_json_object(self._paths.state)
+                self._snapshot = from_json(
+                    RunSnapshot, foreign_json.read_json_object(self._paths.state)
                 )
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
         except (OSError, ValueError):

@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfcluster.plan.plan import JOB_NAMES, TaskId
+from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.spec import JOBS
 from tfcluster.ui.lines import (
     Collapser,
     latest_states,
@@ -75,7 +76,7 @@ def label_of(path: Path) -> str:
 def rank(label: str) -> tuple[int, str, int]:
     """Return a sort key for labels: prepare, chief, workers by number, ps, evaluator."""
     job, _, index = label.partition(":")
-    place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
+    place = JOBS.index(job) + 1 if job in JOBS else 0
     return place, job, int(index) if index.isdecimal() else 0
 
 

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.trials import is_done
 from tfcluster.ui import history
 from tfcluster.ui.formats import (
     cut_to_columns,
@@ -226,10 +225,10 @@ def _format_best_trial(snapshot: RunSnapshot) -> str:
 
 def _rank_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return completed trials from best to worst, then the others in their order."""
-    done = [trial for trial in trials if is_done(trial)]
+    done = [trial for trial in trials if is_done_trial(trial)]
     sign = -1 if done and done[0].get("direction") == "max" else 1
     done.sort(key=lambda trial: sign * float(trial["score"]))
-    return done + [trial for trial in trials if not is_done(trial)]
+    return done + [trial for trial in trials if not is_done_trial(trial)]
 
 
 def _trial_grid(trials: list[dict[str, Any]], now: float | None) -> Grid:

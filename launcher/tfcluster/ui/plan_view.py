@@ -18,10 +18,9 @@ from tfcluster.plan.plan import (
     Plan,
     TaskId,
     TaskPlan,
-    command_to_json,
-    plan_to_json,
 )
 from tfcluster.plan.tf_config import preview
+from tfcluster.typed_json import object_to_json
 from tfcluster.ui.formats import plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.render import Facts, Grid, Part, part_lines
@@ -124,12 +123,12 @@ def task_json(plan: Plan, task_id: TaskId) -> dict[str, Any]:
     env = all_variables(plan, task_id)
     command = Command(task.command.argv, env, task.command.cwd, task.command.unset)
     place = {"task": str(task_id), "node": task.node, "address": task.address}
-    return place | {"gpus": task.gpus, "cores": task.cores} | command_to_json(command)
+    return place | {"gpus": task.gpus, "cores": task.cores} | object_to_json(command)
 
 
 def plan_json(plan: Plan, obstacles: Iterable[TfclusterError]) -> dict[str, Any]:
     """Return the plan as ``plan --json`` prints it."""
-    return plan_to_json(plan) | {"obstacles": [str(obstacle) for obstacle in obstacles]}
+    return object_to_json(plan) | {"obstacles": [str(obstacle) for obstacle in obstacles]}
 
 
 def all_variables(plan: Plan, task_id: TaskId) -> tuple[EnvVar, ...]:
@@ -184,8 +183,8 @@ def _as_bytes(match: re.Match[str]) -> str:
 
 
 def _shell_value(var: EnvVar, *, is_remote: bool) -> str:
-    is_path = var.source.endswith(("tfcluster", ".data_dir"))
-    return _quote_path(var.shown, is_remote=is_remote and is_path and not var.secret)
+    is_path = var.origin is not None and not var.secret
+    return _quote_path(var.shown, is_remote=is_remote and is_path)
 
 
 def _quote_path(path: str, *, is_remote: bool) -> str:

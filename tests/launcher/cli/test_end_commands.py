@@ -19,10 +19,10 @@ from click.testing import CliRunner
 from tfcluster.cli import rm
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 
 MakeRun = Callable[..., RunPaths]
 DAY_S = 86400.0

@@ -26,8 +26,9 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plan.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
 
 STOLEN = "UnknownError: Could not start gRPC server"

@@ -13,11 +13,12 @@ from tests.launcher.conftest import plan_of
 from tfcluster import backends
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
-from tfcluster.plan.plan import NodePlan, Supervision, plan_to_json
+from tfcluster.plan.plan import NodePlan, Supervision
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import to_json
 
 KNOWN = {"pid": 5, "guard_pid": 6, "identity": {"pid": 5}}
 ENDED = {"ended": ["agent"], "stays": [], "is_proved": True, "folder": "/c/nodes/r"}
@@ -43,7 +44,7 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
     plan = plan_of()
     hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
     plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
-    assert run_writer.write_json(paths.plan, plan_to_json(plan))
+    assert run_writer.write_json(paths.plan, to_json(plan))
     state.status, state.ended_at = Status.LOST, 100.0
     state.agents = {"local": KNOWN, "a": dict(KNOWN), "b": dict(KNOWN)}
     state.leases = cleanup.leases(paths, state, time.time())

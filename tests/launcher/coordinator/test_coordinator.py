@@ -23,10 +23,11 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan, Supervision
-from tfcluster.rundir.events import Restarting, Status
+from tfcluster.rundir.events import Restarting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import supervisor
 from tfcluster.supervision.decisions import Outcome
 

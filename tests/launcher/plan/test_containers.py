@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.plan import Container, Plan, TaskId, plan_from_json, plan_to_json
+from tfcluster.plan.plan import Container, Plan, TaskId
 from tfcluster.plan.tf_config import preview
+from tfcluster.typed_json import from_json, to_json
 
 from .conftest import Planner
 
@@ -43,7 +44,7 @@ def test_the_port_of_a_listed_address_is_kept(plan_of: Planner) -> None:
 def test_only_the_docker_backend_makes_containers(plan_of: Planner) -> None:
     assert containers(plan_of()) == []
     assert plan_of().images == ()
-    assert all("container" not in node for node in plan_to_json(plan_of())["nodes"])
+    assert all("container" not in node for node in to_json(plan_of())["nodes"])
 
 
 def test_resources_become_limits_of_the_containers(plan_of: Planner) -> None:
@@ -116,5 +117,5 @@ def test_a_bucket_is_not_mounted(plan_of: Planner) -> None:
 def test_a_plan_with_containers_is_the_same_after_it_is_saved_and_loaded(plan_of: Planner) -> None:
     resources = {"resources": {"gpus": [0, 1], "pin": True}}
     plan = plan_of(DOCKER | resources, backends_here=frozenset({"docker"}), gpus=(0, 1))
-    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     assert containers(loaded) == containers(plan)

@@ -24,9 +24,9 @@ from tfcluster.plan.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.ui.panels import (
     checkpoints_grid,
     closing_panel,
