@@ -21,7 +21,13 @@ from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.folder_watch import FolderWatch
-from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
+from tfcluster.ui.formats import (
+    cut_to_columns,
+    format_duration,
+    format_metrics,
+    format_rate,
+    plural,
+)
 from tfcluster.ui.history import attempt_of_all, format_gathering
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, log_folders, prepare_label
@@ -296,7 +302,7 @@ def _rates(tasks: list[TaskSnapshot]) -> list[str]:
 
 def _metrics(tasks: list[TaskSnapshot]) -> list[str]:
     metrics = next((task.metrics for task in tasks if task.metrics), {})
-    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:2]]
+    return format_metrics(metrics, 2)
 
 
 def _counts(tasks: list[TaskSnapshot]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.errors import TfclusterError, join_first
@@ -280,22 +280,19 @@ def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _task_grid(plan: Plan) -> Grid:
-    headers = ("task", "node", "address", "cores", "threads", "gpus", "env")
-    rows = tuple(_row(plan, task) for task in plan.tasks)
-    return Grid(headers, rows, frozenset({"threads", "env"})).without_empty_columns()
+    def threads(task: TaskPlan) -> str:
+        return "".join(v.value for v in task.command.env if v.name == "TF_NUM_INTRAOP_THREADS")
 
-
-def _row(plan: Plan, task: TaskPlan) -> tuple[str, ...]:
-    threads = [v.value for v in task.command.env if v.name == "TF_NUM_INTRAOP_THREADS"]
-    return (
-        str(task.id),
-        task.node,
-        _address(task),
-        format_numbers(task.cores),
-        "".join(threads),
-        format_numbers(task.gpus),
-        str(len(all_variables(plan, task.id))),
-    )
+    columns: dict[str, Callable[[TaskPlan], object]] = {
+        "task": lambda task: task.id,
+        "node": lambda task: task.node,
+        "address": _address,
+        "cores": lambda task: format_numbers(task.cores),
+        "threads": threads,
+        "gpus": lambda task: format_numbers(task.gpus),
+        "env": lambda task: len(all_variables(plan, task.id)),
+    }
+    return Grid.of(plan.tasks, columns, ("threads", "env"))
 
 
 def _address(task: TaskPlan) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
+from operator import itemgetter
 
 from tfcluster.errors import join_first
 from tfcluster.plan.context import LOCAL
-from tfcluster.plan.plan import Plan
+from tfcluster.plan.plan import Plan, TaskPlan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.history import format_resume
 from tfcluster.ui.plan_view import (
@@ -89,21 +91,14 @@ def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> lis
 
 def _task_grid(plan: Plan, ports: Mapping[str, int]) -> Part:
     if len(plan.tasks) > _MAX_TASKS:
-        rows = [
-            (node.name, str(sum(task.node == node.name for task in plan.tasks)))
-            for node in plan.nodes
-        ]
-        return Grid(("node", "tasks"), tuple(rows), frozenset({"tasks"}))
-    return Grid(
-        ("task", "node", "address", "cores", "gpus"),
-        tuple(
-            (
-                str(task.id),
-                task.node,
-                f"{task.host}:{ports.get(str(task.id), task.port) or '?'}",
-                format_numbers(task.cores),
-                format_numbers(task.gpus),
-            )
-            for task in plan.tasks
-        ),
-    ).without_empty_columns()
+        counts = Counter(task.node for task in plan.tasks)
+        by_node = {"node": itemgetter(0), "tasks": itemgetter(1)}
+        return Grid.of([(node.name, counts[node.name]) for node in plan.nodes], by_node, ["tasks"])
+    columns: dict[str, Callable[[TaskPlan], object]] = {
+        "task": lambda task: task.id,
+        "node": lambda task: task.node,
+        "address": lambda task: f"{task.host}:{ports.get(str(task.id), task.port) or '?'}",
+        "cores": lambda task: format_numbers(task.cores),
+        "gpus": lambda task: format_numbers(task.gpus),
+    }
+    return Grid.of(plan.tasks, columns)
