@@ -215,7 +215,7 @@ class RunView:
         for event in events:
             is_shown = self._shows_messages or event.get("type") in ALWAYS_SHOWN
             if is_shown and (line := format_event(event)):
-                self._terminal.say_wrapped(line.text, *line.styles)
+                self._terminal.say_wrapped(line.text, line.style)
             self._show_fix(event)
 
     def _show_fix(self, event: dict[str, Any]) -> None:
