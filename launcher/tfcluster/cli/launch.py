@@ -25,7 +25,13 @@ __all__ = ["Options", "launch", "preimport"]
 
 def preimport() -> None:
     """Import the modules that a start needs, while the tasks' Python is being probed."""
-    modules = ("coordinator.foreground", "backends.local", "ui.follow", "ui.plan_view", "cli.closing")
+    modules = (
+        "coordinator.foreground",
+        "backends.local",
+        "ui.follow",
+        "ui.plan_view",
+        "cli.closing",
+    )
     for module in modules:
         import_module(f"tfcluster.{module}")
 

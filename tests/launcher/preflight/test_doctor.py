@@ -14,16 +14,17 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_attempts import FakeHub
 
 from tfcluster.backends.base import Backend, Capabilities
+from tfcluster.nodes.orders import Answers
 from tfcluster.plan.plan import NodePlan
 from tfcluster.preflight import doctor
-from tfcluster.preflight.probes import NodeProbes
+from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir.paths import RunPaths
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
 REFUSED = "its agent could not carry out an order"
 HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
-Answers = dict[str, list[dict[str, Any]]]
+Messages = dict[str, list[dict[str, Any]]]
 
 
 class Agent:
@@ -32,7 +33,7 @@ class Agent:
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
     heard_goodbye, has_ended, heard_at = True, False, 0.0
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Messages) -> None:
         self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
         self.files = SimpleNamespace(is_lost=False)
         self.is_closed = False
@@ -60,12 +61,12 @@ class Agent:
         return ()
 
 
-Examine = Callable[[Answers], PreflightReport]
+Examine = Callable[[Messages], PreflightReport]
 
 
 @pytest.fixture
 def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
-    def run(answers: Answers) -> PreflightReport:
+    def run(answers: Messages) -> PreflightReport:
         def backend_of(node: NodePlan) -> Backend:
             agent: Any = Agent(answers)
             return agent  # type: ignore[no-any-return]
@@ -114,5 +115,5 @@ def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
         assert condition(), "no more messages will come"
 
-    report = asyncio.run(NodeProbes(plan_of(), paths, lines, until).run(["local"], {}))
+    report = asyncio.run(probe_nodes(plan_of(), paths, Answers(lines, until), ["local"], {}))
     assert [finding.what for finding in report.fatal] == ["the checks could not run: it went away"]
