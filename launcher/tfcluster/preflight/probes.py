@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tfcluster.agent.net import ports
-from tfcluster.agent.node import limits, machine
+from tfcluster.agent.node import machine
 from tfcluster.backends import bundle
 from tfcluster.nodes import orders
 from tfcluster.nodes.hub import Hub
@@ -161,21 +160,11 @@ def probe_this_node_in_detail(
 
 
 def machine_facts(node: str, folder: Path) -> ProbeAnswer:
-    """Return the facts of this machine, named `node`, that do not depend on a Python.
+    """Return the facts of this machine, named `node`, and of this Python.
 
     `folder`: the parent of run folders, whose disk counts.
     """
-    names, trouble = machine.gpus()
-    return ProbeAnswer(
-        node=node,
-        gpus=tuple(names),
-        gpu_trouble=trouble,
-        free_bytes=machine.free_bytes(str(folder)),
-        cores=limits.usable(),
-        shm_bytes=machine.free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
-        port_range=tuple(machine.port_range()),
-        proxies=machine.proxies(os.environ),
-    )
+    return ProbeAnswer(node=node, **machine.facts({"folder": str(folder)}))
 
 
 def _unplanned_needs(plan: Plan) -> Needs:

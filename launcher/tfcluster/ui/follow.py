@@ -40,7 +40,6 @@ SKIP_ABOVE = 64 * 1024 * 1024
 CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
-_CREATES_LOGS = frozenset({"task_started", "prepare_started"})
 _STATUS_INTERVAL_S = 0.25
 _ROUNDS_BEFORE_EVENTS = 64
 
@@ -134,22 +133,18 @@ class RunView:
 
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
-        self._discover_logs()
         while not self._is_finishing.is_set() and not (is_over and is_over()):
+            # Before the logs are discovered: one that is created in between ends the wait.
+            folders = (folder for _, folder in log_folders(self._paths.logs))
+            self._folder_watch.watch(self._paths.root, self._paths.logs, *folders)
             found_new, has_more = self._show_round()
             self._draw_status()
             if is_over and self._lines_stream.error:
                 break
-            if not has_more and self._folder_watch.wait(found_new=found_new):
-                self._discover_logs()
+            if not has_more:
+                self._folder_watch.wait(found_new=found_new)
         self._show_rest()
         self._folder_watch.close()
-
-    def _discover_logs(self) -> None:
-        """Find new logs, after watching their folders: a log created in between is reported."""
-        folders = (folder for _, folder in log_folders(self._paths.logs))
-        self._folder_watch.watch(self._paths.root, self._paths.logs, *folders)
-        self.logs.discover()
 
     def _show_round(self) -> tuple[bool, bool]:
         """Read events, write output, then show the events, so that a task's exit follows its lines.
@@ -195,8 +190,6 @@ class RunView:
             if self._json_lines:
                 self._terminal.out(block.decode("utf-8", "surrogateescape"))
             events += [event for line in block.splitlines() if (event := _parse(line))]
-        if any(event.get("type") in _CREATES_LOGS for event in events):
-            self._discover_logs()  # once for all of them: a thousand tasks may start together
         for event in events:
             self._mark_ended(event)
         return events

@@ -32,7 +32,6 @@ from tfcluster.ui.terminal import TASK_COLOURS, paint
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 MAX_LINE_BYTES = 8 * 1024
 """Bytes of one line that a terminal gets."""
-_DISCOVER_INTERVAL_S = 0.5
 _TIME_STAMPS_SETTLE_NS = 1_000_000_000
 """A folder may change twice within one tick of its time stamp."""
 
@@ -161,7 +160,6 @@ class MergedLogs:
 
     def discover(self, *, tail: int | None = None) -> None:
         """Find files created since the last call; cheap if there are none."""
-        self._discovered_at = time.monotonic()
         before = len(self._known)
         for attempt, folder in log_folders(self._paths.logs):
             changed = _folder_time_ns(folder)
@@ -187,8 +185,7 @@ class MergedLogs:
 
         A consumer that blocks while writing pauses the round; nothing is lost.
         """
-        if time.monotonic() - self._discovered_at > _DISCOVER_INTERVAL_S:
-            self.discover()
+        self.discover()
         for task in list(self._tasks.values()):
             if self._collapser is not None:
                 self._collapser.feed(task.label, self._plain_lines(task))
