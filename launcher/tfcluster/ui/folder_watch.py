@@ -44,11 +44,10 @@ class FolderWatch:
         self._pause = FASTEST_POLL_S
         self._is_closed = False
 
-    def watch(self, *folders: Path) -> None:
-        """Report files created or written in `folders`; watching a folder twice is harmless."""
+    def watch(self, folder: Path) -> None:
+        """Report files created or written in `folder`."""
         if self._inotify_fd >= 0:
-            for folder in folders:
-                _libc.inotify_add_watch(self._inotify_fd, os.fsencode(folder), _CHANGED)
+            _libc.inotify_add_watch(self._inotify_fd, os.fsencode(folder), _CHANGED)
 
     def wake(self) -> None:
         """End the current wait, or the next one if no thread is waiting."""

@@ -30,7 +30,7 @@ from tfcluster.ui.formats import (
 )
 from tfcluster.ui.history import attempt_of_all, format_gathering
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, log_folders, prepare_label
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, prepare_label
 from tfcluster.ui.tail import LogSource
 from tfcluster.ui.terminal import Stream, Terminal
 
@@ -98,12 +98,14 @@ class RunView:
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
         line_style = line_style_for(terminal, self._lines_stream, collapse)
-        self.logs = MergedLogs(paths, log_filter, line_style)
+        self._folder_watch = FolderWatch()
+        for folder in (paths.root, paths.logs):
+            self._folder_watch.watch(folder)
+        self.logs = MergedLogs(paths, log_filter, line_style, self._folder_watch.watch)
         self._events = LogSource(paths.events, offset=events_offset)
         self._state = StateFile(paths)
         self._messages: deque[str] = deque()
         self._is_finishing = threading.Event()
-        self._folder_watch = FolderWatch()
         self._thread: threading.Thread | None = None
         self._status, self._status_drawn_at = "", 0.0
         self._fix = ""
@@ -134,9 +136,6 @@ class RunView:
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
         while not self._is_finishing.is_set() and not (is_over and is_over()):
-            # Before the logs are discovered: one that is created in between ends the wait.
-            folders = (folder for _, folder in log_folders(self._paths.logs))
-            self._folder_watch.watch(self._paths.root, self._paths.logs, *folders)
             found_new, has_more = self._show_round()
             self._draw_status()
             if is_over and self._lines_stream.error:

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,8 +148,10 @@ class MergedLogs:
         paths: RunPaths,
         log_filter: LogFilter | None = None,
         line_style: LineStyle | None = None,
+        watch: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self._paths = paths
+        """Find the logs of a run; `watch` is called with each folder that may get more."""
+        self._paths, self._watch = paths, watch
         self._filter = log_filter or LogFilter()
         self._line_style = line_style or LineStyle()
         self._tasks: dict[str, _TaskLogs] = {}
@@ -162,11 +164,13 @@ class MergedLogs:
         """Find files created since the last call; cheap if there are none."""
         before = len(self._known)
         for attempt, folder in log_folders(self._paths.logs):
+            if folder not in self._folder_times:
+                self._watch(folder)  # first: a log that is created in between is then reported
             changed = _folder_time_ns(folder)
             if self._folder_times.get(folder) == changed:
                 continue
-            if time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS:
-                self._folder_times[folder] = changed
+            is_settled = time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS
+            self._folder_times[folder] = changed if is_settled else 0
             for path in self._new_files(folder):
                 self._add(path, attempt, tail)
         if self._tasks and len(self._known) > before:
