@@ -29,7 +29,7 @@ def preimport() -> None:
         "coordinator.foreground",
         "backends.local.local_nodes",
         "ui.follow",
-        "ui.start",
+        "ui.plan_view",
         "cli.closing",
     )
     for module in modules:

@@ -73,8 +73,8 @@ def start_text(
     terminal: Terminal,
 ) -> str:
     """Return the start panel as text for this terminal."""
+    from tfcluster.ui.plan_view import start_panel
     from tfcluster.ui.render import render
-    from tfcluster.ui.start import start_panel
 
     resume = options.resume
     resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None

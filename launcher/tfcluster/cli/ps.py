@@ -15,7 +15,7 @@ from tfcluster.rundir.paths import runtime_dir
 from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.panels import runs_grid
-from tfcluster.ui.render import stdout_grid
+from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal
 
 
@@ -33,7 +33,7 @@ def command(all_runs: bool, as_json: bool) -> None:
     elif shown:
         width = terminal.stdout.width()
         grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
-        terminal.out(stdout_grid(grid, terminal))
+        terminal.out(stdout_text(grid, terminal))
     else:
         ended = f" ({plural(len(known), 'run')} ended: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{ended}")

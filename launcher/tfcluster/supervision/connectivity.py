@@ -34,7 +34,7 @@ class DialPlan:
     ports: Mapping[TaskId, int]
 
     def of(self, node: str) -> list[dict[str, Any]]:
-        """Return what `agent.node.probe` and `agent.net.reachability` are to dial on `node`."""
+        """Return what `agent.node.probe` is to dial on `node`."""
         return [
             {
                 "node": task.node,
@@ -94,7 +94,7 @@ def can_break(plan: Plan) -> bool:
 
 
 def order_for(node: str, dial_plan: DialPlan, attempt: int) -> dict[str, Any]:
-    """Return the order for `agent.net.reachability` on `node`."""
+    """Return the order for `agent.node.probe` on `node` after a failure."""
     return {"attempt": attempt, "others": dial_plan.of(node), "patience_s": PATIENCE_S}
 
 

@@ -13,16 +13,17 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_attempts import FakeHub
 
+from tfcluster.nodes.orders import Answers
 from tfcluster.plan.plan import NodePlan
 from tfcluster.preflight import doctor
-from tfcluster.preflight.probes import NodeProbes
+from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir.paths import RunPaths
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
 REFUSED = "its agent could not carry out an order"
 HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
-Answers = dict[str, list[dict[str, Any]]]
+Messages = dict[str, list[dict[str, Any]]]
 
 
 class Agent:
@@ -34,7 +35,7 @@ class Agent:
     hosts: Mapping[str, str] = {}
     heard_goodbye, has_ended, heard_at = True, False, 0.0
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Messages) -> None:
         self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
         self.files = SimpleNamespace(is_lost=False)
         self.is_closed = False
@@ -67,12 +68,12 @@ class Agent:
         return ()
 
 
-Examine = Callable[[Answers], PreflightReport]
+Examine = Callable[[Messages], PreflightReport]
 
 
 @pytest.fixture
 def examine(tmp_path: Path) -> Examine:
-    def run(answers: Answers) -> PreflightReport:
+    def run(answers: Messages) -> PreflightReport:
         async def within_seconds() -> PreflightReport:
             async with asyncio.timeout(10):
                 plan = replace(plan_of(), workdir=str(tmp_path))
@@ -119,5 +120,5 @@ def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
         assert condition(), "no more messages will come"
 
-    report = asyncio.run(NodeProbes(plan_of(), paths, lines, until).run(["local"], {}))
+    report = asyncio.run(probe_nodes(plan_of(), paths, Answers(lines, until), ["local"], {}))
     assert [finding.what for finding in report.fatal] == ["the checks could not run: it went away"]
