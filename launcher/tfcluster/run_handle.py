@@ -51,7 +51,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run ended."""
+    """The end of a run."""
 
     run: Run
     status: Status
@@ -60,9 +60,9 @@ class Result:
     metrics: Mapping[str, float]
     """The metrics of the chief's last report."""
     checkpoint: Path | None
-    """What to pass to the loading call of the newest gathered checkpoint; None without one."""
+    """The argument of the loading call for the newest gathered checkpoint; None without one."""
     message: str
-    """Why the run failed; empty if it succeeded."""
+    """The reason of a failure; empty if the run succeeded."""
     fix: str
 
     @property
@@ -328,14 +328,14 @@ def _stop_interrupted(*runs: Run) -> None:
             for run in runs:
                 with contextlib.suppress(TfclusterError):
                     run.ask_to_stop(why="Ctrl-C" if len(runs) == 1 else "exit", now=now)
-            for run in runs:
-                _block(run._end(), None)
+            while any(_threads[run.paths].is_alive() for run in runs):
+                time.sleep(_PAUSE_S)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
             return
 
 
 def _stop_all() -> None:
     """Stop the runs of this process, which is about to end."""
-    _stop_interrupted(*map(Run, _threads))
+    _stop_interrupted(*(Run(paths) for paths, thread in _threads.items() if thread.is_alive()))
 
 
 class _Lines:
