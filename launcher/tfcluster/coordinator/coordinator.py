@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,7 +18,7 @@ from tfcluster.coordinator.attempts import Attempts, ExternalPeers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
-from tfcluster.errors import SetupError
+from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes.hub import Hub, Message
 from tfcluster.nodes.reports import STEPS, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
@@ -33,6 +33,7 @@ from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.supervisor import Supervisor
 
+_SHOWN = 3
 STACKS = signal.SIGUSR1
 """Makes `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
 
@@ -58,13 +59,8 @@ class Coordinator:
         self._run_gathering, self._faults = run_gathering, start_options.faults
         self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
         self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
-        self._external_peers = ExternalPeers(plan, self._wait_for)
-        self._supervisor = Supervisor(
-            plan,
-            last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
-            last_line=lambda member: last_line(self.paths, member),
-            absent=self._external_peers.absent,
-        )
+        self._external_peers = ExternalPeers(plan, self._note_absent)
+        self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
         startup = Startup(
@@ -107,8 +103,7 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
-            newest = self._run_gathering.newest
-            self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
+            self._supervisor.begin_run(self._now(), self._run_gathering.newest)
             self._background = background
             showing = background.create_task(
                 gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
@@ -166,8 +161,14 @@ class Coordinator:
             lambda: any(member.is_running and member.waits_for_peers for member in gang)
         )
 
-    def _wait_for(self, what: str | None) -> None:
-        self._hub.put(lambda: self.run_writer.wait_for(what))
+    def _note_absent(self, absent: Sequence[str]) -> None:
+        self._supervisor.peers_dialled(absent)
+        self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
+
+    def _read_logs(self, tasks: Sequence[str]) -> None:
+        gang, paths, now = self._supervisor.gang, self.paths, self._now()
+        lines = {task: last_line(paths, gang[task]) for task in tasks}
+        self._supervisor.logs_read(last_output(paths, gang, now), lines, now)
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
@@ -181,8 +182,9 @@ class Coordinator:
         self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
 
     def _carry_out(self) -> None:
-        for action in self._supervisor.orders.take():
-            self._do(action)
+        while orders := self._supervisor.take_orders():
+            for order in orders:
+                self._do(order)
 
     def _do(self, action: do.Action) -> None:
         match action:
@@ -200,6 +202,8 @@ class Coordinator:
                 self._background.create_task(self._gather_latest())
             case do.ProbeLinks(attempt):
                 self._probing = self._background.create_task(self._probe_links(attempt))
+            case do.ReadLogs(tasks):
+                self._read_logs(tasks)
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))

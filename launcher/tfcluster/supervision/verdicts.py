@@ -7,7 +7,7 @@ When one worker dies, TensorFlow ends the others within seconds with errors of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.supervision.failure import Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.member_counts import MemberCounts
 from tfcluster.supervision.restart_policy import GiveUp
 
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
@@ -166,18 +165,6 @@ def blame_frozen(member: Member) -> Verdict:
     return Verdict(Kind.FROZEN, [(member, description)], "another task was stopped")
 
 
-def find_frozen(gang: MemberCounts) -> list[Member]:
-    """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
-    return gang.members(
-        lambda standing: (
-            standing.is_core
-            and standing.is_running
-            and standing.is_frozen
-            and not (standing.restarts_alone or standing.is_stopping)
-        )
-    )
-
-
 def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | None) -> list[str]:
     """Return warnings about the tasks that are stopped although they have not failed."""
     missed = {str(member.id): _not_evaluated(member, last_step) for member in late}
@@ -239,30 +226,36 @@ def deserted_grace_s(plan: Plan, core: Sequence[Member]) -> float:
     return min(LAST_WORD_S, grace_s) if plan.kind == "tuner" and has_lost_all else grace_s
 
 
+def find_missing(core: Sequence[Member], elsewhere: Sequence[str]) -> list[Member]:
+    """Return the tasks that others wait for.
+
+    Where all wait, none is missing: they cannot reach each other, and all are returned.
+    `elsewhere`: the tasks that are not started from here and cannot be reached, with the reason.
+    """
+    missing = [m for m in core if not m.waits_for_peers and not m.has_joined]
+    return missing or [m for m in core if m.waits_for_peers and not elsewhere]
+
+
 def blame_missing(
     core: Sequence[Member],
     deadline_s: float,
-    last_line: Callable[[Member], str],
+    last_lines: Mapping[str, str],
     now: float,
     elsewhere: Sequence[str],
 ) -> Verdict:
-    """Blame the tasks that others wait for, each with its age and last line.
-
-    Where all wait, none is missing: they cannot reach each other, and all are named.
-    `elsewhere`: the tasks that are not started from here and cannot be reached, with the reason.
-    """
-    absent = [m for m in core if not m.waits_for_peers and not m.has_joined]
-    absent = absent or [m for m in core if m.waits_for_peers and not elsewhere]
-    named = [(member, _describe_absence(member, last_line(member), now)) for member in absent]
-    lines = [f"{member.id} {description}" for member, description in named] + [*elsewhere]
-    listed = "".join(f"\n  {line}" for line in lines)
+    """Blame the tasks that others wait for (`find_missing`), each with its age and last line."""
+    named = [
+        (member, _describe_absence(member, last_lines.get(member.name, ""), now))
+        for member in find_missing(core, elsewhere)
+    ]
+    lines = [f"{member.name} {description}" for member, description in named] + [*elsewhere]
+    why = f"the tasks did not find each other within {deadline_s:g} s"
     error = DeadlineError(
-        f"the tasks did not find each other within {deadline_s:g} s:{listed}",
+        f"{why}:" + "".join(f"\n  {line}" for line in lines),
         fix="see the stacks of all tasks in their logs; "
         "to wait longer: --set supervision.start_deadline_s=SECONDS",
     )
     outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
-    why = f"the tasks did not find each other within {deadline_s:g} s"
     return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
 
 
