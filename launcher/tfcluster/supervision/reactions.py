@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Final
 
 from tfcluster.rundir import events as ev
-from tfcluster.supervision import connectivity, restarts, verdicts
+from tfcluster.supervision import connectivity, verdicts
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.member import Member
+from tfcluster.supervision.restarts import cancel_restarts, loss_of, restart_alone, revive
 from tfcluster.supervision.run_state import RunState, Stage
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, Verdict
 
@@ -78,11 +79,11 @@ def _follow(state: RunState, verdict: Next, now: float) -> None:
 
 
 def _finish(state: RunState, now: float) -> None:
-    restarts.cancel(state)
+    cancel_restarts(state)
     if (verdict := state.judge()) is not Next.FINISH:
         _follow(state, verdict, now)
         return
-    state.stop(state.gang.idle(), "the chief has finished", now)
+    state.stop_tasks(state.gang.idle(), "the chief has finished", now)
     for member in state.gang.satisfied(state.last_step):
         state.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
     state.timers.setdefault("late", now + state.policy.finish_grace_s)
@@ -134,7 +135,7 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
         case "stacks":
             state.end_gang(state.why_end, now)
         case "restart" if member is not None:
-            restarts.restart_alone(state, member)
+            restart_alone(state, member)
         case "frozen" if member is not None and member.is_running:
             if not (state.is_finishing or member.is_stopping or "stacks" in state.timers):
                 _act_on(state, verdicts.blame_frozen(member), now)
@@ -161,7 +162,7 @@ def _act_on_verdict_timer(state: RunState, kind: str, member: Member | None, now
                 state.record(ev.Finishing(tasks=waits, left_s=left_s))
         case "satisfied", _:
             done = [one for one in state.gang.satisfied(state.last_step) if one is member]
-            state.stop(done, "it has evaluated the last checkpoint", now)
+            state.stop_tasks(done, "it has evaluated the last checkpoint", now)
 
 
 def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
@@ -171,11 +172,11 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     state.record(ev.NodeLost(node=node, reason=reason))
     lost = state.gang.lose_node(node, reason)
     if state.stage is Stage.STARTING:
-        state.fail_unbegun(restarts.loss_of(node, node, reason))
+        state.fail_unbegun(loss_of(node, node, reason))
     elif state.forms_gang and any(state.gang[task].id.job != "evaluator" for task in lost):
         state.end_gang("a node is lost", now)
     for task in lost:
-        restarts.revive(state, task, now)
+        revive(state, task, now)
     react(state, now)
 
 
@@ -242,20 +243,6 @@ def _act_on(state: RunState, verdict: Verdict, now: float) -> None:
     else:
         blamed = [state.gang[member.name] for member, _ in verdict.blamed]
         frozen = [member for member in blamed if member.frozen_by is not None]
-        state.stop(frozen, verdict.why_end, now, grace_s=0.0)
+        state.stop_tasks(frozen, verdict.why_end, now, grace_s=0.0)
         if not blamed or not all(member.restarts_alone for member in blamed):
             state.end_gang(verdict.why_end, now)
-
-
-def blame_links(state: RunState, lost: Mapping[str, str], now: float) -> None:
-    """Blame the hosts whose links are lost; `lost`: node → description, from the probes."""
-    gang = state.gang
-    if not lost and all(failure.is_collateral for failure in gang.failures):
-        nodes = {member.name: member.node for member in gang}
-        lost = connectivity.find_missed_heartbeats(gang.failures, nodes)
-    for node, description in lost.items():
-        on_node = (m for m in gang.core() if m.node == node)
-        if member := next((m for m in on_node if not (m.restarts_alone or m.is_ok)), None):
-            gang.blame(member, Kind.LINK_LOST, description)
-    if lost and state.is_training:
-        state.end_gang("the link between hosts is lost", now)

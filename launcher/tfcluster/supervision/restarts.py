@@ -141,7 +141,7 @@ def restart_alone(state: RunState, member: Member) -> None:
         state.orders.append(StartAlone(renewed.id, renewed.attempt))
 
 
-def cancel(state: RunState) -> None:
+def cancel_restarts(state: RunState) -> None:
     """Cancel pending starts and restarts after the chief's success; they are no failures."""
     for member in state.gang.members(
         lambda one: one.is_core and (one.is_restart_due or one.is_to_start)

@@ -31,7 +31,7 @@ from tfcluster.supervision.decisions import (
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.restart_policy import GiveUp, Restarts, chief_among
+from tfcluster.supervision.restart_policy import GiveUp, Restarts
 
 AGENT_SLACK_S: Final = 15.0
 """The time after the grace in which an agent must report the end of its tasks; then it is lost."""
@@ -172,7 +172,7 @@ class RunState:
     def record(self, event: Event) -> None:
         self.orders.append(Record(event))
 
-    def stop(
+    def stop_tasks(
         self,
         members: Sequence[Member],
         why: str,
@@ -213,7 +213,7 @@ class RunState:
         else:
             self.timers[name] = at
 
-    def _keep_timers(self, *names: str) -> None:
+    def keep_timers(self, *names: str) -> None:
         """Clear all timers but `names` and those of evaluators that are stopped (SIGSTOP).
 
         An evaluator goes on when the gang is stopped. A task that waits for its restart starts with
@@ -229,17 +229,6 @@ class RunState:
 
     # -- stages -----------------------------------------------------------------------------
 
-    def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
-        """Enter the training stage of attempt `number`; return the tasks to start."""
-        to_start = self.gang.enlist(members, number)
-        self.members, self.chief = members, chief_among(self.plan, members)
-        self.verdict = Next.GO_ON
-        self.restarts.begin()
-        self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
-        self.silence, self.has_probed_links = Silence(), False
-        self._keep_timers("run")
-        return to_start
-
     def enter_next_stage(self) -> None:
         """Enter the next stage if all tasks that the present one waits for have ended."""
         tasks = self.gang.standings
@@ -254,9 +243,9 @@ class RunState:
         """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints."""
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
-            self._keep_timers("run", "stacks")
+            self.keep_timers("run", "stacks")
             running = [m for m in self.gang.core() if m.is_running and not m.is_stopping]
-            self.stop(running, why, now)
+            self.stop_tasks(running, why, now)
 
     def end_run(
         self,
@@ -275,7 +264,7 @@ class RunState:
         self._end(outcome)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
         self.record(ev.RunStopping(why=why, grace_s=longest))
-        self.stop(running, why, now, grace_s=grace_s)
+        self.stop_tasks(running, why, now, grace_s=grace_s)
 
     def _end(self, outcome: Outcome | None) -> None:
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
@@ -285,7 +274,7 @@ class RunState:
         """End the run as failed for good because of `cause`."""
         self.diagnose(why=why.why)
         self._end(self._outcome_of(cause, why))
-        self.stop(self.gang.running(), "another task failed", now)
+        self.stop_tasks(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, cause: Failure) -> None:
         """End the run as failed before any task has run that could be diagnosed or stopped."""
@@ -294,7 +283,7 @@ class RunState:
     def end_rest(self, why: str, now: float) -> None:
         """Stop all running tasks after the chief's success; their exits decide the outcome."""
         self.stage = Stage.ENDING_RUN
-        self.stop(self.gang.running(), why, now)
+        self.stop_tasks(self.gang.running(), why, now)
 
     def conclude(self, verdict: Next) -> None:
         if self.ending is not None:

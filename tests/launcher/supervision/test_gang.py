@@ -64,14 +64,14 @@ def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
 def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
     state = RunState(plan_of("worker:0", "worker:1", "worker:2"))
     start_all(state.gang).note_report(state.gang["worker:1"], SAVES, 0.0)
-    state.stop(state.gang.running(), "", 0.0, grace_s=None)
+    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
     stops = [order for order in state.orders if isinstance(order, StopTasks)]
     assert {stop.tasks: stop.grace_s for stop in stops} == {
         ("worker:0", "worker:2"): 2.0,
         ("worker:1",): 30.0,
     }
     state.orders.clear()
-    state.stop(state.gang.running(), "", 0.0, grace_s=0.0)
+    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=0.0)
     (at_once,) = [order for order in state.orders if isinstance(order, StopTasks)]
     assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
 
