@@ -27,7 +27,7 @@ from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
@@ -311,7 +311,7 @@ class Coordinator:
         outcome = self._supervisor.outcome
         if outcome is None:
             assert error is not None
-            outcome = Outcome(Status.FAILED, error.exit_code, error)
+            outcome = Outcome.of(error)
         self.run_writer.record(outcome.event())
         return outcome
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import DeadlineError, TfclusterError
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import Event, RunFinished
 from tfcluster.rundir.states import Status
@@ -129,6 +129,12 @@ class Outcome:
     status: Status
     exit_code: int
     error: TfclusterError | None = field(default=None, compare=False)  # errors are never equal
+
+    @classmethod
+    def of(cls, error: TfclusterError) -> Outcome:
+        """Return the outcome of a run that `error` has ended."""
+        status = Status.TIMED_OUT if isinstance(error, DeadlineError) else Status.FAILED
+        return cls(status, error.exit_code, error)
 
     def event(self) -> RunFinished:
         """Return the last event of the run."""

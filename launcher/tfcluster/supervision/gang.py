@@ -135,33 +135,24 @@ class Gang:
         """Return all members except evaluators, which only follow the checkpoints."""
         return [member for member in self if member.id.job != "evaluator"]
 
+    def active(self, fits: Callable[[Standing], bool] = lambda _: True) -> list[Member]:
+        """Return the running members whose standing `fits` and that are not being stopped."""
+        return self.members(lambda one: one.is_alive and not one.is_stopping and fits(one))
+
     def idle(self) -> list[Member]:
         """Return the running tasks that must be stopped once the chief has ended.
 
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
-        needs_servers = any(
+        trains = any(
             one.is_alive and one.is_core and not (one.serves or one.waits_for_chief)
             for one in self.standings
         )
-        return self.members(
-            lambda one: (
-                one.is_alive
-                and not one.is_stopping
-                and (one.waits_for_chief or (one.serves and not needs_servers))
-            )
-        )
+        return self.active(lambda one: one.waits_for_chief or (one.serves and not trains))
 
     def frozen(self) -> list[Member]:
         """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
-        return self.members(
-            lambda one: (
-                one.is_core
-                and one.is_alive
-                and one.is_frozen
-                and not (one.restarts_alone or one.is_stopping)
-            )
-        )
+        return self.active(lambda one: one.is_core and one.is_frozen and not one.restarts_alone)
 
     def unfinished(self) -> list[Member]:
         """Return the workers that still run after the chief and are known to work independently.
@@ -184,9 +175,7 @@ class Gang:
         """
         return [
             member
-            for member in self.members(
-                lambda one: one.is_alive and not one.is_core and not one.is_stopping
-            )
+            for member in self.active(lambda one: not one.is_core)
             if last_step is not None
             and member.evaluated_step is not None
             and member.evaluated_step >= last_step

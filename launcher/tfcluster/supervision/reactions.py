@@ -157,7 +157,7 @@ def _act_on_verdict_timer(state: RunState, kind: str, member: Member | None, now
         case "late", _:
             _end_late(state, now)
         case "finishing", _:
-            if waits := [m.name for m in state.gang.running() if not m.is_stopping]:
+            if waits := [member.name for member in state.gang.active()]:
                 left_s = state.policy.finish_grace_s - FINISHING_S
                 state.record(ev.Finishing(tasks=waits, left_s=left_s))
         case "satisfied", _:
@@ -216,14 +216,11 @@ def _end_late(state: RunState, now: float) -> None:
     for member in unfinished:
         state.gang.blame(member, Kind.UNFINISHED, description)
     failed = [member.id for member in unfinished]
-    late = [
-        member
-        for member in state.gang.running()
-        if not (member.serves or member.is_stopping or member.id in failed)
-    ]
+    late = [m for m in state.gang.active(lambda one: not one.serves) if m.id not in failed]
     for warning in verdicts.warn_about_late(late, grace_s, state.last_step):
         state.record(ev.Warned(message=warning))
-    state.end_rest("the others have ended", now)
+    state.stage = Stage.ENDING_RUN  # the exits decide the outcome
+    state.stop_tasks(state.gang.running(), "the others have ended", now)
 
 
 def _act_on(state: RunState, verdict: Verdict, now: float) -> None:

@@ -56,9 +56,9 @@ def _give_up(state: RunState, cause: Failure, why: GiveUp, now: float) -> None:
     """Start a smaller gang without the lost tasks if it is large enough, else fail."""
     members = restart_policy.without(state.plan, state.members, cause, why)
     if members is None:
-        state.fail(cause, why, now)
+        state.fail(cause, why.why, now)
     else:
-        state.diagnose(why=why.why)
+        state.diagnose(why.why)
         state.members = members
         _order_gang(state, cause)
 

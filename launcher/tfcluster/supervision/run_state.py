@@ -31,7 +31,7 @@ from tfcluster.supervision.decisions import (
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.restart_policy import GiveUp, Restarts
+from tfcluster.supervision.restart_policy import Restarts
 
 AGENT_SLACK_S: Final = 15.0
 """The time after the grace in which an agent must report the end of its tasks; then it is lost."""
@@ -244,8 +244,7 @@ class RunState:
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
             self.keep_timers("run", "stacks")
-            running = [m for m in self.gang.core() if m.is_running and not m.is_stopping]
-            self.stop_tasks(running, why, now)
+            self.stop_tasks(self.gang.active(lambda one: one.is_core), why, now)
 
     def end_run(
         self,
@@ -270,20 +269,15 @@ class RunState:
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
 
-    def fail(self, cause: Failure, why: GiveUp, now: float) -> None:
-        """End the run as failed for good because of `cause`."""
-        self.diagnose(why=why.why)
-        self._end(self._outcome_of(cause, why))
+    def fail(self, cause: Failure, why: str, now: float) -> None:
+        """End the run as failed because of `cause`, which is not restarted for `why`."""
+        self.diagnose(why)
+        self._end(verdicts.outcome_of(cause, why, self.plan))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, cause: Failure) -> None:
         """End the run as failed before any task has run that could be diagnosed or stopped."""
-        self._end(verdicts.outcome_of(cause, GiveUp("the run had not begun")))
-
-    def end_rest(self, why: str, now: float) -> None:
-        """Stop all running tasks after the chief's success; their exits decide the outcome."""
-        self.stage = Stage.ENDING_RUN
-        self.stop_tasks(self.gang.running(), why, now)
+        self._end(verdicts.outcome_of(cause, "the run had not begun", self.plan))
 
     def conclude(self, verdict: Next) -> None:
         if self.ending is not None:
@@ -292,7 +286,7 @@ class RunState:
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
-            self.outcome = self._outcome_of(self.cause(), GiveUp("it is not restarted"))
+            self.outcome = verdicts.outcome_of(self.cause(), "it is not restarted", self.plan)
 
     # -- causes -----------------------------------------------------------------------------
 
@@ -301,18 +295,12 @@ class RunState:
         assert cause is not None
         return cause
 
-    def diagnose(self, why: str | None = None) -> None:
-        """Record the root cause, with the reason `why` it is not restarted."""
-        elsewhere, is_by_hand = self.plan.elsewhere, bool(self.plan.by_hand)
-        facts = verdicts.to_json(self._failures, elsewhere, is_by_hand=is_by_hand)
-        if facts is not None:
-            if why is not None:
-                facts["root_cause"]["not_restarted"] = why
-            self.record(ev.Diagnosis(**facts))
+    def diagnose(self, not_restarted: str | None = None) -> None:
+        """Record the root cause, with the reason it is not restarted."""
+        event = verdicts.diagnosis(self._failures, self.plan, not_restarted=not_restarted)
+        if event is not None:
+            self.record(event)
 
     @property
     def _failures(self) -> list[Failure]:
         return self.gang.failures or self.gang.task_failures
-
-    def _outcome_of(self, cause: Failure, why: GiveUp) -> Outcome:
-        return verdicts.outcome_of(cause, why, self.plan.elsewhere if self.plan.joins else ())

@@ -20,11 +20,11 @@ from tfcluster.errors import (
     join_first,
 )
 from tfcluster.plan.plan import Plan, TaskPlan
+from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.supervision.failure import Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.restart_policy import GiveUp
 
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
@@ -42,32 +42,35 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
     return next(iter([*certain, *links, *uncaused, *failures]), None)
 
 
-def to_json(
-    failures: Sequence[Failure], elsewhere: Sequence[TaskPlan] = (), *, is_by_hand: bool = False
-) -> dict[str, Any] | None:
-    """Return the fields of the `diagnosis` event, or None without failures.
+def diagnosis(
+    failures: Sequence[Failure], plan: Plan, *, not_restarted: str | None = None
+) -> ev.Diagnosis | None:
+    """Return the event that names the root cause, or None without failures.
 
-    Where all failures are collateral and there are tasks `elsewhere`, one of those is the cause;
-    they were started on another machine, or by hand (`is_by_hand`).
+    Where all failures are collateral and there are tasks elsewhere, one of those is the cause;
+    they were started on another machine, or by hand. `not_restarted`: the reason for that.
     """
     cause = root_cause(failures)
     if cause is None:
         return None
-    if cause.is_collateral and elsewhere:
-        root: dict[str, Any] = {"task": "another machine", "reason": name_first_failed(elsewhere)}
-        if is_by_hand:
+    root: dict[str, Any]
+    if cause.is_collateral and (elsewhere := plan.elsewhere):
+        root = {"task": "another machine", "reason": _name_first_failed(elsewhere)}
+        if plan.by_hand:
             name = str(elsewhere[0].id) if len(elsewhere) == 1 else "a task started by hand"
-            reason = f"{name_first_failed(elsewhere)}; it was started by hand: see its terminal"
-            root = {"task": name, "reason": reason}
+            root["task"] = name
+            root["reason"] += "; it was started by hand: see its terminal"
         collateral = dict.fromkeys(failure.task for failure in failures)
     else:
         others = [failure for failure in failures if failure.task != cause.task]
         root = _facts(cause, also=_failed_alike(cause, others))
         collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
-    return {"root_cause": root, "collateral": tuple(collateral), "attempt": cause.attempt}
+    if not_restarted is not None:
+        root["not_restarted"] = not_restarted
+    return ev.Diagnosis(root_cause=root, collateral=tuple(collateral), attempt=cause.attempt)
 
 
-def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
+def _name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
     """Return the sentence that one of the tasks `elsewhere` failed first."""
     names = join_first([task.id for task in elsewhere])
     return f"{'one of ' if len(elsewhere) > 1 else ''}{names} failed first"
@@ -75,14 +78,12 @@ def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
 
 def _failed_alike(cause: Failure, others: Sequence[Failure]) -> list[str]:
     """Return the tasks that failed by themselves just like `cause`: usually a shared mistake."""
-    if cause.is_collateral:
-        return []
-    return list(dict.fromkeys(f.task for f in others if _likeness(f) == _likeness(cause)))
 
+    def likeness(failure: Failure) -> tuple[object, ...]:
+        return (failure.kind, failure.signature or (failure.exit_code, failure.signal))
 
-def _likeness(failure: Failure) -> tuple[object, ...]:
-    end = (failure.exit_code, failure.signal)
-    return (failure.kind, failure.signature or end)
+    alike = [other.task for other in others if likeness(other) == likeness(cause)]
+    return [] if cause.is_collateral else list(dict.fromkeys(alike))
 
 
 def _facts(cause: Failure, *, also: list[str]) -> dict[str, Any]:
@@ -116,6 +117,10 @@ _MORE_TIME_TO_EVALUATE = (
     "Give it more time: --set supervision.finish_grace_s=SECONDS. An Estimator's evaluator waits"
     " 120 s before its first evaluation and 600 s between two; EvalSpec(start_delay_secs=0,"
     " throttle_secs=10) makes it evaluate sooner"
+)
+_MORE_TIME_WITHOUT_HOOKS = (
+    "Without hooks tfcluster cannot see what they did; if they still worked, give them more time:"
+    " --set supervision.finish_grace_s=SECONDS"
 )
 
 
@@ -167,28 +172,20 @@ def blame_frozen(member: Member) -> Verdict:
 
 def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | None) -> list[str]:
     """Return warnings about the tasks that are stopped although they have not failed."""
-    missed = {str(member.id): _not_evaluated(member, last_step) for member in late}
+    missed = {member.name: _not_evaluated(member, last_step) for member in late}
     warnings = [
         f"{name} was stopped {grace_s:g} s after the chief: it had {description}."
         f" {_MORE_TIME_TO_EVALUATE}"
         for name, description in missed.items()
         if description
     ]
-    others = [member for member in late if not missed[str(member.id)]]
-    return [*warnings, *_merely_late(others, grace_s)]
-
-
-def _merely_late(late: Sequence[Member], grace_s: float) -> list[str]:
-    if not late:
-        return []
-    names = ", ".join(str(member.id) for member in late)
-    warning = f"{names} did not end within {grace_s:g} s after the chief: stopped"
-    if all(member.is_hooked for member in late):
-        return [warning]
-    return [
-        f"{warning}. Without hooks tfcluster cannot see what they did; if they still worked, give"
-        " them more time: --set supervision.finish_grace_s=SECONDS"
-    ]
+    if others := [member for member in late if not missed[member.name]]:
+        names = ", ".join(member.name for member in others)
+        warning = f"{names} did not end within {grace_s:g} s after the chief: stopped"
+        if not all(member.is_hooked for member in others):
+            warning += f". {_MORE_TIME_WITHOUT_HOOKS}"
+        warnings.append(warning)
+    return warnings
 
 
 def _not_evaluated(member: Member, last_step: int | None) -> str:
@@ -255,8 +252,7 @@ def blame_missing(
         fix="see the stacks of all tasks in their logs; "
         "to wait longer: --set supervision.start_deadline_s=SECONDS",
     )
-    outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
-    return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
+    return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=Outcome.of(error))
 
 
 def _describe_absence(member: Member, last_line: str, now: float) -> str:
@@ -278,19 +274,14 @@ def blame_stalled(core: Sequence[Member], silent_s: float) -> Verdict:
     """Blame one task of a run without progress: a stopped one, else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
-        description = (
-            f"stopped by {signal_name(stopped[0].frozen_by or 0)}, and all others wait for it"
-        )
-        return Verdict(Kind.FROZEN, [(stopped[0], description)], description, wants_stacks=True)
+        by = signal_name(stopped[0].frozen_by or 0)
+        why = f"stopped by {by}, and all others wait for it"
+        return Verdict(Kind.FROZEN, [(stopped[0], why)], why, wants_stacks=True)
     last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     description = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
-    return Verdict(
-        Kind.STALLED,
-        [(last, description)],
-        f"no task reported anything for {silent_s:.0f} s",
-        wants_stacks=True,
-    )
+    why = f"no task reported anything for {silent_s:.0f} s"
+    return Verdict(Kind.STALLED, [(last, description)], why, wants_stacks=True)
 
 
 def run_deadline_outcome(deadline_s: float) -> Outcome:
@@ -300,26 +291,20 @@ def run_deadline_outcome(deadline_s: float) -> Outcome:
         fix="for a longer one: --set supervision.run_deadline_s=SECONDS; "
         "to continue from its newest checkpoint: `tfcluster up --resume RUN`",
     )
-    return Outcome(Status.TIMED_OUT, error.exit_code, error)
+    return Outcome.of(error)
 
 
-def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) -> Outcome:
-    """Return the outcome of a run that `cause` has ended for good.
-
-    `elsewhere`: the tasks that `join` has started on other machines.
-    """
-    error: TfclusterError | None = None
-    status = Status.FAILED
+def outcome_of(cause: Failure, why: str, plan: Plan) -> Outcome:
+    """Return the outcome of a run that `cause` has ended; `why` it is not restarted."""
     match cause.kind:
         case Kind.NODE_LOST:
-            error = NodeLostError(
-                f"node {cause.node} is lost: {cause.description}; its tasks were stopped"
-                f" ({why.why})",
+            error: TfclusterError = NodeLostError(
+                f"node {cause.node} is lost: {cause.description}; its tasks were stopped ({why})",
                 fix="to continue from the newest gathered checkpoint: `tfcluster up --resume`",
             )
         case Kind.LINK_LOST:
             error = NodeLostError(
-                f"{cause.description} ({why.why})",
+                f"{cause.description} ({why})",
                 fix="check the network between the hosts; then continue from the newest gathered"
                 " checkpoint: `tfcluster up --resume`",
             )
@@ -328,16 +313,17 @@ def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) 
                 f"{cause.task} cannot start: {cause.description}",
                 fix="`tfcluster plan --task` shows its command",
             )
-        case Kind.COLLATERAL if elsewhere:
+        case Kind.COLLATERAL if plan.joins and plan.elsewhere:
             error = CollateralError(
                 "the tasks here failed as a consequence: "
-                f"{name_first_failed(elsewhere)}, on another machine",
+                f"{_name_first_failed(plan.elsewhere)}, on another machine",
                 fix="see the output on that machine; then start all of them again",
             )
         case Kind.STALLED:
-            status = Status.TIMED_OUT
             error = DeadlineError(
-                f"the run stalled: {cause.description} ({why.why})",
+                f"the run stalled: {cause.description} ({why})",
                 fix="see the stacks of all tasks in their logs",
             )
-    return Outcome(status, error.exit_code if error else 1, error)
+        case _:
+            return Outcome(Status.FAILED, 1)
+    return Outcome.of(error)
