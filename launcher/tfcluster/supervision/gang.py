@@ -85,7 +85,7 @@ class Gang:
                 continue
             member = before[str(task.id)]
             must_start = member.is_lost or member.is_restart_due or member.is_to_start
-            if number == 1 or task.id.job != "evaluator" or must_start:
+            if number == 1 or member.is_core or must_start:
                 self._drop_failures(member)
                 member = member_of(self.plan, task, number)
                 to_start.append(task.id)
@@ -133,7 +133,7 @@ class Gang:
 
     def core(self) -> list[Member]:
         """Return all members except evaluators, which only follow the checkpoints."""
-        return [member for member in self if member.id.job != "evaluator"]
+        return [member for member in self if member.is_core]
 
     def active(self, fits: Callable[[Standing], bool] = lambda _: True) -> list[Member]:
         """Return the running members whose standing `fits` and that are not being stopped."""

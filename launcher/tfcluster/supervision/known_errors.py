@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tfcluster.supervision.keras_errors import KERAS_2_SCRIPT, OLD_KERAS
+from tfcluster.supervision.log_errors import MISSED_HEARTBEAT, NEVER_JOINED
 
 PERMANENT: Final = "permanent"
 PORT_TAKEN: Final = "port_taken"
@@ -60,6 +61,7 @@ class KnownError:
 
 
 _permanent: Final = functools.partial(KnownError, kind=PERMANENT)
+_permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
 
 MESSAGES: tuple[KnownError, ...] = (
     KnownError(
@@ -85,12 +87,11 @@ MESSAGES: tuple[KnownError, ...] = (
         " metrics server, give each task another port",
         r"\[Errno (?:98|48)\]|[Aa]ddress already in use|EADDRINUSE",
     ),
-    _permanent(
+    _permanent_cause(
         "keras-3",  # 72388, keras 20585, ray 47464
         "Keras 3 fails on several workers (keras#20585), and it was not patched here: run a"
         " script with hooks on, or write `import tf_keras as keras`",
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
-        is_root_cause=True,
         is_keras_3_only=True,
     ),
     _permanent(
@@ -100,11 +101,10 @@ MESSAGES: tuple[KnownError, ...] = (
         r"you need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
         is_keras_3_only=True,
     ),
-    _permanent(
+    _permanent_cause(
         "keras-3-refused",
         "tfcluster's patch of Keras 3 does not cover this; the message says what to do",
         r"Keras3Error|whose `fit` tfcluster patches",
-        is_root_cause=True,
     ),
     _permanent(
         "old-keras",
@@ -131,11 +131,10 @@ MESSAGES: tuple[KnownError, ...] = (
         r"cannot pickle '_thread\.R?[Ll]ock' object"
         r"|MultiWorkerMirroredStrategy cannot be deep copied in eager mode",
     ),
-    _permanent(
+    _permanent_cause(
         "file-shard",  # 36846, 35878
         "the dataset has fewer files than workers: use the DATA auto-shard policy",
         r"FILE based sharding|aren't enough elements in this dataset",
-        is_root_cause=True,
     ),
     _permanent(
         "tf-keras-missing",
@@ -175,20 +174,18 @@ MESSAGES: tuple[KnownError, ...] = (
         "`script` is relative to `workdir`; files that git ignores are not copied to other hosts",
         r"can't open file '.*': \[Errno 2\]",
     ),
-    _permanent(
+    _permanent_cause(
         "tf-config",
         "create the resolver, the server or the strategy from the TF_CONFIG that tfcluster sets:"
         " tf.distribute.cluster_resolver.TFConfigClusterResolver()",
         r"ClusterChangedError: the (?:strategy's cluster resolver|script makes a server)",
-        is_root_cause=True,
     ),
-    _permanent(
+    _permanent_cause(
         "tf-config",
         "keep the TF_CONFIG that tfcluster sets: delete the lines that change it, or put"
         ' `if "TF_CONFIG" not in os.environ:` before them; if each task should train alone,'
         " --set job.kind=plain",
         r"^tfcluster_workers\.errors\.ClusterChangedError",
-        is_root_cause=True,
     ),
     _permanent(
         "tf-config",  # 31969, 62759
@@ -210,22 +207,20 @@ MESSAGES: tuple[KnownError, ...] = (
         " those of your shell are not passed on",
         r"KERASTUNER_(?:ORACLE_IP|ORACLE_PORT|TUNER_ID)",
     ),
-    _permanent(
+    _permanent_cause(
         "chief-alone",
         "all workers must train the same number of steps, and save, evaluate and predict together:"
         " move these calls out of `if index == 0:`; workers other than the chief save into a"
         " folder of their own",
         r"did alone what all workers must do"
         r"|Collective instance \d+ expected type \d+ and data_type",
-        is_root_cause=True,
     ),
-    _permanent(
+    _permanent_cause(
         "hosts-differ",  # 47203, 60847, 34156
         "the tasks differ: give each the same number of GPUs of one type, the same versions and"
         " the same script",
         r"is joining a group with size|but that group has size|incompatible device type"
         r"|Shape mismatch in the collective instance",
-        is_root_cause=True,
     ),
     KnownError(
         "uneven-batches",  # 33086, 36153, 25254
@@ -267,13 +262,12 @@ MESSAGES: tuple[KnownError, ...] = (
         " $TFCLUSTER_CHECKPOINT_DIR",
         r"_temp/part-\d+-of-\d+\S*; No such file or directory",
     ),
-    _permanent(
+    _permanent_cause(
         "damaged-data",
         "a file of the dataset is damaged: remove the dataset's folder, and the next run prepares"
         " it again",
         r"DataLossError(?s:.){0,2000}(?:corrupted|truncated) record at"
         r"|^(?:corrupted|truncated) record at",
-        is_root_cause=True,
     ),
     KnownError(
         "name-lookup",
@@ -311,12 +305,12 @@ MESSAGES: tuple[KnownError, ...] = (
     KnownError(
         "peer-never-came",  # 60706, 98217
         "a peer did not join while TensorFlow waited: the log of the missing task says why",
-        r"Clean shutdown is not currently implemented",
+        NEVER_JOINED,
     ),
     KnownError(
         "heartbeat",  # 42498, 58434
         "a task sent no heartbeat for 10 s, TensorFlow's limit: its process was stopped or its"
         " machine swapped, slept or lost its network",
-        r"heartbeat timeout|stopped sending heartbeats|CoordinationService/Heartbeat",
+        MISSED_HEARTBEAT,
     ),
 )

@@ -81,6 +81,11 @@ class Member:
         return str(self.id)
 
     @property
+    def is_core(self) -> bool:
+        """False for an evaluator, which only follows the checkpoints."""
+        return self.id.job != "evaluator"
+
+    @property
     def is_started(self) -> bool:
         return self.started_at is not None
 
@@ -123,7 +128,7 @@ class Member:
         """
         if self.searches:
             return self.trials_ended or None
-        return self.evaluated_step if self.id.job == "evaluator" else self.step
+        return self.step if self.is_core else self.evaluated_step
 
     @property
     def standing(self) -> Standing:

@@ -173,7 +173,7 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     lost = state.gang.lose_node(node, reason)
     if state.stage is Stage.STARTING:
         state.fail_unbegun(loss_of(node, node, reason))
-    elif state.forms_gang and any(state.gang[task].id.job != "evaluator" for task in lost):
+    elif state.forms_gang and any(state.gang[task].is_core for task in lost):
         state.end_gang("a node is lost", now)
     for task in lost:
         revive(state, task, now)
@@ -215,7 +215,7 @@ def _end_late(state: RunState, now: float) -> None:
     description = f"it had not finished {grace_s:g} s after the chief and was stopped"
     for member in unfinished:
         state.gang.blame(member, Kind.UNFINISHED, description)
-    failed = [member.id for member in unfinished]
+    failed = {member.id for member in unfinished}
     late = [m for m in state.gang.active(lambda one: not one.serves) if m.id not in failed]
     for warning in verdicts.warn_about_late(late, grace_s, state.last_step):
         state.record(ev.Warned(message=warning))

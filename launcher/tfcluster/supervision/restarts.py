@@ -126,7 +126,7 @@ def _is_needed(state: RunState, member: Member) -> bool:
     """
     if not member.restarts_alone or not member.is_over:
         return False
-    if member.id.job != "evaluator":
+    if member.is_core:
         return state.is_training and not state.is_finishing
     starts_with_gang = member.is_lost and not state.is_training
     return state.stage is not Stage.ENDING_RUN and not starts_with_gang

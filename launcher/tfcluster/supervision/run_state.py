@@ -164,8 +164,7 @@ class RunState:
 
     def must_stop(self, member: Member) -> bool:
         """Return whether `member` must be stopped if it starts now; an evaluator goes on."""
-        is_core = member.id.job != "evaluator"
-        return self.stage is Stage.ENDING_RUN or (self.is_ending and is_core)
+        return self.stage is Stage.ENDING_RUN or (self.is_ending and member.is_core)
 
     # -- orders and timers ------------------------------------------------------------------
 
@@ -219,7 +218,7 @@ class RunState:
         An evaluator goes on when the gang is stopped. A task that waits for its restart starts with
         the next gang, so restart timers are cleared.
         """
-        kept = {*names, *(f"frozen {m.id}" for m in self.gang if m.id.job == "evaluator")}
+        kept = {*names, *(f"frozen {m.id}" for m in self.gang if not m.is_core)}
         self.timers = {name: at for name, at in self.timers.items() if name in kept}
 
     def watch_agents(self) -> None:
@@ -247,12 +246,7 @@ class RunState:
             self.stop_tasks(self.gang.active(lambda one: one.is_core), why, now)
 
     def end_run(
-        self,
-        why: str,
-        outcome: Outcome,
-        now: float,
-        *,
-        grace_s: float | None = FAILURE_GRACE_S,
+        self, why: str, outcome: Outcome, now: float, *, grace_s: float | None = FAILURE_GRACE_S
     ) -> None:
         """Stop all tasks early and end the run with `outcome`."""
         if self.outcome is not None:

@@ -120,7 +120,7 @@ class Supervisor(RunState):
             self.gang.note_report(member, report, now)
             if report.get("type") == "saved" and member.id == self.chief:
                 self.restarts.note_saved(report.get("step"))
-            if member.id.job != "evaluator":  # its signs of life say nothing about the gang
+            if member.is_core:  # its signs of life say nothing about the gang
                 self.silence.note(report, now)
             react(self, now)
 

@@ -190,7 +190,7 @@ def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | Non
 
 def _not_evaluated(member: Member, last_step: int | None) -> str:
     """Return what an evaluator has not evaluated; an empty string where nothing is known."""
-    if member.id.job != "evaluator" or not member.is_hooked:
+    if member.is_core or not member.is_hooked:
         return ""
     if not member.has_evaluated:
         return "evaluated nothing"
