@@ -38,7 +38,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
     workers, as for ``--hosts``. Raises SpecError with every problem.
     """
-    from tfcluster.spec.host_choice import HostChoice
+    from tfcluster.spec import HostChoice
     from tfcluster.spec.load import from_value, load_file
 
     choice = HostChoice(hosts=hosts)
@@ -218,7 +218,7 @@ def _make_launch(planned: Planned, options: LaunchOptions) -> Launch:
         faults=chaos.parse(options.chaos, plan),
     )
     if options.warm:
-        from tfcluster.backends.warm_start import keep_warm
+        from tfcluster.backends.local.warm_start import keep_warm
 
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach:

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 LISTENS_WITHIN_S = 2.0
 """A coordinator that has just started does not listen yet; one about to exit no longer does."""
-_DOCKER_S: Final = 8.0
 _threads: dict[RunPaths, threading.Thread] = {}
 """Run of this process → the thread of its coordinator."""
 os.register_at_fork(after_in_child=_threads.clear)
@@ -199,12 +198,12 @@ class Run:
         UsageError for a live run, and NodeLostError, which keeps the folder, if a task may still
         run.
         """
-        from tfcluster.backends.docker import past_runs
+        from tfcluster.backends import past_runs
 
         self.require_ended()
         self._end_leftovers(say)
         registry.delete(self.paths)
-        for sentence in past_runs.forget_removed(self.id, patience_s=_DOCKER_S):
+        for sentence in past_runs.forget_removed(self.id):
             say(sentence)
 
     def require_ended(self) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import click
 
-from tfcluster.backends import warm_agents
-from tfcluster.backends.docker import past_runs
+from tfcluster.backends import past_runs
+from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
@@ -51,12 +51,12 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [past_runs.find_leftovers_of(state.run, patience_s=_DOCKER_S) for state in ended]
+    found = [past_runs.find_leftovers_of(state.run) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(past_runs.find_leftovers(patience_s=_DOCKER_S, excluded=done))
+        found.append(past_runs.find_leftovers(excluded=done))
     for leftovers in found:
-        errors += _remove_from_docker(leftovers, terminal)
+        errors += _remove_leftovers(leftovers, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
@@ -90,21 +90,21 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.find_leftovers_of(run, patience_s=_DOCKER_S) if run else past_runs.Found()
+        found = past_runs.find_leftovers_of(run) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
-        NodeLostError.raise_all(list(_remove_from_docker(found, terminal)))
+        NodeLostError.raise_all(list(_remove_leftovers(found, terminal)))
         return []
 
 
-def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
-    """Remove leftovers from docker; yield an error for each daemon that fails or is silent."""
+def _remove_leftovers(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+    """Remove leftovers; yield an error for each backend that fails or is silent."""
     for left in found.leftovers:
         names = ", ".join(left.names)
         if problem := past_runs.remove_and_forget(left):
-            yield NodeLostError(f"docker does not remove {names}: {problem}")
+            yield NodeLostError(f"{left.place.backend} does not remove {names}: {problem}")
         else:
-            terminal.say_wrapped(f"removed from docker: {names}")
+            terminal.say_wrapped(f"removed from {left.place.backend}: {names}")
     for silent in found.silent:
         removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
         for run in removed:
@@ -113,8 +113,8 @@ def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[
             terminal.say_wrapped(str(silent))
         else:
             fix = (
-                "run this again once docker answers;"
-                f" `tfcluster rm {silent.runs[0]}` gives up on the containers"
+                f"run this again once {silent.place.backend} answers;"
+                f" `tfcluster rm {silent.runs[0]}` gives up on what it may have"
             )
             yield NodeLostError(str(silent), fix=fix)
 

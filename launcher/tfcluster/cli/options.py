@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 _HOST_OPTIONS = (
     click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,

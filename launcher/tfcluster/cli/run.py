@@ -10,7 +10,7 @@ import click
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import click
 
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, host_options, job_args, watch_options
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)
@@ -56,12 +55,12 @@ def command(
     from tfcluster.api import LaunchOptions
     from tfcluster.cli.launch import launch, preimport
     from tfcluster.coordinator.resume import find
-    from tfcluster.discovery.planning import plan_again, plan_file
+    from tfcluster.discovery.planning import plan_file
 
     resumed = find(resume) if resume is not None else None
     stored = resumed.source if resumed is not None and spec is None else None
-    plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
-    planned = plan(
+    planned = plan_file(
+        stored or spec,
         sets=sets,
         options={"--name": ("name", name), "--backend": ("runtime.backend", backend)},
         python=python,

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import psutil
 
+from tfcluster import backends
 from tfcluster.agent import foreign_json
-from tfcluster.backends.base import EndsLostRuns
-from tfcluster.errors import NodeLostError
-from tfcluster.nodes.hub import KILL_S, backend_of
-from tfcluster.plan.plan import NodePlan, Plan, plan_from_json
+from tfcluster.errors import NodeLostError, RunFolderError
+from tfcluster.nodes.hub import KILL_S
+from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.run_writer import require_json
@@ -67,7 +67,7 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
 
 def outliving(plan: Plan) -> list[NodePlan]:
     """Return the nodes whose tasks outlive the coordinator, for as long as their lease."""
-    return [node for node in plan.nodes if isinstance(backend_of(node), EndsLostRuns)]
+    return [node for node in plan.nodes if node.capabilities.outlives_coordinator]
 
 
 def end_nodes(paths: RunPaths) -> list[NodeEnd]:
@@ -112,12 +112,11 @@ async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, identity = backend_of(node), state.agents.get(node.name, {}).get("identity")
-    assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
+    identity = state.agents.get(node.name, {}).get("identity")
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        found = await backend.end_run(node, run_id=state.run, former=identity)
+        found = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
     trouble = "" if found["is_proved"] else "nothing proves that its agent has ended"
@@ -129,8 +128,8 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
 def _plan(paths: RunPaths) -> Plan | None:
     """Return the run's plan; None if it cannot be read, because then nothing was started."""
     try:
-        return plan_from_json(foreign_json.read_json_object(paths.plan))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return registry.load_plan(paths)
+    except RunFolderError:
         return None
 
 

@@ -18,10 +18,10 @@ from click.testing import CliRunner
 
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 
 MakeRun = Callable[..., RunPaths]
 DAY_S = 86400.0
@@ -139,10 +139,10 @@ def used_lost_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def note(paths: RunPaths) -> None:
-        folder = paths.root.parents[1] / "containers"
+        folder = paths.root.parents[1] / "leftovers"
         folder.mkdir(exist_ok=True)
         coordinator = f"{socket.gethostname()}/{os.getuid()}/1/1"
-        (folder / paths.run_id).write_text(f"DOCKER_HOST=unix:///away\n{coordinator}\n")
+        (folder / paths.run_id).write_text(f"docker\nDOCKER_HOST=unix:///away\n{coordinator}\n")
 
     return note
 
