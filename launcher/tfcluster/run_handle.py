@@ -82,20 +82,14 @@ class JobFailed(TfclusterError):
         self.diagnosis = result.run.diagnosis
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
     """A run: of this process, of another one, or one that has ended."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self.paths = paths
+    paths: RunPaths
 
     def __repr__(self) -> str:
         return f"Run({self.id!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Run) and self.paths == other.paths
-
-    def __hash__(self) -> int:
-        return hash(self.paths)
 
     @property
     def id(self) -> str:
