@@ -48,7 +48,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
 
 
 def make_plan(
-    source: Source | LoadedSpec,
+    source: Source | Run | LoadedSpec,
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
@@ -57,12 +57,17 @@ def make_plan(
 ) -> Planned:
     """Return what `start` would start: `.plan` has nodes, tasks and commands.
 
-    `python`: the Python of the tasks; `args` are appended to ``job.args``; `sets` and `hosts` as
-    for `load`. Raises UsageError, with SpecError, and InterpreterError.
+    A run as `source` is planned again, as it was started. `python`: the Python of the tasks; `args`
+    are appended to ``job.args``; `sets` and `hosts` as for `load`. Raises UsageError, with
+    SpecError, and InterpreterError.
     """
-    from tfcluster.discovery.planning import plan_spec
+    from tfcluster.discovery.planning import plan_file, plan_spec
+    from tfcluster.spec import HostChoice
     from tfcluster.spec.load import LoadedSpec
 
+    if isinstance(source, Run):
+        choice = HostChoice(hosts=hosts)
+        return plan_file(source.paths, sets=sets, python=python, args=args, hosts=choice)
     if not isinstance(source, LoadedSpec):
         source = load(source, sets=sets, hosts=hosts)
     elif sets or hosts:
@@ -86,7 +91,7 @@ class LaunchOptions:
 
 
 def start(
-    source: Source | LoadedSpec | Planned,
+    source: Source | Run | LoadedSpec | Planned,
     *,
     detach: bool = False,
     resume: str | None = None,
@@ -102,7 +107,8 @@ def start(
     """Start a run and return it as soon as it has a folder.
 
     The run ends with this process, except with `detach`, which starts a coordinator that survives
-    it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``. `python`, `args`, `sets` and
+    it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``; a run as `source` is started
+    again. `python`, `args`, `sets` and
     `hosts` are those of `make_plan`; `chaos` injects faults. Errors of the start that only the
     nodes can find are part of the run's result.
 

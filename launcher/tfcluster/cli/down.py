@@ -16,7 +16,6 @@ from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.states import Status
-from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
 _DOCKER_S = 20.0
@@ -133,42 +132,12 @@ def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
         time.sleep(0.05)
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator died")
-        _clean_up(paths, terminal)
+        from tfcluster.coordinator import cleanup  # imports psutil, which is slow
+
+        cleanup.end_everywhere(paths, terminal.say_wrapped)
     elif state.status is Status.LOST:
         terminal.say(f"{state.run} is lost and was already cleaned up")
     elif was_live:
         terminal.say(f"{state.run} has ended: {state.status}")
     else:
         terminal.say(f"{state.run} had already ended: {state.status}")
-
-
-def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
-    from tfcluster.coordinator.cleanup import clean_up  # imports psutil, which is slow
-
-    found = clean_up(paths)
-    if found.processes:
-        count = plural(len(found.processes), "process", "processes")
-        terminal.say_wrapped(f"ended {count}: {', '.join(map(str, found.processes))}")
-    if found.files:
-        terminal.say_wrapped(f"removed {', '.join(map(str, found.files))}")
-    if not found.processes and not found.files:
-        terminal.say("no processes or files of the run are left on this host")
-    end_tasks_on_hosts(paths, terminal)
-    found.require_dead()
-
-
-def end_tasks_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
-    """End the tasks that a lost run left on other machines, and print what was ended.
-
-    Raises NodeLostError if tasks may still run on a host.
-    """
-    from tfcluster.coordinator import cleanup
-
-    ends = cleanup.end_nodes(paths)
-    for end in ends:
-        if not end.trouble:
-            what = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
-            terminal.say_wrapped(f"{end.node}: {what}")
-        if end.folder is not None:
-            terminal.say_wrapped(f"{end.node}: saved files stay in {end.folder}")
-    cleanup.require_ended(paths.run_id, ends)

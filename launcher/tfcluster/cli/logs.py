@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 import click
 
+from tfcluster.api import get_run
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts, rank
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui.follow import RunView, StateFile, line_style_for
+from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.lines import escape_json
 from tfcluster.ui.merged_logs import LogFilter, MergedLogs
 from tfcluster.ui.tail import end_of_lines
@@ -51,7 +52,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
-    terminal, paths = Terminal(), registry.resolve(run)
+    terminal, paths = Terminal(), get_run(run).paths
     log_filter = LogFilter(
         tasks=_parse_tasks(paths, tasks),
         grep=_compile(grep),
@@ -63,7 +64,7 @@ def command(
     if as_json:
         if collapse:
             raise UsageError("--collapse and --json exclude each other", fix="leave out one")
-        is_over = StateFile(paths).is_over
+        is_over = registry.StateFile(paths).is_over
         _emit(MergedLogs(paths, log_filter), terminal, is_over=lambda: not follow or is_over())
     elif follow:
         view = RunView(
@@ -74,7 +75,7 @@ def command(
             shows_messages=False,
             events_offset=end_of_lines(paths.events),
         )
-        view.run(is_over=StateFile(paths).is_over)
+        view.run(is_over=registry.StateFile(paths).is_over)
     else:
         merged = MergedLogs(paths, log_filter, line_style_for(terminal, terminal.stdout, collapse))
         for block in merged.drain():

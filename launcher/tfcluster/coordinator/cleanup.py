@@ -14,7 +14,7 @@ import glob
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,15 +86,23 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     return ends
 
 
-def require_ended(run_id: str, ends: Iterable[NodeEnd]) -> None:
-    """Raise NodeLostError if tasks may still run on a node of a lost run."""
+def end_on_hosts(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """End the tasks that a lost run left on other machines; `say` gets what was ended.
+
+    Raises NodeLostError if tasks may still run on a host.
+    """
     problems = []
-    for end in ends:
+    for end in end_nodes(paths):
         if end.trouble:
             at = time.strftime("%H:%M:%S", time.localtime(end.until))
             problems.append(f"{end.node}: its tasks may run until {at}: {end.trouble}")
+        else:
+            what = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
+            say(f"{end.node}: {what}")
+        if end.folder is not None:
+            say(f"{end.node}: saved files stay in {end.folder}")
     if problems:
-        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {run_id}")
+        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {paths.run_id}")
 
 
 async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
@@ -146,14 +154,6 @@ class CleanedUp:
     survivors: tuple[Leftover, ...] = ()
     """Processes that were killed and still live: in the kernel, uninterruptible."""
 
-    def require_dead(self) -> None:
-        """Raise NodeLostError if a process survived."""
-        if self.survivors:
-            names = ", ".join(map(str, self.survivors))
-            raise NodeLostError(
-                f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
-            )
-
 
 def clean_up(paths: RunPaths) -> CleanedUp:
     """End the leftover processes of a lost run on this host, remove its files and mark it lost.
@@ -166,6 +166,27 @@ def clean_up(paths: RunPaths) -> CleanedUp:
     survivors = tuple(p for p in processes if p.process.is_running() and not _is_dead(p))
     _mark_lost(paths, state)
     return CleanedUp(processes, files, survivors)
+
+
+def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """Clean up after a lost run here and on its hosts; `say` gets what was ended.
+
+    Raises NodeLostError if tasks may still run.
+    """
+    found = clean_up(paths)
+    if found.processes:
+        noun = "process" if len(found.processes) == 1 else "processes"
+        say(f"ended {len(found.processes)} {noun}: {', '.join(map(str, found.processes))}")
+    if found.files:
+        say(f"removed {', '.join(map(str, found.files))}")
+    if not found.processes and not found.files:
+        say("no processes or files of the run are left on this host")
+    end_on_hosts(paths, say)
+    if found.survivors:
+        names = ", ".join(map(str, found.survivors))
+        raise NodeLostError(
+            f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
+        )
 
 
 def end_processes(run_id: str) -> tuple[Leftover, ...]:

@@ -1,9 +1,10 @@
-"""The log files of a run: their folders, and the labels of the tasks that wrote them."""
+"""The log files of a run: their folders, the labels of the tasks that wrote them, their lines."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tfcluster.plan.context import LOCAL
@@ -53,3 +54,27 @@ def rank(label: str) -> tuple[int, str, int]:
     job, _, index = label.partition(":")
     place = JOBS.index(job) + 1 if job in JOBS else 0
     return place, job, int(index) if index.isdecimal() else 0
+
+
+class GrowingFile:
+    """A reader of the new whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self, *, with_rest: bool = False) -> Iterator[bytes]:
+        """Yield the lines since the last call; `with_rest`: a last one without newline too."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_size == self._offset:
+                return
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if line.endswith(b"\n") or with_rest:
+                    self._offset += len(line)
+                    yield line
+
+
+def text_of(line: bytes) -> str:
+    """Return a line as text; of a progress bar, its last state."""
+    return line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")
