@@ -1,15 +1,16 @@
-"""A run waits in a queue until its nodes are allocated; the backend is the template for new ones."""
+"""A run waits in a queue until its nodes are allocated; its backend is the template."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.integration.commandline import CommandLine, wait_until
+from tests.integration.commandline import CommandLine
 
 ROOT = Path(__file__).parents[2]
 MAIN = """
@@ -19,6 +20,13 @@ from tfcluster.cli.main import entry
 entry()
 """
 SHOW = "import os; print(os.environ['TF_CONFIG'], flush=True)"
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 class Queue:
@@ -56,7 +64,7 @@ class Queue:
 
 
 @pytest.fixture
-def queue(shell: CommandLine) -> Iterator[Queue]:
+def queue(shell: CommandLine) -> Queue:
     return Queue(shell)
 
 
@@ -69,7 +77,7 @@ def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue)
     assert "nodes: 0 of 2 slots are free" in status
 
     queue.free("127.0.0.1", "localhost")
-    out, err = up.communicate(timeout=60)
+    _, err = up.communicate(timeout=60)
     assert up.returncode == 0, err
     (allocated,) = [e for e in queue.shell.events() if e["type"] == "nodes_allocated"]
     assert allocated["hosts"] == {"node-0": "127.0.0.1", "node-1": "localhost"}

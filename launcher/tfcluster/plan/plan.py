@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from tfcluster import kinds
@@ -200,7 +201,8 @@ class TaskPlan:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        """``host:port``; empty if the host is chosen at the start."""
+        return f"{self.host}:{self.port}" if self.host else ""
 
     @property
     def bare_host(self) -> str:
@@ -275,10 +277,19 @@ class Plan:
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The cluster's other tasks, which are started by hand or on another machine."""
 
-    def at(self, hosts: Mapping[str, str]) -> Plan:
-        """Return the plan with the host names of allocated nodes (node → host name)."""
-        tasks = (replace(task, host=hosts.get(task.node, task.host)) for task in self.tasks)
-        return replace(self, tasks=tuple(tasks))
+    def at(
+        self,
+        hosts: Mapping[str, str] = MappingProxyType({}),
+        ports: Mapping[TaskId, int] = MappingProxyType({}),
+    ) -> Plan:
+        """Return the plan with what was chosen at the start: node → host name, and task → port."""
+
+        def chosen(task: TaskPlan) -> TaskPlan:
+            host, port = hosts.get(task.node, task.host), ports.get(task.id, task.port)
+            return replace(task, host=host, port=port)
+
+        tasks, elsewhere = tuple(map(chosen, self.tasks)), tuple(map(chosen, self.elsewhere))
+        return replace(self, tasks=tasks, elsewhere=elsewhere)
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:

@@ -109,21 +109,18 @@ def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) 
 def start_panel(
     plan: Plan,
     paths: RunPaths,
-    ports: Mapping[str, int] | None = None,
     *,
     resumes: tuple[str, int | None, str | None] | None = None,
 ) -> Panel:
     """Return the panel of a run that starts: Python, tasks, open ports, notes, run folder.
 
-    `ports` maps task → reserved port, where the plan left the port to be chosen; `resumes` is the
-    run to resume from, its step, and the name of its checkpoint.
+    `resumes` is the run to resume from, its step, and the name of its checkpoint.
     """
-    ports = ports or {}
     pairs = [("image", ", ".join(plan.images))] if plan.images else []
     pairs += [*_pythons(plan), ("workdir", _workdir_and_copies(plan))]
     pairs.append(("strategy", format_strategy(plan)))
     cluster = [task for task in plan.listening if task.in_cluster]
-    if listening := [ports.get(str(task.id), task.port) for task in cluster]:
+    if listening := [task.port for task in cluster]:
         pairs.append(("open ports", describe_ports(plan, listening)))
     if plan.joins and plan.elsewhere:
         others = [f"{task.id} at {task.address}" for task in plan.elsewhere]
@@ -131,8 +128,8 @@ def start_panel(
     pairs.append(("folder", str(paths.root)))
     if resumes is not None:
         pairs.append(("resumes", format_resume(*resumes)))
-    parts: list[Part] = [Facts(tuple(pairs)), _start_grid(plan, ports)]
-    parts += _manual_starts(plan, paths, ports)
+    parts: list[Part] = [Facts(tuple(pairs)), _start_grid(plan)]
+    parts += _manual_starts(plan, paths)
     parts += [f"note: {note}" for note in plan.notes]
     return Panel(paths.run_id, tuple(parts))
 
@@ -330,12 +327,11 @@ def _workdir_and_copies(plan: Plan) -> str:
     return f"{plan.workdir}, a copy {where}"
 
 
-def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> list[Part]:
+def _manual_starts(plan: Plan, paths: RunPaths) -> list[Part]:
     """Return the command for each task that the user starts by hand (``--except``)."""
     parts: list[Part] = []
     for task in plan.by_hand:
-        port = ports.get(str(task.id), task.port)
-        parts.append(f"start {task.id} by hand, at {task.host}:{port}:")
+        parts.append(f"start {task.id} by hand, at {task.address}:")
         if task.node == LOCAL:
             exports = f'eval "$(tfcluster env {paths.run_id[-4:]} {task.id})"'
             parts.append(Verbatim((f"({exports} && {start_line(task)})",)))
@@ -347,19 +343,18 @@ def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> lis
     return parts
 
 
-def _start_grid(plan: Plan, ports: Mapping[str, int]) -> Grid:
+def _start_grid(plan: Plan) -> Grid:
     if len(plan.tasks) > _MAX_LISTED:
         counts = Counter(task.node for task in plan.tasks)
         rows = tuple((node.name, str(counts[node.name])) for node in plan.nodes)
         return Grid(("node", "tasks"), rows, frozenset({"tasks"}))
-    return Grid.of(
-        plan.tasks,
-        _TASK_COLUMNS
-        | {"address": lambda task: f"{task.host}:{ports.get(str(task.id), task.port) or '?'}"},
-    )
+    address = {"address": lambda task: f"{task.host}:{task.port or '?'}"}
+    return Grid.of(plan.tasks, _TASK_COLUMNS | address)
 
 
 def _address(task: TaskPlan) -> str:
+    if not task.host:
+        return "chosen at start"
     return task.address if task.port else f"{task.host}, port chosen at start"
 
 
