@@ -243,7 +243,9 @@ def test_the_record_of_an_internal_error_has_no_secrets(shell: CommandLine) -> N
     done = shell.run("run", "-d", "--set", "job.env.API_KEY=null", "task.py")
 
     assert done.code == 70, done.err
-    assert "RuntimeError: boom ********" in (shell.last_run() / "fault.txt").read_text()
+    folder = shell.last_run()
+    assert "RuntimeError: boom ********" in (folder / "fault.txt").read_text()
+    assert "s3cret-value" not in (folder / "coordinator.log").read_text()
 
 
 def test_runs_of_one_name_started_in_one_second_share_nothing(shell: CommandLine) -> None:
