@@ -6,12 +6,13 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
-from tfcluster.discovery.interpreters import Choice, choose, known
+from tfcluster.discovery.interpreters import Choice, choose
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
@@ -129,7 +130,7 @@ def _with_job(
     meanwhile()
     return replace(
         context,
-        interpreters={node: choice.result() for node, choice in choices.items()},
+        interpreters={node: choice() for node, choice in choices.items()},
         env_file=env_file,
         imports=code.imports if code is not None else None,
         code=code or _read_job_code(spec, (workdir, Path(context.bundles[LOCAL]) / "workers")),
@@ -140,17 +141,17 @@ def _interpreters(
     spec: ClusterSpec, context: PlanContext, workdir: Path, python: str | None
 ) -> dict[str, Choice]:
     """Return node → Python; for a remote node only the path, as the spec gives it."""
-    found = {}
+    found: dict[str, Choice] = {}
     for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
         path, why = (python, "--python") if python else _path_and_field(spec, tasks[0].host)
         if tasks[0].backend == DOCKER:
-            found[node] = known(_image_python(path, why))
+            found[node] = partial(_image_python, path, why)
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
         if node == LOCAL:
             found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
-            found[node] = known(Interpreter(path or "python3", why or "python3 on its PATH"))
+            found[node] = partial(Interpreter, path or "python3", why or "python3 on its PATH")
     return found
 
 
