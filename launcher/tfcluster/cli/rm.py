@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import click
 
-from tfcluster.backends.docker import past_runs
+from tfcluster.backends import past_runs
 from tfcluster.cli.completion import files
 from tfcluster.cli.down import collecting_errors, end_tasks_on_hosts
 from tfcluster.errors import NodeLostError, SetupError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
-
-_DOCKER_S = 8.0
 
 
 @click.command("rm")
@@ -45,7 +43,7 @@ def remove(paths: RunPaths, terminal: Terminal) -> None:
     """
     _end_leftovers(paths, terminal)
     registry.delete(paths)
-    for sentence in past_runs.forget_removed(paths.run_id, patience_s=_DOCKER_S):
+    for sentence in past_runs.forget_removed(paths.run_id):
         terminal.say_wrapped(sentence)
 
 

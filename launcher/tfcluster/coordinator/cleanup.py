@@ -14,16 +14,16 @@ import glob
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tfcluster import backends
 from tfcluster.agent import foreign_json
-from tfcluster.backends.base import EndsLostRuns
 from tfcluster.errors import NodeLostError, RunFolderError
-from tfcluster.nodes.hub import KILL_S, backend_of
+from tfcluster.nodes.hub import KILL_S
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
@@ -67,7 +67,7 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
 
 def outliving(plan: Plan) -> list[NodePlan]:
     """Return the nodes whose tasks outlive the coordinator, for as long as their lease."""
-    return [node for node in plan.nodes if isinstance(backend_of(node), EndsLostRuns)]
+    return [node for node in plan.nodes if node.capabilities.outlives_coordinator]
 
 
 def end_nodes(paths: RunPaths) -> list[NodeEnd]:
@@ -86,6 +86,17 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     return ends
 
 
+def require_ended(run_id: str, ends: Iterable[NodeEnd]) -> None:
+    """Raise NodeLostError if tasks may still run on a node of a lost run."""
+    problems = []
+    for end in ends:
+        if end.trouble:
+            at = time.strftime("%H:%M:%S", time.localtime(end.until))
+            problems.append(f"{end.node}: its tasks may run until {at}: {end.trouble}")
+    if problems:
+        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {run_id}")
+
+
 async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
     nodes = [node for node in plan.nodes if node.name in until]
     ending = (_end_node(node, state, until[node.name]) for node in nodes)
@@ -93,12 +104,11 @@ async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, identity = backend_of(node), state.agents.get(node.name, {}).get("identity")
-    assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
+    identity = state.agents.get(node.name, {}).get("identity")
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        found = await backend.end_run(node, run_id=state.run, former=identity)
+        found = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
     trouble = "" if found["is_proved"] else "nothing proves that its agent has ended"
@@ -135,6 +145,14 @@ class CleanedUp:
     files: tuple[Path, ...]
     survivors: tuple[Leftover, ...] = ()
     """Processes that were killed and still live: in the kernel, uninterruptible."""
+
+    def require_dead(self) -> None:
+        """Raise NodeLostError if a process survived."""
+        if self.survivors:
+            names = ", ".join(map(str, self.survivors))
+            raise NodeLostError(
+                f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
+            )
 
 
 def clean_up(paths: RunPaths) -> CleanedUp:

@@ -25,7 +25,6 @@ from tfcluster.plan.keras_settings import (
     with_inherited_switch,
 )
 from tfcluster.plan.placement import (
-    DOCKER,
     PlacedTask,
     by_machine,
     by_node,
@@ -33,7 +32,6 @@ from tfcluster.plan.placement import (
     find_task_gpus,
     place_tasks,
     renumber_gpus,
-    shares_this_machine,
 )
 from tfcluster.plan.plan import (
     CheckpointPlan,
@@ -130,7 +128,7 @@ class _PlanBuilder:
         runs_python = any(program.has_hooks for program in programs)
         for name, tasks in by_node(self.placed_tasks).items():
             first, made = tasks[0], None
-            if first.backend == DOCKER:
+            if first.kind.capabilities.in_containers:
                 made = container(self.spec, self.context, first, self.shares[first.id])
             yield NodePlan(
                 name=name,
@@ -147,7 +145,7 @@ class _PlanBuilder:
         for placed in self.placed_tasks:
             share, job = self.shares[placed.id], placed.id.job
             program = command.find_program(self.spec.job, placed.id)
-            if placed.backend == DOCKER:
+            if placed.kind.capabilities.in_containers:
                 share = renumber_gpus(share)
             yield TaskPlan(
                 id=placed.id,
@@ -204,7 +202,7 @@ class _PlanBuilder:
         return remote_paths.workdir(node, next(chosen, None))
 
     def _destination(self, placed: PlacedTask) -> str | None:
-        if placed.backend != "ssh":
+        if not placed.kind.capabilities.has_addresses:
             return None
         return next((host.ssh for host in self._host_settings(placed.host) if host.ssh), None)
 
@@ -222,7 +220,7 @@ def _shares(
 ) -> Iterator[tuple[TaskId, Share]]:
     is_search = spec.job.kind == "tuner"
     for tasks in by_machine(placed_tasks):
-        is_local = shares_this_machine(tasks[0], context)
+        is_local = context.is_here(tasks[0].backend)
         ids = [placed.id for placed in tasks]
         found = shares(
             ids,
@@ -268,7 +266,7 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
                 yield from _estimator_notes(node.interpreter, context)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory has no effect without containers (--backend docker)"
-    is_local = context.docker_is_local or any(task.node == LOCAL for task in plan.tasks)
+    is_local = any(context.is_here(node.backend) for node in plan.nodes)
     if plan.resources.gpus == "all" and context.gpus == () and is_local:
         yield 'gpus is "all", but this machine has no GPU: its tasks train on the CPU'
     if spec.runtime.user is not None and not plan.images:

@@ -18,7 +18,7 @@ from tfcluster.plan.keras_settings import (
     uses_legacy_keras,
     with_inherited_switch,
 )
-from tfcluster.plan.placement import DOCKER, PlacedTask, hosts_of
+from tfcluster.plan.placement import PlacedTask, hosts_of
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import EVEN_SHARE, Share, gpu_env, thread_env
 from tfcluster.plan.secrets import is_secret
@@ -252,7 +252,7 @@ class Variables:
 
     def _data_dir(self, host: str) -> tuple[str, str] | None:
         found = find_data_dir(self.spec, host)
-        if found and self.spec.runtime.backend == DOCKER:
+        if found and self.placed_tasks[0].kind.capabilities.in_containers:
             return placement.resolve_mount(found[0], self.context), found[1]
         return found
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Final, Literal
 
+from tfcluster import kinds
+from tfcluster.kinds import Capabilities
 from tfcluster.spec import JOBS
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
@@ -151,6 +153,20 @@ class NodePlan:
         """The path of the Python of its tasks; ``python3`` where only the node knows it."""
         return self.interpreter.path if self.interpreter is not None else "python3"
 
+    @property
+    def capabilities(self) -> Capabilities:
+        return kinds.get(self.backend).capabilities
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is this machine."""
+        return self.capabilities.shares_filesystem
+
+    @property
+    def has_private_network(self) -> bool:
+        """True if its agent gives its tasks a network with loopback only, as no container has."""
+        return self.network == "private" and not self.capabilities.in_containers
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -260,6 +276,11 @@ class Plan:
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The cluster's other tasks, which are started by hand or on another machine."""
+
+    def at(self, hosts: Mapping[str, str]) -> Plan:
+        """Return the plan with the host names of allocated nodes (node → host name)."""
+        tasks = (replace(task, host=hosts.get(task.node, task.host)) for task in self.tasks)
+        return replace(self, tasks=tuple(tasks))
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:

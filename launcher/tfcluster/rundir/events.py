@@ -37,6 +37,22 @@ class RunStarted(Event):
     run: str
 
 
+class RunQueued(Event):
+    """The run waits until its nodes are allocated."""
+
+    reason: str
+    """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
+
+
+class NodesAllocated(Event):
+    """The nodes whose host names the plan could not know are there."""
+
+    hosts: Mapping[str, str]
+    """Node → host name."""
+    addresses: Mapping[str, str]
+    """Task → address; its port may still be 0."""
+
+
 class Resumed(Event):
     """The run starts from a checkpoint of an earlier one (``up --resume``)."""
 

@@ -82,6 +82,16 @@ class _Changes:
 
     node_reconnected = node_connected
 
+    def run_queued(self, event: ev.RunQueued) -> None:
+        self._move_run(event.type)
+        self.state.waits_for = f"nodes: {event.reason}"
+
+    def nodes_allocated(self, event: ev.NodesAllocated) -> None:
+        self._move_run(event.type)
+        self.state.waits_for = None
+        for task, address in event.addresses.items():
+            self.state.task(task).address = address
+
     def node_unreachable(self, event: ev.NodeUnreachable) -> None:
         self._move_node(event.node, event.type)
 
@@ -109,7 +119,7 @@ class _Changes:
         task.started_at, task.log = self.now, str(log.relative_to(self.paths.root))
         self.state.attempt = max(self.state.attempt, event.attempt)
         if not any(task.state in ("waiting", "restarting") for task in self.state.tasks):
-            self.state.status = states.after(states.RUN, self.state.status, "all_started")
+            self._move_run("all_started")
             self.state.waits_for = None
 
     def restarting(self, event: ev.Restarting) -> None:
@@ -125,7 +135,7 @@ class _Changes:
             stays = task.task.startswith("evaluator") and task.state != "lost"
             if not stays and (event.members is None or task.task in event.members):
                 _move_task(task, event.type)
-        self.state.status = states.after(states.RUN, self.state.status, event.type)
+        self._move_run(event.type)
 
     def task_frozen(self, event: ev.TaskFrozen) -> None:
         self.state.task(event.task).frozen_by = event.signal
@@ -194,7 +204,7 @@ class _Changes:
         }
 
     def run_stopping(self, event: ev.RunStopping) -> None:
-        self.state.status = states.after(states.RUN, self.state.status, event.type)
+        self._move_run(event.type)
         self.state.waits_for = None
         self.state.stop_by = self.now + event.grace_s
 
@@ -211,6 +221,9 @@ class _Changes:
             self._move_node(node, event.type)
         for task in self.state.tasks:
             _move_task(task, event.type)
+
+    def _move_run(self, trigger: str) -> None:
+        self.state.status = states.after(states.RUN, self.state.status, trigger)
 
     def _move_node(self, node: str, trigger: str) -> None:
         before = self.state.nodes.get(node, "connecting")

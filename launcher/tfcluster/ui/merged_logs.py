@@ -12,13 +12,12 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfcluster.plan.plan import TaskId
+from tfcluster.rundir.log_files import label_of, log_folders, rank
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec import JOBS
 from tfcluster.ui.lines import (
     Collapser,
     latest_states,
@@ -30,54 +29,10 @@ from tfcluster.ui.lines import (
 from tfcluster.ui.tail import CHUNK, LogSource, tail_offset
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 MAX_LINE_BYTES = 8 * 1024
 """Bytes of one line that a terminal gets."""
-_DISCOVER_INTERVAL_S = 0.5
 _TIME_STAMPS_SETTLE_NS = 1_000_000_000
 """A folder may change twice within one tick of its time stamp."""
-
-
-def log_folders(logs: Path) -> list[tuple[int, Path]]:
-    """Return attempt number and folder of each attempt; prepare (0) comes first."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for folder in logs.iterdir():
-            if match := _ATTEMPT.fullmatch(folder.name):
-                found.append((int(match[1]), folder))
-            elif folder.name == "prepare":
-                found.append((0, folder))
-    return sorted(found)
-
-
-def newest_attempts(logs: Path) -> dict[str, int]:
-    """Return label → newest attempt that has a log; tasks restart together or alone."""
-    newest: dict[str, int] = {}
-    for attempt, folder in log_folders(logs):
-        newest |= {label_of(path): attempt for path in folder.glob("*.log")}
-    return newest
-
-
-def prepare_label(node: str) -> str:
-    """Return the label of a node's prepare step in the merged stream."""
-    return "prepare" if node == "local" else f"prepare@{node}"
-
-
-def label_of(path: Path) -> str:
-    """Return the label of the task whose log is `path`."""
-    if path.parent.name == "prepare":
-        return prepare_label(path.stem)
-    try:
-        return str(TaskId.parse(path.stem))
-    except ValueError:
-        return path.stem
-
-
-def rank(label: str) -> tuple[int, str, int]:
-    """Return a sort key for labels: prepare, chief, workers by number, ps, evaluator."""
-    job, _, index = label.partition(":")
-    place = JOBS.index(job) + 1 if job in JOBS else 0
-    return place, job, int(index) if index.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +105,10 @@ class MergedLogs:
         paths: RunPaths,
         log_filter: LogFilter | None = None,
         line_style: LineStyle | None = None,
+        watch: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self._paths = paths
+        """Find the logs of a run; `watch` is called with each folder that may get more."""
+        self._paths, self._watch = paths, watch
         self._filter = log_filter or LogFilter()
         self._line_style = line_style or LineStyle()
         self._tasks: dict[str, _TaskLogs] = {}
@@ -162,14 +119,15 @@ class MergedLogs:
 
     def discover(self, *, tail: int | None = None) -> None:
         """Find files created since the last call; cheap if there are none."""
-        self._discovered_at = time.monotonic()
         before = len(self._known)
         for attempt, folder in log_folders(self._paths.logs):
+            if folder not in self._folder_times:
+                self._watch(folder)  # first: a log that is created in between is then reported
             changed = _folder_time_ns(folder)
             if self._folder_times.get(folder) == changed:
                 continue
-            if time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS:
-                self._folder_times[folder] = changed
+            is_settled = time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS
+            self._folder_times[folder] = changed if is_settled else 0
             for path in self._new_files(folder):
                 self._add(path, attempt, tail)
         if self._tasks and len(self._known) > before:
@@ -188,8 +146,7 @@ class MergedLogs:
 
         A consumer that blocks while writing pauses the round; nothing is lost.
         """
-        if time.monotonic() - self._discovered_at > _DISCOVER_INTERVAL_S:
-            self.discover()
+        self.discover()
         for task in list(self._tasks.values()):
             if self._collapser is not None:
                 self._collapser.feed(task.label, self._plain_lines(task))

@@ -140,10 +140,10 @@ def used_lost_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def note(paths: RunPaths) -> None:
-        folder = paths.root.parents[1] / "containers"
+        folder = paths.root.parents[1] / "leftovers"
         folder.mkdir(exist_ok=True)
         coordinator = f"{socket.gethostname()}/{os.getuid()}/1/1"
-        (folder / paths.run_id).write_text(f"DOCKER_HOST=unix:///away\n{coordinator}\n")
+        (folder / paths.run_id).write_text(f"docker\nDOCKER_HOST=unix:///away\n{coordinator}\n")
 
     return note
 
@@ -154,7 +154,7 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     used_lost_docker: Callable[[RunPaths], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfcluster.cli.down.LISTENS_WITHIN_S", 0.0)
+    monkeypatch.setattr("tfcluster.run_handle.LISTENS_WITHIN_S", 0.0)
     silent = make_run("silent", "running", age_s=DAY_S)
     contained = make_run("contained", age_s=DAY_S)
     used_lost_docker(contained)

@@ -15,13 +15,13 @@ from typing import Any, cast
 import pytest
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError
+from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plan.plan import NodePlan, TaskId
@@ -30,6 +30,7 @@ from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.supervisor import Supervisor
 
 STOLEN = "UnknownError: Could not start gRPC server"
 
@@ -38,7 +39,7 @@ class FakeHub(Hub):
     """A hub without links, which records the types of sent messages."""
 
     def __init__(self, paths: RunPaths) -> None:
-        super().__init__(_no_backend, paths)
+        super().__init__(paths)
         self._here = paths
         self.sent: list[str] = []
 
@@ -55,10 +56,6 @@ class FakeHub(Hub):
 
 def ignore(value: object) -> None:
     """Return None, as calls of the loop must."""
-
-
-def _no_backend(node: NodePlan) -> Backend:
-    raise AssertionError(node)
 
 
 class FakeGathering:
@@ -92,7 +89,7 @@ class Scene:
         self.on_connect: Callable[[], object] = int
         run_writer: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
         coordinator_loop = Loop(
-            self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.orders.take())
+            self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.take_orders())
         )
         run_gathering: Any = self.run_gathering
         startup = Startup(
@@ -224,7 +221,7 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     dead = threading.Event()
     monkeypatch.setattr(probes, "probe_this_node", lambda plan: dead.wait(60))
     history = replay_of()
-    history.supervisor = history.make_supervisor()  # nothing has started
+    history.supervisor = Supervisor(history.plan)  # nothing has started
     history.supervisor.begin_run(history.now)
     scene = Scene(history, tmp_path)
 
@@ -246,7 +243,7 @@ def test_a_dropped_node_that_has_ended_has_no_lease_to_wait_for(
     hub = FakeHub(RunPaths(tmp_path))
     link: Any = SimpleNamespace(heard_at=100.0, has_ended=has_ended, close=_closed)
     hub._links["far"] = link
-    hub._capabilities["far"] = Capabilities(False, has_lease=True, holds_ports=True)
+    hub._capabilities["far"] = Capabilities()
     asyncio.run(hub.drop("far"))
     assert hub.fenced_until("far") == (0.0 if has_ended else pytest.approx(171.0))
 

@@ -177,7 +177,7 @@ def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None
     ("sections", "tasks", "message"),
     [
         ({}, "worker:0 worker:1", "--except leaves no task to start"),
-        ({"runtime": {"backend": "docker"}}, "worker:1", "a task in a container"),
+        ({"runtime": {"backend": "docker"}}, "worker:1", "docker makes the nodes"),
         (
             {"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:2222"]}},
             "worker:1",
