@@ -240,7 +240,6 @@ class Checkpoints(Section):
         (),
         "Globs of files below the workdir to copy from the chief's node at the end.",
         ["*.keras", "plots/**"],
-        shown_default=[],
     )
     to: Text | None = documented(
         None, "Folder for a copy of the newest checkpoint and the outputs at the end.", "results"
