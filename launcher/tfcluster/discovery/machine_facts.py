@@ -146,9 +146,10 @@ def _interpreters(
     """Return node → Python; for a remote node only the path, as the spec gives it."""
     found: dict[str, Choice] = {}
     for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
-        path, why = (python, "--python") if python else _path_and_field(spec, tasks[0].host)
+        path, field = (python, ("--python",)) if python else requested_python(spec, tasks[0].host)
+        why = ".".join(field)
         if tasks[0].kind.capabilities.in_containers:
-            found[node] = partial(_image_python, path, why)
+            found[node] = partial(_image_python, path, why, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
         if node == LOCAL:
@@ -158,28 +159,22 @@ def _interpreters(
     return found
 
 
-def _image_python(path: str | None, why: str) -> Interpreter:
+def _image_python(path: str | None, why: str, *, is_option: bool) -> Interpreter:
     """Return the Python of a container, in which a path relative to the spec means nothing."""
     if path is not None and "/" in path and not path.startswith("/"):
-        if why == "--python":
+        if is_option:
             fix = "leave it out, or give a path in the image: --python /opt/tf/bin/python"
             raise InterpreterError(f"{path} is not a path in a Docker image ({why})", fix=fix)
         return Interpreter("python3", f"the image's; {why} is a path of this machine")
     return Interpreter(path or "python3", why or "the image's")
 
 
-def requested_python(spec: ClusterSpec, host: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the Python that the spec requests for `host`, and the field's path; or None."""
-    for key in (host, "*"):
-        settings = spec.runtime.hosts.get(key)
-        if settings is not None and settings.python:
-            return settings.python, ("runtime", "hosts", key, "python")
-    return (spec.runtime.python, ("runtime", "python")) if spec.runtime.python else None
-
-
-def _path_and_field(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
-    found = requested_python(spec, host)
-    return (found[0], ".".join(found[1])) if found is not None else (None, "")
+def requested_python(spec: ClusterSpec, host: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the Python that the spec requests for `host`, or None, and the field's path."""
+    found = spec.runtime.of_host(host, "python")
+    if found[0] is None and spec.runtime.python is not None:
+        return spec.runtime.python, ("runtime", "python")
+    return found
 
 
 def _read_env_file(spec: ClusterSpec, context: PlanContext) -> tuple[tuple[str, str], ...]:
