@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
@@ -117,18 +116,18 @@ class Attempts:
         self.due_alone.clear()
         # Tasks that the user starts by hand restore the same state as the others.
         by_hand = [task.id for task in self.plan.by_hand if self.hub.uses_run_folder(task.node)]
-        restored = await self.loop.run_alongside(
+        step = await self.loop.run_alongside(
             self.run_gathering.put_state_back([*to_start, *by_hand])
         )
         self.run_gathering.follow_chief(chief_among(self.plan, members))
-        self._order_start(number, members, to_start, restored)
+        self._order_start(number, members, to_start, step)
 
     def _order_start(
-        self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], restored: PutBack
+        self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], step: int | None
     ) -> None:
         """Order the start of `tasks` that are still to start after the state was put back."""
         if due := self.supervisor.order(tasks, number, self.loop.now()):
-            self.startup.start_tasks(number, members, only=due, restored_step=restored.step)
+            self.startup.start_tasks(number, members, only=due, restored_step=step)
 
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
@@ -152,12 +151,12 @@ class Attempts:
         members = tuple(member.id for member in self.supervisor.gang)
         put_back = self.run_gathering.put_state_back([order.task])
         try:
-            restored = await self.loop.run_alongside(put_back)
+            step = await self.loop.run_alongside(put_back)
         except SetupError as error:
             task, number = str(order.task), order.attempt
             self.supervisor.start_failed(task, number, error.message, self.loop.now())
         else:
-            self._order_start(order.attempt, members, [order.task], restored)
+            self._order_start(order.attempt, members, [order.task], step)
 
     async def _reconnect(self) -> None:
         """Give lost nodes a new agent; once it answers, no old task lives on the node.

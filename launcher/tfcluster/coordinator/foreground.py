@@ -157,7 +157,8 @@ class Session:
             fix=f"please report it with {self.paths.fault}",
         )
         with contextlib.suppress(OSError):
-            self.paths.fault.write_text("".join(traceback.format_exception(fault)))
+            trace = "".join(traceback.format_exception(fault))
+            self.paths.fault.write_text(secrets.redact(trace, self._secrets))
         return self._fail(error)
 
     def _fail(self, error: TfclusterError) -> Outcome:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from tfcluster import kinds
 from tfcluster.kinds import Capabilities
@@ -17,6 +17,8 @@ from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 Kind = Literal["training", "tuner", "plain"]
 Network = Literal["host", "private"]
 
+MASK: Final = "********"
+"""The text that hides a secret."""
 _TASK = re.compile(rf"({'|'.join(JOBS)})[:-](\d+)")
 
 
@@ -66,7 +68,7 @@ class EnvVar:
 
     @property
     def shown(self) -> str:
-        return "********" if self.secret else self.value
+        return MASK if self.secret else self.value
 
     def to_json(self) -> dict[str, Any]:
         """Return the variable for JSON, without the value of a secret."""

@@ -56,7 +56,7 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     Raises UsageError for a `python` that does not exist.
     """
     workdir = Path.cwd()
-    found = interpreters.choose(python, "--python", base=workdir, workdir=workdir).result()
+    found = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
     answer = replace(
         probes.machine_facts(LOCAL, home()),
         python=found.version or "",
