@@ -17,6 +17,7 @@ import signal
 import time
 import zlib
 
+from tfcluster.agent import Any
 from tfcluster.agent.processes import (
     first_environment,
     is_alive,
@@ -24,11 +25,6 @@ from tfcluster.agent.processes import (
     read_bytes,
     start_time,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 END_S = 10.0
 """The time for a guard to end the tasks of a killed agent."""

@@ -15,18 +15,14 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterator
 
+from tfcluster.agent import Any
+from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.listener import is_own_user, listen
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import reap_orphans, set_process_name
 from tfcluster.agent.tasks.preloader import read_message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
 
 PROCESS_NAME = "tfcluster-warm"
 """The process name while it waits, which tells it from an orphan of a run."""

@@ -11,18 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import BadTree, Blob, NotInCache, check, copy, move
 from tfcluster.agent.files.cache import new_transit_folder, remove, remove_older
 from tfcluster.agent.net.private_folders import make_folders
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    Send = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 _PAGE = 10_000
 """The digests in one answer: 0.7 MB."""

@@ -16,18 +16,14 @@ import json
 import os
 import socket
 
+from tfcluster.agent import Any
 from tfcluster.agent.foreign_json import parse_json_object
+from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX, first_environment, read_bytes
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
-
-    _Held = tuple[int, socket.socket, int]
-    """The port, the socket bound to it, and the descriptor that holds its lock file."""
+_Held = tuple[int, socket.socket, int]
+"""The port, the socket bound to it, and the descriptor that holds its lock file."""
 
 
 class PortTaken(Exception):

@@ -5,17 +5,12 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
+from collections.abc import Callable, Iterator
 
 from tfcluster.agent import protocol
+from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.output import drain, size_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tfcluster.agent.net.session import CoordinatorLink
-    from tfcluster.agent.tasks.task import Task
-
+from tfcluster.agent.tasks.task import Task
 
 SMALL_READ = 256 << 10
 """The bytes from all pipes below which a pause follows, unless one pipe was half full."""
