@@ -132,8 +132,8 @@ def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
         return "\n".join(lines)
     found = []
     for number, node in enumerate(nodes):
-        pairs = tuple((check, cells[number]) for check, cells in rows if cells[number])
-        found += [node, *(f"  {line}" for line in part_lines(Facts(pairs), width - 2))]
+        facts = Facts.of(*((check, cells[number]) for check, cells in rows))
+        found += [node, *(f"  {line}" for line in part_lines(facts, width - 2))]
     return "\n".join(found)
 
 
