@@ -68,11 +68,8 @@ def _unshare_flags(flags: int) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _raise_loopback() -> None:
