@@ -98,7 +98,7 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
 
 def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) -> list[str]:
     """Return the whole plan as lines; only words that cannot be broken are wider than `width`."""
-    parts: list[Part] = [Facts(_facts(plan)), "", _task_grid(plan)]
+    parts: list[Part] = [_facts(plan), "", _task_grid(plan)]
     if plan.notes or obstacles:
         parts.append("")
     parts += [f"note: {note}" for note in plan.notes]
@@ -116,19 +116,19 @@ def start_panel(
 
     `resumes` is the run to resume from, its step, and the name of its checkpoint.
     """
-    pairs = [("image", ", ".join(plan.images))] if plan.images else []
-    pairs += [*_pythons(plan), ("workdir", _workdir_and_copies(plan))]
-    pairs.append(("strategy", format_strategy(plan)))
-    cluster = [task for task in plan.listening if task.in_cluster]
-    if listening := [task.port for task in cluster]:
-        pairs.append(("open ports", describe_ports(plan, listening)))
-    if plan.joins and plan.elsewhere:
-        others = [f"{task.id} at {task.address}" for task in plan.elsewhere]
-        pairs.append(("elsewhere", join_first(others, _MAX_LISTED)))
-    pairs.append(("folder", str(paths.root)))
-    if resumes is not None:
-        pairs.append(("resumes", format_resume(*resumes)))
-    parts: list[Part] = [Facts(tuple(pairs)), _start_grid(plan)]
+    listening = [task.port for task in plan.listening if task.in_cluster]
+    others = [f"{task.id} at {task.address}" for task in plan.elsewhere if plan.joins]
+    facts = Facts.of(
+        ("image", ", ".join(plan.images)),
+        *_pythons(plan),
+        ("workdir", _workdir_and_copies(plan)),
+        ("strategy", format_strategy(plan)),
+        ("open ports", describe_ports(plan, listening) if listening else None),
+        ("elsewhere", join_first(others, _MAX_LISTED) if others else None),
+        ("folder", str(paths.root)),
+        ("resumes", format_resume(*resumes) if resumes else None),
+    )
+    parts: list[Part] = [facts, _start_grid(plan)]
     parts += _manual_starts(plan, paths)
     parts += [f"note: {note}" for note in plan.notes]
     return Panel(paths.run_id, tuple(parts))
@@ -241,24 +241,19 @@ def _assignment(var: EnvVar, *, is_remote: bool) -> str:
     return f"{hidden}export {var.name}={value}  # {source}"
 
 
-def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    pairs = [("name", plan.name)]
-    if plan.spec_path:
-        pairs.append(("spec", plan.spec_path))
-    strategy = (
-        "none: plain tasks form no cluster" if plan.kind == "plain" else format_strategy(plan)
+def _facts(plan: Plan) -> Facts:
+    is_plain = plan.kind == "plain"
+    return Facts.of(
+        ("name", plan.name),
+        ("spec", plan.spec_path),
+        ("strategy", "none: plain tasks form no cluster" if is_plain else format_strategy(plan)),
+        ("open ports", describe_listeners(plan) if plan.listening else None),
+        ("image", ", ".join(plan.images)),
+        *_workdirs(plan),
+        *_pythons(plan),
+        *_commands(plan),
+        *(("prepare", join(command.argv)) for command in list(plan.prepare.values())[:1]),
     )
-    pairs.append(("strategy", strategy))
-    if plan.listening:
-        pairs.append(("open ports", describe_listeners(plan)))
-    if plan.images:
-        pairs.append(("image", ", ".join(plan.images)))
-    pairs += _workdirs(plan)
-    pairs += _pythons(plan)
-    pairs += _commands(plan)
-    for command in list(plan.prepare.values())[:1]:
-        pairs.append(("prepare", join(command.argv)))
-    return tuple(pairs)
 
 
 def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
