@@ -309,14 +309,15 @@ class Run:
         yield True
 
 
-def start_in_thread(start: Callable[[], tuple[RunPaths, threading.Thread]]) -> Run:
-    """Return the run that `start` starts in a thread; it ends with this process."""
+def end_with_process(paths: RunPaths) -> None:
+    """Note that this thread coordinates the run, which has to end before the process does."""
     if not _threads:
+        # Its own exit function must run after `_stop_all`.
+        import concurrent.futures.thread  # noqa: F401
+
         # `atexit` would come too late: by then threads, which the stop needs, cannot start.
         threading._register_atexit(_stop_all)  # type: ignore[attr-defined]
-    paths, thread = start()
-    _threads[paths] = thread
-    return Run(paths)
+    _threads[paths] = threading.current_thread()
 
 
 def describe_failure(state: RunSnapshot) -> tuple[str, str]:

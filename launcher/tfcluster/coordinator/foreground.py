@@ -175,25 +175,26 @@ def run_to_end(launch: Launch, watcher: Watcher) -> End:
         return session.run(watcher.announced)
 
 
-def start_thread(launch: Launch) -> tuple[RunPaths, threading.Thread]:
+def start_thread(launch: Launch, note: Callable[[RunPaths], None]) -> RunPaths:
     """Run in a new daemon thread of this process; return once the run folder exists.
 
-    Raises what `Session` raises.
+    `note` is called first in that thread, so that no run is unknown if this is interrupted. Raises
+    what `Session` raises.
     """
     opened: Future[RunPaths] = Future()
 
     def run() -> None:
         try:
             session = Session(launch)
+            note(session.paths)
         except BaseException as error:
             opened.set_exception(error)
             return
         opened.set_result(session.paths)
         session.run(lambda plan: None, handles_signals=False)
 
-    thread = threading.Thread(target=run, name=f"tfcluster {launch.plan.name}", daemon=True)
-    thread.start()
-    return opened.result(), thread
+    threading.Thread(target=run, name=f"tfcluster {launch.plan.name}", daemon=True).start()
+    return opened.result()
 
 
 @contextlib.contextmanager
