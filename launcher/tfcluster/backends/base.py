@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    from tfcluster.agent.catalogue import LostRunEnded
     from tfcluster.plan.plan import NodePlan
     from tfcluster.wire.link import AgentLink
 
@@ -85,7 +86,7 @@ class EndsLostRuns(Protocol):
 
     async def end_run(
         self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    ) -> LostRunEnded:
         """End the leftover processes of such a run; return the node's answer
         (`agent.fencing.end_lost_run`).
 

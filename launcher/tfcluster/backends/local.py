@@ -12,9 +12,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tfcluster.agent import foreign_json, protocol
+from tfcluster.agent.catalogue import Hello, Welcome
 from tfcluster.agent.entry import READY, REFUSED
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.processes import IS_LINUX, kill_below, raise_limit, signal_group, start_time
@@ -78,7 +79,10 @@ class LocalBackend:
             return await asyncio.open_unix_connection(str(path))
 
         link = AgentLink(
-            dial, {**identity, "stream_logs": False}, process, patience_s=min(lease_s, _PATIENCE_S)
+            dial,
+            Hello(run_id=run_id, node=node.name, token=token),
+            process,
+            patience_s=min(lease_s, _PATIENCE_S),
         )
         try:
             await link.open()
@@ -198,9 +202,9 @@ class AgentProcess(AgentHandle):
             self._errors.close()
             raise _start_error(answer, stderr)
 
-    def note_agent(self, welcome: Mapping[str, Any]) -> None:
+    def note_agent(self, welcome: Welcome) -> None:
         """Note the agent's process id; the process started here became the guard."""
-        self._agent = (welcome["pid"], start_time(welcome["pid"]))
+        self._agent = (welcome.pid, start_time(welcome.pid))
 
     def detach(self) -> None:
         self._stays = True

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Capabilities, Tell, ignore_event
 from tfcluster.errors import NodeLostError, SetupError
@@ -99,12 +100,12 @@ class SshBackend:
             )
         except NodeLostError as error:
             raise NodeLostError(error.message, fix=_fix(error.message, node)) from error
-        self._agents[node.name] = link.welcome.get("identity")
+        self._agents[node.name] = link.welcome.identity
         return link
 
     async def end_run(
         self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    ) -> LostRunEnded:
         """End the leftover processes of a lost run on `node`; see `EndsLostRuns`."""
         try:
             return await relayed.end_run(argv(node), run_id=run_id, former=former)

@@ -6,26 +6,27 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from posixpath import dirname
-from typing import Any
+from typing import TypeVar
 
 from tfcluster import backends
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends.base import Backend, Capabilities, Tell, ignore_event
 from tfcluster.backends.docker import past_runs
 from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
-from tfcluster.nodes.reports import STEPS
+from tfcluster.nodes.reports import step_of
 from tfcluster.plan.plan import NodePlan
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.wire import messages
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.link import SILENCE_S, AgentLink
+from tfcluster.wire.messages import Log, Unknown
 
-Message = Mapping[str, Any]
+R = TypeVar("R", bound=msg.Report)
 KILL_S = 3.0
 """Time that an agent needs at most, after its lease has ended, to kill what it started."""
 _GOODBYE_S = 15.0
@@ -65,8 +66,8 @@ class Hub:
         self._last_heard_at: dict[str, float] = {}
         """Node whose link was dropped → when its agent was last heard."""
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
-        self._outbox: list[tuple[str, dict[str, Any]]] = []
-        self._replies: dict[tuple[str, str], Message] = {}
+        self._outbox: list[tuple[str, msg.Order]] = []
+        self._replies: dict[tuple[str, str | None, type[msg.Report]], msg.Report] = {}
         self.unconfirmed: tuple[str, ...] = ()
         """Remote nodes that did not say goodbye; set by `close`."""
         self.leftovers: tuple[str, ...] = ()
@@ -77,18 +78,18 @@ class Hub:
         """Queue a call, which `turn` makes."""
         self._inbox.put_nowait(call)
 
-    def send(self, node: str, message: dict[str, Any]) -> None:
-        """Queue a message, which the next `flush` sends."""
+    def send(self, node: str, order: msg.Order) -> None:
+        """Queue an order, which the next `flush` sends."""
         if (border := self._borders.get(node)) is not None:
-            border.note_order(message)
-        self._outbox.append((node, message))
+            border.note_order(order)
+        self._outbox.append((node, order))
 
     async def connect(
         self,
         node: NodePlan,
         run_id: str,
         *,
-        on_message: Callable[[str, Message], None],
+        on_message: Callable[[str, msg.Report], None],
         on_closed: Callable[[str, str], None],
         background: asyncio.TaskGroup,
         tasks: Collection[str],
@@ -112,7 +113,7 @@ class Hub:
         self._note(node, backend, link)
         clock = asyncio.get_running_loop().time
         border = self._borders.setdefault(node.name, NodeBorder(tasks, clock, by_hand))
-        on_message(node.name, {"type": "welcome", **link.welcome})
+        on_message(node.name, link.welcome)
         receive = partial(on_message, node.name)
         background.create_task(self._listen(node.name, link, border, receive, on_closed))
 
@@ -121,7 +122,7 @@ class Hub:
         node: str,
         link: AgentLink,
         border: NodeBorder,
-        receive: Callable[[Message], None],
+        receive: Callable[[msg.Report], None],
         on_closed: Callable[[str, str], None],
     ) -> None:
         """Call `receive` with each accepted message but logs, until the link ends."""
@@ -131,9 +132,9 @@ class Hub:
             except ProtocolError as error:
                 await link.refuse(str(error))
                 break
-            if message["type"] == "log":
+            if isinstance(message, Log):
                 self._logs.take(node, message)
-            elif messages.is_known(message):
+            elif not isinstance(message, Unknown):
                 self.put(partial(receive, message))
         if self._links.get(node) is link:
             self.put(lambda: on_closed(node, link.why_gone()))
@@ -213,20 +214,19 @@ class Hub:
         repaired = await asyncio.gather(*(b.repair() for b in self._backends.values()))
         return [sentence for sentences in repaired for sentence in sentences]
 
-    def forget(self, node: str, *kinds: str) -> None:
+    def forget(self, node: str, *kinds: type[msg.Report], step: str | None = None) -> None:
         """Forget the node's messages of these `kinds`, because new answers are requested."""
         for kind in kinds:
-            self._replies.pop((node, kind), None)
+            self._replies.pop((node, step, kind), None)
 
-    def keep(self, node: str, message: Message) -> None:
+    def keep(self, node: str, message: msg.Report) -> None:
         """Keep a message, which `answer` may return."""
-        prefix = f"{message['task']} " if message.get("task") in STEPS else ""
-        self._replies[node, prefix + message["type"]] = message
+        self._replies[node, step_of(message), type(message)] = message
 
-    def answer(self, node: str, kinds: Iterable[str]) -> Message | None:
-        """Return a kept message of one of `kinds` from `node`, or None."""
-        found = (self._replies.get((node, kind)) for kind in kinds)
-        return next((message for message in found if message is not None), None)
+    def answer(self, node: str, *kinds: type[R], step: str | None = None) -> R | None:
+        """Return a kept message of one of `kinds` from `node` about this `step`, or None."""
+        found = (self._replies.get((node, step, kind)) for kind in kinds)
+        return next((message for message in found if isinstance(message, kinds)), None)
 
     async def turn(self, wait_s: float | None) -> None:
         """Wait for an input for at most `wait_s` seconds, then make all queued calls."""
@@ -240,9 +240,9 @@ class Hub:
     async def flush(self) -> None:
         """Send the queued messages; a broken link reports itself."""
         outbox, self._outbox = self._outbox, []
-        for node, message in outbox:
+        for node, order in outbox:
             with contextlib.suppress(ConnectionError, KeyError):
-                await self._links[node].send(message)
+                await self._links[node].send(order)
 
     async def close(self, *, keeps_folders: bool = False) -> None:
         """Have every agent end its tasks, wait until agents and guards are gone, make all calls.
@@ -271,9 +271,11 @@ class Hub:
         if link is None:  # it was dropped meanwhile
             return
         site = self._sites[node]
-        order: dict[str, Any] = {"type": "shutdown", "stays": node in self._warm}
-        if site.is_remote and not keeps_folders:
-            order["remove"] = sorted({str(site.paths.root), dirname(self._code[node])})
+        removes = site.is_remote and not keeps_folders
+        order = msg.Shutdown(
+            stays=node in self._warm,
+            remove=sorted({str(site.paths.root), dirname(self._code[node])}) if removes else (),
+        )
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await link.send(order)

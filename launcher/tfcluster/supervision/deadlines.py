@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, verdicts
@@ -34,19 +35,19 @@ class SilenceLimits:
     """True once a silence has been reported that no deadline ends."""
     _ready_at: float | None = None
 
-    def note(self, report: Mapping[str, Any], now: float) -> None:
+    def note(self, report: msg.TaskReport, now: float) -> None:
         """Note a report of any task of the gang."""
-        match report.get("type"):
-            case "ready" if self._ready_at is None:
+        match report:
+            case msg.Ready() if self._ready_at is None:
                 self._ready_at = now
-            case "progress":
+            case msg.Progress():
                 self._note_step(report, now)
-            case "alive" | "evaluated" | "saved" | "saved_elsewhere" if self.heard_at is not None:
-                self.heard_at = now
+            case msg.Alive() | msg.Evaluated() | msg.Saved() | msg.SavedElsewhere():
+                self.heard_at = None if self.heard_at is None else now
 
-    def _note_step(self, report: Mapping[str, Any], now: float) -> None:
+    def _note_step(self, report: msg.Progress, now: float) -> None:
         since = self.heard_at
-        if since is None and report.get("steps_per_execution"):
+        if since is None and report.steps_per_execution:
             since = self._ready_at  # its first execution was as long as the next will be
         if since is not None:
             self.longest_gap_s = max(self.longest_gap_s, now - since)
@@ -133,7 +134,7 @@ class Watch:
         if lost and self._attempt_state.is_training:
             self._attempt_state.end_gang("the link between hosts is lost", now)
 
-    def note(self, member: Member, report: Mapping[str, Any], now: float) -> None:
+    def note(self, member: Member, report: msg.TaskReport, now: float) -> None:
         """Note a sign of life; an evaluator's says nothing about the gang."""
         if member.id.job != "evaluator":
             self._silence.note(report, now)

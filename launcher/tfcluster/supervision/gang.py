@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import TaskEnd
@@ -154,7 +155,7 @@ class Gang:
             self._note(member, member.fails(observed=Kind.NODE_LOST, description=reason))
         return lost
 
-    def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
+    def note_report(self, member: Member, report: msg.TaskReport, now: float) -> None:
         """Note a task's report about itself."""
         member.note_report(report, now)
         self._has_trained |= member.has_trained

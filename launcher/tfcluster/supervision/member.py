@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.plan.keras_settings import asks_for_keras_3
 from tfcluster.plan.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
@@ -123,34 +124,34 @@ class Member:
         self.is_ordered, self.started_at = True, now
         self.answer_by = None
 
-    def note_report(self, report: Mapping[str, Any], now: float) -> None:
-        """Note a report of the task, which `report_checks` has validated."""
+    def note_report(self, report: msg.TaskReport, now: float) -> None:
+        """Note a report of the task."""
         match report:
-            case {"type": "waiting_for_peers"}:
+            case msg.WaitingForPeers():
                 self.waits_since = now if self.waits_since is None else self.waits_since
                 self.has_waited = True
-            case {"type": "ready"}:
+            case msg.Ready():
                 self.waits_since, self.has_joined = None, True
-            case {"type": "serving"}:
+            case msg.Serving():
                 self.serves = True
-            case {"type": "progress", "step": int(step)}:
+            case msg.Progress(step=step):
                 self.waits_since, self.has_joined, self.has_trained = None, True, True
                 self.step, self.heard_at = step, now
-            case {"type": "saves_on_sigterm"}:
+            case msg.SavesOnSigterm():
                 self.saves_on_sigterm = True
-            case {"type": "saved"}:
-                self.saved, self.saved_step = True, _step_of(report)
-            case {"type": "saved_elsewhere"}:
-                self.saved_step = _step_of(report)
-            case {"type": "evaluated"}:
-                self.has_evaluated, self.evaluated_step = True, _step_of(report)
-            case {"type": "trial_ended"} | {"type": "trial", "status": "COMPLETED" | "FAILED"}:
+            case msg.Saved(step=saved):
+                self.saved, self.saved_step = True, saved
+            case msg.SavedElsewhere(step=saved):
+                self.saved_step = saved
+            case msg.Evaluated(step=evaluated):
+                self.has_evaluated, self.evaluated_step = True, evaluated
+            case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 self.trials_ended += 1
-            case {"type": "error"} if not self.is_stopping:
-                self.raised = report
-            case {"type": "search_ended"}:
+            case msg.Error() if not self.is_stopping:
+                self.raised = vars(report)
+            case msg.SearchEnded():
                 self.has_searched = True
-            case {"type": "verdict", "ok": False, "reason": str(reason)}:
+            case msg.Verdict(reason=reason):
                 self.verdict = reason
 
     def stop_grace_s(self, most_s: float) -> float:
@@ -194,11 +195,6 @@ class Member:
         return self.failure
 
 
-def _step_of(report: Mapping[str, Any]) -> int | None:
-    step = report.get("step")
-    return step if isinstance(step, int) else None
-
-
 def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
     return Member(
         task.id,
@@ -233,10 +229,10 @@ class SettingsRead:
     def __init__(self, settings: Mapping[str, object]) -> None:
         self._unread = dict(settings)
 
-    def note(self, report: Mapping[str, Any]) -> None:
-        """Note a task's report; only ``setting_read`` matters here."""
-        if report.get("type") == "setting_read":
-            self._unread.pop(str(report.get("name")), None)
+    def note(self, report: msg.TaskReport) -> None:
+        """Note a task's report; only `SettingRead` matters here."""
+        if isinstance(report, msg.SettingRead):
+            self._unread.pop(report.name, None)
 
     def warning(self) -> str | None:
         """Return a warning about the settings that no task has read, with the fix, or None."""

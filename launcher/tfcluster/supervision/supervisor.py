@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
@@ -150,11 +151,11 @@ class Supervisor:
         self._revive(member, now)
         self._react(now)
 
-    def reported(self, task: str, attempt: int, report: Mapping[str, Any], now: float) -> None:
+    def reported(self, task: str, attempt: int, report: msg.TaskReport, now: float) -> None:
         """Note a task's report about itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
-            if report.get("type") == "saved" and member.id == self.chief:
+            if isinstance(report, msg.Saved) and member.id == self.chief:
                 self._restarts.note_saved(member.saved_step)
             self._watch.note(member, report, now)
             self._react(now)

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfcluster.agent import budgets
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.catalogue import FileEntry, Report
 from tfcluster.agent.protocol import ProtocolError
+from tfcluster.wire.messages import FileSlice, Reconnected
 
 SendFile = Callable[[str, int, bytes], Awaitable[None]]
 
@@ -82,26 +84,27 @@ class AnswerQueue:
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
-        self._coming: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self._coming: asyncio.Queue[Report] = asyncio.Queue()
         self.waiting_bytes = 0
         """Bytes of file slices not taken yet."""
 
-    def put_nowait(self, answer: Mapping[str, Any]) -> None:
-        if answer["type"] == "file":
-            self.waiting_bytes += len(answer["data"])
+    def put_nowait(self, answer: Report) -> None:
+        if isinstance(answer, FileSlice):
+            self.waiting_bytes += len(answer.data)
         self._coming.put_nowait(answer)
 
     def empty(self) -> bool:
         return self._coming.empty()
 
-    def next_slice(self) -> Mapping[str, Any] | None:
+    def next_slice(self) -> FileSlice | None:
         """Return the next answer if it has arrived and is a slice of a file, else None."""
-        waiting = self._coming._queue  # type: ignore[attr-defined]
-        if waiting and waiting[0]["type"] == "file":
-            return self._take(self._coming.get_nowait())
-        return None
+        waiting: deque[Report] = self._coming._queue  # type: ignore[attr-defined]
+        if not waiting or not isinstance(found := waiting[0], FileSlice):
+            return None
+        self._take(self._coming.get_nowait())
+        return found
 
-    async def next(self) -> Mapping[str, Any]:
+    async def next(self) -> Report:
         """Return the next answer. Raises FilesStalledError if none comes.
 
         It waits in short steps and counts only those that end while the node is connected and
@@ -125,9 +128,9 @@ class AnswerQueue:
             raise self._node.stalled_error()
         return self._take(self._coming.get_nowait())
 
-    def _take(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
-        if answer["type"] == "file":
-            self.waiting_bytes -= len(answer["data"])
+    def _take(self, answer: Report) -> Report:
+        if isinstance(answer, FileSlice):
+            self.waiting_bytes -= len(answer.data)
         return answer
 
 
@@ -142,18 +145,18 @@ class Question:
     listed_bytes: int = 0
     """Characters in the names listed so far."""
 
-    def put(self, message: Mapping[str, Any]) -> None:
+    def put(self, answer: Report) -> None:
         """Keep an answer. Raises ProtocolError if the node sends more than it was asked for.
 
         A correct agent keeps to these limits; another one would fill the coordinator's memory.
         """
-        if message["type"] == "scanned":
-            self.listed += len(message["entries"])
-            self.listed_bytes += sum(len(entry[0]) for entry in message["entries"])
+        if isinstance(answer, msg.Scanned):
+            self.listed += len(answer.entries)
+            self.listed_bytes += sum(len(path) for path, _, _ in answer.entries)
             most, most_bytes = budgets.LISTED_OUTPUTS, 2 * budgets.LISTED_BYTES
             if self.listed > most or self.listed_bytes > most_bytes:
                 raise ProtocolError(f"a listing of more than {most:,} files")
-        self.answers.put_nowait(message)
+        self.answers.put_nowait(answer)
         if self.answers.waiting_bytes > budgets.FILE_BYTES_AHEAD:
             most = budgets.FILE_BYTES_AHEAD
             raise ProtocolError(f"more than {most:,} bytes of a file beyond those acknowledged")
@@ -178,34 +181,37 @@ class Sent:
 class Announced:
     """A tree as a node gets it announced, and where the bytes of each digest are."""
 
-    entries: list[dict[str, Any]]
+    entries: list[FileEntry]
     sources: dict[str, tuple[Path, int]]
     """Digest → (file, size in bytes)."""
 
-    def pages(self) -> Iterator[list[dict[str, Any]]]:
+    def pages(self) -> Iterator[list[FileEntry]]:
         """Yield the entries in lists that each fit into a frame; at least one list."""
-        page, size = list[dict[str, Any]](), 0
+        page, size = list[FileEntry](), 0
         for entry in self.entries:
             if size > _PAGE_BYTES:
                 yield page
                 page, size = [], 0
             page.append(entry)
-            size += _ENTRY_BYTES + 6 * (len(entry["path"]) + len(entry.get("link", "")))
+            size += _ENTRY_BYTES + 6 * (len(entry.path) + len(entry.link or ""))
         yield page
 
 
 def announce(files: Iterable[Sent]) -> Announced:
     """Return the announcement of a tree; files without a digest are read. Raises OSError."""
-    entries: list[dict[str, Any]] = []
+    entries: list[FileEntry] = []
     sources: dict[str, tuple[Path, int]] = {}
     for file in files:
         if file.link is not None:
-            entries.append({"path": file.path, "link": file.link})
+            entries.append(FileEntry(path=file.path, link=file.link))
             continue
         digest, size = _digest_and_size(file)
         sources[digest] = (file.source, size)
-        entry = {"path": file.path, "sha512": digest, "size": size, "mode": file.mode}
-        entries.append(entry if file.mtime_ns is None else entry | {"mtime_ns": file.mtime_ns})
+        entries.append(
+            FileEntry(
+                path=file.path, sha512=digest, size=size, mode=file.mode, mtime_ns=file.mtime_ns
+            )
+        )
     return Announced(entries, sources)
 
 
@@ -241,25 +247,25 @@ class Sending:
             else:
                 self._handle(await self._answers.next())
 
-    def _handle(self, answer: Mapping[str, Any]) -> None:
-        match answer["type"]:
-            case "wants":
-                self._requested += len(answer["digests"])
-                if not self._sources.keys() >= set(answer["digests"]):
+    def _handle(self, answer: Report) -> None:
+        match answer:
+            case msg.Wants(digests=digests):
+                self._requested += len(digests)
+                if not self._sources.keys() >= set(digests):
                     raise RemoteFilesError(f"{self._into}: the node asks for an unknown file")
                 if self._requested > _MOST_REQUESTS * len(self._sources):
                     raise RemoteFilesError(f"{self._into}: the node asks for the same files again")
-                self._pending.extend(answer["digests"])
-            case "took":
-                self._acknowledged[answer["digest"]] = answer["at"]
-            case "received":
+                self._pending.extend(digests)
+            case msg.Took(digest=digest, at=at):
+                self._acknowledged[digest] = at
+            case msg.Received():
                 self._is_received = True
-            case "receive_failed":
-                raise RemoteFilesError(f"{self._into}: {answer['error']}")
-            case "reconnected":
+            case msg.ReceiveFailed(error=error):
+                raise RemoteFilesError(f"{self._into}: {error}")
+            case Reconnected():
                 raise ReconnectedError
-            case "files_lost" | "lost":
-                raise RemoteFilesError(str(answer["error"]))
+            case msg.FilesLost(error=error):
+                raise RemoteFilesError(error)
 
     async def _send(self, digest: str) -> None:
         """Send one file. Raises RemoteFilesError if it is shorter than when it was announced."""

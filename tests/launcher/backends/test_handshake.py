@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests import old_pythons
 
+from tfcluster.agent.catalogue import Shutdown
 from tfcluster.backends import handshake, relayed, ssh
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError
@@ -40,7 +41,7 @@ def reach(script: str) -> float:
         identity = {"run_id": uuid.uuid4().hex, "token": "t", "lease_s": 60.0}
         link = await relayed.connect("far", ["sh", "-c", script], **identity)  # type: ignore[arg-type]
         duration_s = time.monotonic() - begun
-        await link.send({"type": "shutdown"})
+        await link.send(Shutdown())
         await link.close()
         return duration_s
 

@@ -20,6 +20,7 @@ from typing import Any
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent import protocol
+from tfcluster.agent.catalogue import Hello
 from tfcluster.backends.base import Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.coordinator import Coordinator
@@ -254,7 +255,7 @@ class _Backend:
     async def connect(
         self, node: NodePlan, *, run_id: str, token: str, lease_s: float, **_: object
     ) -> AgentLink:
-        hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": True}
+        hello = Hello(run_id=run_id, node=node.name, token=token, stream_logs=True)
         lease = None if node.name == LOCAL else lease_s
         link = AgentLink(self.agent.dial, hello, lease_s=lease)
         try:

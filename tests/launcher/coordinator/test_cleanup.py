@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
+from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.backends.local import LocalBackend
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
@@ -30,12 +31,12 @@ class Hosts(LocalBackend):
         super().__init__(runtime_dir())
         self.answers, self.asked = dict(answers), list[str]()
 
-    async def end_run(self, node: NodePlan, **_: object) -> Mapping[str, Any]:
+    async def end_run(self, node: NodePlan, **_: object) -> LostRunEnded:
         self.asked.append(node.name)
         answer = self.answers[node.name]
         if isinstance(answer, NodeLostError):
             raise answer
-        return answer
+        return LostRunEnded.read(answer)
 
 
 @pytest.fixture

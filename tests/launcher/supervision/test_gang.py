@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.messages import task_report
 
 from tfcluster.plan.keras_settings import settings_json
 from tfcluster.plan.plan import EnvVar, TaskId
@@ -16,10 +18,10 @@ from tfcluster.supervision.decisions import StopTasks
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.gang import Gang
 
-SAVES = {"type": "saves_on_sigterm"}
-WAITS = {"type": "waiting_for_peers"}
-READY = {"type": "ready"}
-PROGRESS = {"type": "progress", "step": 1}
+SAVES = {"kind": "saves_on_sigterm"}
+WAITS = {"kind": "waiting_for_peers"}
+READY = {"kind": "ready"}
+PROGRESS = {"kind": "progress", "step": 1}
 
 
 def started(*tasks: str, hooks: bool = True) -> Gang:
@@ -39,17 +41,16 @@ def started(*tasks: str, hooks: bool = True) -> Gang:
         (True, [SAVES, WAITS], 30.0, 0.0),
         (True, [WAITS, READY], 30.0, 2.0),
         (True, [WAITS, PROGRESS, SAVES], 30.0, 30.0),
-        (True, [{"type": ["odd"]}, {}], 30.0, 2.0),
         (False, [], 30.0, 10.0),
         (False, [], 5.0, 5.0),
     ],
 )
 def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
-    hooks: bool, reports: list[dict[str, object]], most_s: float, expected: float
+    hooks: bool, reports: list[dict[str, Any]], most_s: float, expected: float
 ) -> None:
     (member,) = started("worker:0", hooks=hooks)
     for report in reports:
-        member.note_report(report, 0.0)
+        member.note_report(task_report(**report), 0.0)
     assert member.stop_grace_s(most_s) == expected
 
 
@@ -57,7 +58,7 @@ def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
     gang = started("worker:0", "worker:1", "worker:2")
     saver = gang.get("worker:1")
     assert saver is not None
-    saver.note_report(SAVES, 0.0)
+    saver.note_report(task_report(**SAVES), 0.0)
     orders, running = Orders(30.0), gang.running()
     orders.stop(running, "", 0.0, grace_s=None)
     stops = [action for action in orders.take() if isinstance(action, StopTasks)]
@@ -106,7 +107,7 @@ def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() ->
     serving, training = gang.get("worker:0"), gang.get("worker:1")
     assert serving is not None
     assert training is not None
-    serving.note_report({"type": "serving"}, 0.0)
+    serving.note_report(task_report("serving"), 0.0)
     assert gang.idle() == []
     training.is_lost = True
     ps, worker = gang.idle()

@@ -10,6 +10,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, replay_of
 
+from tfcluster.agent.catalogue import Ready, WaitingForPeers
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision import member_counts
@@ -28,8 +29,8 @@ def _exit(member: Member, code: int, by: str = "itself") -> None:
 
 CHANGES: list[Callable[[Gang, Member, float], object]] = [
     lambda gang, member, now: member.note_start(now),
-    lambda gang, member, now: member.note_report({"type": "waiting_for_peers"}, now),
-    lambda gang, member, now: member.note_report({"type": "ready"}, now),
+    lambda gang, member, now: member.note_report(WaitingForPeers(), now),
+    lambda gang, member, now: member.note_report(Ready(), now),
     lambda gang, member, now: setattr(member, "answer_by", now + 15),
     lambda gang, member, now: setattr(member, "is_stopping", True),
     lambda gang, member, now: setattr(member, "frozen_by", 19),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from tfcluster.agent.catalogue import Progress, SettingRead
 from tfcluster.supervision.member import SettingsRead
 
 
-def read(name: str) -> dict[str, Any]:
-    return {"type": "setting_read", "name": name}
+def read(name: str) -> SettingRead:
+    return SettingRead(name=name)
 
 
 def test_settings_that_a_task_has_read_are_not_warned_about() -> None:
@@ -22,7 +21,7 @@ def test_unread_settings_share_one_warning_that_names_each_fix_once() -> None:
     settings = SettingsRead(
         {"communication": "RING", "bytes_per_pack": 1024, "precision": "mixed_bfloat16"}
     )
-    settings.note({"type": "progress", "step": 1})
+    settings.note(Progress(step=1))
     settings.note(read("bytes_per_pack"))
     assert settings.warning() == (
         "no task has read strategy.communication = RING, keras.precision = mixed_bfloat16: it had "

@@ -9,6 +9,7 @@ import struct
 import time
 
 from tfcluster.agent import budgets, protocol
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX
 
@@ -111,6 +112,6 @@ class Connection:
         self.socket.close()
 
     def refuse(self, reason: str) -> None:
-        self.queue(protocol.control_frame({"type": "refused", "reason": reason, "n": 0}))
+        self.queue(protocol.control_frame({**msg.Refused(reason=reason).to_json(), "n": 0}))
         self.flush()
         self.socket.close()

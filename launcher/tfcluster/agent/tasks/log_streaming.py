@@ -6,6 +6,7 @@ import contextlib
 import selectors
 import time
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.agent.tasks.output import drain, size_of
 
@@ -166,4 +167,5 @@ class LogStreams:
 
     def _report_loss(self, task: Task) -> None:
         lost, reason = task.log.take_loss(), task.log.loss_reason
-        self.link.send({"type": "log_lost", **task.id_fields, "bytes": lost, "reason": reason})
+        report = msg.LogLost(task=task.name, attempt=task.attempt, bytes=lost, reason=reason)
+        self.link.send(report)

@@ -26,7 +26,7 @@ from tfcluster.agent.processes import IS_LINUX, living_children, start_time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator, Mapping
 
 PATIENCE_S = 1.5
 """The wait for killed processes; one in uninterruptible sleep runs no more of the user's code."""
@@ -65,7 +65,7 @@ def carries(marks: Collection[bytes]) -> Callable[[int], bool]:
     return lambda pid: bool(required) and required <= _environment(pid)
 
 
-def marks(env: dict[str, str]) -> frozenset[bytes]:
+def marks(env: Mapping[str, str]) -> frozenset[bytes]:
     """Return what marks the processes of one attempt of a task; empty without it in `env`."""
     names = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
     if not all(name in env for name in names):
