@@ -54,7 +54,7 @@ def to_event(node: str, message: msg.Report) -> Event | None:
     """Return the event for a message of `node`'s agent, or None."""
     if (step := step_of(message)) is not None:
         kind = _PREPARE_EVENTS.get(type(message)) if step == PREPARE else None
-        return _with_same_fields(kind, node=node, **vars(message))
+        return _with_same_fields(kind, {**vars(message), "node": node})
     match message:
         case msg.PreloadFailed(error=error):
             what = f"{node}: preloading failed, each task imports by itself"
@@ -65,7 +65,7 @@ def to_event(node: str, message: msg.Report) -> Event | None:
             return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
         case msg.ReportsDropped(task=task, count=count):
             return ev.Warned(message=_describe_dropped(task, count))
-    return _with_same_fields(_EVENTS.get(type(message)), node=node, **vars(message))
+    return _with_same_fields(_EVENTS.get(type(message)), {**vars(message), "node": node})
 
 
 def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | None:
@@ -74,12 +74,12 @@ def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | No
     match report:
         case msg.Note(message=message):
             return ev.Warned(message=f"{task}: {message}")
-        case msg.TrialEnded(message=str()):  # the tuner's own report counts only with its reason
-            return _with_same_fields(ev.Trial, **named, **vars(report))
+        case msg.TrialEnded(message=why) if why:  # else the oracle's report says as much
+            return _with_same_fields(ev.Trial, {**named, **vars(report)})
         case msg.Trial(tuner=tuner):
             tuner = tuner and _task_of(tuner, reporter=task)
-            return _with_same_fields(ev.Trial, **named, **{**vars(report), "tuner": tuner})
-    return _with_same_fields(_EVENTS.get(type(report)), **{**named, **vars(report)})
+            return _with_same_fields(ev.Trial, {**named, **vars(report), "tuner": tuner})
+    return _with_same_fields(_EVENTS.get(type(report)), {**named, **vars(report)})
 
 
 def step_of(message: msg.Report) -> str | None:
@@ -100,7 +100,7 @@ def why_lost(message: msg.Report) -> str | None:
     return None
 
 
-def _with_same_fields(kind: type[Event] | None, **facts: Any) -> Event | None:
+def _with_same_fields(kind: type[Event] | None, facts: Mapping[str, Any]) -> Event | None:
     if kind is None:
         return None
     return kind(**{f.name: facts[f.name] for f in fields(kind) if f.name in facts})

@@ -36,7 +36,7 @@ def report(**event: Any) -> Event | None:
 
 
 TABLE: list[tuple[dict[str, Any], Event | None]] = [
-    ({"type": "welcome", "pid": 1, "guard_pid": 2},
+    ({"type": "welcome", "pid": 1, "guard_pid": 2, "node": "of another name"},
      ev.NodeConnected(node="local", pid=1, guard_pid=2)),
     ({"type": "ports_held", "ports": {"worker:0": 5}},
      ev.PortsHeld(node="local", ports={"worker:0": 5})),
