@@ -16,10 +16,9 @@ import signal
 import socket
 import time
 
-from tfcluster.agent.net.listener import is_own_user, listen
+from tfcluster.agent.net.listener import is_own_user, listen, read_message
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import reap_orphans, set_process_name
-from tfcluster.agent.tasks.preloader import read_message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

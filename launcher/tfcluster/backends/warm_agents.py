@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.catalogue import Welcome
 from tfcluster.agent.entry import READY
-from tfcluster.agent.net.listener import is_own_user, process_of
+from tfcluster.agent.net.listener import NUMBER, is_own_user, process_of
 from tfcluster.agent.processes import kill_below, signal_group, start_time
-from tfcluster.agent.tasks.preloader import NUMBER
 from tfcluster.wire.agent_handle import AgentHandle
 
 if TYPE_CHECKING:
+    from tfcluster.agent.catalogue import Welcome
     from tfcluster.plan.plan import Warm
 
 _ADOPT_S, _ANSWER_S = 10.0, 1.0

@@ -13,14 +13,12 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import time
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.agent.foreign_json import parse_json_object
+from tfcluster.agent.net.listener import NUMBER, read_message
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
-from tfcluster.agent.protocol import MAX_PAYLOAD
 from tfcluster.agent.tasks.output import open_pipe
 from tfcluster.agent.tasks.task import environment, fork_and_exec
 
@@ -35,7 +33,6 @@ _ANSWER_S = 2.0
 """The time for an answer: a fork takes milliseconds, and the agent waits for it."""
 _ROOM = {"TFCLUSTER_ROOM": "_" * 400}
 """Space in the environment, where each fork writes its `stray_processes.marks` (`preload.ROOM`)."""
-NUMBER = struct.Struct(">I")
 _MAX_OUTPUT = 64 << 10
 """The bytes of the imports' output that each task prints again."""
 
@@ -201,25 +198,3 @@ class Preloader:
             os.close(self._pipe)
             self._pipe = -1
         self._output.clear()
-
-
-def read_message(line: socket.socket, timeout_s: float) -> dict[str, Any]:
-    """Read a length and that many bytes of JSON; return {} if that fails or takes too long."""
-    deadline = time.monotonic() + timeout_s
-    with contextlib.suppress(OSError, ValueError, struct.error):
-        size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
-        if size > MAX_PAYLOAD:
-            return {}
-        return parse_json_object(_read_exactly(line, size, deadline))
-    return {}
-
-
-def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""  # in pieces: MSG_WAITALL does not wait on a socket with a time-out
-    while len(data) < size:
-        line.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = line.recv(size - len(data))
-        if not piece:
-            break
-        data += piece
-    return data
