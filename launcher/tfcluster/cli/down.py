@@ -129,7 +129,7 @@ def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
         why = "tfcluster down --now" if now else "tfcluster down"
         try:
             socket = registry.control_socket(paths, state)
-            control.ask(socket, {"op": "stop", "why": why, "now": now})
+            control.stop(socket, why=why, now=now)
             terminal.say(f"stopping {state.run}")
             return True
         except (OSError, ValueError) as error:

@@ -87,24 +87,17 @@ class Coordinator:
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request of the control socket; raises ValueError for an unknown op."""
-        match request.get("op"):
-            case "stop":
-                self.stop(Stop(str(request.get("why")), 143, now=bool(request.get("now"))))
-                return {"ok": True}
-            case "status":
-                return {"ok": True, "state": self.run_writer.state.to_json()}
-            case other:
-                raise ValueError(f"unknown op {other!r}")
-
     async def run(self) -> Outcome:
         """Run the plan from the first connection to the last event; return the outcome.
 
         A failure of the job or its environment is part of the outcome, not an exception.
         """
         async with (
-            control.serve(self.paths.control_socket, self.answer),
+            control.serve(
+                self.paths.control_socket,
+                lambda why, now: self.stop(Stop(why, 143, now=now)),
+                lambda: self.run_writer.state.to_json(),
+            ),
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
