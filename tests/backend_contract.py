@@ -16,16 +16,17 @@ import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tfcluster import backends, kinds
+from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.errors import SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.typed_json import from_json
 from tfcluster.wire.link import AgentLink
+from tfcluster.wire.messages import Log
 
 HANG_S, LEASE_S = 60.0, 3.0
 PRINT = "import os; print('hello from', os.environ['WHO'], flush=True)"
@@ -56,24 +57,23 @@ class Rig:
     def open(self) -> Nodes:
         return backends.open_nodes(self.nodes, self.run)
 
-    def task(self, code: str, node: NodePlan, *, attempt: int = 1) -> dict[str, Any]:
+    def task(self, code: str, node: NodePlan, *, attempt: int = 1) -> msg.Start:
         """Return the order that starts a task of `code`."""
         argv = [node.python, "-u", "-c", code]
         log = str(self.folder / f"{self.run.run_id}-{attempt}.log")
-        task = {"task": "worker:0", "argv": argv, "env": {"WHO": node.name}, "log": log}
-        return {"type": "start", "attempt": attempt, "tasks": [{**task, "cwd": "/"}]}
+        task = msg.TaskOrder(task="worker:0", argv=argv, env={"WHO": node.name}, log=log)
+        return msg.Start(attempt=attempt, tasks=[task])
 
 
-async def until(link: AgentLink, kind: str) -> Mapping[str, Any]:
-    """Return the agent's next message of this kind."""
+async def next_exit(link: AgentLink) -> msg.TaskExited:
     async for message in link:
-        if message["type"] == kind:
+        if isinstance(message, msg.TaskExited):
             return message
-    raise AssertionError(f"no {kind}: {link.why_gone()}")
+    raise AssertionError(f"no task has ended: {link.why_gone()}")
 
 
 async def end(link: AgentLink) -> None:
-    await link.send({"type": "shutdown"})
+    await link.send(msg.Shutdown())
     await link.close()
 
 
@@ -84,8 +84,8 @@ async def all_nodes_connect_at_once_and_run_a_task(rig: Rig) -> None:
         )
         for node, link in zip(rig.nodes, links, strict=True):
             await link.send(rig.task(PRINT, node))
-            exited = await until(link, "task_exited")
-            assert (exited["exit_code"], exited["ended_by"]) == (0, "itself"), exited
+            exited = await next_exit(link)
+            assert (exited.exit_code, exited.ended_by) == (0, "itself"), exited
         await asyncio.gather(*map(end, links))
         assert all(link.heard_goodbye for link in links)
 
@@ -99,11 +99,11 @@ async def output_arrives(rig: Rig) -> None:
         await link.send(order)
         sent, has_exited = b"", False
         async for message in link:
-            sent += message["data"] if message["type"] == "log" else b""
-            has_exited |= message["type"] == "task_exited"
+            sent += message.data if isinstance(message, Log) else b""
+            has_exited |= isinstance(message, msg.TaskExited)
             if has_exited and (node.is_here or sent.endswith(b"\n")):
                 break
-        log = Path(order["tasks"][0]["log"])
+        log = Path(order.tasks[0].log)
         found = await asyncio.to_thread(log.read_bytes) if node.is_here else sent
         assert found.decode() == f"hello from {node.name}\n", found
         await end(link)
@@ -129,9 +129,9 @@ async def an_agent_that_was_killed_is_replaced(rig: Rig) -> None:
         await first.close()
         second = await nodes.connect(node, token="t", is_fenced=first.has_ended)
         await second.send(rig.task(PRINT, node, attempt=2))
-        while (exited := await until(second, "task_exited"))["attempt"] != 2:
+        while (exited := await next_exit(second)).attempt != 2:
             pass
-        assert exited["exit_code"] == 0
+        assert exited.exit_code == 0
         await end(second)
 
 

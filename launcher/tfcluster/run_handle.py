@@ -235,7 +235,7 @@ class Run:
         while not (state := self.state()).status.is_final:
             try:
                 socket = registry.control_socket(self.paths, state)
-                control.ask(socket, {"op": "stop", "why": why, "now": now})
+                control.stop(socket, why=why, now=now)
                 return True
             except (OSError, ValueError) as error:
                 if registry.is_on_other_host(state) or time.monotonic() > until:

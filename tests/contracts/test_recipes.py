@@ -1,4 +1,4 @@
-"""The recipe "a spec field" of docs/architecture.md works, tried with an invented field."""
+"""Recipes of docs/architecture.md work, tried with an invented field and an invented message."""
 
 from __future__ import annotations
 
@@ -70,3 +70,44 @@ def test_the_field_is_read_overridden_and_explained(checkout: Path) -> None:
     assert read({"warm_laps": 7}) == "7\n"
     assert read({"warm_laps": 7}, "strategy.warm_laps=9") == "9\n"
     assert 'did you mean "warm_laps"?' in read({"warm_lap": 7})
+
+
+MESSAGE_STEPS = {
+    "launcher/tfcluster/agent/catalogue.py": (
+        "class StartFailed(TaskMessage):\n",
+        "class SlowStart(TaskMessage):\n    seconds: float\n\nclass StartFailed(TaskMessage):\n",
+    ),
+    "launcher/tfcluster/agent/tasks/runner.py": (
+        "        self.link.send(msg.TaskStarted(task=task.name,",
+        "        self.link.send(msg.SlowStart(task=task.name, attempt=task.attempt, seconds=1.5))\n"
+        "        self.link.send(msg.TaskStarted(task=task.name,",
+    ),
+    "launcher/tfcluster/nodes/reports.py": (
+        "        case msg.ReportsDropped(",
+        "        case msg.SlowStart(task=task, seconds=seconds):\n"
+        '            return ev.Warned(message=f"{task} took {seconds} s to start")\n'
+        "        case msg.ReportsDropped(",
+    ),
+}
+"""File → one of its lines, and what the recipe "a message" puts in its place."""
+RUN = "import sys; from tfcluster.cli.main import main; sys.exit(main())"
+
+
+def test_a_new_report_of_the_agent_touches_three_files(tmp_path: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__")
+    for folder in ("launcher", "workers"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    for name, (old, new) in MESSAGE_STEPS.items():
+        text = (tmp_path / name).read_text()
+        assert text.count(old) == 1
+        (tmp_path / name).write_text(text.replace(old, new))
+    (tmp_path / "main.py").write_text("print('trained')\n")
+    command = [sys.executable, "-c", RUN, "run", "-n", "1", "main.py"]
+    path = os.pathsep.join(str(tmp_path / folder) for folder in ("launcher", "workers"))
+    env = {**os.environ, "PYTHONPATH": path, "TFCLUSTER_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (events,) = (tmp_path / "home/runs").glob("main-*/events.jsonl")
+    assert '"message":"worker:0 took 1.5 s to start"' in events.read_text()

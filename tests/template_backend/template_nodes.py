@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
+from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes
 from tfcluster.errors import NodeLostError
@@ -53,13 +54,11 @@ class TemplateNodes(Nodes):
             )
         except relayed.Unreached as error:
             raise NodeLostError(f"{node.name} cannot be reached: {error}") from error
-        self._agents[node.name] = link.welcome.get("identity")
+        self._agents[node.name] = link.welcome.identity
         return link
 
     @staticmethod
-    async def end_run(
-        node: NodePlan, *, run_id: str, former: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
         try:
             return await relayed.end_run(_argv(node), run_id=run_id, former=former)
         except relayed.Unreached as error:

@@ -152,7 +152,7 @@ def test_the_result_of_a_search_is_checked_when_it_ends(
     )
     ended = boot("script", str(script), python=python)
     assert (ended.code, ended.out) == (0, "done\n"), ended.err
-    verdict = [{"type": "verdict", "ok": False, "reason": reason}] if reason else []
+    verdict = [{"type": "verdict", "reason": reason}] if reason else []
     assert ended.events == [*verdict, {"type": "search_ended"}]
 
 

@@ -109,7 +109,7 @@ def evaluated(step: int | None) -> None:
 
 def failed_search(reason: str) -> None:
     """Report that the job has failed whatever its exit code is: no trial of a search succeeded."""
-    _send("verdict", ok=False, reason=reason)
+    _send("verdict", reason=reason)
 
 
 def trial(

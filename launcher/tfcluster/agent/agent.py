@@ -11,9 +11,11 @@ import time
 from collections.abc import Callable
 
 from tfcluster.agent import Any
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.guard import Recorder
-from tfcluster.agent.net.ports import PortHolder, PortTaken
+from tfcluster.agent.message_fields import parse
+from tfcluster.agent.net.ports import PortHolder, PortInUse
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
@@ -24,8 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tfcluster.agent.files.cache import CacheUse
     from tfcluster.agent.files.file_process import FileClient
-
-FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
 
 
 class Agent:
@@ -150,56 +150,54 @@ class Agent:
         for number in numbers:
             if number != signal.SIGCHLD and not self._is_over:
                 # Sent before the exits of the tasks that end with the agent: nobody ordered those.
-                self._link.send({"type": "agent_ending", "signal": number})
+                self._link.send(msg.AgentEnding(signal=number))
                 self._is_over = True
 
     def _on_guard_lost(self, _events: int) -> None:
-        self._link.send({"type": "guard_lost"})
+        self._link.send(msg.GuardLost())
         self._is_over = True
 
     def _carry_out(self, message: dict[str, Any]) -> None:
-        orders: dict[str, Callable[[dict[str, Any]], None]] = {
-            "hold_ports": self._hold_ports,
-            "release_ports": lambda order: self._ports.release(order["tasks"]),
-            "preload": lambda order: self._preloader.begin(order),
-            "start": lambda order: self._runner.start_all(order["tasks"], order["attempt"]),
-            "stop": lambda order: self._runner.stop(order["tasks"], float(order["grace_s"])),
-            "signal": lambda order: self._runner.signal(order["tasks"], order["signal"]),
-            "shutdown": self._shut_down,
-            **dict.fromkeys(FILE_ORDERS, lambda order: self._ensure_files().order(order)),
-            "die": lambda order: os.kill(os.getpid(), signal.SIGKILL),
+        orders: dict[type[msg.Order], Callable[[Any], None]] = {
+            msg.HoldPorts: self._hold_ports,
+            msg.Preload: self._preloader.begin,
+            msg.Start: self._runner.start_all,
+            msg.Stop: self._runner.stop,
+            msg.Signal: self._runner.signal,
+            msg.Shutdown: self._shut_down,
+            msg.Die: lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }
-        order = orders.get(message.get("type", ""))
-        if order is None:
-            self._link.send({"type": "refused", "reason": f"unknown order: {message.get('type')}"})
-            return
+        order = None
         try:
-            order(message)
-        except (KeyError, TypeError, ValueError, OSError) as error:
-            reason = f"{message['type']}: {type(error).__name__}: {describe_error(error)}"
-            if message["type"] in FILE_ORDERS:  # the tasks can go on
-                self._link.send({"type": "files_lost", "error": reason})
+            order = parse(message, msg.Order)
+            if isinstance(order, msg.FileOrder):
+                self._ensure_files().order(order)
+            elif order is None:
+                raise ValueError(f"unknown order: {message['type']}")
             else:
-                self._link.send({"type": "refused", "reason": reason})
+                orders[type(order)](order)
+        except (KeyError, TypeError, ValueError, OSError) as error:
+            why = f"{message.get('type')}: {type(error).__name__}: {describe_error(error)}"
+            is_of_files = isinstance(order, msg.FileOrder)  # the tasks can go on
+            self._link.send(msg.FilesLost(error=why) if is_of_files else msg.Refused(reason=why))
 
-    def _hold_ports(self, order: dict[str, Any]) -> None:
+    def _hold_ports(self, order: msg.HoldPorts) -> None:
         try:
-            self._link.send({"type": "ports_held", "ports": self._ports.hold(order["ports"])})
-        except PortTaken as taken:
-            self._link.send({"type": "port_taken", **taken.requested, **taken.holder})
+            self._link.send(msg.PortsHeld(ports=self._ports.hold(order.ports)))
+        except PortInUse as error:
+            self._link.send(error.report)
 
-    def _shut_down(self, order: dict[str, Any]) -> None:
-        """End all tasks; `remove` names this run's folders on this node that nobody needs."""
-        is_warm = order.get("stays") is True and self._config.get("warm") is not None
+    def _shut_down(self, order: msg.Shutdown) -> None:
+        is_warm = order.stays and self._config.get("warm") is not None
         self._stays_warm = is_warm and self._preloader.is_ready
         self._runner.end_all(spare={self._preloader.pid} if self._stays_warm else frozenset())
-        for folder in order.get("remove", ()):
+        for folder in order.remove:
             from tfcluster.agent.files.cache import remove
 
             with contextlib.suppress(OSError):
                 remove(folder)
                 os.rmdir(os.path.dirname(folder))  # the run's, unless it holds another node's
-        self._link.send({"type": "bye", "stays": self._stays_warm})
+        self._link.send(msg.Bye(stays=self._stays_warm))
         self._is_over = self._is_shut_down = True
 
 

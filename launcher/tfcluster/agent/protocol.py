@@ -38,7 +38,7 @@ _NAME_LENGTH = struct.Struct(">H")
 _NUMBER = struct.Struct(">Q")
 
 
-class ProtocolError(Exception):
+class ProtocolError(ValueError):
     """The stream is damaged, or the other side does not speak this protocol."""
 
 
@@ -50,7 +50,8 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
 
 
 def control_frame(message: dict[str, Any]) -> bytes:
-    return frame(CONTROL, json.dumps(message, separators=(",", ":")).encode())
+    """Return the frame of a message; the parts of one may be `message_fields.Message`."""
+    return frame(CONTROL, json.dumps(message, separators=(",", ":"), default=vars).encode())
 
 
 def data_frame(kind: bytes, name: str, offset: int, data: bytes) -> bytes:

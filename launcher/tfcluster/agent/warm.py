@@ -19,10 +19,9 @@ from collections.abc import Iterator
 
 from tfcluster.agent import Any
 from tfcluster.agent.guard import Recorder
-from tfcluster.agent.net.listener import is_own_user, listen
+from tfcluster.agent.net.listener import is_own_user, listen, read_message
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import reap_orphans, set_process_name
-from tfcluster.agent.tasks.preloader import read_message
 
 PROCESS_NAME = "tfcluster-warm"
 """The process name while it waits, which tells it from an orphan of a run."""

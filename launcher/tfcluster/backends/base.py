@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
+    from tfcluster.agent.catalogue import LostRunEnded
     from tfcluster.plan.plan import NodePlan
     from tfcluster.wire.link import AgentLink
 
@@ -83,9 +84,7 @@ class Nodes(ABC):
         return []
 
     @staticmethod
-    async def end_run(
-        node: NodePlan, *, run_id: str, former: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
         """End the leftover processes of a run whose coordinator was killed; return the node's
         answer (`agent.fencing.end_lost_run`).
 

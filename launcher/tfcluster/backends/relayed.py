@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
+from tfcluster.agent.catalogue import Hello, LostRunEnded
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.base import RunContext, agent_socket_name
 from tfcluster.plan import remote_paths
-from tfcluster.wire import messages
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
@@ -221,9 +221,7 @@ class _RelayedAgent(AgentHandle):
         return await self._place.end() or self._has_ended
 
 
-async def end_run(
-    argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
-) -> Mapping[str, Any]:
+async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
     """End the leftover processes on a node of a run whose coordinator is gone (`agent.fencing`).
 
     `former`: the identity of the run's agent there. Return the node's answer. Raises Unreached
@@ -235,13 +233,12 @@ async def end_run(
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
             async with asyncio.timeout(_END_RUN_S):
-                found = foreign_json.parse_json_object(await reader.readline())
-        messages.check_ended(found)
+                line = await reader.readline()
+        return LostRunEnded.read(foreign_json.parse_json_object(line))
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
         raise Unreached(await transport.explain(error)) from error
     finally:
         await transport.hang_up()
-    return found
 
 
 async def connect(
@@ -268,7 +265,8 @@ async def connect(
     if place is not None:
         config["seat"] = container_socket_name(run.run_id, node)
     transport = Transport(argv, config, built, logs_in=place is None)
-    hello, handle = {**identity, "stream_logs": True}, _RelayedAgent(transport, place)
+    hello = Hello(run_id=run.run_id, node=node, token=token, stream_logs=True)
+    handle = _RelayedAgent(transport, place)
     link = AgentLink(transport.dial, hello, handle, lease_s=run.lease_s)
     try:
         await link.open()
@@ -277,5 +275,5 @@ async def connect(
     except BaseException:  # cancelled by Ctrl-C
         await transport.hang_up()
         raise
-    transport.note_agent(link.welcome.get("identity"))
+    transport.note_agent(link.welcome.identity)
     return link

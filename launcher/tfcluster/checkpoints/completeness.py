@@ -21,7 +21,7 @@ from pathlib import Path
 from posixpath import basename, dirname
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.files.outgoing import UNREADABLE
+from tfcluster.agent.message_fields import UNREADABLE
 
 
 class Kind(StrEnum):

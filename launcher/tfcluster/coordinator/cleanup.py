@@ -119,10 +119,10 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
         found = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
-    trouble = "" if found["is_proved"] else "nothing proves that its agent has ended"
-    if found["stays"]:
-        trouble = f"{', '.join(found['stays'])} was killed but still lives"
-    return NodeEnd(node.name, tuple(found["ended"]), found["folder"], trouble, until)
+    trouble = "" if found.is_proved else "nothing proves that its agent has ended"
+    if found.stays:
+        trouble = f"{', '.join(found.stays)} was killed but still lives"
+    return NodeEnd(node.name, tuple(found.ended), found.folder, trouble, until)
 
 
 def _plan(paths: RunPaths) -> Plan | None:

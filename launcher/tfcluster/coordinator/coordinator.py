@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tfcluster import __version__
+from tfcluster.agent import catalogue as msg
 from tfcluster.backends import open_nodes
 from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts, follow_peers
@@ -19,8 +20,8 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.errors import SetupError, join_first
-from tfcluster.nodes.hub import Hub, Message, OpenNodes
-from tfcluster.nodes.reports import STEPS, to_event, why_lost
+from tfcluster.nodes.hub import Hub, OpenNodes
+from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
@@ -88,24 +89,17 @@ class Coordinator:
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answer a request of the control socket; raises ValueError for an unknown op."""
-        match request.get("op"):
-            case "stop":
-                self.stop(Stop(str(request.get("why")), 143, now=bool(request.get("now"))))
-                return {"ok": True}
-            case "status":
-                return {"ok": True, "state": self.run_writer.state.to_json()}
-            case other:
-                raise ValueError(f"unknown op {other!r}")
-
     async def run(self) -> Outcome:
         """Run the plan from the first connection to the last event; return the outcome.
 
         A failure of the job or its environment is part of the outcome, not an exception.
         """
         async with (
-            control.serve(self.paths.control_socket, self.answer),
+            control.serve(
+                self.paths.control_socket,
+                lambda why, now: self.stop(Stop(why, 143, now=now)),
+                lambda: self.run_writer.state.to_json(),
+            ),
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
@@ -197,11 +191,10 @@ class Coordinator:
             case do.Record(event):
                 self._record(event)
             case do.StopTasks(node, tasks, grace_s, why):
-                order = {"type": "stop", "tasks": list(tasks), "grace_s": grace_s, "why": why}
+                order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
                 self._hub.send(node, order)
             case do.DumpStacks(node, tasks):
-                order = {"type": "signal", "tasks": list(tasks), "signal": int(STACKS)}
-                self._hub.send(node, order)
+                self._hub.send(node, msg.Signal(tasks=[*tasks], signal=int(STACKS)))
             case do.StartAlone():
                 self._attempts.due_alone.append(action)
             case do.GatherCheckpoints():
@@ -235,12 +228,11 @@ class Coordinator:
             self._supervisor.gathered(event.step, self._now(), name=name)
         self.run_writer.record(event)
 
-    def _on_message(self, node: str, message: Message) -> None:
+    def _on_message(self, node: str, message: msg.Report) -> None:
         self._hub.keep(node, message)
-        if message["type"] == "task_event":
-            if (report := self._report_filter.take(message)) is None:
-                return
-            message = {**message, "event": report}
+        if isinstance(message, msg.TaskEvent):
+            self._on_report(message)
+            return
         event = to_event(node, message)
         if isinstance(event, ev.TaskExited):
             error = self.run_writer.task(event.task).error
@@ -253,40 +245,46 @@ class Coordinator:
             self._record(event)
         if (why := why_lost(message)) is not None:
             self._attempts.lose(node, why)
-        elif "attempt" in message and message["task"] not in STEPS:
+        elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
 
-    def _on_task(self, message: Message, event: Event | None) -> None:
-        task, attempt, now = message["task"], message["attempt"], self._now()
-        is_current = self._supervisor.gang.get(task, attempt) is not None
-        is_chief = TaskId.parse(task) == self._supervisor.chief and is_current
-        match message["type"]:
-            case "task_started":
+    def _on_task(self, message: msg.TaskMessage, event: Event | None) -> None:
+        task, attempt, now = message.task, message.attempt, self._now()
+        is_chief = self._is_chief(message)
+        match message:
+            case msg.TaskStarted():
                 self._supervisor.started(task, attempt, now)
-            case "start_failed":
-                self._supervisor.start_failed(task, attempt, message["error"], now)
-            case "task_event":
-                report = message["event"]
-                self._on_report(task, attempt, report)
-                if is_chief and report["type"] == "saved":
-                    step, at_ns = report.get("step"), report.get("at_ns")
-                    self._run_gathering.saved(report["path"], step, at_ns)
-            case "task_stopped":
-                self._supervisor.froze(task, attempt, message["signal"], now)
-            case "task_continued":
+            case msg.StartFailed(error=why):
+                self._supervisor.start_failed(task, attempt, why, now)
+            case msg.TaskStopped(signal=number):
+                self._supervisor.froze(task, attempt, number, now)
+            case msg.TaskContinued():
                 self._supervisor.thawed(task, attempt)
-            case "task_exited" if isinstance(event, ev.TaskExited):
+            case msg.TaskExited() if isinstance(event, ev.TaskExited):
                 log = self.paths.task_log(TaskId.parse(task), attempt)
                 error = self.run_writer.task(task).error
                 self._supervisor.exited(event, now, error=error, last_lines=last_text(log))
                 if is_chief:
                     self._run_gathering.note_chief_ended()
 
-    def _on_report(self, task: str, attempt: int, report: Message) -> None:
-        fault = report["fault"] if report["type"] == "chaos" else ""
+    def _on_report(self, message: msg.TaskEvent) -> None:
+        report, task, attempt = self._report_filter.take(message), message.task, message.attempt
+        if report is None or task in STEPS:
+            return
+        if (event := event_of_task(task, attempt, report)) is not None:
+            self._record(event)
+        is_chief = self._is_chief(message)
+        fault = report.fault if isinstance(report, msg.Chaos) else ""
         if (ordered := chaos.order(self._faults, fault)) is not None:
             self._hub.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
+        if is_chief and isinstance(report, msg.Saved):
+            self._run_gathering.saved(report.path, report.step, report.at_ns)
+
+    def _is_chief(self, message: msg.TaskMessage) -> bool:
+        """Return whether the message is of the chief in its present attempt."""
+        is_current = self._supervisor.gang.get(message.task, message.attempt) is not None
+        return is_current and TaskId.parse(message.task) == self._supervisor.chief
 
     def _on_closed(self, node: str, why: str) -> None:
         if not self._is_closing:

@@ -10,14 +10,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.agent.tasks.preloader import IMPORT_S
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until, never
-from tfcluster.nodes.reports import PREPARE
+from tfcluster.nodes.reports import END_REPLIES, PREPARE
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.preloading import preload_on
 from tfcluster.plan.tf_config import Attempt
@@ -43,7 +43,7 @@ class StartOptions:
     """The faults of ``--chaos``."""
 
 
-_PRELOAD_REPLIES = ("preload_ready", "preload_failed")
+_PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 
 
 @dataclass(slots=True)
@@ -87,9 +87,8 @@ class Startup:
         what = "to hold its ports"
         await self._answers.require(names, *PORT_REPLIES, what=what, is_lost=is_lost)
         for name in names:
-            reply = self.hub.answer(name, PORT_REPLIES)
-            if reply is not None and reply["type"] == "port_taken":
-                raise orders.port_error(reply)
+            if (taken := self.hub.answer(name, msg.PortTaken)) is not None:
+                raise orders.port_error(taken)
 
     def preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have one process per node import what its tasks import, while other steps go on."""
@@ -108,7 +107,7 @@ class Startup:
             names,
             *_PRELOAD_REPLIES,
             what="to preload the tasks' imports",
-            work_s=IMPORT_S,
+            work_s=msg.Preload.within_s,
             is_lost=is_lost,
         )
 
@@ -202,20 +201,19 @@ class Startup:
         """
         if not self.start_options.prepares:
             return
-        end_replies = (f"{PREPARE} task_exited", f"{PREPARE} start_failed")
-        start_replies = (f"{PREPARE} task_started", *end_replies)
+        start_replies = (msg.TaskStarted, *END_REPLIES)
         names = [node.name for node in nodes if node.name in self.plan.prepare]
         for node in names:
-            self.hub.forget(node, *start_replies)
+            self.hub.forget(node, *start_replies, step=PREPARE)
             command = self.plan.prepare[node]
             self.hub.send(node, orders.start_prepare(command, self.hub.site(node)))
         what = "to run job.prepare"
-        await self._answers.require(names, *start_replies, what=what, is_lost=is_lost)
+        await self._answers.require(names, *start_replies, what=what, step=PREPARE, is_lost=is_lost)
         for node in names:  # without a time limit: it is the user's program
             await self._answers.require(
-                [node], *end_replies, what=what, work_s=None, is_lost=is_lost
+                [node], *END_REPLIES, what=what, step=PREPARE, work_s=None, is_lost=is_lost
             )
-            if (reply := self.hub.answer(node, end_replies)) is not None:
+            if (reply := self.hub.answer(node, *END_REPLIES, step=PREPARE)) is not None:
                 orders.check_prepared(node, reply, self.paths.prepare_log(node))
 
     def start_tasks(

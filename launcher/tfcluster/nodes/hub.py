@@ -6,83 +6,33 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from posixpath import dirname
-from typing import Any
+from typing import TypeVar
 
-from tfcluster.agent import budgets
-from tfcluster.agent.budgets import Allowance
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends import open_nodes
 from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
 from tfcluster.kinds import Capabilities
+from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
-from tfcluster.nodes.reports import STEPS
+from tfcluster.nodes.reports import step_of
 from tfcluster.plan.plan import NodePlan
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.wire import messages
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.link import SILENCE_S, AgentLink
+from tfcluster.wire.messages import Log, Unknown
 
-Message = Mapping[str, Any]
 OpenNodes = Callable[[Sequence[NodePlan], RunContext], Nodes]
 """`backends.open_nodes`, or another one in tests."""
+R = TypeVar("R", bound=msg.Report)
 KILL_S = 3.0
 """Time that an agent needs at most, after its lease has ended, to kill what it started."""
 _GOODBYE_S = 15.0
 """Time after `shutdown` in which an agent must say goodbye before its link is closed."""
-
-
-class NodeBorder:
-    """The check of a node's messages against its tasks and orders.
-
-    One serves all agents of a node: a later agent may send logs of what an earlier one started.
-    """
-
-    def __init__(
-        self, tasks: Collection[str], clock: Callable[[], float], by_hand: Collection[str] = ()
-    ) -> None:
-        """Prepare the check; `tasks` are the node's, without those that are started `by_hand`."""
-        self._tasks, self._by_hand, self._clock = tasks, by_hand, clock
-        per_s = budgets.MESSAGES_PER_S * max(1, len(tasks))
-        self._allowance = Allowance(budgets.MESSAGES_AT_ONCE, per_s, clock())
-        self._ordered: set[tuple[str, int]] = set()
-
-    def note_order(self, order: Mapping[str, Any]) -> None:
-        """Note the attempts of the tasks that the node is ordered to start."""
-        if order["type"] == "start":
-            self._ordered |= {(task["task"], order["attempt"]) for task in order["tasks"]}
-
-    def check(self, message: Mapping[str, Any]) -> None:
-        """Raise ProtocolError for a message that the node may not send.
-
-        That is: of another node's task, of an attempt that was not ordered, or more messages than
-        its tasks can cause.
-        """
-        messages.check_owner(message, self._tasks, STEPS, by_hand=self._by_hand)
-        named = self._attempt_in(message)
-        if named is not None and named not in self._ordered:
-            task, attempt = named
-            raise ProtocolError(
-                f"a message {message['type']!r} of {task}, attempt {str(attempt)[:20]},"
-                " which was never started"
-            )
-        if message["type"] != "log":
-            self._allowance.spend(1, self._clock())
-            if self._allowance.wait_s(self._clock()) > 0:
-                most = budgets.MESSAGES_AT_ONCE
-                raise ProtocolError(f"more than {most:,} messages at once")
-
-    def _attempt_in(self, message: Mapping[str, Any]) -> tuple[str, int | None] | None:
-        if message["type"] == "log":
-            task, _, number = message["name"].rpartition("/")
-            is_number = number.isascii() and number.isdigit() and len(number) < 10
-            return task, int(number) if is_number else None
-        if message.get("task") is None or "attempt" not in message:
-            return None
-        return message["task"], message["attempt"]
 
 
 class Hub:
@@ -117,8 +67,8 @@ class Hub:
         self._last_heard_at: dict[str, float] = {}
         """Node whose link was dropped → when its agent was last heard."""
         self._inbox: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
-        self._outbox: list[tuple[str, dict[str, Any]]] = []
-        self._replies: dict[tuple[str, str], Message] = {}
+        self._outbox: list[tuple[str, msg.Order]] = []
+        self._replies: dict[tuple[str, str | None, type[msg.Report]], msg.Report] = {}
         self.unconfirmed: tuple[str, ...] = ()
         """Remote nodes that did not say goodbye; set by `close`."""
         self.leftovers: list[str] = []
@@ -129,11 +79,11 @@ class Hub:
         """Queue a call, which `turn` makes."""
         self._inbox.put_nowait(call)
 
-    def send(self, node: str, message: dict[str, Any]) -> None:
-        """Queue a message, which the next `flush` sends."""
+    def send(self, node: str, order: msg.Order) -> None:
+        """Queue an order, which the next `flush` sends."""
         if (border := self._borders.get(node)) is not None:
-            border.note_order(message)
-        self._outbox.append((node, message))
+            border.note_order(order)
+        self._outbox.append((node, order))
 
     async def open(self, planned: Sequence[NodePlan]) -> Mapping[str, str]:
         """Make or allocate the nodes, until `close`; raises SetupError.
@@ -158,7 +108,7 @@ class Hub:
         self,
         node: NodePlan,
         *,
-        on_message: Callable[[str, Message], None],
+        on_message: Callable[[str, msg.Report], None],
         on_closed: Callable[[str, str], None],
         background: asyncio.TaskGroup,
         tasks: Collection[str],
@@ -178,7 +128,7 @@ class Hub:
         self._note(node, link)
         clock = asyncio.get_running_loop().time
         border = self._borders.setdefault(node.name, NodeBorder(tasks, clock, by_hand))
-        on_message(node.name, {"type": "welcome", **link.welcome})
+        on_message(node.name, link.welcome)
         receive = partial(on_message, node.name)
         background.create_task(self._listen(node.name, link, border, receive, on_closed))
 
@@ -187,7 +137,7 @@ class Hub:
         node: str,
         link: AgentLink,
         border: NodeBorder,
-        receive: Callable[[Message], None],
+        receive: Callable[[msg.Report], None],
         on_closed: Callable[[str, str], None],
     ) -> None:
         """Call `receive` with each accepted message but logs, until the link ends."""
@@ -197,9 +147,9 @@ class Hub:
             except ProtocolError as error:
                 await link.refuse(str(error))
                 break
-            if message["type"] == "log":
+            if isinstance(message, Log):
                 self._logs.take(node, message)
-            elif messages.is_known(message):
+            elif not isinstance(message, Unknown):
                 self.put(partial(receive, message))
         if self._links.get(node) is link:
             self.put(lambda: on_closed(node, link.why_gone()))
@@ -271,20 +221,19 @@ class Hub:
         repaired = await asyncio.gather(*(nodes.repair() for nodes in self._nodes.values()))
         return [sentence for sentences in repaired for sentence in sentences]
 
-    def forget(self, node: str, *kinds: str) -> None:
+    def forget(self, node: str, *kinds: type[msg.Report], step: str | None = None) -> None:
         """Forget the node's messages of these `kinds`, because new answers are requested."""
         for kind in kinds:
-            self._replies.pop((node, kind), None)
+            self._replies.pop((node, step, kind), None)
 
-    def keep(self, node: str, message: Message) -> None:
+    def keep(self, node: str, message: msg.Report) -> None:
         """Keep a message, which `answer` may return."""
-        prefix = f"{message['task']} " if message.get("task") in STEPS else ""
-        self._replies[node, prefix + message["type"]] = message
+        self._replies[node, step_of(message), type(message)] = message
 
-    def answer(self, node: str, kinds: Iterable[str]) -> Message | None:
-        """Return a kept message of one of `kinds` from `node`, or None."""
-        found = (self._replies.get((node, kind)) for kind in kinds)
-        return next((message for message in found if message is not None), None)
+    def answer(self, node: str, *kinds: type[R], step: str | None = None) -> R | None:
+        """Return a kept message of one of `kinds` from `node` about this `step`, or None."""
+        found = (self._replies.get((node, step, kind)) for kind in kinds)
+        return next((message for message in found if isinstance(message, kinds)), None)
 
     async def turn(self, wait_s: float | None) -> None:
         """Wait for an input for at most `wait_s` seconds, then make all queued calls."""
@@ -298,9 +247,9 @@ class Hub:
     async def flush(self) -> None:
         """Send the queued messages; a broken link reports itself."""
         outbox, self._outbox = self._outbox, []
-        for node, message in outbox:
+        for node, order in outbox:
             with contextlib.suppress(ConnectionError, KeyError):
-                await self._links[node].send(message)
+                await self._links[node].send(order)
 
     async def close(self, *, keeps_folders: bool = False) -> None:
         """Have every agent end its tasks, wait until agents and guards are gone, make all calls.
@@ -326,9 +275,11 @@ class Hub:
         if link is None:  # it was dropped meanwhile
             return
         site = self._sites[node]
-        order: dict[str, Any] = {"type": "shutdown", "stays": node in self._warm}
-        if site.is_remote and not keeps_folders:
-            order["remove"] = sorted({str(site.paths.root), dirname(self._code[node])})
+        removes = site.is_remote and not keeps_folders
+        order = msg.Shutdown(
+            stays=node in self._warm,
+            remove=sorted({str(site.paths.root), dirname(self._code[node])}) if removes else (),
+        )
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(_GOODBYE_S):
                 await link.send(order)

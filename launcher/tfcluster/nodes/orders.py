@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.message_fields import replace
 from tfcluster.agent.node import probe
 from tfcluster.errors import NodeLostError, PortInUseError, PrepareError
 from tfcluster.nodes.hub import Hub
@@ -94,36 +97,30 @@ def _resource_env(
     )
 
 
-PORT_REPLIES: Final = ("ports_held", "port_taken")
+PORT_REPLIES: Final = (msg.PortsHeld, msg.PortTaken)
 
 
-def hold_ports(plan: Plan, node: str) -> dict[str, Any]:
+def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     """Have the node's agent hold the ports of its tasks for the whole run; 0 lets it choose.
 
     Ports of tasks that are started by hand are held, too: their tasks can still bind them.
     """
+    tasks = [task for task in (*plan.tasks, *plan.by_hand) if task.node == node]
     ports = [
-        {"task": str(task.id), "host": task.host, "port": task.port}
-        for task in (*plan.tasks, *plan.by_hand)
-        if task.node == node
+        msg.PortRequest(task=str(task.id), host=task.host, port=task.port or 0) for task in tasks
     ]
-    return {"type": "hold_ports", "ports": ports}
+    return msg.HoldPorts(ports=ports)
 
 
-def port_error(reply: Mapping[str, Any]) -> PortInUseError:
-    """Return the error for a ``port_taken`` reply."""
-    return PortInUseError(
-        f"{reply['host']}:{reply['port']} ({reply['task']})",
-        pid=reply.get("pid"),
-        run_id=reply.get("run_id"),
-        command=reply.get("command"),
-    )
+def port_error(taken: msg.PortTaken) -> PortInUseError:
+    where = f"{taken.host}:{taken.port} ({taken.task})"
+    return PortInUseError(where, pid=taken.pid, run_id=taken.run_id, command=taken.command)
 
 
 def held_ports(hub: Hub, nodes: Iterable[str]) -> dict[TaskId, int]:
     """Return the ports that the agents of `nodes` hold, as they answered."""
-    replies = (hub.answer(node, ["ports_held"]) for node in nodes)
-    held = (reply["ports"] for reply in replies if reply is not None)
+    replies = (hub.answer(node, msg.PortsHeld) for node in nodes)
+    held = (reply.ports for reply in replies if reply is not None)
     return {TaskId.parse(task): port for ports in held for task, port in ports.items()}
 
 
@@ -137,7 +134,7 @@ def start(
     faults: Sequence[Fault],
     proxy_env: Mapping[str, str],
     assigned: Mapping[TaskId, AssignedResources],
-) -> dict[str, Any]:
+) -> msg.Start:
     """Start those of the tasks `only` that belong to the node.
 
     `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
@@ -165,28 +162,31 @@ def start(
         log, command = paths.task_log(task_id, attempt.number), site.command(task.command)
         order = _task_order(str(task_id), command, log, share.env + extra)
         is_fork = preloading is not None and str(task_id) in preloading.tasks
-        tasks.append(order | {"cores": share.cores, "preload": is_fork})
-    return {"type": "start", "attempt": attempt.number, "tasks": tasks}
+        cores = None if share.cores is None else list(share.cores)
+        tasks.append(replace(order, cores=cores, preload=is_fork))
+    return msg.Start(attempt=attempt.number, tasks=tasks)
 
 
-def preload(preloading: Preload, node: NodePlan, site: Site) -> dict[str, Any]:
+def preload(preloading: Preload, node: NodePlan, site: Site) -> msg.Preload:
     """Have the node's agent start the process that imports for its tasks."""
     key = node.warm.key if node.warm is not None else None
     # A warm process also serves other runs: the clean-up after this run must not find it.
     mark = "TFCLUSTER_WARM" if key is not None else "TFCLUSTER_RUN_ID"
     extra = (EnvVar(mark, key or site.run_id, "tfcluster"),)
-    return {"type": "preload", "key": key, **_process(site.command(preloading.command), extra)}
+    command = site.command(preloading.command)
+    process = msg.Process(argv=command.argv, env=_env(command, extra), unset=command.unset)
+    return msg.Preload(key=key, process=process)
 
 
-def start_prepare(command: Command, site: Site) -> dict[str, Any]:
+def start_prepare(command: Command, site: Site) -> msg.Start:
     """Run a node's prepare step, as attempt 0."""
     extra = (EnvVar("TFCLUSTER_RUN_ID", site.run_id, "tfcluster"),)
     log = site.paths.prepare_log(site.node)
     order = _task_order(PREPARE, site.command(command), log, extra)
-    return {"type": "start", "attempt": 0, "tasks": [order]}
+    return msg.Start(attempt=0, tasks=[order])
 
 
-def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> dict[str, Any]:
+def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -> msg.Start:
     """Run `agent.node.probe` on a node, with its tasks' Python and variables, as attempt 0.
 
     `digest`: that of the bundle, which holds the module on a remote node.
@@ -198,7 +198,7 @@ def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -
 
 def start_dial(
     interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
-) -> dict[str, Any]:
+) -> msg.Start:
     """Run `agent.node.probe` on a node, as attempt 0, only to dial the tasks of the others."""
     return _start_probe(LINKS, interpreter, site, order, digest)
 
@@ -210,28 +210,29 @@ def _start_probe(
     order: Mapping[str, Any],
     digest: str,
     like: Command = _EMPTY_COMMAND,
-) -> dict[str, Any]:
+) -> msg.Start:
     """Run the probe with `order` as its argument and the variables of `like`."""
     python = interpreter.path if interpreter is not None else "python3"
     script = str(probe.__file__)
     if site.is_remote:
         file = "tfcluster/agent/node/probe.py"
         script = f"{remote_paths.CACHE}/bundles/{digest}/agent/{file}"
-    command = site.command(replace(like, argv=(python, script, json.dumps(order)), cwd="/"))
+    command = site.command(
+        dataclasses.replace(like, argv=(python, script, json.dumps(order)), cwd="/")
+    )
     log = site.paths.step_log(step, site.node)
-    return {"type": "start", "attempt": 0, "tasks": [_task_order(step, command, log, ())]}
+    return msg.Start(attempt=0, tasks=[_task_order(step, command, log, ())])
 
 
-def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
+def check_prepared(node: str, reply: msg.TaskMessage, log: Path) -> None:
     """Raise PrepareError unless the prepare step ended with exit code 0."""
-    if reply["type"] == "start_failed":
+    if isinstance(reply, msg.StartFailed):
         raise PrepareError(
-            f"prepare cannot start on {node}: {reply['error']}",
+            f"prepare cannot start on {node}: {reply.error}",
             fix="correct job.prepare in the spec, or skip it with --no-prepare",
         )
-    if reply["exit_code"] != 0:
-        signal = reply.get("signal")
-        end = f"signal {signal}" if signal else f"exit code {reply['exit_code']}"
+    if isinstance(reply, msg.TaskExited) and reply.exit_code != 0:
+        end = f"signal {reply.signal}" if reply.signal else f"exit code {reply.exit_code}"
         lines = (line.strip() for line in reversed(last_text(log)[-4096:].split("\n")))
         last_line = next(filter(None, lines), "")
         output = f"; its last line: {last_line}" if last_line else ""
@@ -241,16 +242,20 @@ def check_prepared(node: str, reply: Mapping[str, Any], log: Path) -> None:
         )
 
 
-def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar]) -> dict[str, Any]:
-    secrets = [v.name for v in command.env if v.secret and len(v.value) >= MIN_LENGTH]
-    hidden = {"secrets": secrets} if secrets else {}
-    files = {"cwd": command.cwd, "log": str(log)}
-    return hidden | {"task": name, **_process(command, extra), **files}
+def _task_order(name: str, command: Command, log: Path, extra: Iterable[EnvVar]) -> msg.TaskOrder:
+    return msg.TaskOrder(
+        task=name,
+        argv=command.argv,
+        env=_env(command, extra),
+        unset=command.unset,
+        cwd=command.cwd,
+        log=str(log),
+        secrets=[v.name for v in command.env if v.secret and len(v.value) >= MIN_LENGTH],
+    )
 
 
-def _process(command: Command, extra: Iterable[EnvVar]) -> dict[str, Any]:
-    env = {var.name: var.value for var in (*command.env, *extra)}
-    return {"argv": list(command.argv), "env": env, "unset": list(command.unset)}
+def _env(command: Command, extra: Iterable[EnvVar]) -> dict[str, str]:
+    return {var.name: var.value for var in (*command.env, *extra)}
 
 
 class Until(Protocol):
@@ -280,14 +285,16 @@ class Answers:
     async def require(
         self,
         nodes: Sequence[str],
-        *kinds: str,
+        *kinds: type[msg.Report],
         what: str,
+        step: str | None = None,
         work_s: float | None = 0.0,
         is_lost: Callable[[str], bool] = never,
     ) -> None:
         """Wait like `missing`; raise NodeLostError if a node has not answered in time."""
-        silent = await self.missing(nodes, *kinds, what=what, work_s=work_s, is_lost=is_lost)
-        if silent:
+        if silent := await self.missing(
+            nodes, *kinds, what=what, step=step, work_s=work_s, is_lost=is_lost
+        ):
             raise NodeLostError(
                 f"{', '.join(silent)}: the agent was asked {what}, and does not answer",
                 fix="check that machine: is it overloaded, out of memory, or is a disk dead?",
@@ -296,8 +303,9 @@ class Answers:
     async def missing(
         self,
         nodes: Sequence[str],
-        *kinds: str,
+        *kinds: type[msg.Report],
         what: str,
+        step: str | None = None,
         work_s: float | None = 0.0,
         is_lost: Callable[[str], bool] = never,
     ) -> list[str]:
@@ -308,7 +316,7 @@ class Answers:
         """
 
         def silent() -> list[str]:
-            waiting = (node for node in nodes if self.hub.answer(node, kinds) is None)
+            waiting = (node for node in nodes if self.hub.answer(node, *kinds, step=step) is None)
             return [node for node in waiting if not is_lost(node)]
 
         begun = asyncio.get_running_loop().time()

@@ -6,16 +6,17 @@ On this machine a run's files are in the run folder, on a remote node in its cac
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
+from tfcluster.agent.catalogue import Welcome
 from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import Command, TaskId
 from tfcluster.plan.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire.messages import Log
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +57,11 @@ class Site:
         return command if self.there is None else self.there.command(command)
 
 
-def site_of(node: str, paths: RunPaths, welcome: Mapping[str, Any]) -> Site:
+def site_of(node: str, paths: RunPaths, welcome: Welcome) -> Site:
     """Return the site of a node, from its agent's welcome; a local agent names no cache."""
-    if (cache := welcome.get("cache")) is None:
+    if welcome.cache is None:
         return Site(node, paths.run_id, paths)
-    there = NodePaths(str(cache), paths.run_id, welcome.get("executable"))
+    there = NodePaths(welcome.cache, paths.run_id, welcome.executable)
     return Site(node, paths.run_id, RunPaths(Path(there.folder(node_folder(node)))), there)
 
 
@@ -76,13 +77,13 @@ class RemoteLogs:
     _taken: dict[str, int] = field(default_factory=dict)
     """Stream → the offset in the node's file up to which its bytes are written here."""
 
-    def take(self, node: str, message: Mapping[str, Any]) -> None:
+    def take(self, node: str, log: Log) -> None:
         """Append the new bytes of a log message; a full disk loses them here, not on the node."""
-        name, offset, data = message["name"], message["offset"], message["data"]
+        name, offset, data = log.name, log.offset, log.data
         if offset != NOT_IN_FILE:
             before = self._taken.get(f"{node} {name}", 0)
             data = data[max(0, before - offset) :]
-            self._taken[f"{node} {name}"] = max(before, offset + len(message["data"]))
+            self._taken[f"{node} {name}"] = max(before, offset + len(log.data))
         with contextlib.suppress(OSError, ValueError), self._open(node, name) as file:
             file.write(data)
 

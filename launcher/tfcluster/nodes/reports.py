@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from tfcluster.agent import budgets
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.message_fields import Message
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.supervision.failure import signal_name
+from tfcluster.wire.messages import LinkBack, LinkCut
 
 PREPARE = "prepare"
 """The name of a node's prepare step, in the place of a task's."""
@@ -19,111 +23,87 @@ LINKS = "links"
 """The name of the check of the links between the nodes, after a failure."""
 STEPS = frozenset({PREPARE, PREFLIGHT, LINKS})
 """Names that are not tasks of the cluster."""
+END_REPLIES = (msg.TaskExited, msg.StartFailed)
+"""The last messages about a step."""
 
 
-def to_event(node: str, message: Mapping[str, Any]) -> Event | None:
+_EVENTS: Mapping[type[Message], type[Event]] = {
+    msg.Welcome: ev.NodeConnected,
+    LinkCut: ev.NodeUnreachable,
+    LinkBack: ev.NodeReconnected,
+    msg.PortsHeld: ev.PortsHeld,
+    msg.TaskStarted: ev.TaskStarted,
+    msg.TaskExited: ev.TaskExited,
+    msg.TaskStopped: ev.TaskFrozen,
+    msg.TaskContinued: ev.TaskThawed,
+    msg.LogLost: ev.LogLost,
+    msg.Ready: ev.TaskReady,
+    msg.Progress: ev.Progress,
+    msg.Error: ev.TaskError,
+    # The chief also reports the step at which a fault is injected into another task.
+    msg.Chaos: ev.ChaosInjected,
+}
+"""Message → the event with the same fields, and maybe fewer."""
+_PREPARE_EVENTS: Mapping[type[Message], type[Event]] = {
+    msg.TaskStarted: ev.PrepareStarted,
+    msg.TaskExited: ev.PrepareFinished,
+}
+
+
+def to_event(node: str, message: msg.Report) -> Event | None:
     """Return the event for a message of `node`'s agent, or None."""
-    if message.get("task") in (PREFLIGHT, LINKS):
-        return None
-    if message.get("task") == PREPARE:
-        return _prepare_event(node, message)
-    if message["type"] == "task_event":
-        return _report_event(message)
-    return _node_event(node, message) or _task_event(node, message)
+    if (step := step_of(message)) is not None:
+        kind = _PREPARE_EVENTS.get(type(message)) if step == PREPARE else None
+        return _with_same_fields(kind, {**vars(message), "node": node})
+    match message:
+        case msg.PreloadFailed(error=error):
+            what = f"{node}: preloading failed, each task imports by itself"
+            return ev.Warned(message=f"{what}: {error}")
+        case msg.Unkillable(task=task, pids=numbers):  # it ends only when the kernel releases it
+            what, pids = task or "a process of an earlier attempt", ", ".join(map(str, numbers))
+            sleep = "in uninterruptible sleep (a dead file server, a device driver)"
+            return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
+        case msg.ReportsDropped(task=task, count=count):
+            return ev.Warned(message=_describe_dropped(task, count))
+    return _with_same_fields(_EVENTS.get(type(message)), {**vars(message), "node": node})
 
 
-def why_lost(message: Mapping[str, Any]) -> str | None:
+def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | None:
+    """Return the event for a report of a task, or None."""
+    named: dict[str, Any] = {"task": task, "attempt": attempt}
+    match report:
+        case msg.Note(message=message):
+            return ev.Warned(message=f"{task}: {message}")
+        case msg.TrialEnded(message=why) if why:  # else the oracle's report says as much
+            return _with_same_fields(ev.Trial, {**named, **vars(report)})
+        case msg.Trial(tuner=tuner):
+            tuner = tuner and _task_of(tuner, reporter=task)
+            return _with_same_fields(ev.Trial, {**named, **vars(report), "tuner": tuner})
+    return _with_same_fields(_EVENTS.get(type(report)), {**named, **vars(report)})
+
+
+def step_of(message: msg.Report) -> str | None:
+    """Return the step of `STEPS` that the message is about; None for all others."""
+    task = getattr(message, "task", None)
+    return task if task in STEPS else None
+
+
+def why_lost(message: msg.Report) -> str | None:
     """Return why this message means that the node is lost; None if it does not."""
-    match message["type"]:
-        case "guard_lost":
+    match message:
+        case msg.GuardLost():
             return "the guard beside its agent was killed"
-        case "agent_ending":
-            return f"its agent was ended by {signal_name(message['signal'])}"
-        case "refused":
-            return f"its agent could not carry out an order ({message['reason']})"
+        case msg.AgentEnding(signal=signal):
+            return f"its agent was ended by {signal_name(signal)}"
+        case msg.Refused(reason=reason):
+            return f"its agent could not carry out an order ({reason})"
     return None
 
 
-def _prepare_event(node: str, message: Mapping[str, Any]) -> Event | None:
-    if message["type"] == "task_started":
-        return ev.PrepareStarted(node=node)
-    if message["type"] != "task_exited":
+def _with_same_fields(kind: type[Event] | None, facts: Mapping[str, Any]) -> Event | None:
+    if kind is None:
         return None
-    return ev.PrepareFinished(
-        node=node,
-        exit_code=message["exit_code"],
-        signal=message.get("signal"),
-        ended_by=message.get("ended_by", "itself"),
-        duration_s=message["duration_s"],
-    )
-
-
-def _report_event(message: Mapping[str, Any]) -> Event | None:
-    """Return the event for a task's own report, which `clean` has accepted."""
-    report = message["event"]
-    task, attempt = message["task"], message["attempt"]
-    match report["type"]:
-        case "ready":
-            return ev.TaskReady(task=task, attempt=attempt)
-        case "progress":
-            return _progress(task, attempt, report)
-        case "error":
-            return ev.TaskError(
-                task=task,
-                attempt=attempt,
-                exception=report["exception"],
-                message=report["message"],
-                file=report.get("file"),
-                line=report.get("line"),
-                traceback=report.get("traceback", ""),
-            )
-        case "chaos":
-            return ev.ChaosInjected(
-                fault=report["fault"],
-                # The chief also reports the step at which a fault is injected into another task.
-                task=report.get("task") or task,
-                attempt=attempt,
-                step=report.get("step"),
-            )
-        case "trial" | "trial_ended":
-            return _trial(task, attempt, report)
-        case "note":
-            return ev.Warned(message=f"{task}: {report['message']}")
-    return None
-
-
-def _progress(task: str, attempt: int, report: Mapping[str, Any]) -> Event:
-    return ev.Progress(
-        task=task,
-        attempt=attempt,
-        step=report["step"],
-        epoch=report.get("epoch"),
-        metrics=report.get("metrics", {}),
-        steps_per_second=report.get("steps_per_second"),
-        mean_steps_per_second=report.get("mean_steps_per_second"),
-        examples_per_second=report.get("examples_per_second"),
-    )
-
-
-def _trial(task: str, attempt: int, report: Mapping[str, Any]) -> Event | None:
-    """Return a trial's event; the tuner's own ``trial_ended`` counts only with its message."""
-    name, message = report["id"], report.get("message")
-    if report["type"] == "trial_ended":
-        return ev.Trial(task=task, attempt=attempt, id=name, message=message) if message else None
-    tuner = report.get("tuner")
-    return ev.Trial(
-        task=task,
-        attempt=attempt,
-        id=name,
-        status=report["status"],
-        tuner=tuner and _task_of(tuner, reporter=task),
-        score=report.get("score"),
-        best_step=report.get("best_step"),
-        objective=report.get("objective"),
-        direction=report.get("direction"),
-        values=report.get("values"),
-        message=message,
-    )
+    return kind(**{f.name: facts[f.name] for f in fields(kind) if f.name in facts})
 
 
 def _task_of(tuner: str, *, reporter: str) -> str:
@@ -132,61 +112,6 @@ def _task_of(tuner: str, *, reporter: str) -> str:
         return str(TaskId.parse(tuner))
     except ValueError:
         return reporter
-
-
-def _node_event(node: str, message: Mapping[str, Any]) -> Event | None:
-    match message["type"]:
-        case "welcome":
-            return ev.NodeConnected(
-                node=node,
-                pid=message["pid"],
-                guard_pid=message["guard_pid"],
-                identity=message.get("identity"),
-            )
-        case "link_cut":
-            why = message.get("why") or None
-            return ev.NodeUnreachable(node=node, lease_s=message["lease_s"], why=why)
-        case "link_back":
-            pid, guard_pid = message["pid"], message["guard_pid"]
-            return ev.NodeReconnected(node=node, pid=pid, guard_pid=guard_pid)
-        case "ports_held":
-            return ev.PortsHeld(node=node, ports=message["ports"])
-        case "preload_failed":
-            what = f"{node}: preloading failed, each task imports by itself"
-            return ev.Warned(message=f"{what}: {message['error']}")
-        case "unkillable":  # such a process ends only when the kernel releases it
-            what = message["task"] or "a process of an earlier attempt"
-            pids = ", ".join(map(str, message["pids"]))
-            sleep = "in uninterruptible sleep (a dead file server, a device driver)"
-            return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
-    return None
-
-
-def _task_event(node: str, message: Mapping[str, Any]) -> Event | None:
-    match message:
-        case {"type": "task_started", "task": task, "attempt": attempt}:
-            return ev.TaskStarted(task=task, attempt=attempt, node=node, pid=message["pid"])
-        case {"type": "task_exited", "task": task, "attempt": attempt}:
-            return ev.TaskExited(
-                task=task,
-                attempt=attempt,
-                exit_code=message["exit_code"],
-                signal=message.get("signal"),
-                ended_by=message["ended_by"],
-                duration_s=message["duration_s"],
-                peak_rss_bytes=message.get("peak_rss_bytes"),
-                out_of_memory=message.get("oom"),
-            )
-        case {"type": "task_stopped", "task": task, "attempt": attempt}:
-            return ev.TaskFrozen(task=task, attempt=attempt, signal=message["signal"])
-        case {"type": "task_continued", "task": task, "attempt": attempt}:
-            return ev.TaskThawed(task=task, attempt=attempt)
-        case {"type": "log_lost", "task": task, "attempt": attempt}:
-            lost, reason = message["bytes"], message["reason"]
-            return ev.LogLost(task=task, attempt=attempt, bytes=lost, reason=reason)
-        case {"type": "reports_dropped", "task": task, "count": count}:
-            return ev.Warned(message=_describe_dropped(task, count))
-    return None
 
 
 def _describe_dropped(task: str, count: int) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.node import machine
 from tfcluster.backends import open_nodes
 from tfcluster.discovery import interpreters
@@ -137,7 +137,7 @@ class _Visit:
         self.connected = [n.name for n, error in zip(nodes, found, strict=True) if error is None]
         return list(filter(None, found))
 
-    def _on_message(self, node: str, message: Mapping[str, Any]) -> None:
+    def _on_message(self, node: str, message: msg.Report) -> None:
         self.hub.keep(node, message)
         if (why := why_lost(message)) is not None:
             self._lose(node, why)
@@ -147,7 +147,7 @@ class _Visit:
         if node not in self._lost:
             self._lost[node] = why
             self.connected.remove(node)
-            self.hub.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": why})
+            self.hub.keep(node, msg.StartFailed(task=PREFLIGHT, attempt=0, error=why))
 
     async def hold_ports(self) -> list[Finding]:
         """Have the agents hold their ports; return findings for taken ports and lost nodes."""
@@ -163,9 +163,5 @@ class _Visit:
         ):
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
-        replies = ((name, self.hub.answer(name, PORT_REPLIES)) for name in self.connected)
-        return lost + [
-            probes.taken_port(node, reply)
-            for node, reply in replies
-            if reply and reply["type"] == "port_taken"
-        ]
+        replies = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
+        return lost + [probes.taken_port(node, taken) for node, taken in replies if taken]

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.net import ports
 from tfcluster.agent.node import machine
 from tfcluster.backends import bundle
@@ -15,7 +15,7 @@ from tfcluster.nodes import orders
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
-from tfcluster.nodes.reports import LINKS, PREFLIGHT
+from tfcluster.nodes.reports import END_REPLIES, LINKS, PREFLIGHT
 from tfcluster.nodes.task_reports import last_text
 from tfcluster.plan.environment import proxy_guards
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
@@ -28,9 +28,7 @@ from tfcluster.supervision.connectivity import DialPlan, between
 
 PROBE_S = 60.0
 """Time for a Python to start, maybe from a slow file server, and for all its checks."""
-_PROBE_REPLIES = (f"{PREFLIGHT} task_exited", f"{PREFLIGHT} start_failed")
 _POLL_S = 0.1
-_DIAL_REPLIES = (f"{LINKS} task_exited", f"{LINKS} start_failed")
 
 
 async def probe_nodes(
@@ -55,9 +53,11 @@ async def probe_nodes(
         hub.send(name, orders.start_probe(plan, hub.site(name), order, built.digest))
     work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
     what = "to run its checks"
-    for name in await answers.missing(nodes, *_PROBE_REPLIES, what=what, work_s=work_s):
+    for name in await answers.missing(
+        nodes, *END_REPLIES, what=what, step=PREFLIGHT, work_s=work_s
+    ):
         error = f"no answer for {work_s + ANSWER_S:.0f} s"
-        hub.keep(name, {"type": "start_failed", "task": PREFLIGHT, "error": error})
+        hub.keep(name, msg.StartFailed(task=PREFLIGHT, attempt=0, error=error))
     found = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
     silent = [finding for finding in found if isinstance(finding, Finding)]
     seen = tuple(answer for answer in found if isinstance(answer, ProbeAnswer))
@@ -78,8 +78,8 @@ def _read_answer(
         now = log.stat().st_mtime
         return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
     except (ValueError, OSError):
-        reply = hub.answer(node, _PROBE_REPLIES) or {}
-        why = lines[-1] if lines else reply.get("error", "it printed nothing")
+        failed = hub.answer(node, msg.StartFailed, step=PREFLIGHT)
+        why = lines[-1] if lines else failed.error if failed else "it printed nothing"
         fix = f"set runtime.hosts.{node}.python to its Python (3.9 or newer)"
         return Finding(node, "Python", f"the checks could not run: {why}", fix)
 
@@ -118,13 +118,13 @@ async def probe_links(
     for name in names:
         order = connectivity.order_for(name, dials, attempt)
         python = plan.node(name).interpreter
-        hub.forget(name, *_DIAL_REPLIES)
+        hub.forget(name, *END_REPLIES, step=LINKS)
         hub.send(name, orders.start_dial(python, hub.site(name), order, built.digest))
     hub.put(lambda: None)  # wakes the loop, which sends
     loop = asyncio.get_running_loop()
     until = loop.time() + connectivity.ANSWER_S
     while loop.time() < until and not is_over():
-        if all(hub.answer(name, _DIAL_REPLIES) is not None for name in names):
+        if all(hub.answer(name, *END_REPLIES, step=LINKS) is not None for name in names):
             break
         await asyncio.sleep(_POLL_S)
     cuts: list[connectivity.Cut] = []
@@ -197,11 +197,10 @@ def _taken_ports(plan: Plan, locks: Path) -> Iterator[Finding]:
     for task in plan.tasks:
         is_fixed = task.port and plan.kind != "plain"
         if is_fixed and (holder := ports.taken_by(task.port, str(locks))) is not None:
-            requested = {"host": task.host, "port": task.port, "task": str(task.id)}
-            yield taken_port(task.node, {**requested, **holder})
+            taken = msg.PortTaken(task=str(task.id), host=task.host, port=task.port, **holder)
+            yield taken_port(task.node, taken)
 
 
-def taken_port(node: str, reply: Mapping[str, Any]) -> Finding:
-    """Return the finding for a ``port_taken`` reply."""
-    error = port_error(reply)
+def taken_port(node: str, taken: msg.PortTaken) -> Finding:
+    error = port_error(taken)
     return Finding(node, "ports", error.message, error.fix)

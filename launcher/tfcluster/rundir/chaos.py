@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
 from tfcluster.rundir import events as ev
@@ -119,7 +120,7 @@ def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fa
     return None
 
 
-def order(faults: Iterable[Fault], text: str) -> tuple[str, dict[str, Any]] | None:
+def order(faults: Iterable[Fault], text: str) -> tuple[str, msg.Order] | None:
     """Return the node and the order to send it once a task has reported the fault `text`.
 
     Returns None for a fault that the task injects into itself.
@@ -128,10 +129,10 @@ def order(faults: Iterable[Fault], text: str) -> tuple[str, dict[str, Any]] | No
     if fault is None:
         return None
     if fault.verb == KILL_AGENT:
-        return fault.node, {"type": "die"}
+        return fault.node, msg.Die()
     # Unlike after `stop`, the end counts as the task's own failure, which is to be diagnosed.
     number = int(_SIGNALS[fault.verb])
-    return fault.node, {"type": "signal", "tasks": [str(fault.task)], "signal": number}
+    return fault.node, msg.Signal(tasks=[str(fault.task)], signal=number)
 
 
 class _FaultParser:

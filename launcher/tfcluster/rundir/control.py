@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
 
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
+Stop = Callable[[str, bool], None]
+"""A function that ends the run; it gets the reason, and whether to kill the tasks at once."""
+GetState = Callable[[], object]
 
 
 @contextlib.asynccontextmanager
-async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
+async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[None]:
     """Answer this user's requests on `path`, in a private folder, until the block ends.
 
     Raises SetupError if it cannot listen there.
@@ -42,7 +44,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
 
     async def listen() -> asyncio.Server:
         _clear(path)
-        return await asyncio.start_unix_server(partial(_serve_client, answer), path)
+        return await asyncio.start_unix_server(partial(_serve_client, stop, get_state), path)
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -72,7 +74,7 @@ async def serve(path: Path, answer: Answer) -> AsyncIterator[None]:
 
 
 async def _serve_client(
-    answer: Answer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    stop: Stop, get_state: GetState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     from asyncio import CancelledError
 
@@ -84,7 +86,8 @@ async def _serve_client(
     # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
-            writer.write(json.dumps(_reply(answer, line), default=dict).encode() + b"\n")
+            reply = _reply(line, stop, get_state)
+            writer.write(json.dumps(reply, default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
 
@@ -98,20 +101,36 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _reply(answer: Answer, line: bytes) -> dict[str, Any]:
+def _reply(line: bytes, stop: Stop, get_state: GetState) -> dict[str, object]:
     try:
-        return answer(foreign_json.parse_json_object(line))
+        match foreign_json.parse_json_object(line):
+            case {"op": "stop", **more}:
+                stop(str(more.get("why")), bool(more.get("now")))
+                return {"ok": True}
+            case {"op": "status"}:
+                return {"ok": True, "state": get_state()}
+            case other:
+                raise ValueError(f"unknown op {other.get('op')!r}")
     except ValueError as error:
         return {"ok": False, "error": str(error)}
 
 
-def ask(path: Path, request: dict[str, Any], *, timeout: float = 10.0) -> dict[str, Any]:
-    """Send `request` to a live coordinator and return its reply.
+def stop(path: Path, *, why: str, now: bool) -> None:
+    """Have the coordinator on `path` end its run; raises what `read_state` raises."""
+    _ask(path, {"op": "stop", "why": why, "now": now}, 10.0)
+
+
+def read_state(path: Path, *, timeout_s: float = 10.0) -> object:
+    """Return the state of the coordinator on `path`.
 
     Raises OSError if none listens, ValueError for an incomplete reply.
     """
+    return _ask(path, {"op": "status"}, timeout_s).get("state")
+
+
+def _ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, Any]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(timeout)
+        connection.settimeout(timeout_s)
         connection.connect(str(path))
         connection.sendall(json.dumps(request).encode() + b"\n")
         with connection.makefile("rb") as replies:

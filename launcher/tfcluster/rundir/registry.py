@@ -211,7 +211,7 @@ def is_answered(paths: RunPaths) -> bool:
     from tfcluster.rundir import control
 
     with contextlib.suppress(OSError, ValueError):
-        control.ask(paths.control_socket, {"op": "status"}, timeout=_ANSWER_S)
+        control.read_state(paths.control_socket, timeout_s=_ANSWER_S)
         return True
     return False
 

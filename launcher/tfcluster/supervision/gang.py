@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
@@ -189,11 +190,11 @@ class Gang:
 
     # -- reports, ends and failures ---------------------------------------------------------
 
-    def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
+    def note_report(self, member: Member, report: msg.TaskReport, now: float) -> None:
         """Note a task's report about itself."""
         self.put(member.after(report, now))
-        if report.get("type") == "setting_read":
-            self._settings_read.add(str(report.get("name")))
+        if isinstance(report, msg.SettingRead):
+            self._settings_read.add(report.name)
 
     def lose_node(self, node: str, reason: str) -> list[str]:
         """Mark all tasks of `node` that have not ended as lost, and return them."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.plan.keras_settings import asks_for_keras_3
 from tfcluster.plan.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
@@ -158,10 +159,10 @@ class Member:
             answer_by=self.answer_by if alive or awaited else None,
         )
 
-    def after(self, report: Mapping[str, Any], now: float) -> Member:
-        """Return the task after its `report`, which `nodes.task_reports` has validated."""
+    def after(self, report: msg.TaskReport, now: float) -> Member:
+        """Return the task after its `report`."""
         match report:
-            case {"type": "progress", "step": int(step)}:
+            case msg.Progress(step=step):
                 return replace(
                     self,
                     waits_since=None,
@@ -170,28 +171,28 @@ class Member:
                     step=step,
                     heard_at=now,
                 )
-            case {"type": "waiting_for_peers"}:
+            case msg.WaitingForPeers():
                 since = now if self.waits_since is None else self.waits_since
                 return replace(self, waits_since=since, has_waited=True)
-            case {"type": "ready"}:
+            case msg.Ready():
                 return replace(self, waits_since=None, has_joined=True)
-            case {"type": "serving"}:
+            case msg.Serving():
                 return replace(self, serves=True)
-            case {"type": "saves_on_sigterm"}:
+            case msg.SavesOnSigterm():
                 return replace(self, saves_on_sigterm=True)
-            case {"type": "saved"}:
-                return replace(self, saved=True, saved_step=report.get("step"))
-            case {"type": "saved_elsewhere"}:
-                return replace(self, saved_step=report.get("step"))
-            case {"type": "evaluated"}:
-                return replace(self, has_evaluated=True, evaluated_step=report.get("step"))
-            case {"type": "trial_ended"} | {"type": "trial", "status": "COMPLETED" | "FAILED"}:
+            case msg.Saved(step=saved):
+                return replace(self, saved=True, saved_step=saved)
+            case msg.SavedElsewhere(step=saved):
+                return replace(self, saved_step=saved)
+            case msg.Evaluated(step=evaluated):
+                return replace(self, has_evaluated=True, evaluated_step=evaluated)
+            case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 return replace(self, trials_ended=self.trials_ended + 1)
-            case {"type": "error"} if not self.is_stopping:
-                return replace(self, raised=report)
-            case {"type": "search_ended"}:
+            case msg.Error() if not self.is_stopping:
+                return replace(self, raised=vars(report))
+            case msg.SearchEnded():
                 return replace(self, has_searched=True)
-            case {"type": "verdict", "ok": False, "reason": str(reason)}:
+            case msg.Verdict(reason=reason):
                 return replace(self, verdict=reason)
         return self
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.plan.plan import Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -64,20 +65,20 @@ class Silence:
     """True once a silence has been reported that no deadline ends."""
     _ready_at: float | None = None
 
-    def note(self, report: Mapping[str, Any], now: float) -> None:
+    def note(self, report: msg.TaskReport, now: float) -> None:
         """Note a report of any task of the gang."""
-        match report.get("type"):
-            case "progress":
+        match report:
+            case msg.Progress():
                 since = self.heard_at
-                if since is None and report.get("steps_per_execution"):
+                if since is None and report.steps_per_execution:
                     since = self._ready_at  # its first execution was as long as the next will be
                 if since is not None:
                     self.longest_gap_s = max(self.longest_gap_s, now - since)
                 self.heard_at = now
-            case "ready" if self._ready_at is None:
+            case msg.Ready() if self._ready_at is None:
                 self._ready_at = now
-            case "alive" | "evaluated" | "saved" | "saved_elsewhere" if self.heard_at is not None:
-                self.heard_at = now
+            case msg.Alive() | msg.Evaluated() | msg.Saved() | msg.SavedElsewhere():
+                self.heard_at = None if self.heard_at is None else now
 
     def note_output(self, at: float) -> None:
         """Note that a task has written a line at `at`."""

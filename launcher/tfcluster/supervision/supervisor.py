@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir import events as ev
@@ -114,12 +115,12 @@ class Supervisor(RunState):
             revive(self, event.task, now)
             react(self, now)
 
-    def reported(self, task: str, attempt: int, report: Mapping[str, Any], now: float) -> None:
+    def reported(self, task: str, attempt: int, report: msg.TaskReport, now: float) -> None:
         """Note a task's report about itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
-            if report.get("type") == "saved" and member.id == self.chief:
-                self.restarts.note_saved(report.get("step"))
+            if isinstance(report, msg.Saved) and member.id == self.chief:
+                self.restarts.note_saved(report.step)
             if member.is_core:  # its signs of life say nothing about the gang
                 self.silence.note(report, now)
             react(self, now)

@@ -13,10 +13,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tfcluster.agent import budgets
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.catalogue import FileEntry, Report
 from tfcluster.agent.protocol import ProtocolError
+from tfcluster.wire.messages import FileSlice, Reconnected
 
 SendFile = Callable[[str, int, bytes], Awaitable[None]]
 
@@ -82,26 +84,28 @@ class AnswerQueue:
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
-        self._coming: deque[Mapping[str, Any]] = deque()
+        self._coming: deque[Report] = deque()
         self._has_come = asyncio.Event()
         self.waiting_bytes = 0
         """Bytes of file slices not taken yet."""
 
-    def put_nowait(self, answer: Mapping[str, Any]) -> None:
-        if answer["type"] == "file":
-            self.waiting_bytes += len(answer["data"])
+    def put_nowait(self, answer: Report) -> None:
+        if isinstance(answer, FileSlice):
+            self.waiting_bytes += len(answer.data)
         self._coming.append(answer)
         self._has_come.set()
 
     def empty(self) -> bool:
         return not self._coming
 
-    def next_slice(self) -> Mapping[str, Any] | None:
+    def next_slice(self) -> FileSlice | None:
         """Return the next answer if it has arrived and is a slice of a file, else None."""
-        is_slice = self._coming and self._coming[0]["type"] == "file"
-        return self._take() if is_slice else None
+        if not self._coming or not isinstance(found := self._coming[0], FileSlice):
+            return None
+        self._take()
+        return found
 
-    async def next(self) -> Mapping[str, Any]:
+    async def next(self) -> Report:
         """Return the next answer. Raises FilesStalledError if none comes.
 
         It waits in short steps and counts only those that end while the node is connected and
@@ -127,10 +131,10 @@ class AnswerQueue:
             raise self._node.stalled_error()
         return self._take()
 
-    def _take(self) -> Mapping[str, Any]:
+    def _take(self) -> Report:
         answer = self._coming.popleft()
-        if answer["type"] == "file":
-            self.waiting_bytes -= len(answer["data"])
+        if isinstance(answer, FileSlice):
+            self.waiting_bytes -= len(answer.data)
         return answer
 
 
@@ -145,18 +149,18 @@ class Question:
     listed_bytes: int = 0
     """Characters in the names listed so far."""
 
-    def put(self, message: Mapping[str, Any]) -> None:
+    def put(self, answer: Report) -> None:
         """Keep an answer. Raises ProtocolError if the node sends more than it was asked for.
 
         A correct agent keeps to these limits; another one would fill the coordinator's memory.
         """
-        if message["type"] == "scanned":
-            self.listed += len(message["entries"])
-            self.listed_bytes += sum(len(entry[0]) for entry in message["entries"])
+        if isinstance(answer, msg.Scanned):
+            self.listed += len(answer.entries)
+            self.listed_bytes += sum(len(path) for path, _, _ in answer.entries)
             most, most_bytes = budgets.LISTED_OUTPUTS, 2 * budgets.LISTED_BYTES
             if self.listed > most or self.listed_bytes > most_bytes:
                 raise ProtocolError(f"a listing of more than {most:,} files")
-        self.answers.put_nowait(message)
+        self.answers.put_nowait(answer)
         if self.answers.waiting_bytes > budgets.FILE_BYTES_AHEAD:
             most = budgets.FILE_BYTES_AHEAD
             raise ProtocolError(f"more than {most:,} bytes of a file beyond those acknowledged")
@@ -181,34 +185,37 @@ class Sent:
 class Announced:
     """A tree as a node gets it announced, and where the bytes of each digest are."""
 
-    entries: list[dict[str, Any]]
+    entries: list[FileEntry]
     sources: dict[str, tuple[Path, int]]
     """Digest → (file, size in bytes)."""
 
-    def pages(self) -> Iterator[list[dict[str, Any]]]:
+    def pages(self) -> Iterator[list[FileEntry]]:
         """Yield the entries in lists that each fit into a frame; at least one list."""
-        page, size = list[dict[str, Any]](), 0
+        page, size = list[FileEntry](), 0
         for entry in self.entries:
             if size > _PAGE_BYTES:
                 yield page
                 page, size = [], 0
             page.append(entry)
-            size += _ENTRY_BYTES + 6 * (len(entry["path"]) + len(entry.get("link", "")))
+            size += _ENTRY_BYTES + 6 * (len(entry.path) + len(entry.link or ""))
         yield page
 
 
 def announce(files: Iterable[Sent]) -> Announced:
     """Return the announcement of a tree; files without a digest are read. Raises OSError."""
-    entries: list[dict[str, Any]] = []
+    entries: list[FileEntry] = []
     sources: dict[str, tuple[Path, int]] = {}
     for file in files:
         if file.link is not None:
-            entries.append({"path": file.path, "link": file.link})
+            entries.append(FileEntry(path=file.path, link=file.link))
             continue
         digest, size = _digest_and_size(file)
         sources[digest] = (file.source, size)
-        entry = {"path": file.path, "sha512": digest, "size": size, "mode": file.mode}
-        entries.append(entry if file.mtime_ns is None else entry | {"mtime_ns": file.mtime_ns})
+        entries.append(
+            FileEntry(
+                path=file.path, sha512=digest, size=size, mode=file.mode, mtime_ns=file.mtime_ns
+            )
+        )
     return Announced(entries, sources)
 
 
@@ -244,25 +251,25 @@ class Sending:
             else:
                 self._handle(await self._answers.next())
 
-    def _handle(self, answer: Mapping[str, Any]) -> None:
-        match answer["type"]:
-            case "wants":
-                self._requested += len(answer["digests"])
-                if not self._sources.keys() >= set(answer["digests"]):
+    def _handle(self, answer: Report) -> None:
+        match answer:
+            case msg.Wants(digests=digests):
+                self._requested += len(digests)
+                if not self._sources.keys() >= set(digests):
                     raise RemoteFilesError(f"{self._into}: the node asks for an unknown file")
                 if self._requested > _MOST_REQUESTS * len(self._sources):
                     raise RemoteFilesError(f"{self._into}: the node asks for the same files again")
-                self._pending.extend(answer["digests"])
-            case "took":
-                self._acknowledged[answer["digest"]] = answer["at"]
-            case "received":
+                self._pending.extend(digests)
+            case msg.Took(digest=digest, at=at):
+                self._acknowledged[digest] = at
+            case msg.Received():
                 self._is_received = True
-            case "receive_failed":
-                raise RemoteFilesError(f"{self._into}: {answer['error']}")
-            case "reconnected":
+            case msg.ReceiveFailed(error=error):
+                raise RemoteFilesError(f"{self._into}: {error}")
+            case Reconnected():
                 raise ReconnectedError
-            case "files_lost" | "lost":
-                raise RemoteFilesError(str(answer["error"]))
+            case msg.FilesLost(error=error):
+                raise RemoteFilesError(error)
 
     async def _send(self, digest: str) -> None:
         """Send one file. Raises RemoteFilesError if it is shorter than when it was announced."""

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TypeVar
 
 from tfcluster.agent import budgets
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.message_fields import replace
 from tfcluster.wire.file_sending import (
     AnswerQueue,
     NodeState,
@@ -30,15 +32,13 @@ from tfcluster.wire.file_sending import (
     Sent,
     announce,
 )
+from tfcluster.wire.messages import FileSlice, Hurried, Reconnected
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+R = TypeVar("R", bound=msg.Report)
+
+Send = Callable[[msg.FileOrder], Awaitable[None]]
 Take = Callable[[bytes], Awaitable[None]]
 
-KINDS = frozenset(
-    {"wants", "took", "received", "receive_failed", "scanned", "read_end", "file", "looked"}
-    | {"files_lost", "moving"}
-)
-"""Types of the messages that go to `RemoteFiles.handle`."""
 _ACKNOWLEDGE_BYTES = 2 << 20
 """Bytes written here after which the node gets an acknowledgement and may send as many more."""
 SILENCE_S = 60.0
@@ -57,27 +57,24 @@ class RemoteFiles:
     ) -> None:
         self._send, self._send_file = send, send_file
         self._last = self._hurries = 0
-        self._waiting: dict[int, Question] = {}
+        self._waiting: dict[str, Question] = {}
         self._node = NodeState(node, silence_s)
         self.is_lost, self._lost_reason = False, ""
         """True if no answer will come any more; and the reason."""
 
-    def handle(self, message: Mapping[str, Any]) -> None:
-        """Handle a message of one of `KINDS`.
+    def handle(self, answer: msg.FileReport | FileSlice | msg.FilesLost) -> None:
+        """Handle a message about files.
 
         Raises ProtocolError if the node sends more than it was asked for, which would fill the
         coordinator's memory.
         """
         self._node.answer_count += 1
-        if message["type"] == "files_lost":
-            self._broadcast(message)
-            return
-        number = message.get("id")
-        if message["type"] == "file":
-            number = int(message["name"]) if message["name"].isdecimal() else None
-        question = self._waiting.get(number) if isinstance(number, int) else None
-        if question is not None and message["type"] != "moving":
-            question.put(message)
+        if isinstance(answer, msg.FilesLost):
+            self._broadcast(answer)
+        elif not isinstance(answer, msg.Moving):
+            number = answer.name if isinstance(answer, FileSlice) else str(answer.id)
+            if (question := self._waiting.get(number)) is not None:
+                question.put(answer)
 
     def disconnected(self) -> None:
         """Note that no answer can come until `reconnected` is called."""
@@ -86,19 +83,19 @@ class RemoteFiles:
     def hurry(self) -> None:
         """Lift the rate limit of reads in progress, because no task trains on the node any more."""
         self._hurries += 1
-        self._broadcast({"type": "hurry"})
+        self._broadcast(Hurried())
 
     def reconnected(self) -> None:
         """Repeat all questions in progress over a new connection."""
         self._node.is_connected = True
-        self._broadcast({"type": "reconnected"})
+        self._broadcast(Reconnected())
 
     def mark_lost(self, why: str = "") -> None:
         """Fail all questions in progress, and those to come; `why` ends the error's text."""
         self.is_lost, self._lost_reason = True, f"the node was lost{why and f': {why}'}"
-        self._broadcast({"type": "lost", "error": self._lost_reason})
+        self._broadcast(msg.FilesLost(error=self._lost_reason))
 
-    def _broadcast(self, message: Mapping[str, Any]) -> None:
+    def _broadcast(self, message: msg.Report) -> None:
         for question in self._waiting.values():
             question.answers.put_nowait(message)
 
@@ -111,19 +108,16 @@ class RemoteFiles:
         """
         found: list[tuple[str, int, int]] = []
         async with self._ask() as question:
-            order = {"type": "scan", "id": question.number, "folder": folder, "most": most}
-            await self._send(order)
+            await self._send(msg.Scan(id=question.number, folder=folder, most=most))
             while not question.is_answered:
-                answer = await _next(question, "scanned")
-                if answer.get("error"):
-                    raise RemoteFilesError(f"{folder}: {answer['error']}")
-                if answer.get("left_off"):
+                answer = await _next(question, msg.Scanned)
+                if answer.error:
+                    raise RemoteFilesError(f"{folder}: {answer.error}")
+                if answer.left_off:
                     question.is_answered = True
                     raise RemoteFilesError(budgets.too_many_files(folder, most))
-                found += (
-                    (str(path), int(size), int(when)) for path, size, when in answer["entries"]
-                )
-                question.is_answered = not answer.get("more")
+                found += answer.entries
+                question.is_answered = not answer.more
         return found
 
     async def find_shared_folder(
@@ -134,12 +128,12 @@ class RemoteFiles:
         That is the one in which the node sees the coordinator's file `name` with this `text` and
         `inode`; None if there is no such folder.
         """
-        order = {"type": "look", "folders": list(folders), "name": name, "text": text}
         async with self._ask() as question:
-            await self._send({**order, "inode": inode, "id": question.number})
-            folder = (await _next(question, "looked"))["folder"]
+            order = msg.Look(id=question.number, folders=folders, name=name, text=text, inode=inode)
+            await self._send(order)
+            answer = await _next(question, msg.Looked)
             question.is_answered = True
-            return None if folder is None else str(folder)
+            return answer.folder
 
     async def read(
         self,
@@ -160,25 +154,33 @@ class RemoteFiles:
         `grows`: the file may get longer than `size` meanwhile. At most a few MB are buffered
         while `take` runs. Raises RemoteFileChangedError, RemoteFilesError, and what `take` raises.
         """
-        order = {"type": "read", "folder": folder, "path": path, "size": size, "rate": rate}
-        order |= {"mtime_ns": mtime_ns, "start": start, "grows": grows}
         at, hurries = start, self._hurries
         while True:
-            if self._hurries != hurries:  # `hurry` may have been called before the reconnect
-                order["rate"] = None
             async with self._ask() as question:
-                await self._send({**order, "id": question.number, "offset": at})
-                reading = _Reading(question, at, order, self._send)
+                order = msg.Read(
+                    id=question.number,
+                    folder=folder,
+                    path=path,
+                    size=size,
+                    mtime_ns=mtime_ns,
+                    start=start,
+                    offset=at,
+                    # `hurry` may have been called before the reconnect.
+                    rate=rate if self._hurries == hurries else None,
+                    grows=grows,
+                )
+                await self._send(order)
+                reading = _Reading(question, order, self._send)
                 try:
                     end = await reading.run(take)
                 except ReconnectedError:
                     at = reading.at
                     continue
-                if end.get("error"):
-                    raise RemoteFileChangedError(str(end["error"]))
-                if not end.get("is_unchanged") or reading.at != size:
+                if end.error:
+                    raise RemoteFileChangedError(end.error)
+                if not end.is_unchanged or reading.at != size:
                     raise RemoteFileChangedError("changed while it was read")
-                return str(end.get("sha512"))
+                return end.sha512
 
     async def send_tree(
         self, into: str, files: Sequence[Sent], *, keep: bool, unless_there: bool = False
@@ -188,8 +190,8 @@ class RemoteFiles:
         `keep`: the node caches them for the next run. `unless_there`: a folder that exists is
         left as it is. Raises RemoteFilesError, OSError.
         """
-        options = {"into": into, "keep": keep, "unless_there": unless_there}
-        return await self._send_files(options, files)
+        order = msg.Receive(id=0, into=into, files=[], keep=keep, unless_there=unless_there)
+        return await self._send_files(order, files)
 
     async def add_files(self, into: str, files: Sequence[Sent], *, removed: Sequence[str]) -> int:
         """Add `files` to the node's folder `into`, then delete the paths in `removed`.
@@ -197,20 +199,20 @@ class RemoteFiles:
         Files are added in their order, each atomically; all others stay. Return how many bytes
         were sent. Raises RemoteFilesError, OSError.
         """
-        options = {"into": into, "keep": False, "adds": True, "removed": [*removed]}
-        return await self._send_files(options, files)
+        order = msg.Receive(id=0, into=into, files=[], adds=True, removed=[*removed])
+        return await self._send_files(order, files)
 
-    async def _send_files(self, options: Mapping[str, Any], files: Sequence[Sent]) -> int:
+    async def _send_files(self, order: msg.Receive, files: Sequence[Sent]) -> int:
         tree = await asyncio.to_thread(announce, files)
-        into, order = options["into"], {"type": "receive", **options}
         sent = 0
         while True:
             async with self._ask() as question:
                 *pages, last = tree.pages()
+                number = question.number
                 for page in pages:
-                    await self._send({**order, "id": question.number, "files": page, "more": True})
-                await self._send({**order, "id": question.number, "files": last})
-                sending = Sending(into, tree.sources, question.answers, self._send_file)
+                    await self._send(replace(order, id=number, files=page, more=True))
+                await self._send(replace(order, id=number, files=last))
+                sending = Sending(order.into, tree.sources, question.answers, self._send_file)
                 with contextlib.suppress(ReconnectedError):
                     try:
                         await sending.run()
@@ -224,49 +226,47 @@ class RemoteFiles:
         if self.is_lost:
             raise RemoteFilesError(self._lost_reason)
         self._last += 1
-        question = self._waiting[self._last] = Question(self._last, AnswerQueue(self._node))
+        question = Question(self._last, AnswerQueue(self._node))
+        self._waiting[str(self._last)] = question
         try:
             yield question
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise RemoteFilesError(f"the node's answer is invalid: {error!r}") from error
         finally:
-            del self._waiting[question.number]
+            del self._waiting[str(question.number)]
             if not (question.is_answered or self.is_lost):
                 with contextlib.suppress(OSError):
-                    await self._send({"type": "cancel", "id": question.number})
+                    await self._send(msg.Cancel(id=question.number))
 
 
 class _Reading:
     """The transfer of one file to the coordinator over one connection."""
 
-    def __init__(self, question: Question, at: int, order: Mapping[str, Any], send: Send) -> None:
+    def __init__(self, question: Question, order: msg.Read, send: Send) -> None:
         self._question, self._order, self._send = question, order, send
-        self.at = self._acknowledged = at
+        self.at = self._acknowledged = order.offset
 
-    async def run(self, take: Take) -> Mapping[str, Any]:
+    async def run(self, take: Take) -> msg.ReadEnd:
         """Pass all bytes to `take` and return the node's last answer.
 
         Raises ReconnectedError, RemoteFilesError, and what `take` raises.
         """
         while True:
-            answer = await _next(self._question, "file", "read_end", "reconnected", "hurry")
-            match answer["type"]:
-                case "file":
-                    await self._take(self._join_waiting(self._new_bytes(answer)), take)
-                case "hurry" if self._order["rate"] is not None:
-                    await self._send({"type": "hurry", "id": self._question.number})
-                case "reconnected":
+            match await _next(self._question, msg.Report):
+                case FileSlice() as found:
+                    await self._take(self._join_waiting(self._new_bytes(found)), take)
+                case Hurried() if self._order.rate is not None:
+                    await self._send(msg.Hurry(id=self._question.number))
+                case Reconnected():
                     raise ReconnectedError
-                case "read_end":
+                case msg.ReadEnd() as end:
                     self._question.is_answered = True
-                    return answer
+                    return end
 
-    def _new_bytes(self, answer: Mapping[str, Any]) -> bytes:
+    def _new_bytes(self, found: FileSlice) -> bytes:
         """Return the bytes of a slice that are new: the first one after a reconnect may overlap."""
-        skipped = self.at - answer["offset"]
-        if not 0 <= skipped < len(answer["data"]):
+        skipped = self.at - found.offset
+        if not 0 <= skipped < len(found.data):
             raise RemoteFilesError("the node sent bytes that were not asked for")
-        data: bytes = answer["data"][skipped:]
+        data = found.data[skipped:]
         self.at += len(data)
         return data
 
@@ -281,13 +281,13 @@ class _Reading:
         await take(data)
         if self.at >= self._acknowledged + _ACKNOWLEDGE_BYTES:
             self._acknowledged = self.at
-            await self._send({"type": "got", "id": self._question.number, "at": self.at})
+            await self._send(msg.Got(id=self._question.number, at=self.at))
 
 
-async def _next(question: Question, *kinds: str) -> Mapping[str, Any]:
+async def _next(question: Question, kind: type[R]) -> R:
     while True:
         answer = await question.answers.next()
-        if answer["type"] in ("lost", "files_lost"):
-            raise RemoteFilesError(str(answer["error"]))
-        if answer["type"] in kinds:
+        if isinstance(answer, msg.FilesLost):
+            raise RemoteFilesError(answer.error)
+        if isinstance(answer, kind):
             return answer

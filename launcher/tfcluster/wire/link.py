@@ -4,28 +4,36 @@ An `AgentLink` numbers and acknowledges messages, pings, and resumes a broken co
 
     backend = backends.get("local", runtime_dir=runtime_dir())
     link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
-    await link.send({"type": "start", "attempt": 1, "tasks": […]})   # see `nodes.orders`
+    await link.send(Start(attempt=1, tasks=[…]))   # see `nodes.orders`
     async for message in link:              # ends when the connection is lost for good
         …
-    await link.send({"type": "shutdown"})   # or only close(), which ends a local agent
+    await link.send(Shutdown())             # or only close(), which ends a local agent
     await link.close()                      # returns when agent and guard are gone
 
-`link.welcome` is the agent's answer to the hello (pid, guard_pid, python). Log frames of remote
-nodes arrive as ``{"type": "log", "name", "offset", "data"}``, file frames as ``"file"``.
+`link.welcome` is the agent's answer to the hello. Log frames of remote nodes arrive as `Log`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
 from tfcluster.agent import budgets, protocol
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.message_fields import replace
 from tfcluster.wire import file_transfer, messages
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.file_transfer import RemoteFiles
-from tfcluster.wire.messages import Frame, Refused, read_welcome
+from tfcluster.wire.messages import (
+    FileSlice,
+    Frame,
+    LinkBack,
+    LinkCut,
+    Log,
+    Refused,
+    read_welcome,
+)
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
@@ -55,7 +63,7 @@ class AgentLink:
     def __init__(
         self,
         dial: Dial,
-        hello: Mapping[str, Any],
+        hello: msg.Hello,
         agent: AgentHandle | None = None,
         *,
         lease_s: float | None = None,
@@ -63,7 +71,7 @@ class AgentLink:
     ) -> None:
         """Create a link that is not open yet.
 
-        `hello`: run_id, node, token, stream_logs. `lease_s`: seconds during which a lost
+        `hello` has run_id, node, token and stream_logs. `lease_s`: seconds during which a lost
         connection is dialled again, or None for never; `patience_s` is then how many seconds the
         agent may hang, or None for no limit.
         """
@@ -74,19 +82,18 @@ class AgentLink:
         """The time of the last byte from the agent, on the loop's clock."""
         self._is_over, self._why_killed = False, ""
         self._session = protocol.Session()
-        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._messages: asyncio.Queue[msg.Report | None] = asyncio.Queue()
         self._writer: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._is_closing = self._has_sent_shutdown = False
         self._fault = ""
         self.heard_goodbye = self.has_ended = False
         """`has_ended`: no process the agent started is alive, whatever its lease says."""
-        self.welcome: dict[str, Any] = {}
+        self.welcome = msg.Welcome(pid=0, guard_pid=0)
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have arrived; sent again on resuming."""
         silence_s = min(file_transfer.SILENCE_S, lease_s or file_transfer.SILENCE_S)
-        node = str(hello.get("node", ""))
-        self.files = RemoteFiles(self.send, self.send_file, node=node, silence_s=silence_s)
+        self.files = RemoteFiles(self.send, self.send_file, node=hello.node, silence_s=silence_s)
         """File transfer with the node, if it shares no file system with the coordinator."""
 
     async def open(self) -> None:
@@ -113,13 +120,13 @@ class AgentLink:
         self._fault = self._fault or fault
         await self._disconnect()
 
-    async def send(self, message: Mapping[str, Any]) -> None:
-        """Number, keep and send a message. Raises ConnectionError if the link is lost for good."""
-        encoded = self._session.number(dict(message))
+    async def send(self, order: msg.Order) -> None:
+        """Number, keep and send an order. Raises ConnectionError if the link is lost for good."""
+        encoded = self._session.number(order.to_json())
         if self._writer is None and (self._lease_s is None or self._is_closing):
             raise ConnectionError("the agent is gone")
-        self._has_sent_shutdown = self._has_sent_shutdown or message["type"] == "shutdown"
-        if self._agent.can_kill and message["type"] in ("stop", "shutdown"):
+        self._has_sent_shutdown = self._has_sent_shutdown or isinstance(order, msg.Shutdown)
+        if self._agent.can_kill and isinstance(order, msg.Stop | msg.Shutdown):
             number, loop = self._session.last_sent, asyncio.get_running_loop()
             loop.call_later(
                 ANSWER_S, loop.call_later, SECOND_LOOK_S, self._kill_unless_acknowledged, number
@@ -138,7 +145,7 @@ class AgentLink:
             self._why_killed = "it did not acknowledge a stop"
             self._agent.kill()
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[msg.Report]:
         while (message := await self._messages.get()) is not None:
             yield message
         self._messages.put_nowait(None)  # a second iteration ends at once, too
@@ -164,19 +171,23 @@ class AgentLink:
 
     async def _connect(self) -> Connection:
         reader, writer = await self._dial()
-        is_fresh = self._lease_s is not None and not self.welcome
+        is_fresh = self._lease_s is not None and not self.welcome.pid
         try:
             async with asyncio.timeout(FIRST_HELLO_S if is_fresh else HELLO_TIMEOUT_S):
-                hello = {"type": "hello", "protocol": protocol.VERSION, "n": 0, **self._hello}
-                hello |= {"last_seen": self._session.last_seen, "log_offsets": self.log_offsets}
-                writer.write(protocol.control_frame(hello))
+                hello = replace(
+                    self._hello,
+                    protocol=protocol.VERSION,
+                    last_seen=self._session.last_seen,
+                    log_offsets=self.log_offsets,
+                )
+                writer.write(protocol.control_frame({**hello.to_json(), "n": 0}))
                 decoder = protocol.Decoder(after_magic=True, max_control=budgets.MESSAGE_BYTES)
                 first, rest = await read_welcome(reader, decoder)
         except BaseException:
             writer.close()
             raise
         self.welcome, self.heard_at = first, asyncio.get_running_loop().time()
-        for encoded in self._session.resume(first.get("last_seen", 0)):
+        for encoded in self._session.resume(first.last_seen):
             writer.write(encoded)
         self._writer = writer
         self._agent.on_answer()
@@ -193,7 +204,7 @@ class AgentLink:
                     await self._agent.explain()
                     return
                 connection = reconnected
-                self._put({"type": "link_back", **self._pids()})
+                self._put(self._back())
                 self.files.reconnected()
         finally:
             self.files.mark_lost(f"it sent {self._fault}" if self._fault else "")
@@ -221,10 +232,11 @@ class AgentLink:
         """Handle one frame; return True for a numbered message, which must be acknowledged."""
         if kind == protocol.CONTROL:
             message = protocol.read_control(payload)
-            messages.check(message)
-            if message["type"] == "welcome":
+            report = messages.read_report(message)
+            if isinstance(report, msg.Welcome):
                 raise protocol.ProtocolError("a second welcome")
-            self._take(message)
+            if self._session.is_new(message):
+                self._take(report)
             return True
         if kind == protocol.ACK:
             self._session.acknowledged(protocol.read_number(payload))
@@ -232,23 +244,22 @@ class AgentLink:
             name, offset, data = protocol.read_data(payload)
             if kind == protocol.LOG and offset != protocol.NOT_IN_FILE:
                 self.log_offsets[name] = offset + len(data)
-            what = "log" if kind == protocol.LOG else "file"
-            self._put({"type": what, "name": name, "offset": offset, "data": data})
+            found = Log if kind == protocol.LOG else FileSlice
+            self._put(found(name=name, offset=offset, data=data))
         return False
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if self._session.is_new(message):
-            message.pop("n", None)
-            self.heard_goodbye = self.heard_goodbye or message["type"] == "bye"
-            if message.get("stays"):
+    def _take(self, report: msg.Report) -> None:
+        if isinstance(report, msg.Bye):
+            self.heard_goodbye = True
+            if report.stays:
                 self._agent.detach()
-            self._put(message)
+        self._put(report)
 
-    def _put(self, message: dict[str, Any]) -> None:
-        if message["type"] in file_transfer.KINDS:
-            self.files.handle(message)
+    def _put(self, report: msg.Report) -> None:
+        if isinstance(report, msg.FileReport | FileSlice | msg.FilesLost):
+            self.files.handle(report)
         else:
-            self._messages.put_nowait(message)
+            self._messages.put_nowait(report)
 
     async def _write(self, frame: bytes) -> None:
         if self._writer is None:
@@ -270,7 +281,7 @@ class AgentLink:
             await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
                 why = self._agent.explanation
-                self._put({"type": "link_cut", "lease_s": self._lease_s, "why": why})
+                self._put(LinkCut(lease_s=self._lease_s, why=why or None))
             return await redial
         finally:
             redial.cancel()
@@ -314,18 +325,18 @@ class AgentLink:
             if self.heard_at == heard_at:
                 unanswered += 1
                 if unanswered == 1:
-                    pid = self.welcome["pid"]
+                    pid = self.welcome.pid
                     why = f"its agent (pid {pid}) is stopped; `kill -CONT {pid}` resumes it"
-                    self._put({"type": "link_cut", "lease_s": patience_s, "why": why})
+                    self._put(LinkCut(lease_s=patience_s, why=why))
             elif unanswered:
                 unanswered = 0
-                self._put({"type": "link_back", **self._pids()})
+                self._put(self._back())
         self._why_killed = f"it did not answer for {patience_s:g} s"
         self._agent.kill()
         await self._disconnect()
 
-    def _pids(self) -> dict[str, Any]:
-        return {name: self.welcome[name] for name in ("pid", "guard_pid")}
+    def _back(self) -> LinkBack:
+        return LinkBack(pid=self.welcome.pid, guard_pid=self.welcome.guard_pid)
 
     async def _disconnect(self) -> None:
         writer, self._writer = self._writer, None

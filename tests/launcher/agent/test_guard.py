@@ -33,21 +33,22 @@ OWNER = """
 import asyncio, json, os, sys, tempfile
 from pathlib import Path
 from tfcluster import backends
+from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import RunContext
 from tfcluster.plan.plan import NodePlan
 
 async def main(folder, task):
     node = NodePlan("local", "local", None, "/")
     link = await backends.open_nodes([node], RunContext("r", folder)).connect(node, token="t")
-    await link.send({"type": "hold_ports", "ports": [
-        {"task": name, "host": "localhost", "port": 0} for name in ("worker:0", "worker:1")]})
-    await link.send({"type": "start", "attempt": 1, "tasks": [
-        {"task": name, "argv": [sys.executable, "-c", task], "env": {}, "cwd": "/",
-         "log": str(folder / name)} for name in ("worker:0", "worker:1")]})
+    await link.send(msg.HoldPorts(ports=[
+        msg.PortRequest(task=name, host="localhost", port=0) for name in ("worker:0", "worker:1")]))
+    await link.send(msg.Start(attempt=1, tasks=[
+        msg.TaskOrder(task=name, argv=[sys.executable, "-c", task], log=str(folder / name))
+        for name in ("worker:0", "worker:1")]))
     async for message in link:
-        if message["type"] == "ports_held":
-            ports = list(message["ports"].values())
-            print(json.dumps({**link.welcome, "ports": ports}), flush=True)
+        if isinstance(message, msg.PortsHeld):
+            ports = list(message.ports.values())
+            print(json.dumps({**vars(link.welcome), "ports": ports}), flush=True)
     print("ended", flush=True)
 
 asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

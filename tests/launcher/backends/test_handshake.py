@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests import old_pythons
 
+from tfcluster.agent.catalogue import Shutdown
 from tfcluster.backends import handshake, relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.relayed import STARTER, Unreached
@@ -41,7 +42,7 @@ def reach(script: str) -> float:
         context = RunContext(uuid.uuid4().hex, Path())
         link = await relayed.connect("far", ["sh", "-c", script], context, token="t")
         duration_s = time.monotonic() - begun
-        await link.send({"type": "shutdown"})
+        await link.send(Shutdown())
         await link.close()
         return duration_s
 

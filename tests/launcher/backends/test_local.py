@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 
 from tfcluster import kinds
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.local.local_nodes import LocalNodes, socket_path
@@ -23,8 +24,10 @@ from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire import link as link_module
 from tfcluster.wire.link import AgentLink
+from tfcluster.wire.messages import LinkBack, LinkCut
 
 _T = TypeVar("_T")
+_R = TypeVar("_R", bound=msg.Report)
 NODE = NodePlan("local", "local", None, "/")
 
 
@@ -49,8 +52,28 @@ async def connected(folder: Path) -> AsyncIterator[AgentLink]:
         await link.close()
 
 
-def entry(folder: Path, *argv: str) -> dict[str, Any]:
-    return {"task": "worker:0", "argv": list(argv), "cwd": "/", "log": str(folder / "0.log")}
+class Nonsense(msg.Order):
+    """An order that an agent does not know."""
+
+    kind: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {"type": self.kind}
+
+
+def entry(folder: Path, *argv: str) -> msg.TaskOrder:
+    return msg.TaskOrder(task="worker:0", argv=argv, log=str(folder / "0.log"))
+
+
+async def take(messages: AsyncIterator[msg.Report], kind: type[_R]) -> _R:
+    """Return the next message, which must be of this kind."""
+    message = await anext(messages)
+    assert isinstance(message, kind)
+    return message
+
+
+def hold_port(port: int) -> msg.HoldPorts:
+    return msg.HoldPorts(ports=[msg.PortRequest(task="worker:0", host="localhost", port=port)])
 
 
 def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
@@ -64,18 +87,16 @@ def run(scenario: Callable[[], Awaitable[_T]]) -> _T:
 def test_the_start_and_the_exit_of_a_task_are_reported(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
-            assert link.welcome["node"] == "local"
-            await link.send(
-                {"type": "start", "attempt": 1, "tasks": [entry(folder, "echo", "hello")]}
-            )
+            assert link.welcome.node == "local"
+            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "echo", "hello")]))
             kinds = []
             async for message in link:
-                kinds.append(message["type"])
-                if message["type"] == "task_exited":
+                kinds.append(message.type)
+                if isinstance(message, msg.TaskExited):
                     break
             assert kinds == ["task_started", "task_exited"]
-            await link.send({"type": "shutdown"})
-        assert [message["type"] async for message in link] == ["bye"]
+            await link.send(msg.Shutdown())
+        assert [message.type async for message in link] == ["bye"]
 
     run(scenario)
     assert (folder / "0.log").read_text() == "hello\n"
@@ -84,15 +105,15 @@ def test_the_start_and_the_exit_of_a_task_are_reported(folder: Path) -> None:
 def test_closing_kills_the_tasks_and_reports_their_exits(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
-            await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
+            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
             await anext(aiter(link))
-        ends = [m async for m in link if m["type"] == "task_exited"]
-        assert [(m["signal"], m["ended_by"]) for m in ends] == [(signal.SIGKILL, "tfcluster")]
-        for pid in (link.welcome["pid"], link.welcome["guard_pid"]):
+        ends = [m async for m in link if isinstance(m, msg.TaskExited)]
+        assert [(m.signal, m.ended_by) for m in ends] == [(signal.SIGKILL, "tfcluster")]
+        for pid in (link.welcome.pid, link.welcome.guard_pid):
             with pytest.raises(ProcessLookupError):
                 os.kill(pid, 0)
         with pytest.raises(ConnectionError):
-            await link.send({"type": "stop", "tasks": [], "grace_s": 0, "why": ""})
+            await link.send(msg.Stop(tasks=[], grace_s=0))
 
     run(scenario)
 
@@ -100,7 +121,7 @@ def test_closing_kills_the_tasks_and_reports_their_exits(folder: Path) -> None:
 def test_a_killed_agent_ends_the_iteration(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
-            os.kill(link.welcome["pid"], signal.SIGKILL)
+            os.kill(link.welcome.pid, signal.SIGKILL)
             assert [message async for message in link] == []
         assert link.last_words() == ""
 
@@ -111,16 +132,13 @@ def test_the_node_of_a_killed_agent_can_be_connected_again(folder: Path) -> None
     async def scenario() -> None:
         for _ in range(3):
             async with connected(folder) as link:
-                ports = [{"task": "worker:0", "host": "localhost", "port": 0}]
-                await link.send({"type": "hold_ports", "ports": ports})
+                await link.send(hold_port(0))
                 tasks = [entry(folder, "sleep", "9")]
-                await link.send({"type": "start", "attempt": 1, "tasks": tasks})
+                await link.send(msg.Start(attempt=1, tasks=tasks))
                 messages = aiter(link)
-                assert [(await anext(messages))["type"] for _ in "12"] == [
-                    "ports_held",
-                    "task_started",
-                ]
-                await link.send({"type": "die"})
+                await take(messages, msg.PortsHeld)
+                await take(messages, msg.TaskStarted)
+                await link.send(msg.Die())
                 assert [message async for message in link] == []
 
     run(scenario)
@@ -129,16 +147,15 @@ def test_the_node_of_a_killed_agent_can_be_connected_again(folder: Path) -> None
 def test_the_guard_of_a_killed_agent_leaves_the_next_agents_files_alone(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as first:
-            request = {"task": "worker:0", "host": "localhost", "port": 0}
-            await first.send({"type": "hold_ports", "ports": [request]})
-            port = (await anext(aiter(first)))["ports"]["worker:0"]
-            os.kill(first.welcome["guard_pid"], signal.SIGSTOP)
-            await first.send({"type": "die"})
+            await first.send(hold_port(0))
+            port = (await take(aiter(first), msg.PortsHeld)).ports["worker:0"]
+            os.kill(first.welcome.guard_pid, signal.SIGSTOP)
+            await first.send(msg.Die())
             assert [message async for message in first] == []
             async with connected(folder) as second:
-                await second.send({"type": "hold_ports", "ports": [request | {"port": port}]})
-                assert (await anext(aiter(second)))["type"] == "ports_held"
-                os.kill(first.welcome["guard_pid"], signal.SIGCONT)
+                await second.send(hold_port(port))
+                await take(aiter(second), msg.PortsHeld)
+                os.kill(first.welcome.guard_pid, signal.SIGCONT)
                 await first.close()
                 assert socket_path(folder, "run-1", "local").exists()
                 assert (folder / "ports" / f"{port}.json").exists()
@@ -156,13 +173,13 @@ def assert_gone(*pids: int) -> None:
 def test_a_hanging_agent_is_killed_and_the_guard_kills_its_tasks(folder: Path, orders: int) -> None:
     async def scenario() -> float:
         async with connected(folder) as link:
-            await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
-            task = await anext(aiter(link))
-            os.kill(link.welcome["pid"], signal.SIGSTOP)
+            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
+            task = await take(aiter(link), msg.TaskStarted)
+            os.kill(link.welcome.pid, signal.SIGSTOP)
             for _ in range(orders):
-                await link.send({"type": "nonsense", "much": "x" * 100})
+                await link.send(Nonsense(kind="x" * 100))
             since = time.monotonic()
-        assert_gone(task["pid"], link.welcome["pid"], link.welcome["guard_pid"])
+        assert_gone(task.pid, link.welcome.pid, link.welcome.guard_pid)
         return time.monotonic() - since
 
     assert run(scenario) < link_module.CLOSE_S + 4
@@ -173,14 +190,14 @@ def test_an_agent_that_does_not_acknowledge_a_stop_is_killed_and_reported(
 ) -> None:
     async def scenario() -> float:
         async with connected(folder) as link:
-            await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "9")]})
-            task = await anext(aiter(link))
-            os.kill(link.welcome["pid"], signal.SIGSTOP)
+            await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "9")]))
+            task = await take(aiter(link), msg.TaskStarted)
+            os.kill(link.welcome.pid, signal.SIGSTOP)
             since = time.monotonic()
-            await link.send({"type": "stop", "tasks": ["worker:0"], "grace_s": 60, "why": ""})
+            await link.send(msg.Stop(tasks=["worker:0"], grace_s=60))
             assert [message async for message in link] == []
             assert "did not acknowledge a stop" in link.last_words()
-        assert_gone(task["pid"], link.welcome["pid"], link.welcome["guard_pid"])
+        assert_gone(task.pid, link.welcome.pid, link.welcome.guard_pid)
         return time.monotonic() - since
 
     assert run(scenario) < link_module.ANSWER_S + 4
@@ -194,12 +211,12 @@ def test_an_agent_that_acknowledges_a_stop_is_not_killed_however_long_the_grace(
     async def scenario() -> None:
         async with connected(folder) as link:
             slow = entry(folder, "sh", "-c", "trap 'sleep 2; exit 7' TERM; while :; do :; done")
-            await link.send({"type": "start", "attempt": 1, "tasks": [slow]})
+            await link.send(msg.Start(attempt=1, tasks=[slow]))
             messages = aiter(link)
             await anext(messages)
             await asyncio.sleep(0.5)
-            await link.send({"type": "stop", "tasks": ["worker:0"], "grace_s": 60, "why": ""})
-            assert (await anext(messages))["exit_code"] == 7
+            await link.send(msg.Stop(tasks=["worker:0"], grace_s=60))
+            assert (await take(messages, msg.TaskExited)).exit_code == 7
 
     run(scenario)
 
@@ -208,10 +225,11 @@ def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
     async def scenario() -> None:
         async with connected(folder) as link:
             for number in range(3000):
-                await link.send({"type": f"unknown-{number}"})
+                await link.send(Nonsense(kind=f"unknown-{number}"))
             received = 0
             async for message in link:
-                assert message["reason"].endswith(f"unknown-{received}")
+                assert isinstance(message, msg.Refused)
+                assert message.reason.endswith(f"unknown-{received}")
                 received += 1
                 if received == 3000:
                     break
@@ -292,19 +310,17 @@ def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
 
     async def scenario() -> None:
         link = await nodes_of(folder, lease_s=2.0).connect(NODE, token="secret")
-        await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "60")]})
+        await link.send(msg.Start(attempt=1, tasks=[entry(folder, "sleep", "60")]))
         messages = aiter(link)
-        task, agent = (await anext(messages))["pid"], link.welcome["pid"]
+        task, agent = (await take(messages, msg.TaskStarted)).pid, link.welcome.pid
         os.kill(agent, signal.SIGSTOP)
-        cut = await anext(messages)
-        assert cut["type"] == "link_cut"
-        assert f"kill -CONT {agent}" in cut["why"]
+        assert f"kill -CONT {agent}" in str((await take(messages, LinkCut)).why)
         os.kill(agent, signal.SIGCONT)
-        assert (await anext(messages))["type"] == "link_back"
+        await take(messages, LinkBack)
         os.kill(agent, signal.SIGSTOP)
-        assert [message["type"] async for message in link] == ["link_cut"]
+        assert [message.type async for message in link] == ["link_cut"]
         assert "it did not answer for 2 s, so it was killed" in link.why_gone()
         await link.close()
-        assert_gone(task, agent, link.welcome["guard_pid"])
+        assert_gone(task, agent, link.welcome.guard_pid)
 
     run(scenario)

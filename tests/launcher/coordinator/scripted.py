@@ -20,6 +20,7 @@ from typing import Any
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent import protocol
+from tfcluster.agent.catalogue import Hello
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
@@ -237,10 +238,9 @@ class FakeNodes(Nodes):
     agents: Mapping[str, Agent]
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
-        identity = {"run_id": self.run.run_id, "node": node.name, "token": token}
+        hello = Hello(run_id=self.run.run_id, node=node.name, token=token, stream_logs=True)
         lease = None if node.name == LOCAL else self.run.lease_s
-        dial = self.agents[node.name].dial
-        link = AgentLink(dial, {**identity, "stream_logs": True}, lease_s=lease)
+        link = AgentLink(self.agents[node.name].dial, hello, lease_s=lease)
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from tests.launcher.supervision.story import Replay, replay_of
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, RunOver
@@ -42,11 +43,11 @@ class FakeHub(Hub):
         self._here = paths
         self.sent: list[str] = []
 
-    def send(self, node: str, message: dict[str, Any]) -> None:
-        self.sent.append(message["type"])
+    def send(self, node: str, order: msg.Order) -> None:
+        self.sent.append(order.type)
 
     def site(self, node: str) -> Site:
-        return site_of(node, self._here, {})
+        return site_of(node, self._here, msg.Welcome(pid=5, guard_pid=6))
 
     def put_call(self, call: Callable[[], object]) -> None:
         """Queue the call for the coordinator's loop."""
@@ -141,7 +142,7 @@ def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_pat
     history.exits("worker:1", 1, last=STOLEN).ended("worker:0").gather()
     scene = Scene(history, tmp_path)
     scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
-    scene.hub.put_call(lambda: scene.hub.keep("local", {"type": "ports_held", "ports": {}}))
+    scene.hub.put_call(lambda: scene.hub.keep("local", msg.PortsHeld(ports={})))
     scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
     assert (scene.hub.sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
 
@@ -266,8 +267,8 @@ def test_connecting_to_a_node_is_retried_once_after_its_lease(
         if len(tries) == 1 or not comes_back:
             raise NodeLostError("nothing proves that its former agent has ended")
 
-    def answer(node: str, message: dict[str, Any]) -> None:
-        held = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
+    def answer(node: str, order: msg.Order) -> None:
+        held = msg.PortsHeld(ports={"worker:0": 2222, "worker:1": 2223})
         scene.hub.put_call(lambda: scene.hub.keep("local", held))
 
     scene.hub.send = answer  # type: ignore[method-assign]

@@ -21,11 +21,11 @@ from tests.launcher.coordinator.scripted import (
 )
 
 from tfcluster.agent import budgets
+from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.protocol import LOG, data_frame
 from tfcluster.agent.tasks.task import _DECISIVE, ReportBudget
 from tfcluster.checkpoints.sources import scan
 from tfcluster.errors import NodeLostError
-from tfcluster.nodes import task_reports
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -194,9 +194,10 @@ def test_unwritten_progress_is_limited_while_the_disk_is_full(
     assert events[-1]["type"] == "task_ready"
 
 
-def test_every_report_that_supervision_needs_has_reserved_space() -> None:
+def test_only_reports_for_people_have_no_reserved_space() -> None:
     display_only = {"progress", "alive", "note", "trial", "trial_ended"}
-    assert {kind.decode() for kind in _DECISIVE} | display_only == set(task_reports._SHAPES)
+    kinds = {report.type for report in TaskReport.__subclasses__()}
+    assert {kind.decode() for kind in _DECISIVE} == kinds - display_only
 
 
 def test_a_needed_report_is_accepted_when_other_reports_are_dropped() -> None:

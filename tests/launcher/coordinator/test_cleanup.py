@@ -11,6 +11,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster import backends
+from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
 from tfcluster.plan.plan import NodePlan, Supervision
@@ -30,12 +31,12 @@ class Hosts:
     def __init__(self, answers: Mapping[str, Mapping[str, Any] | NodeLostError]) -> None:
         self.answers, self.asked = dict(answers), list[str]()
 
-    async def end_run(self, node: NodePlan, **_: object) -> Mapping[str, Any]:
+    async def end_run(self, node: NodePlan, **_: object) -> LostRunEnded:
         self.asked.append(node.name)
         answer = self.answers[node.name]
         if isinstance(answer, NodeLostError):
             raise answer
-        return answer
+        return LostRunEnded.read(answer)
 
 
 @pytest.fixture

@@ -12,8 +12,10 @@ from typing import Any, cast
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.messages import read_report
 from tests.launcher.preflight.test_doctor import Agent
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
@@ -124,7 +126,7 @@ class Link:
     heard_goodbye, has_ended, heard_at = True, True, 0.0
 
     def __init__(self, until: str, last: dict[str, Any] | None) -> None:
-        self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
+        self.welcome = msg.Welcome(pid=5, guard_pid=6)
         self.files = SimpleNamespace(is_lost=False, hurry=int)
         self._until, self._last = until, last
         self._outgoing: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -133,23 +135,23 @@ class Link:
         self._outgoing.put_nowait(self._last)
         self._outgoing.put_nowait(None)
 
-    async def send(self, message: dict[str, Any]) -> None:
-        if message["type"] == self._until:
+    async def send(self, order: msg.Order) -> None:
+        if order.type == self._until:
             if self._last != SILENCE:
                 self.end_link()
-        elif message["type"] == "hold_ports":
-            ports = {entry["task"]: 2222 for entry in message["ports"]}
+        elif isinstance(order, msg.HoldPorts):
+            ports = {request.task: 2222 for request in order.ports}
             self._outgoing.put_nowait({"type": "ports_held", "ports": ports})
-        elif message["type"] == "start":
-            for task in message["tasks"]:
-                named = {"task": task["task"], "attempt": message["attempt"]}
+        elif isinstance(order, msg.Start):
+            for task in order.tasks:
+                named = {"task": task.task, "attempt": order.attempt}
                 self._outgoing.put_nowait({"type": "task_started", **named, "pid": 7})
                 end = {"exit_code": 0, "signal": None, "ended_by": "itself", "duration_s": 1.0}
                 self._outgoing.put_nowait({"type": "task_exited", **named, **end})
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[msg.Report]:
         while (message := await self._outgoing.get()) is not None:
-            yield message
+            yield read_report(message)
         self.files.is_lost = True
 
     def why_gone(self) -> str:

@@ -6,13 +6,14 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import pytest
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.nodes.remote_checkpoints import RemoteSource
 from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.messages import FileSlice
 
 CONTENT = b"evil"
 OUTSIDE = [
@@ -29,15 +30,13 @@ class Hostile(RemoteFiles):
         super().__init__(self._obey, self._ignore)
         self._listing = listing
 
-    async def _obey(self, order: dict[str, Any]) -> None:
-        number = order["id"]
-        if order["type"] == "scan":
-            entries = [[path, len(CONTENT), 1] for path in self._listing]
-            self.handle({"type": "scanned", "id": number, "entries": entries})
-        if order["type"] == "read":
-            self.handle({"type": "file", "name": str(number), "offset": 0, "data": CONTENT})
-            wrong = {"sha512": "0" * 128, "is_unchanged": True}
-            self.handle({"type": "read_end", "id": number, **wrong})
+    async def _obey(self, order: msg.FileOrder) -> None:
+        if isinstance(order, msg.Scan):
+            entries = [(path, len(CONTENT), 1) for path in self._listing]
+            self.handle(msg.Scanned(id=order.id, entries=entries))
+        if isinstance(order, msg.Read):
+            self.handle(FileSlice(name=str(order.id), offset=0, data=CONTENT))
+            self.handle(msg.ReadEnd(id=order.id, sha512="0" * 128, is_unchanged=True))
 
     async def _ignore(self, name: str, offset: int, data: bytes) -> None:
         raise AssertionError
@@ -70,9 +69,9 @@ def test_a_failed_listing_is_an_error_not_an_empty_listing(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
     class Failing(Hostile):
-        async def _obey(self, order: dict[str, Any]) -> None:
-            failed = {"entries": [], "error": "OSError: Input/output error"}
-            self.handle({"type": "scanned", "id": order["id"], **failed})
+        async def _obey(self, order: msg.FileOrder) -> None:
+            why = "OSError: Input/output error"
+            self.handle(msg.Scanned(id=order.id, entries=[], error=why))
 
     node = Failing([])
     with pytest.raises(OSError, match="/there: OSError: Input/output error"):

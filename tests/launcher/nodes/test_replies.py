@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from tests.launcher.coordinator.test_attempts import FakeHub
 
+from tfcluster.agent.catalogue import PortsHeld
 from tfcluster.errors import NodeLostError
 from tfcluster.nodes import orders
 from tfcluster.nodes.orders import Answers
 from tfcluster.rundir.paths import RunPaths
 
-HELD = {"type": "ports_held", "ports": {}}
+HELD = PortsHeld(ports={})
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +36,7 @@ class Scene:
 
     def wait(self, *, work_s: float | None = 0.0, lost: Collection[str] = ()) -> None:
         waiting = Answers(self.hub, self.until, self.waits.append).require(
-            ["a", "b"], "ports_held", what="to hold ports", work_s=work_s, is_lost=lost.__contains__
+            ["a", "b"], PortsHeld, what="to hold ports", work_s=work_s, is_lost=lost.__contains__
         )
 
         async def within_seconds() -> None:

@@ -6,25 +6,37 @@ import math
 from typing import Any
 
 import pytest
+from tests.launcher.messages import read_report
 
 from tfcluster.agent import budgets
-from tfcluster.nodes.reports import PREPARE, to_event
-from tfcluster.nodes.task_reports import clean
+from tfcluster.agent.catalogue import TaskReport
+from tfcluster.agent.message_fields import parse
+from tfcluster.agent.protocol import ProtocolError
+from tfcluster.nodes.reports import PREPARE, event_of_task, to_event
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 
 NAMED: dict[str, Any] = {"task": "worker:0", "attempt": 1}
 
 
+def clean(event: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the valid part of a task's report; None for an invalid report."""
+    try:
+        found = parse(event, TaskReport)
+    except ProtocolError:
+        return None
+    return None if found is None else found.to_json()
+
+
 def report(**event: Any) -> Event | None:
     """Return the event for a task's report after its validation."""
-    if (taken := clean(event)) is None:
-        return None
-    return to_event("local", {"type": "task_event", **NAMED, "event": taken})
+    found = parse(event, TaskReport)
+    assert found is not None
+    return event_of_task(NAMED["task"], NAMED["attempt"], found)
 
 
 TABLE: list[tuple[dict[str, Any], Event | None]] = [
-    ({"type": "welcome", "pid": 1, "guard_pid": 2},
+    ({"type": "welcome", "pid": 1, "guard_pid": 2, "node": "of another name"},
      ev.NodeConnected(node="local", pid=1, guard_pid=2)),
     ({"type": "ports_held", "ports": {"worker:0": 5}},
      ev.PortsHeld(node="local", ports={"worker:0": 5})),
@@ -44,7 +56,8 @@ TABLE: list[tuple[dict[str, Any], Event | None]] = [
                        " lives, in uninterruptible sleep (a dead file server, a device driver)")),
     ({"type": "task_started", "task": PREPARE, "attempt": 0, "pid": 7},
      ev.PrepareStarted(node="local")),
-    ({"type": "task_exited", "task": PREPARE, "attempt": 0, "exit_code": 4, "duration_s": 2.0},
+    ({"type": "task_exited", "task": PREPARE, "attempt": 0, "exit_code": 4, "signal": None,
+      "ended_by": "itself", "duration_s": 2.0},
      ev.PrepareFinished(node="local", exit_code=4, duration_s=2.0)),
     ({"type": "task_event", "task": PREPARE, "attempt": 0, "event": {"type": "ready"}}, None),
     ({"type": "refused", "reason": "odd"}, None),
@@ -54,7 +67,7 @@ TABLE: list[tuple[dict[str, Any], Event | None]] = [
 
 @pytest.mark.parametrize(("message", "event"), TABLE, ids=lambda value: None)
 def test_messages_of_an_agent_become_events(message: dict[str, Any], event: Event | None) -> None:
-    assert to_event("local", message) == event
+    assert to_event("local", read_report(message)) == event
 
 
 def test_reports_of_a_task_become_events() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent import message_fields
 from tfcluster.agent.files.outgoing import find_marked_folder
 from tfcluster.nodes.code_sync import Mark, placed_mark
 from tfcluster.plan.plan import Command, EnvVar
@@ -20,9 +22,8 @@ BUNDLE = "~/.cache/tfcluster/bundles/0123"
 
 
 def find(mark: Mark, *folders: str, **changes: Any) -> str | None:
-    order = {"id": 1, "folders": folders, "name": mark.name, "text": mark.text}
-    folder: str | None = find_marked_folder({**order, "inode": mark.inode, **changes})["folder"]
-    return folder
+    order = msg.Look(id=1, folders=folders, name=mark.name, text=mark.text, inode=mark.inode)
+    return find_marked_folder(message_fields.replace(order, **changes)).folder
 
 
 def test_a_folder_with_the_mark_is_the_same_folder(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from typing import Any, cast
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.messages import read_report
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.task_folders import TaskFolders
@@ -31,13 +33,14 @@ class FakeHub:
         self._files = {node: RemoteFiles(self._answering(node), self._refuse) for node in NODES}
 
     def _answering(self, node: str) -> Any:
-        async def receive(message: dict[str, Any]) -> None:
-            self.orders.append((node, message["type"]))
+        async def receive(order: msg.FileOrder) -> None:
+            self.orders.append((node, order.type))
             answer = self._answers[node]
             if answer is None:
                 self._files[node].mark_lost()
             else:
-                self._files[node].handle({**answer, "id": message["id"]})
+                report: Any = read_report({**answer, "id": order.id})
+                self._files[node].handle(report)
 
         return receive
 

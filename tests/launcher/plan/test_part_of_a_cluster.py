@@ -157,8 +157,8 @@ def test_a_task_started_by_hand_gets_the_port_that_is_held_for_it(plan_of: Plann
     plan = exclude_tasks(plan_of(), [second])
     assert [task.id for task in plan.tasks] == [first]
     assert [task.id for task in plan.by_hand] == [second]
-    order = hold_ports(plan, "local")["ports"]
-    assert [held["task"] for held in order] == ["worker:0", "worker:1"]
+    order = hold_ports(plan, "local")
+    assert [held.task for held in order.ports] == ["worker:0", "worker:1"]
     attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
     assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
     loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
@@ -170,7 +170,7 @@ def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None
     cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
     joined = keep_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
     assert joined.by_hand == ()
-    assert [held["task"] for held in hold_ports(joined, "local")["ports"]] == ["worker:0"]
+    assert [held.task for held in hold_ports(joined, "local").ports] == ["worker:0"]
 
 
 @pytest.mark.parametrize(

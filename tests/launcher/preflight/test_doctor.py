@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_attempts import FakeHub
+from tests.launcher.messages import read_report
 
+from tfcluster.agent.catalogue import Order, Report, StartFailed, Welcome
 from tfcluster.nodes.orders import Answers
 from tfcluster.plan.plan import NodePlan
 from tfcluster.preflight import doctor
@@ -36,7 +38,7 @@ class Agent:
     heard_goodbye, has_ended, heard_at = True, False, 0.0
 
     def __init__(self, answers: Messages) -> None:
-        self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
+        self.welcome = Welcome(pid=5, guard_pid=6)
         self.files = SimpleNamespace(is_lost=False)
         self.is_closed = False
         self._answers = answers
@@ -50,13 +52,13 @@ class Agent:
     async def connect(self, node: NodePlan, **_: object) -> Agent:
         return self
 
-    async def send(self, message: dict[str, Any]) -> None:
-        for answer in self._answers.get(message["type"], ()):
+    async def send(self, order: Order) -> None:
+        for answer in self._answers.get(order.type, ()):
             self._outgoing.put_nowait(answer)
 
-    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+    async def __aiter__(self) -> AsyncIterator[Report]:
         while (message := await self._outgoing.get())["type"] != "gone":
-            yield message
+            yield read_report(message)
         self.files.is_lost = True
 
     def why_gone(self) -> str:
@@ -115,7 +117,7 @@ def test_an_agent_that_refuses_the_probe_is_a_finding(examine: Examine) -> None:
 def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) -> None:
     paths = RunPaths(tmp_path)
     lines = FakeHub(paths)
-    lines.keep("local", {"type": "start_failed", "task": "preflight", "error": "it went away"})
+    lines.keep("local", StartFailed(task="preflight", attempt=0, error="it went away"))
 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
         assert condition(), "no more messages will come"

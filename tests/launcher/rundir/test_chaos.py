@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
 from tfcluster.nodes import orders
 from tfcluster.nodes.remote_folders import site_of
@@ -70,7 +71,7 @@ def test_several_faults_and_later_attempts_can_be_given() -> None:
 def test_the_coordinator_kills_agents_and_tasks_inject_other_faults() -> None:
     faults = chaos.parse(["kill-agent local at step 7", "kill worker:1 at step 7"], plan_of())
     assert faults[0].witness == W0, "the chief counts the steps"
-    assert chaos.order(faults, faults[0].text) == ("local", {"type": "die"})
+    assert chaos.order(faults, faults[0].text) == ("local", msg.Die())
     assert chaos.order(faults, faults[1].text) is None
 
 
@@ -79,8 +80,8 @@ def test_the_step_of_a_fault_in_a_serving_task_is_counted_by_the_chief() -> None
     fault = parse_one("kill ps:0 at step 50", plan)
     (record,) = chaos.settings_for([fault], TaskId("chief", 0), 1)
     assert (record["do"], record["task"]) == ("report", "ps:0")
-    node, order = chaos.order([fault], fault.text) or ("", {})
-    assert (node, order["signal"], order["tasks"]) == ("local", signal.SIGKILL, ["ps:0"])
+    order = msg.Signal(tasks=["ps:0"], signal=signal.SIGKILL)
+    assert chaos.order([fault], fault.text) == ("local", order)
     assert parse_one("hang ps:0 at start", plan).witness == TaskId("ps", 0)
     assert "ps:0 only serves" in error_of("hang ps:0 at step 50", plan)
 
@@ -154,7 +155,7 @@ def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> Non
     faults = chaos.parse(["kill worker:1 at step 5"], plan)
     order = orders.start(
         attempt,
-        site_of("local", paths, {}),
+        site_of("local", paths, msg.Welcome(pid=5, guard_pid=6)),
         holds_ports=True,
         only=attempt.members,
         restored_step=None,
@@ -162,6 +163,6 @@ def test_the_start_order_adds_the_faults_to_the_settings(paths: RunPaths) -> Non
         proxy_env={},
         assigned={},
     )
-    found = [json.loads(task["env"]["TFCLUSTER_SETTINGS"]) for task in order["tasks"]]
+    found = [json.loads(task.env["TFCLUSTER_SETTINGS"]) for task in order.tasks]
     assert found[0] == {"communication": "RING"}
     assert found[1] == {"communication": "RING", "chaos": chaos.settings_for(faults, W1, 1)}

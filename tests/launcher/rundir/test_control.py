@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
@@ -22,15 +22,17 @@ from tfcluster.rundir.paths import RunPaths
 _T = TypeVar("_T")
 
 
-def answer(request: dict[str, Any]) -> dict[str, Any]:
-    if request.get("op") == "status":
-        return {"ok": True, "state": {"run": "demo"}}
-    raise ValueError(f"unknown op {request.get('op')!r}")
+STATE = {"run": "demo"}
 
 
-def with_server(path: Path, ask: Callable[[], _T]) -> _T:
+def with_server(
+    path: Path, ask: Callable[[], _T], stops: list[tuple[str, bool]] | None = None
+) -> _T:
+    """Return what `ask` returns while a server listens; its stop requests go to `stops`."""
+    stops = [] if stops is None else stops
+
     async def talk() -> _T:
-        async with control.serve(path, answer):
+        async with control.serve(path, lambda why, now: stops.append((why, now)), lambda: STATE):
             return await asyncio.to_thread(ask)
 
     return asyncio.run(talk())
@@ -47,11 +49,17 @@ def say(path: Path, data: bytes) -> bytes:
 
 def test_a_request_is_answered_and_the_socket_is_gone_afterwards(paths: RunPaths) -> None:
     path = paths.control_socket
-    reply = with_server(path, lambda: control.ask(path, {"op": "status"}))
-    assert reply == {"ok": True, "state": {"run": "demo"}}
+    assert with_server(path, lambda: control.read_state(path)) == STATE
     assert not path.exists()
     with pytest.raises(OSError, match="No such file"):
-        control.ask(path, {"op": "status"})
+        control.read_state(path)
+
+
+def test_a_stop_has_a_reason_and_may_be_at_once(paths: RunPaths) -> None:
+    stops: list[tuple[str, bool]] = []
+    path = paths.control_socket
+    with_server(path, lambda: control.stop(path, why="down --now", now=True), stops)
+    assert stops == [("down --now", True)]
 
 
 def test_only_this_user_can_reach_the_socket(paths: RunPaths) -> None:
@@ -118,7 +126,7 @@ def test_the_leftover_socket_of_a_killed_coordinator_is_replaced(paths: RunPaths
     path.parent.mkdir(0o700, parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as old:
         old.bind(str(path))
-    assert with_server(path, lambda: control.ask(path, {"op": "status"}))["ok"] is True
+    assert with_server(path, lambda: control.read_state(path)) == STATE
 
 
 def test_a_path_that_is_too_long_is_reported_with_the_fix(tmp_path: Path) -> None:
@@ -132,12 +140,12 @@ def test_a_removed_socket_is_made_again(paths: RunPaths, monkeypatch: pytest.Mon
     monkeypatch.setattr(control, "_CHECK_INTERVAL_S", 0.01)
     path = paths.control_socket
 
-    def clear_and_ask() -> dict[str, Any]:
+    def clear_and_ask() -> object:
         shutil.rmtree(path.parent)
         deadline = time.monotonic() + 20
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return control.ask(path, {"op": "status"})
+        return control.read_state(path)
 
-    assert with_server(path, clear_and_ask)["ok"] is True
+    assert with_server(path, clear_and_ask) == STATE
     assert not path.exists()

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
-from tfcluster.nodes.reports import to_event
-from tfcluster.nodes.task_reports import clean
+from tfcluster.agent.catalogue import TaskReport
+from tfcluster.agent.message_fields import parse
+from tfcluster.agent.protocol import ProtocolError
+from tfcluster.nodes.reports import event_of_task
 from tfcluster.rundir.events import Trial, to_line
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
@@ -28,9 +30,11 @@ def replay(state: RunSnapshot, paths: RunPaths, *events: Trial) -> RunSnapshot:
 
 
 def message(report: dict[str, Any], *, task: str = "chief:0") -> Any:
-    if (cleaned := clean(report)) is None:
+    try:
+        found = parse(report, TaskReport)
+    except ProtocolError:
         return None
-    return to_event("local", {"type": "task_event", "task": task, "attempt": 1, "event": cleaned})
+    return found and event_of_task(task, 1, found)
 
 
 # -- from reports to events

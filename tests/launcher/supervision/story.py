@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.launcher.conftest import plan_of
+from tests.launcher.messages import task_report
 
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, Supervision
@@ -99,7 +100,7 @@ class Replay:
 
     def says(self, task: str, kind: str, **facts: Any) -> Replay:
         attempt = next(m.attempt for m in self.supervisor.gang if str(m.id) == task)
-        self.supervisor.reported(task, attempt, {"type": kind, **facts}, self.now)
+        self.supervisor.reported(task, attempt, task_report(kind, **facts), self.now)
         self._take()
         return self
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.messages import task_report
 
 from tfcluster.plan.keras_settings import settings_json
 from tfcluster.plan.plan import EnvVar, TaskId
@@ -18,10 +19,10 @@ from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.run_state import RunState
 
-SAVES = {"type": "saves_on_sigterm"}
-WAITS = {"type": "waiting_for_peers"}
-READY = {"type": "ready"}
-PROGRESS = {"type": "progress", "step": 1}
+SAVES = {"kind": "saves_on_sigterm"}
+WAITS = {"kind": "waiting_for_peers"}
+READY = {"kind": "ready"}
+PROGRESS = {"kind": "progress", "step": 1}
 
 
 def started(*tasks: str, hooks: bool = True) -> Gang:
@@ -48,23 +49,22 @@ def change(gang: Gang, task: str, **facts: Any) -> None:
         (True, [SAVES, WAITS], 30.0, 0.0),
         (True, [WAITS, READY], 30.0, 2.0),
         (True, [WAITS, PROGRESS, SAVES], 30.0, 30.0),
-        (True, [{"type": ["odd"]}, {}], 30.0, 2.0),
         (False, [], 30.0, 10.0),
         (False, [], 5.0, 5.0),
     ],
 )
 def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
-    hooks: bool, reports: list[dict[str, object]], most_s: float, expected: float
+    hooks: bool, reports: list[dict[str, Any]], most_s: float, expected: float
 ) -> None:
     (member,) = started("worker:0", hooks=hooks)
     for report in reports:
-        member = member.after(report, 0.0)
+        member = member.after(task_report(**report), 0.0)
     assert member.stop_grace_s(most_s) == expected
 
 
 def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
     state = RunState(plan_of("worker:0", "worker:1", "worker:2"))
-    start_all(state.gang).note_report(state.gang["worker:1"], SAVES, 0.0)
+    start_all(state.gang).note_report(state.gang["worker:1"], task_report(**SAVES), 0.0)
     state.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
     stops = [order for order in state.orders if isinstance(order, StopTasks)]
     assert {stop.tasks: stop.grace_s for stop in stops} == {
@@ -83,7 +83,7 @@ def test_the_longest_grace_of_the_running_tasks_is_announced(
 ) -> None:
     state = RunState(plan_of("worker:0", "worker:1"))
     if is_started:
-        start_all(state.gang).note_report(state.gang["worker:1"], SAVES, 0.0)
+        start_all(state.gang).note_report(state.gang["worker:1"], task_report(**SAVES), 0.0)
     state.end_run("Ctrl-C", Outcome(Status.INTERRUPTED, 130), 0.0, grace_s=None)
     assert state.orders[0] == Record(RunStopping(why="Ctrl-C", grace_s=longest_s))
 
@@ -117,7 +117,7 @@ def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> Non
 
 def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() -> None:
     gang = started("ps:0", "worker:0", "worker:1")
-    gang.note_report(gang["worker:0"], {"type": "serving"}, 0.0)
+    gang.note_report(gang["worker:0"], task_report("serving"), 0.0)
     assert gang.idle() == []
     change(gang, "worker:1", is_lost=True)
     assert [member.name for member in gang.idle()] == ["ps:0", "worker:0"]

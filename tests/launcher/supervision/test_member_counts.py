@@ -10,6 +10,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, replay_of
 
+from tfcluster.agent.catalogue import Ready, WaitingForPeers
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision import decisions
@@ -27,8 +28,8 @@ def _exit(member: Member, code: int, by: str = "itself") -> Member:
 
 CHANGES: list[Callable[[Gang, Member, float], Member]] = [
     lambda gang, member, now: replace(member, is_ordered=True, started_at=now, answer_by=None),
-    lambda gang, member, now: member.after({"type": "waiting_for_peers"}, now),
-    lambda gang, member, now: member.after({"type": "ready"}, now),
+    lambda gang, member, now: member.after(WaitingForPeers(), now),
+    lambda gang, member, now: member.after(Ready(), now),
     lambda gang, member, now: replace(member, answer_by=now + 15),
     lambda gang, member, now: replace(member, is_stopping=True),
     lambda gang, member, now: replace(member, frozen_by=19),

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
+from tfcluster.agent.catalogue import TaskReport
+from tfcluster.agent.message_fields import parse
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
@@ -180,7 +182,9 @@ class World:
 
     def _say(self, process: Process, report: dict[str, object]) -> None:
         process.is_part_of_all |= report["type"] in ("serving", "waiting_for_peers")
-        self.supervisor.reported(str(process.id), process.attempt, report, self.now)
+        found = parse(report, TaskReport)
+        assert found is not None
+        self.supervisor.reported(str(process.id), process.attempt, found, self.now)
 
     def _exit(
         self, process: Process, code: int | None, number: int | None = None, last: str = ""
@@ -231,7 +235,7 @@ class World:
             {"type": "error", "traceback": "", **ERROR},
             {"type": "saves_on_sigterm"},
             {"type": "evaluated", "step": rng.randrange(50)},
-            {"type": "verdict", "ok": False, "reason": "all failed"},
+            {"type": "verdict", "reason": "all failed"},
         ]
         match rng.randrange(12):
             case 0:
@@ -455,11 +459,14 @@ def always(inject: Callable[[World, Process], None], kind: str) -> World:
     [(1, ""), (3, ""), (42, ""), (143, ""), *((1, last) for last in LAST_LINES[1:])],
 )
 def test_a_task_that_always_fails_the_same_way_is_given_up(kind: str, code: int, last: str) -> None:
-    reports = [{"type": "saved", "path": "x", "step": 7}, {"type": "progress", "step": 5}]
+    reports: list[dict[str, object]] = [
+        {"type": "saved", "path": "x", "step": 7},
+        {"type": "progress", "step": 5},
+    ]
 
     def inject(world: World, process: Process) -> None:
         for report in reports:
-            world.supervisor.reported(str(process.id), process.attempt, report, world.now)
+            world._say(process, report)
         world._exit(process, code, last=last)
 
     always(inject, kind)

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 from tests.launcher.conftest import plan_of
 
+from tfcluster.agent.catalogue import Progress, SettingRead
 from tfcluster.supervision.gang import Gang
 
 
 def warning(settings: dict[str, object], *read: str) -> str | None:
     """Return the warning of a run whose task has trained and has read the settings `read`."""
     gang = Gang(replace(plan_of("worker:0"), settings=settings))
-    gang.note_report(gang["worker:0"], {"type": "progress", "step": 1}, 0.0)
+    gang.note_report(gang["worker:0"], Progress(step=1), 0.0)
     for name in read:
-        gang.note_report(gang["worker:0"], {"type": "setting_read", "name": name}, 0.0)
+        gang.note_report(gang["worker:0"], SettingRead(name=name), 0.0)
     return gang.unread_settings()
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.messages import task_report
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.plan.plan import Supervision
@@ -434,6 +435,6 @@ def test_reports_of_an_earlier_attempt_are_ignored(attempt: int) -> None:
     replay.begin(2)
     stale = ev.TaskExited(task="worker:0", attempt=attempt, exit_code=1)
     replay.supervisor.exited(stale, replay.now)
-    replay.supervisor.reported("worker:0", attempt, {"type": "progress", "step": 5}, replay.now)
+    replay.supervisor.reported("worker:0", attempt, task_report("progress", step=5), replay.now)
     assert replay.supervisor.next_attempt is None
     assert replay.supervisor.take_orders() == []

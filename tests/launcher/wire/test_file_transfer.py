@@ -10,17 +10,19 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local.local_nodes import AgentProcess
 from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.messages import FileSlice, Log
 
 MB = 1 << 20
 
@@ -37,7 +39,7 @@ class Node:
         self.config |= {"cache": str(folder / "cache")}
         self.process = AgentProcess(sys.executable, self.config)
         self.connections: list[asyncio.StreamWriter] = []
-        self.messages: list[dict[str, Any]] = []
+        self.messages: list[msg.Report] = []
 
     async def _dial(self) -> Streams:
         streams = await asyncio.open_unix_connection(str(self.config["socket"]))
@@ -46,15 +48,15 @@ class Node:
 
     @contextlib.asynccontextmanager
     async def link(self) -> AsyncIterator[AgentLink]:
-        hello = {name: self.config[name] for name in ("run_id", "node", "token")}
-        link = AgentLink(self._dial, {**hello, "stream_logs": True}, lease_s=30.0)
+        hello = msg.Hello(run_id="run-1", node="gpu1", token="secret", stream_logs=True)
+        link = AgentLink(self._dial, hello, lease_s=30.0)
         await link.open()
-        self.pid: int = link.welcome["pid"]
+        self.pid: int = link.welcome.pid
         listening = asyncio.create_task(self._listen(link))
         try:
             yield link
         finally:
-            await link.send({"type": "shutdown"})
+            await link.send(msg.Shutdown())
             await link.close()
             await listening
 
@@ -242,9 +244,9 @@ def test_at_most_a_few_megabytes_are_sent_before_they_are_written(node: Node) ->
         sizes = list[int]()
         handle = files.handle
 
-        def count(message: Mapping[str, Any]) -> None:
-            sizes.append(len(message.get("data", "")))
-            handle(message)
+        def count(answer: msg.FileReport | FileSlice | msg.FilesLost) -> None:
+            sizes.append(len(answer.data) if isinstance(answer, FileSlice) else 0)
+            handle(answer)
 
         files.handle = count  # type: ignore[method-assign]
         reading = asyncio.create_task(files.read(str(node.data), "a", received, **listed))
@@ -302,11 +304,12 @@ def test_exits_and_logs_do_not_wait_for_a_hanging_disk(node: Node) -> None:
         await until(lambda: bool(received.data))
         stuck = node.file_process
         os.kill(stuck, signal.SIGSTOP)
-        entry = {"task": "worker:0", "argv": ["sh", "-c", "echo said; exit 7"], "env": {}}
-        entry |= {"cwd": "/", "log": str(node.folder / "log")}
-        await files._send({"type": "start", "attempt": 1, "tasks": [entry]})
-        await until(lambda: any(m["type"] == "task_exited" for m in node.messages))
-        assert [m["data"] for m in node.messages if m["type"] == "log"] == [b"said\n"]
+        argv = ["sh", "-c", "echo said; exit 7"]
+        task = msg.TaskOrder(task="worker:0", argv=argv, log=str(node.folder / "log"))
+        send: Any = files._send
+        await send(msg.Start(attempt=1, tasks=[task]))
+        await until(lambda: any(isinstance(m, msg.TaskExited) for m in node.messages))
+        assert [m.data for m in node.messages if isinstance(m, Log)] == [b"said\n"]
         os.kill(stuck, signal.SIGCONT)
         await reading
         assert node.file_process == stuck, "a start of tasks ends leftover processes, not this one"

@@ -9,45 +9,28 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.launcher.messages import kinds_of, plain, sample
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
+from tfcluster.agent.catalogue import Hello
+from tfcluster.agent.message_fields import Message
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.wire import messages as messages
 from tfcluster.wire.link import AgentLink, Streams
+from tfcluster.wire.messages import read_report
 
 TASK = {"task": "worker:0", "attempt": 1}
 WELCOME = {"type": "welcome", "n": 0, "pid": 5, "guard_pid": 6, "last_seen": 0, "cache": "/c"}
-GOOD: list[dict[str, Any]] = [
-    WELCOME,
-    {"type": "refused", "reason": "no"},
-    {"type": "ports_held", "ports": {"worker:0": 2222}},
-    {"type": "port_taken", "task": "worker:0", "host": "h", "port": 1, "pid": None},
-    {"type": "task_started", **TASK, "pid": 7},
-    {"type": "start_failed", **TASK, "error": "no such file"},
-    {"type": "task_event", **TASK, "event": {"type": "ready"}},
-    {"type": "task_stopped", **TASK, "signal": 19},
-    {"type": "task_continued", **TASK},
-    {
-        **{"type": "task_exited", **TASK, "exit_code": None, "signal": 9, "ended_by": "itself"},
-        **{"duration_s": 1.5, "peak_rss_bytes": None, "oom": None},
-    },
-    {"type": "log_lost", **TASK, "bytes": 3, "reason": "disk full"},
-    {"type": "unkillable", "task": None, "pids": [4]},
-    {"type": "wants", "id": 1, "digests": ["ab"]},
-    {"type": "received", "id": 1},
-    {"type": "receive_failed", "id": 1, "error": "no"},
-    {"type": "scanned", "id": 1, "entries": [["a", 1, 2], ["unreadable/", -1, 2]]},
-    {"type": "read_end", "id": 1, "is_unchanged": True, "sha512": "ab"},
-    {"type": "guard_lost"},
-    {"type": "agent_ending", "signal": 15},
-    {"type": "bye"},
+EXITED = sample(msg.TaskExited)
+GOOD = [
+    *(sample(kind) for kind in kinds_of(msg.Report)),
     {"type": "a kind of a later version", "with": ["anything"]},
 ]
 
 
 @pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
 def test_valid_messages_are_accepted(message: dict[str, Any]) -> None:
-    messages.check({"n": 1, **message})
+    read_report({"n": 1, **message})
 
 
 @pytest.mark.parametrize(
@@ -66,9 +49,8 @@ def test_valid_messages_are_accepted(message: dict[str, Any]) -> None:
     ],
 )
 def test_an_invalid_field_is_an_error_that_names_it(wrong: dict[str, Any], expected: str) -> None:
-    exited = next(message for message in GOOD if message["type"] == "task_exited")
     with pytest.raises(ProtocolError) as caught:
-        messages.check({**exited, **wrong})
+        read_report({**EXITED, **wrong})
     assert expected in str(caught.value)
 
 
@@ -86,59 +68,31 @@ def test_an_invalid_field_is_an_error_that_names_it(wrong: dict[str, Any], expec
 )
 def test_a_listing_with_an_impossible_file_is_invalid(entry: list[Any]) -> None:
     with pytest.raises(ProtocolError, match="whose entries is"):
-        messages.check({"type": "scanned", "id": 1, "entries": [entry]})
+        read_report({"type": "scanned", "id": 1, "entries": [entry]})
 
 
 def test_a_listing_may_hold_a_name_that_is_not_utf_8_and_a_time_before_1970() -> None:
-    messages.check({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
+    read_report({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
 
 
-def test_a_missing_field_is_an_error_that_names_it() -> None:
-    with pytest.raises(ProtocolError, match="'task_exited' whose exit_code is missing"):
-        messages.check({"type": "task_exited", **TASK})
+@pytest.mark.parametrize("kind", kinds_of(msg.Report), ids=lambda kind: kind.type)
+def test_a_missing_field_is_an_error_that_names_it(kind: type[msg.Report]) -> None:
+    whole = sample(kind)
+    for name in kind.fields:
+        rest = {other: value for other, value in whole.items() if other != name}
+        if hasattr(kind, name):
+            assert getattr(read_report(rest), name) == getattr(kind, name)
+        else:
+            with pytest.raises(ProtocolError, match=f"'{kind.type}' whose {name} is missing"):
+                read_report(rest)
 
 
 @pytest.mark.parametrize(
-    "message",
-    [
-        {"type": "task_started", "task": "worker:1", "attempt": 1, "pid": 1},
-        {"type": "ports_held", "ports": {"worker:0": 1, "worker:1": 2}},
-        {"type": "log", "name": "worker:1/1", "offset": 0, "data": b""},
-        {"type": "log", "name": "../../etc/passwd", "offset": 0, "data": b""},
-        {"type": "task_event", "task": "no task", "attempt": 1, "event": {}},
-    ],
-    ids=str,
+    "kind", [*kinds_of(msg.Report), *kinds_of(msg.Order)], ids=lambda k: k.type
 )
-def test_a_message_about_a_task_of_another_node_is_invalid(message: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError, match="not its task"):
-        messages.check_owner(message, {"worker:0"}, {"prepare"})
-
-
-@pytest.mark.parametrize("message", GOOD, ids=lambda message: message["type"])
-def test_a_message_about_a_task_of_the_node_is_accepted(message: dict[str, Any]) -> None:
-    messages.check_owner(message, {"worker:0"})
-
-
-def test_ports_of_all_tasks_of_the_node_are_required() -> None:
-    ports = {"type": "ports_held", "ports": {"worker:0": 2222}}
-    with pytest.raises(ProtocolError, match="without worker:1"):
-        messages.check_owner(ports, {"worker:0", "worker:1"})
-
-
-def test_only_the_port_of_a_task_started_by_hand_may_be_reported() -> None:
-    ports = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
-    messages.check_owner(ports, {"worker:0"}, by_hand={"worker:1"})
-    with pytest.raises(ProtocolError, match="without worker:1"):
-        messages.check_owner(
-            ports | {"ports": {"worker:0": 2222}}, {"worker:0"}, by_hand={"worker:1"}
-        )
-    started = {"type": "task_started", "task": "worker:1"}
-    with pytest.raises(ProtocolError, match="not its task"):
-        messages.check_owner(started, {"worker:0"}, by_hand={"worker:1"})
-
-
-def test_any_node_may_report_a_prepare_step() -> None:
-    messages.check_owner({"type": "task_started", "task": "prepare"}, {"worker:0"}, {"prepare"})
+def test_a_message_is_written_as_it_is_read(kind: type[Message]) -> None:
+    found = kind.read(sample(kind))
+    assert kind.read(plain(found)) == found
 
 
 # -- over a connection ----------------------------------------------------------------------
@@ -148,10 +102,6 @@ def control(message: dict[str, Any]) -> bytes:
     return protocol.control_frame(message)
 
 
-EXITED = {
-    **{"type": "task_exited", "n": 1, **TASK, "exit_code": 0, "signal": None},
-    **{"ended_by": "itself", "duration_s": "long"},
-}
 BAD = {
     "no frame": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a frame"),
     "a frame without an end": (struct.pack(">cI", b"C", 1 << 31), "not a frame"),
@@ -160,7 +110,10 @@ BAD = {
     "a long number": (protocol.frame(b"C", b'{"n":' + b"9" * 9000 + b"}"), "is not a JSON object"),
     "no object": (protocol.frame(b"C", b"[]"), "not a JSON object"),
     "no type": (control({"n": 1}), "whose type is missing"),
-    "a wrong type": (control(EXITED), "whose duration_s is 'long'"),
+    "a wrong type": (
+        control({**EXITED, "duration_s": "long"}),
+        "whose duration_s is 'long'",
+    ),
     "a damaged log": (protocol.frame(b"L", b"\xff"), "a data frame is damaged"),
     "a log of no name": (protocol.frame(b"L", b"\0\1\xff" + bytes(8)), "a data frame is damaged"),
     "a damaged number": (protocol.frame(b"A", b"1"), "an acknowledgement is damaged"),
@@ -186,7 +139,7 @@ async def linked(*after_welcome: bytes, welcome: dict[str, Any] = WELCOME) -> As
     async def dial() -> Streams:
         return await asyncio.open_connection(host, port)
 
-    link = AgentLink(dial, {"run_id": "r", "node": "n", "token": "t"}, lease_s=60.0)
+    link = AgentLink(dial, Hello(run_id="r", node="n", token="t"), lease_s=60.0)
     try:
         yield link, dials
     finally:
@@ -207,7 +160,7 @@ def test_an_invalid_frame_disconnects_the_node_and_is_reported(sent: bytes, expe
             return [message async for message in link], link.last_words(), len(dials)
 
     messages, reason, dialled = asyncio.run(scenario())
-    assert [message["type"] for message in messages] == ["task_started"]
+    assert [message.type for message in messages] == ["task_started"]
     assert reason.startswith("(disconnected: it sent ")
     assert expected in reason
     assert len(reason) < 500

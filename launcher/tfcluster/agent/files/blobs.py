@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterable
 
-from tfcluster.agent import Any
+from tfcluster.agent.catalogue import FileEntry
 
 PARTIAL = ".partial"
 """The suffix of files that are not complete yet."""
@@ -32,33 +32,33 @@ class NotInCache(Exception):
         self.digest = digest
 
 
-def check(files: Iterable[dict[str, Any]]) -> None:
+def check(files: Iterable[FileEntry]) -> None:
     """Raise BadTree if a path or a link of `files` leads out of the folder."""
     links = set()
     for file in files:
-        path = file["path"]
-        if not isinstance(path, str) or "\0" in path or {"", ".", ".."} & set(path.split("/")):
+        path = file.path
+        if "\0" in path or {"", ".", ".."} & set(path.split("/")):
             raise BadTree(f"{path!r} is not a path below the folder")
-        if "link" in file:
+        if file.link is not None:
             links.add(path)
-            if not _stays_inside(path, file["link"]):
+            if not _stays_inside(path, file.link):
                 raise BadTree(f"{path!r} is a link that leads out of the folder")
-        elif not _is_digest(file["sha512"]):
-            raise BadTree(f"{file['sha512']!r} is not a SHA-512")
+        elif not _is_digest(file.sha512):
+            raise BadTree(f"{file.sha512!r} is not a SHA-512")
     for file in files:
-        folder = os.path.dirname(file["path"])
+        folder = os.path.dirname(file.path)
         while folder:
             if folder in links:
-                raise BadTree(f"{file['path']!r} lies behind a link")
+                raise BadTree(f"{file.path!r} lies behind a link")
             folder = os.path.dirname(folder)
 
 
-def _stays_inside(path: str, target: object) -> bool:
+def _stays_inside(path: str, target: str) -> bool:
     """Return whether a link's target is inside the folder.
 
     All ``..`` must come first: after a name they could lead out through another link.
     """
-    if not isinstance(target, str) or not target or target.startswith("/") or "\0" in target:
+    if not target or target.startswith("/") or "\0" in target:
         return False
     parts = [part for part in target.split("/") if part not in ("", ".")]
     ups = next((n for n, part in enumerate(parts) if part != ".."), len(parts))

@@ -17,10 +17,12 @@ import time
 from collections.abc import Callable
 
 from tfcluster.agent import Any, NoReturn, protocol
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.files.cache import new_transit_folder, remove
 from tfcluster.agent.files.incoming import Incoming
 from tfcluster.agent.files.outgoing import Outgoing, find_marked_folder
+from tfcluster.agent.message_fields import parse
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.processes import close_from, die_with_parent
 
@@ -28,13 +30,6 @@ NICENESS = 10
 ALIVE_S = 2.0
 """The time between two signs of life; the coordinator waits many times longer."""
 _READ_BYTES = 256 << 10
-_FAILED: dict[str, dict[str, Any]] = {
-    "receive": {"type": "receive_failed"},
-    "scan": {"type": "scanned", "entries": []},
-    "read": {"type": "read_end"},
-    "look": {"type": "looked", "folder": None},
-}
-"""Order → the answer, without its `error`, if it fails; the other orders have no answer."""
 
 
 class FileClient:
@@ -56,8 +51,8 @@ class FileClient:
         its_end.close()
         self._socket.setblocking(False)
 
-    def order(self, message: dict[str, Any]) -> None:
-        self._outgoing += protocol.control_frame(message)
+    def order(self, order: msg.Order) -> None:
+        self._outgoing += protocol.control_frame(order.to_json())
 
     def take(self, digest: str, offset: int, data: bytes) -> None:
         """Pass on bytes of a file; the sender limits their number by a window (`took`)."""
@@ -65,7 +60,7 @@ class FileClient:
 
     def forget(self) -> None:
         """Drop all orders after a lost connection: the coordinator repeats them."""
-        self.order({"type": "forget"})
+        self.order(msg.Forget())
 
     def pump(self) -> None:
         """Send what the socket takes, and listen while the link has room; called every turn."""
@@ -113,14 +108,14 @@ class FileClient:
             if kind == protocol.FILE:
                 self._link.queue(protocol.frame(protocol.FILE, payload))
             else:
-                self._link.send(protocol.read_control(payload))
+                self._link.pass_on(protocol.read_control(payload))
 
     def _end(self) -> None:
         self._watch(0)
         self._socket.close()
         self.is_over = True
         self.clean_up()
-        self._link.send({"type": "files_lost", "error": "the node's file process was killed"})
+        self._link.send(msg.FilesLost(error="the node's file process was killed"))
 
 
 def _become_file_process(its_end: socket.socket, cache: str, transit: str, agent: int) -> NoReturn:
@@ -170,37 +165,44 @@ class FileProcess:
         if kind == protocol.FILE:
             self._incoming.take(*protocol.read_data(payload))
             return
-        order = protocol.read_control(payload)
-        orders: dict[str, Callable[[dict[str, Any]], None]] = {
-            "receive": self._incoming.receive,
-            "scan": self._outgoing.scan,
-            "read": self._outgoing.read,
-            "got": self._outgoing.got,
-            "hurry": self._outgoing.hurry,
-            "look": lambda order: self._send(find_marked_folder(order)),
-            "cancel": self._cancel,
-            "forget": self._forget,
+        order = parse(protocol.read_control(payload), msg.Order)
+        assert order is not None
+        orders: dict[type[msg.Order], Callable[[Any], None]] = {
+            msg.Receive: self._incoming.receive,
+            msg.Scan: self._outgoing.scan,
+            msg.Read: self._outgoing.read,
+            msg.Got: self._outgoing.got,
+            msg.Hurry: self._outgoing.hurry,
+            msg.Look: lambda order: self._send(find_marked_folder(order)),
+            msg.Cancel: self._cancel,
+            msg.Forget: self._forget,
         }
         try:
-            orders[order["type"]](order)
+            orders[type(order)](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
             self._fail(order, f"{type(error).__name__}: {describe_error(error)}")
 
-    def _fail(self, order: dict[str, Any], reason: str) -> None:
-        answer = _FAILED.get(order.get("type", ""))
-        if answer is not None and isinstance(order.get("id"), int):
-            self._send({**answer, "id": order["id"], "error": reason})
+    def _fail(self, order: msg.Order | None, reason: str) -> None:
+        """Answer an order that cannot be carried out; the other orders have no answer."""
+        if isinstance(order, msg.Receive):
+            self._send(msg.ReceiveFailed(id=order.id, error=reason))
+        elif isinstance(order, msg.Scan):
+            self._send(msg.Scanned(id=order.id, entries=[], error=reason))
+        elif isinstance(order, msg.Read):
+            self._send(msg.ReadEnd(id=order.id, error=reason))
+        elif isinstance(order, msg.Look):
+            self._send(msg.Looked(id=order.id, folder=None, error=reason))
 
-    def _cancel(self, order: dict[str, Any]) -> None:
-        self._incoming.cancel(order["id"])
-        self._outgoing.cancel(order["id"])
+    def _cancel(self, order: msg.Cancel) -> None:
+        self._incoming.cancel(order.id)
+        self._outgoing.cancel(order.id)
 
-    def _forget(self, _order: dict[str, Any]) -> None:
+    def _forget(self, _order: msg.Forget) -> None:
         self._incoming.forget()
         self._outgoing.forget()
 
-    def _send(self, message: dict[str, Any]) -> None:
-        self._agent.sendall(protocol.control_frame(message))
+    def _send(self, report: msg.FileReport) -> None:
+        self._agent.sendall(protocol.control_frame(report.to_json()))
         self._said_at = time.monotonic()
 
     def _send_bytes(self, name: str, offset: int, data: bytes) -> None:
@@ -210,4 +212,4 @@ class FileProcess:
     def _keep_alive(self, number: int) -> None:
         """Report, from time to time, that a long order makes progress."""
         if time.monotonic() > self._said_at + ALIVE_S:
-            self._send({"type": "moving", "id": number})
+            self._send(msg.Moving(id=number))

@@ -13,13 +13,16 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 
-from tfcluster.agent import Any
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.catalogue import FileEntry
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import BadTree, Blob, NotInCache, check, copy, move
 from tfcluster.agent.files.cache import new_transit_folder, remove, remove_older
+from tfcluster.agent.message_fields import replace
 from tfcluster.agent.net.private_folders import make_folders
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[msg.FileReport], None]
+Put = Callable[[FileEntry, str], None]
 
 _PAGE = 10_000
 """The digests in one answer: 0.7 MB."""
@@ -28,9 +31,9 @@ _STALE_S = 86_400.0
 
 def add_files(
     into: str,
-    files: Iterable[dict[str, Any]],
+    files: Iterable[FileEntry],
     removed: Iterable[str],
-    put: Callable[[dict[str, Any], str], None],
+    put: Put,
 ) -> None:
     """Put each of `files` in its place below `into`, then remove the paths in `removed`.
 
@@ -39,7 +42,7 @@ def add_files(
     """
     make_folders(into)
     for file in files:
-        target = _place(into, file["path"])
+        target = _place(into, file.path)
         beside = f"{target}.{os.urandom(6).hex()}.incoming"
         try:
             put(file, beside)
@@ -79,34 +82,29 @@ class Incoming:
         self._transit = transit or new_transit_folder(cache)
         """The folder of files that are not to be cached, until they are moved to their places."""
         self._send = send
-        self._orders: dict[int, dict[str, Any]] = {}
-        """Number → the order with all `files` listed so far, and the digests that are `wanted`."""
+        self._orders: dict[int, msg.Receive] = {}
+        """Number → the order with all `files` listed so far."""
+        self._wanted: dict[int, set[str]] = {}
         self._senders: dict[str, int] = {}
         """Digest → the order under which it is requested, for all orders that need it."""
         self._open: dict[str, Blob] = {}
         remove_older(os.path.dirname(self._transit), _STALE_S)
 
-    def receive(self, order: dict[str, Any]) -> None:
-        """Begin an order, or go on with its list of files.
-
-        It has `id`, `into` (the folder) and `files`: path with sha512, size, mode and mtime_ns, or
-        with link. With `more` the list goes on in the next order of this `id`. `keep`: the files
-        stay in the cache. `unless_there`: an existing folder is left as it is. `adds`: other files
-        in the folder stay, except those in `removed`.
-        """
-        number = order["id"]
-        files = self._orders.get(number, {"files": []})["files"]
-        files += order["files"]
-        self._orders[number] = {**order, "files": files, "wanted": set()}
-        if order.get("more"):
+    def receive(self, order: msg.Receive) -> None:
+        """Begin an order, or go on with its list of files."""
+        number = order.id
+        files = self._orders[number].files if number in self._orders else []
+        files += order.files
+        self._orders[number], self._wanted[number] = replace(order, files=files), set()
+        if order.more:
             return
-        if order.get("unless_there") and os.path.isdir(order["into"]):
+        if order.unless_there and os.path.isdir(order.into):
             del self._orders[number]
-            self._send({"type": "received", "id": number})
+            self._send(msg.Received(id=number))
             return
         try:
             check(files)
-            check({"path": path, "link": "."} for path in order.get("removed", ()))
+            check(msg.FileEntry(path=path, link=".") for path in order.removed)
             self._request_missing(number)
             self._finish_if_complete(number)
         except (OSError, BadTree) as error:
@@ -121,7 +119,7 @@ class Incoming:
         try:
             blob = self._open.get(digest) or self._begin(digest, sender)
             if blob.add(offset, data):
-                self._send({"type": "took", "id": sender, "digest": digest, "at": blob.at})
+                self._send(msg.Took(id=sender, digest=digest, at=blob.at))
             if not blob.is_full:
                 return
             del self._open[digest], self._senders[digest]
@@ -131,7 +129,7 @@ class Incoming:
                 self._fail(number, error)
             return
         for number in waiting:
-            self._orders[number]["wanted"].discard(digest)
+            self._wanted[number].discard(digest)
         for number in waiting:
             try:
                 self._finish_if_complete(number)
@@ -157,25 +155,24 @@ class Incoming:
         self._orders.clear()
 
     def _waiting_for(self, digest: str) -> list[int]:
-        return [number for number, order in self._orders.items() if digest in order["wanted"]]
+        return [number for number in self._orders if digest in self._wanted[number]]
 
     def _request_missing(self, number: int, *gone: str) -> None:
         """Request an order's missing files, except those that another order has requested."""
-        order = self._orders[number]
-        digests = {file["sha512"] for file in order["files"] if "sha512" in file}
+        digests = {file.sha512 for file in self._orders[number].files if file.sha512 is not None}
         missing = {digest for digest in digests if self._find(digest) is None} | {*gone}
-        order["wanted"] = missing
+        self._wanted[number] = missing
         self._request(number, sorted(missing - self._senders.keys()))
 
     def _request(self, number: int, digests: list[str]) -> None:
         self._senders.update(dict.fromkeys(digests, number))
         for at in range(0, max(1, len(digests)), _PAGE):
-            self._send({"type": "wants", "id": number, "digests": digests[at : at + _PAGE]})
+            self._send(msg.Wants(id=number, digests=digests[at : at + _PAGE]))
 
     def _begin(self, digest: str, number: int) -> Blob:
         order = self._orders[number]
-        size = next(int(f["size"]) for f in order["files"] if f.get("sha512") == digest)
-        folder = self._cached if order.get("keep") else self._transit
+        size = next(file.size for file in order.files if file.sha512 == digest)
+        folder = self._cached if order.keep else self._transit
         make_folders(folder)
         self._open[digest] = blob = Blob(folder, digest, size)
         return blob
@@ -185,10 +182,10 @@ class Incoming:
         return next((path for path in places if os.path.exists(path)), None)
 
     def _finish_if_complete(self, number: int) -> None:
-        if self._orders[number]["wanted"]:
+        if self._wanted[number]:
             return
         order = self._orders.pop(number)
-        others = {f.get("sha512") for o in self._orders.values() for f in o["files"]}
+        others = {file.sha512 for other in self._orders.values() for file in other.files}
         try:
             self._place(order, others)
         except NotInCache as error:
@@ -197,45 +194,45 @@ class Incoming:
             self._orders[number] = order
             self._request_missing(number, error.digest)
             return
-        self._send({"type": "received", "id": number})
+        self._send(msg.Received(id=number))
 
     def _fail(self, number: int, error: Exception) -> None:
         self.cancel(number)
-        self._send({"type": "receive_failed", "id": number, "error": reason_of(error)})
+        self._send(msg.ReceiveFailed(id=number, error=reason_of(error)))
 
-    def _place(self, order: dict[str, Any], others: set[str | None]) -> None:
+    def _place(self, order: msg.Receive, others: set[str | None]) -> None:
         """Build an order's folder from the files that the node has now.
 
         A file that is not cached is moved to the last place that needs it, other places get copies:
         two tasks must not share a file that one of them may overwrite. Raises OSError, BadTree,
         and NotInCache for a file that has to be sent again.
         """
-        into, files = order["into"], order["files"]
-        remaining = Counter(file.get("sha512") for file in files)
+        into, files = order.into, order.files
+        remaining = Counter(file.sha512 for file in files)
 
-        def put(file: dict[str, Any], target: str) -> None:
+        def put(file: FileEntry, target: str) -> None:
             keep_alive()
-            if "link" in file:
-                os.symlink(file["link"], target)
+            if file.link is not None:
+                os.symlink(file.link, target)
                 return
-            remaining[file["sha512"]] -= 1
-            is_last = not remaining[file["sha512"]] and file["sha512"] not in others
+            remaining[file.sha512] -= 1
+            is_last = not remaining[file.sha512] and file.sha512 not in others
             self._put(file, target, keep_alive, is_last=is_last)
 
         def keep_alive() -> None:
-            self._keep_alive(order["id"])
+            self._keep_alive(order.id)
 
         run = os.path.dirname(os.path.dirname(into))
         os.makedirs(os.path.dirname(run), exist_ok=True)  # maybe shared by users: not private
-        if order.get("adds"):
-            add_files(into, files, order.get("removed", ()), put)
+        if order.adds:
+            add_files(into, files, order.removed, put)
         else:
             _replace_folder(into, files, put)
 
     def _put(
-        self, file: dict[str, Any], target: str, keep_alive: Callable[[], None], *, is_last: bool
+        self, file: FileEntry, target: str, keep_alive: Callable[[], None], *, is_last: bool
     ) -> None:
-        digest, mode = file["sha512"], int(file["mode"]) & 0o700 | 0o600
+        digest, mode = str(file.sha512), file.mode & 0o700 | 0o600
         source = self._find(digest)
         if source is None:
             raise NotInCache(digest)
@@ -243,20 +240,18 @@ class Incoming:
             move(source, digest, target, mode, keep_alive)
         else:
             copy(source, digest, target, mode, keep_alive)
-        if "mtime_ns" in file:
-            os.utime(target, ns=(file["mtime_ns"], file["mtime_ns"]))
+        if file.mtime_ns is not None:
+            os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
 
 
-def _replace_folder(
-    into: str, files: list[dict[str, Any]], put: Callable[[dict[str, Any], str], None]
-) -> None:
+def _replace_folder(into: str, files: Iterable[FileEntry], put: Put) -> None:
     """Replace the folder `into` by one with exactly `files`."""
     fresh = f"{into}.{os.getpid()}.incoming"
     remove(fresh)
     make_folders(fresh)
     try:
         for file in files:
-            target = os.path.join(fresh, file["path"])
+            target = os.path.join(fresh, file.path)
             make_folders(os.path.dirname(target))
             put(file, target)
         old = f"{into}.{os.getpid()}.replaced"

@@ -6,10 +6,12 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 
-from tfcluster.agent import Any, budgets
+from tfcluster.agent import budgets
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.message_fields import UNREADABLE
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[msg.FileReport], None]
 SendBytes = Callable[[str, int, bytes], None]
 
 _CHUNK = 256 << 10
@@ -22,8 +24,6 @@ _ENTRY_BYTES = 64
 _BURST_S = 0.05
 _KEEP_ALIVE_S = 1.0
 """The time between two signs of life of a reading that waits for its rate."""
-UNREADABLE = -1
-"""The size that marks a folder that cannot be read, as opposed to an empty one."""
 _GONE_ERRORS = (FileNotFoundError, NotADirectoryError, PermissionError)
 """The errors for a file that no longer exists or that this user may not read."""
 _MARK_BYTES = 256
@@ -42,46 +42,42 @@ class Outgoing:
         self._send, self._send_bytes, self._keep_alive = send, send_bytes, keep_alive
         self._readings: dict[int, _Reading] = {}
 
-    def scan(self, order: dict[str, Any]) -> None:
+    def scan(self, order: msg.Scan) -> None:
         """List every file and folder below `folder`, except links.
 
         The list comes in as many answers as fit into frames, all but the last with `more`. If
         there are more than `most` entries, or their names are too long, the last answer is empty
         and has `left_off`.
         """
-        number, size, count, names = order["id"], 0, 0, 0
-        entries: list[list[Any]] = []
-        for entry in walk(order["folder"], "", lambda: self._keep_alive(number)):
+        number, size, count, names = order.id, 0, 0, 0
+        entries: list[tuple[str, int, int]] = []
+        for entry in walk(order.folder, "", lambda: self._keep_alive(number)):
             count, names = count + 1, names + len(entry[0])
-            if count > order["most"] or names > budgets.LISTED_BYTES:
-                self._send({"type": "scanned", "id": number, "entries": [], "left_off": True})
+            if count > order.most or names > budgets.LISTED_BYTES:
+                self._send(msg.Scanned(id=number, entries=[], left_off=True))
                 return
-            entries.append(list(entry))
+            entries.append(entry)
             size += _ENTRY_BYTES + 6 * len(entry[0])
             if size > _PAGE_BYTES:
-                self._send({"type": "scanned", "id": number, "entries": entries, "more": True})
+                self._send(msg.Scanned(id=number, entries=entries, more=True))
                 entries, size = [], 0
-        self._send({"type": "scanned", "id": number, "entries": entries})
+        self._send(msg.Scanned(id=number, entries=entries))
 
-    def read(self, order: dict[str, Any]) -> None:
-        """Send `folder`/`path` from `offset` up to `size`, then the SHA-512 from `start` on.
-
-        `rate` is the limit in bytes per second (null: none). With `grows`, bytes may be appended
-        after `size` meanwhile.
-        """
+    def read(self, order: msg.Read) -> None:
+        """Begin to send a file."""
         try:
-            self._readings[order["id"]] = _Reading(order)
+            self._readings[order.id] = _Reading(order)
         except OSError as error:
-            self._end(order["id"], error=reason_of(error))
+            self._send(msg.ReadEnd(id=order.id, error=reason_of(error)))
 
-    def got(self, order: dict[str, Any]) -> None:
+    def got(self, order: msg.Got) -> None:
         """Note that the other side has written all bytes before `at`."""
-        if (reading := self._readings.get(order["id"])) is not None:
-            reading.may_send_to = order["at"] + _WINDOW
+        if (reading := self._readings.get(order.id)) is not None:
+            reading.may_send_to = order.at + _WINDOW
 
-    def hurry(self, order: dict[str, Any]) -> None:
+    def hurry(self, order: msg.Hurry) -> None:
         """Lift the rate limit: no task needs this machine any more."""
-        if (reading := self._readings.get(order["id"])) is not None:
+        if (reading := self._readings.get(order.id)) is not None:
             reading.rate, reading.ready_at = 0.0, 0.0
 
     def cancel(self, number: int) -> None:
@@ -112,10 +108,13 @@ class Outgoing:
         try:
             data = reading.next_bytes()
         except OSError as error:
-            self._drop(number, error=reason_of(error))
+            self.cancel(number)
+            self._send(msg.ReadEnd(id=number, error=reason_of(error)))
             return
         if not data:
-            self._drop(number, sha512=reading.digest, is_unchanged=reading.is_unchanged())
+            is_unchanged = reading.is_unchanged()
+            self.cancel(number)
+            self._send(msg.ReadEnd(id=number, sha512=reading.digest, is_unchanged=is_unchanged))
             return
         reading.ready_at = max(now - _BURST_S, reading.ready_at)
         if reading.is_new(data):
@@ -124,27 +123,18 @@ class Outgoing:
         else:
             self._keep_alive(number)
 
-    def _drop(self, number: int, **facts: Any) -> None:
-        self.cancel(number)
-        self._end(number, **facts)
-
-    def _end(self, number: int, **facts: Any) -> None:
-        self._send({"type": "read_end", "id": number, **facts})
-
 
 class _Reading:
     """One file, or an appended part of it, that is being sent to the coordinator."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: msg.Read) -> None:
         """Open the file. Raises OSError, also for anything but a regular file."""
-        self.rate: float = order.get("rate") or 0.0
+        self.rate = order.rate or 0.0
         self.ready_at = 0.0
-        self._offset: int = order["offset"]
-        self._at: int = order.get("start", 0)
+        self._offset, self._at, self._grows = order.offset, order.start, order.grows
         self.may_send_to = self._offset + _WINDOW
-        self._expected = (int(order["size"]), int(order["mtime_ns"]))
-        self._grows = bool(order.get("grows"))
-        self._path = os.path.join(order["folder"], order["path"])
+        self._expected = (order.size, order.mtime_ns)
+        self._path = os.path.join(order.folder, order.path)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK  # a pipe would block
         self._fd = os.open(self._path, flags)
         self._hash = hashlib.sha512()
@@ -223,26 +213,26 @@ def walk(
             continue
 
 
-def find_marked_folder(order: dict[str, Any]) -> dict[str, Any]:
+def find_marked_folder(order: msg.Look) -> msg.Looked:
     """Find the folder with the coordinator's mark, which shows that both see the same disk.
 
     The answer has the first of `folders` that is writable and has a file `name` with the content
     `text` and the number `inode`, or null.
     """
-    found = (os.path.expanduser(folder) for folder in order["folders"])
+    found = (os.path.expanduser(folder) for folder in order.folders)
     marked = next((folder for folder in found if _has_mark(folder, order)), None)
-    return {"type": "looked", "id": order["id"], "folder": marked}
+    return msg.Looked(id=order.id, folder=marked)
 
 
-def _has_mark(folder: str, order: dict[str, Any]) -> bool:
-    path = os.path.join(folder, order["name"])
+def _has_mark(folder: str, order: msg.Look) -> bool:
+    path = os.path.join(folder, order.name)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        is_same = os.fstat(fd).st_ino == order["inode"]
-        is_same = is_same and os.read(fd, _MARK_BYTES) == order["text"].encode()
+        is_same = os.fstat(fd).st_ino == order.inode
+        is_same = is_same and os.read(fd, _MARK_BYTES) == order.text.encode()
     except OSError:
         return False
     finally:

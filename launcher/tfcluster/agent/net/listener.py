@@ -8,10 +8,13 @@ import socket
 import struct
 import time
 
-from tfcluster.agent import budgets, protocol
+from tfcluster.agent import Any, budgets, protocol
+from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX
 
+NUMBER = struct.Struct(">I")
+"""The length before a message of `read_message`."""
 ENOUGH_QUEUED = 1 << 20
 """The bytes waiting to be sent from which on no more log bytes are read from the file."""
 
@@ -111,6 +114,30 @@ class Connection:
         self.socket.close()
 
     def refuse(self, reason: str) -> None:
-        self.queue(protocol.control_frame({"type": "refused", "reason": reason, "n": 0}))
+        from tfcluster.agent.catalogue import Refused  # here: `ps` imports this module
+
+        self.queue(protocol.control_frame({**Refused(reason=reason).to_json(), "n": 0}))
         self.flush()
         self.socket.close()
+
+
+def read_message(line: socket.socket, timeout_s: float) -> dict[str, Any]:
+    """Read a length and that many bytes of JSON; return {} if that fails or takes too long."""
+    deadline = time.monotonic() + timeout_s
+    with contextlib.suppress(OSError, ValueError, struct.error):
+        size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
+        if size > protocol.MAX_PAYLOAD:
+            return {}
+        return parse_json_object(_read_exactly(line, size, deadline))
+    return {}
+
+
+def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""  # in pieces: MSG_WAITALL does not wait on a socket with a time-out
+    while len(data) < size:
+        line.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = line.recv(size - len(data))
+        if not piece:
+            break
+        data += piece
+    return data

@@ -17,6 +17,7 @@ import os
 import socket
 
 from tfcluster.agent import Any
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
@@ -26,13 +27,12 @@ _Held = tuple[int, socket.socket, int]
 """The port, the socket bound to it, and the descriptor that holds its lock file."""
 
 
-class PortTaken(Exception):
-    """The port is in use; `holder` has pid, command and run_id as far as they are known."""
+class PortInUse(Exception):
+    """A requested port is in use, as `report` describes."""
 
-    def __init__(self, requested: dict[str, Any], holder: dict[str, Any]) -> None:
-        """Describe the conflict; `requested` has the task, host and port of the request."""
-        super().__init__(f"port {requested['port']} is in use")
-        self.requested, self.holder = requested, holder
+    def __init__(self, report: msg.PortTaken) -> None:
+        super().__init__(f"port {report.port} is in use")
+        self.report = report
 
 
 class PortHolder:
@@ -47,15 +47,15 @@ class PortHolder:
         self._folder, self._identity, self._recorder = folder, identity, recorder
         self._held: dict[str, _Held] = {}
 
-    def hold(self, requested: list[dict[str, Any]]) -> dict[str, int]:
-        """Hold a port for each of `requested` ({task, host, port}); return task → port.
+    def hold(self, requested: list[msg.PortRequest]) -> dict[str, int]:
+        """Hold a port for each of `requested`; return task → port.
 
         Port 0 means: choose one. The tasks' earlier ports are released; a chosen port is never the
-        earlier one, to which processes of the last attempt may still connect. Raises PortTaken,
+        earlier one, to which processes of the last attempt may still connect. Raises PortInUse,
         and then none of these tasks holds a port.
         """
-        names: list[str] = [entry["task"] for entry in requested]
-        self.release([entry["task"] for entry in requested if entry["port"]])
+        names = [entry.task for entry in requested]
+        self.release([entry.task for entry in requested if entry.port])
         previous = [self._held.pop(name) for name in names if name in self._held]
         try:
             for entry in requested:
@@ -68,22 +68,26 @@ class PortHolder:
                 self._give_back(held)
         return {name: self._held[name][0] for name in names}
 
-    def _hold_one(self, requested: dict[str, Any]) -> None:
-        task, port = requested["task"], requested["port"]
-        bound = _bind_exclusively(port)
+    def _hold_one(self, requested: msg.PortRequest) -> None:
+        bound = _bind_exclusively(requested.port)
         if bound is None:
-            raise PortTaken(requested, find_holder(port, self._folder))
+            raise self._in_use(requested, requested.port)
         port = bound.getsockname()[1]
         lock = self._lock(port)
         if lock is None:
             bound.close()
-            raise PortTaken({**requested, "port": port}, find_holder(port, self._folder))
+            raise self._in_use(requested, port)
         if IS_LINUX:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         else:
             bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
-        self._held[task] = (port, bound, lock)
+        self._held[requested.task] = (port, bound, lock)
+
+    def _in_use(self, requested: msg.PortRequest, port: int) -> PortInUse:
+        holder = find_holder(port, self._folder)
+        taken = msg.PortTaken(task=requested.task, host=requested.host, port=port, **holder)
+        return PortInUse(taken)
 
     def _lock(self, port: int) -> int | None:
         """Return the descriptor that holds the port's lock file.

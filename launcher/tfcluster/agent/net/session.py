@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from tfcluster.agent import Any, budgets, fencing, protocol
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.guard import Recorder, file_identity
 from tfcluster.agent.net.listener import ENOUGH_QUEUED, Connection, is_own_user, listen
 
@@ -80,8 +81,12 @@ class CoordinatorLink:
     def wants_logs(self) -> bool:
         return self._connection is not None and self._connection.streams_logs
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Number a message and send it, now or after the next hello; keep it until acknowledged."""
+    def send(self, report: msg.Report) -> None:
+        """Number a report and send it, now or after the next hello; keep it until acknowledged."""
+        self.pass_on(report.to_json())
+
+    def pass_on(self, message: dict[str, Any]) -> None:
+        """Send a report that another process of the agent has written."""
         self.queue(self._session.number(message))
 
     def queue(self, frame: bytes) -> None:
@@ -179,7 +184,7 @@ class CoordinatorLink:
             if kind == protocol.CONTROL:
                 message = protocol.read_control(payload)
                 if message.get("type") == "hello":
-                    self._on_hello(connection, message)
+                    self._on_hello(connection, msg.Hello.read(message))
                 elif connection.is_welcomed and self._session.is_new(message):
                     # Sent first: some orders take seconds, and the agent would seem to hang.
                     self.queue(self._session.acknowledgement())
@@ -205,7 +210,7 @@ class CoordinatorLink:
         else:
             self._last_heard = now
 
-    def _on_hello(self, connection: Connection, hello: dict[str, Any]) -> None:
+    def _on_hello(self, connection: Connection, hello: msg.Hello) -> None:
         reason = self._refusal_reason(hello)
         if reason:
             self._refuse(connection, reason)
@@ -216,38 +221,35 @@ class CoordinatorLink:
         connection.welcome()
         self._pending = [other for other in self._pending if other is not connection]
         self._was_welcomed = True
-        connection.streams_logs = bool(hello.get("stream_logs"))
-        connection.queue(protocol.control_frame(self._welcome()))
-        self._resume_logs(hello.get("log_offsets", {}))
-        for encoded in self._session.resume(hello.get("last_seen", 0)):
+        connection.streams_logs = hello.stream_logs
+        connection.queue(protocol.control_frame({**self._welcome().to_json(), "n": 0}))
+        self._resume_logs(dict(hello.log_offsets))
+        for encoded in self._session.resume(hello.last_seen):
             connection.queue(encoded)
 
-    def _refusal_reason(self, hello: dict[str, Any]) -> str:
-        if hello.get("protocol") != protocol.VERSION:
-            return f"protocol {hello.get('protocol')!r}; this agent speaks {protocol.VERSION}"
+    def _refusal_reason(self, hello: msg.Hello) -> str:
+        if hello.protocol != protocol.VERSION:
+            return f"protocol {hello.protocol}; this agent speaks {protocol.VERSION}"
         served = (self._config["run_id"], self._config["node"])
-        if (hello.get("run_id"), hello.get("node")) != served:
+        if (hello.run_id, hello.node) != served:
             return "this agent serves run {}, node {}".format(*served)
-        if hello.get("token") != self._config["token"]:
+        if hello.token != self._config["token"]:
             return "wrong token"
         if self._connection is not None and self._lease_s is None:
             return "another coordinator is connected"
         return ""
 
-    def _welcome(self) -> dict[str, Any]:
-        return {
-            "type": "welcome",
-            "n": 0,
-            "protocol": protocol.VERSION,
-            "pid": os.getpid(),
-            "guard_pid": self._recorder.pid,
-            "identity": fencing.identity(self._recorder.pid),
-            "node": self._config["node"],
-            "python": sys.version.split()[0],
-            "executable": sys.executable,
-            "last_seen": self._session.last_seen,
-            "cache": self._config.get("cache"),
-        }
+    def _welcome(self) -> msg.Welcome:
+        return msg.Welcome(
+            pid=os.getpid(),
+            guard_pid=self._recorder.pid,
+            identity=fencing.identity(self._recorder.pid),
+            node=self._config["node"],
+            python=sys.version.split()[0],
+            executable=sys.executable,
+            last_seen=self._session.last_seen,
+            cache=self._config.get("cache"),
+        )
 
     def _refuse(self, connection: Connection, reason: str) -> None:
         self._unwatch(connection)

@@ -15,7 +15,8 @@ import socket
 import struct
 import time
 
-from tfcluster.agent import Any, NoReturn
+from tfcluster.agent import NoReturn
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import close_from, die_with_parent, discard_streams
 from tfcluster.agent.tasks.task import exec_or_report
 
@@ -34,11 +35,11 @@ class HostNetworkSpawner:
             _serve(theirs, agent)
         theirs.close()
 
-    def fork(self, spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
+    def fork(self, task: msg.TaskOrder, output: int, events: int) -> tuple[int, int]:
         """Start a process in the host's network, like `task.fork_and_exec`. Raises OSError."""
         failed_read, failed_write = os.pipe()
         try:
-            order = json.dumps(spec).encode()
+            order = json.dumps(vars(task)).encode()
             fds = [output, events, failed_write]
             socket.send_fds(self._link, [_NUMBER.pack(len(order))], fds)
             self._link.sendall(order)
@@ -70,14 +71,14 @@ def _serve(line: socket.socket, agent: int) -> NoReturn:
             for fd in fds:
                 os.set_inheritable(fd, False)
             order = line.recv(_NUMBER.unpack(head)[0], socket.MSG_WAITALL)
-            _fork_twice(line, json.loads(order), fds, agent)
+            _fork_twice(line, msg.TaskOrder.read(json.loads(order)), fds, agent)
             for fd in fds:
                 os.close(fd)
     finally:
         os._exit(0)
 
 
-def _fork_twice(line: socket.socket, spec: dict[str, Any], fds: list[int], agent: int) -> None:
+def _fork_twice(line: socket.socket, task: msg.TaskOrder, fds: list[int], agent: int) -> None:
     between = os.fork()
     if between:
         os.waitpid(between, 0)
@@ -91,7 +92,7 @@ def _fork_twice(line: socket.socket, spec: dict[str, Any], fds: list[int], agent
         while os.getppid() == between:  # until the agent has inherited it
             time.sleep(0.0005)
         output, events, failed = fds
-        exec_or_report(spec, output, events, failed, agent)
+        exec_or_report(task, output, events, failed, agent)
     finally:
         with contextlib.suppress(OSError):
             os._exit(0)

@@ -7,6 +7,7 @@ import selectors
 import time
 from collections.abc import Callable
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.output import drain, size_of
@@ -148,4 +149,5 @@ class LogStreams:
 
     def _report_loss(self, task: Task) -> None:
         lost, reason = task.log.take_loss(), task.log.loss_reason
-        self.link.send({"type": "log_lost", **task.id_fields, "bytes": lost, "reason": reason})
+        report = msg.LogLost(task=task.name, attempt=task.attempt, bytes=lost, reason=reason)
+        self.link.send(report)

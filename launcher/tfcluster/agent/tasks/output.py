@@ -11,7 +11,7 @@ import fcntl
 import os
 import time
 
-from tfcluster.agent import Any
+from tfcluster.agent.catalogue import TaskOrder
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_folders
 from tfcluster.agent.processes import IS_LINUX
@@ -165,8 +165,7 @@ def _overlap(value: bytes, data: bytes) -> int:
     return next((n for n in range(longest, 0, -1) if data.endswith(value[:n])), 0)
 
 
-def mask_of(spec: dict[str, Any]) -> Mask | None:
-    """Return the mask for a task's `secrets`, names of variables in its `env`; None without any."""
-    env = spec.get("env", {})
-    values = [env[name].encode("utf-8", "surrogateescape") for name in spec.get("secrets", ())]
+def mask_of(task: TaskOrder) -> Mask | None:
+    """Return the mask for the values of a task's `secrets`; None without any."""
+    values = [task.env[name].encode("utf-8", "surrogateescape") for name in task.secrets]
     return Mask(values) if values else None

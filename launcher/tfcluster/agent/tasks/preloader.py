@@ -13,26 +13,22 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import time
 
 from tfcluster.agent import Any
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
+from tfcluster.agent.net.listener import NUMBER, read_message
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
-from tfcluster.agent.protocol import MAX_PAYLOAD
 from tfcluster.agent.tasks.output import open_pipe
 from tfcluster.agent.tasks.task import environment, fork_and_exec
 
-IMPORT_S = 120.0
-"""The time for the imports; longer ones hang, on a dead file server for example."""
 _ANSWER_S = 2.0
 """The time for an answer: a fork takes milliseconds, and the agent waits for it."""
 _ROOM = {"TFCLUSTER_ROOM": "_" * 400}
 """Space in the environment, where each fork writes its `stray_processes.marks` (`preload.ROOM`)."""
-NUMBER = struct.Struct(">I")
 _MAX_OUTPUT = 64 << 10
 """The bytes of the imports' output that each task prints again."""
 
@@ -50,7 +46,7 @@ class Preloader:
         self._pipe = -1
         self._output = bytearray()
         self._started = 0
-        self._timeout_s = IMPORT_S
+        self._timeout_s = 0.0
         self.is_ready = False
         """True if the imports have succeeded, so that `fork` forks the process."""
         self._key: str | None = None
@@ -70,23 +66,18 @@ class Preloader:
         assert self._socket is not None
         return self._socket.fileno()
 
-    def begin(self, order: dict[str, Any]) -> None:
-        """Start the process, unless a ready one with the same key is there.
-
-        `order` has argv, env and unset; within_s, the imports' time (`IMPORT_S`); and key, if the
-        process of an earlier run may be used. Answered by ``preload_ready`` with the seconds that
-        the imports took, or ``preload_failed``.
-        """
-        if self.is_ready and self._key is not None and self._key == order.get("key"):
-            self._link.send({"type": "preload_ready", "seconds": 0.0})
+    def begin(self, order: msg.Preload) -> None:
+        """Start the process, unless a ready one with the same key is there."""
+        if self.is_ready and self._key is not None and self._key == order.key:
+            self._link.send(msg.PreloadReady(seconds=0.0))
             return
         self._end()
-        self._key = order.get("key")
+        self._key, self._timeout_s = order.key, order.within_s
         if not IS_LINUX:  # not supported, which is no failure to report
-            self._link.send({"type": "preload_ready", "seconds": 0.0})
+            self._link.send(msg.PreloadReady(seconds=0.0))
             return
         try:
-            failure = self._start({**order, "env": {**order["env"], **_ROOM}, "cwd": "/"})
+            failure = self._start(order.process)
         except OSError as error:
             self._give_up(describe_error(error))
             return
@@ -95,7 +86,6 @@ class Preloader:
         if failure:
             self._give_up(failure)
             return
-        self._timeout_s = float(order.get("within_s", IMPORT_S))
         self.deadline = time.monotonic() + self._timeout_s
         assert self._socket is not None
         self._selector.register(
@@ -105,12 +95,13 @@ class Preloader:
             self._pipe, selectors.EVENT_READ, lambda _events: self._read_output()
         )
 
-    def _start(self, order: dict[str, Any]) -> str:
+    def _start(self, order: msg.Process) -> str:
         """Start the program; return why it does not run, or ""."""
+        process = msg.Process(argv=order.argv, env={**order.env, **_ROOM}, unset=order.unset)
         self._socket, theirs = socket.socketpair()
         self._pipe, write_end = open_pipe()
         try:
-            self.pid, failure = fork_and_exec(order, write_end, theirs.fileno())
+            self.pid, failure = fork_and_exec(process, write_end, theirs.fileno())
         finally:
             theirs.close()
             os.close(write_end)
@@ -121,12 +112,12 @@ class Preloader:
         if self.deadline is not None and now >= self.deadline:
             self._give_up(f"the imports did not finish within {self._timeout_s:g} s")
 
-    def fork(self, spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
+    def fork(self, task: msg.TaskOrder, output: int, events: int) -> tuple[int, int]:
         """Fork the process into a task, or start the task cold with `task.fork_and_exec`."""
         if self.is_ready:
             failed_read, failed_write = os.pipe()
             go_read, go_write = os.pipe()
-            answer = self._request_fork(spec, [output, events, failed_write, go_read])
+            answer = self._request_fork(task, [output, events, failed_write, go_read])
             os.close(failed_write)
             os.close(go_read)
             if "pid" in answer:
@@ -139,12 +130,12 @@ class Preloader:
                 self._report_failure(str(answer["refused"]))
             else:
                 self._give_up("the preloading process has ended or does not answer")
-        return fork_and_exec(spec, output, events)
+        return fork_and_exec(task, output, events)
 
-    def _request_fork(self, spec: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+    def _request_fork(self, task: msg.TaskOrder, fds: list[int]) -> dict[str, Any]:
         self._read_output()
-        order = {"argv": spec["argv"], "cores": spec.get("cores"), "cwd": spec.get("cwd") or "/"}
-        order |= {"env": environment(spec), "said": self._output.decode("latin-1")}
+        order: dict[str, object] = {"argv": task.argv, "cores": task.cores, "cwd": task.cwd or "/"}
+        order |= {"env": environment(task), "said": self._output.decode("latin-1")}
         encoded = json.dumps(order).encode()
         assert self._socket is not None
         self._socket.settimeout(_ANSWER_S)
@@ -171,7 +162,7 @@ class Preloader:
         self.deadline = None
         if report.get("ready"):
             self.is_ready = True
-            self._link.send({"type": "preload_ready", "seconds": report["seconds"]})
+            self._link.send(msg.PreloadReady(seconds=report["seconds"]))
         else:
             last_line = self._output.decode(errors="replace").strip().rpartition("\n")[2]
             self._give_up(str(report.get("why") or last_line or "no output"))
@@ -184,7 +175,7 @@ class Preloader:
         """Report a failure once: it would be the same for the next task."""
         if why not in self._reported:
             self._reported.add(why)
-            self._link.send({"type": "preload_failed", "error": why})
+            self._link.send(msg.PreloadFailed(error=why))
 
     def _end(self) -> None:
         self.is_ready, self.deadline = False, None
@@ -203,25 +194,3 @@ class Preloader:
             os.close(self._pipe)
             self._pipe = -1
         self._output.clear()
-
-
-def read_message(line: socket.socket, timeout_s: float) -> dict[str, Any]:
-    """Read a length and that many bytes of JSON; return {} if that fails or takes too long."""
-    deadline = time.monotonic() + timeout_s
-    with contextlib.suppress(OSError, ValueError, struct.error):
-        size = NUMBER.unpack(_read_exactly(line, NUMBER.size, deadline))[0]
-        if size > MAX_PAYLOAD:
-            return {}
-        return parse_json_object(_read_exactly(line, size, deadline))
-    return {}
-
-
-def _read_exactly(line: socket.socket, size: int, deadline: float) -> bytes:
-    data = b""  # in pieces: MSG_WAITALL does not wait on a socket with a time-out
-    while len(data) < size:
-        line.settimeout(max(0.001, deadline - time.monotonic()))
-        piece = line.recv(size - len(data))
-        if not piece:
-            break
-        data += piece
-    return data

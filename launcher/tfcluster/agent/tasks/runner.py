@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection
 
 from tfcluster.agent import Any
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
@@ -58,12 +59,12 @@ class TaskRunner:
         self.other_children: set[int] = set()
         """The agent's children that are neither tasks nor started by tasks."""
 
-    def start_all(self, specs: list[dict[str, Any]], attempt: int) -> None:
+    def start_all(self, order: msg.Start) -> None:
         """Start tasks, after ending the processes that their earlier attempts left."""
-        if attempt > 0 and self._host_spawner is not None:
+        if order.attempt > 0 and self._host_spawner is not None:
             self._host_spawner.close()
-        self._end_leftovers([spec["task"] for spec in specs])
-        forked = [self._fork(spec, attempt) for spec in specs]
+        self._end_leftovers([task.task for task in order.tasks])
+        forked = [self._fork(task, order.attempt) for task in order.tasks]
         for task in filter(None, forked):
             self._confirm(task)
 
@@ -80,17 +81,16 @@ class TaskRunner:
         if tests:
             stuck = stray_processes.end(known, lambda pid: any(t(pid) for t in tests), self.reap)
             if stuck:
-                self.link.send({"type": "unkillable", "task": None, "pids": stuck})
+                self.link.send(msg.Unkillable(pids=stuck))
 
-    def _fork(self, spec: dict[str, Any], attempt: int) -> Task | None:
-        named = {"task": spec["task"], "attempt": attempt}
-        if spec["task"] in self._tasks:
-            self.link.send({"type": "start_failed", **named, "error": "it is still running"})
-            return None
+    def _fork(self, order: msg.TaskOrder, attempt: int) -> Task | None:
         try:
-            task = Task(spec, attempt, self._choose_fork(spec, attempt))
-        except OSError as error:
-            self.link.send({"type": "start_failed", **named, "error": describe_error(error)})
+            if order.task in self._tasks:
+                raise StartError("it is still running")
+            task = Task(order, attempt, self._choose_fork(order, attempt))
+        except (OSError, StartError) as error:
+            why = describe_error(error)
+            self.link.send(msg.StartFailed(task=order.task, attempt=attempt, error=why))
             return None
         self._recorder.add_group(task.pid, task.start_time)
         if not self._tasks and attempt > 0:
@@ -98,10 +98,10 @@ class TaskRunner:
         self._tasks[task.name] = task
         return task
 
-    def _choose_fork(self, spec: dict[str, Any], attempt: int) -> Fork:
+    def _choose_fork(self, order: msg.TaskOrder, attempt: int) -> Fork:
         if attempt == 0 and self._host_spawner is not None:
             return self._host_spawner.fork
-        return self._preloader.fork if spec.get("preload") else fork_and_exec
+        return self._preloader.fork if order.preload else fork_and_exec
 
     def _confirm(self, task: Task) -> None:
         try:
@@ -109,27 +109,28 @@ class TaskRunner:
         except StartError as error:
             del self._tasks[task.name]
             self._recorder.drop_group(task.pid)
-            self.link.send({"type": "start_failed", **task.id_fields, "error": str(error)})
+            why = str(error)
+            self.link.send(msg.StartFailed(task=task.name, attempt=task.attempt, error=why))
             return
         task.kills_before = self._oom_detector.count_kills(task.pid)
         self._log_streams.begin(task)
         read = selectors.EVENT_READ
         self._selector.register(task.events, read, lambda _events: self._read_reports(task))
-        self.link.send({"type": "task_started", **task.id_fields, "pid": task.pid})
+        self.link.send(msg.TaskStarted(task=task.name, attempt=task.attempt, pid=task.pid))
 
-    def stop(self, names: list[str], grace_s: float) -> None:
-        for name in names:
+    def stop(self, order: msg.Stop) -> None:
+        for name in order.tasks:
             if name in self._tasks:
-                self._tasks[name].request_stop(grace_s)
+                self._tasks[name].request_stop(order.grace_s)
 
-    def signal(self, names: list[str], number: int) -> None:
+    def signal(self, order: msg.Signal) -> None:
         """Signal the tasks' own processes, not their children, which may not expect the signal."""
-        for name in names:
+        for name in order.tasks:
             task = self._tasks.get(name)
             if task is not None and task.usage is None:
-                task.killed_by_order = task.killed_by_order or number == signal.SIGKILL
+                task.killed_by_order = task.killed_by_order or order.signal == signal.SIGKILL
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(task.pid, number)
+                    os.kill(task.pid, order.signal)
 
     # -- the clock
 
@@ -174,12 +175,12 @@ class TaskRunner:
 
     def _report_dropped(self, task: Task) -> None:
         count = task.reports.dropped
-        self.link.send({"type": "reports_dropped", **task.id_fields, "count": count})
+        self.link.send(msg.ReportsDropped(task=task.name, attempt=task.attempt, count=count))
 
     def _report_task_event(self, task: Task, event: dict[str, Any]) -> None:
         if event.get("type") == "progress" and self.link.backlog > PROGRESS_BACKLOG:
             return
-        self.link.send({"type": "task_event", **task.id_fields, "event": event})
+        self.link.send(msg.TaskEvent(task=task.name, attempt=task.attempt, event=event))
 
     # -- ends
 
@@ -210,9 +211,9 @@ class TaskRunner:
             return  # a task that is being stopped gets SIGCONT from the agent
         if os.WIFSTOPPED(status):
             number = os.WSTOPSIG(status)
-            self.link.send({"type": "task_stopped", **task.id_fields, "signal": number})
+            self.link.send(msg.TaskStopped(task=task.name, attempt=task.attempt, signal=number))
         else:
-            self.link.send({"type": "task_continued", **task.id_fields})
+            self.link.send(msg.TaskContinued(task=task.name, attempt=task.attempt))
 
     def _read_remaining(self, task: Task) -> None:
         self._read_reports(task)
@@ -230,7 +231,7 @@ class TaskRunner:
         self._ended_marks[task.name] = task.marks
         task.close()
         self._recorder.drop_group(task.pid)
-        self.link.send(task.exited_message())
+        self.link.send(task.exit_report())
 
     def end_all(self, spare: Collection[int] = ()) -> None:
         """SIGKILL every group, and every other descendant but `spare`; reap and report the tasks.
@@ -259,7 +260,7 @@ class TaskRunner:
 
     def _report_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None
-        self.link.send({"type": "unkillable", **task.id_fields, "pids": [task.pid]})
+        self.link.send(msg.Unkillable(task=task.name, attempt=task.attempt, pids=[task.pid]))
 
     def _unwatch(self, task: Task) -> None:
         with contextlib.suppress(KeyError, ValueError):

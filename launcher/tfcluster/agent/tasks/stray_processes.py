@@ -18,7 +18,7 @@ on; it ends when the last of them has ended and the next attempt starts, or with
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from tfcluster.agent.processes import (
     IS_LINUX,
@@ -61,7 +61,7 @@ def carries(marks: Collection[bytes]) -> Callable[[int], bool]:
     return lambda pid: bool(required) and required.issubset(first_environment(pid))
 
 
-def marks(env: dict[str, str]) -> frozenset[bytes]:
+def marks(env: Mapping[str, str]) -> frozenset[bytes]:
     """Return what marks the processes of one attempt of a task; empty without it in `env`."""
     names = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
     if not all(name in env for name in names):

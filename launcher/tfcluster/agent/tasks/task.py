@@ -10,7 +10,8 @@ import time
 import warnings  # noqa: F401 (os.execvpe imports it: better once here than in every fork)
 from collections.abc import Callable
 
-from tfcluster.agent import Any, NoReturn, budgets
+from tfcluster.agent import NoReturn, budgets
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.processes import (
@@ -24,7 +25,7 @@ from tfcluster.agent.processes import (
 from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
-Fork = Callable[[dict[str, Any], int, int], tuple[int, int]]
+Fork = Callable[[msg.TaskOrder, int, int], tuple[int, int]]
 
 EVENTS_FD = "TFCLUSTER_EVENTS_FD"
 MAX_EVENT = 64 << 10
@@ -34,11 +35,10 @@ UNKILLABLE_S = 5.0
 or a GPU takes seconds."""
 DRAIN_S = 0.5
 """The time that an ended task's pipe is still read: a child of the task may hold it."""
-_DECISIVE = frozenset(
-    {b"error", b"verdict", b"saved", b"ready", b"waiting_for_peers", b"saves_on_sigterm"}
-    | {b"evaluated", b"search_ended", b"setting_read", b"chaos", b"serving", b"saved_elsewhere"}
-)
-"""The kinds of reports on which the run depends; all others are for people."""
+_DECISIVE = {
+    kind.type.encode() for kind in msg.TaskReport.__subclasses__() if kind not in msg.FOR_PEOPLE
+}
+"""The types of reports for which there is reserved room."""
 
 
 class StartError(Exception):
@@ -77,17 +77,14 @@ def _kind_of(raw: bytes) -> bytes:
 class Task:
     """A started task. It ends when its pid ends; its pipe may stay open a little longer."""
 
-    def __init__(self, spec: dict[str, Any], attempt: int, fork: Fork) -> None:
-        """Fork the task's process; `spec` is one entry of a `start` message.
+    def __init__(self, order: msg.TaskOrder, attempt: int, fork: Fork) -> None:
+        """Fork the task's process.
 
         `fork` is `fork_and_exec` or has the same contract; `confirm` then waits for the exec.
         Raises OSError if no process can be created.
         """
-        self.name: str = spec["task"]
-        self.attempt = attempt
-        self.id_fields = {"task": self.name, "attempt": attempt}
-        """The fields of every message about the task."""
-        self.marks = marks(spec.get("env", {}))
+        self.name, self.attempt = order.task, attempt
+        self.marks = marks(order.env)
         self.stopping = False
         """True if tfcluster is ending the task, so that it did not end by itself."""
         self.killed_by_order = False
@@ -104,17 +101,17 @@ class Task:
         self.usage: tuple[int, int] | None = None
         """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
-        self.log = Log(spec["log"], mask_of(spec))
+        self.log = Log(order.log, mask_of(order))
         self.log_begin = self.streamed = self.log.size
         """The offset up to which the log was sent to the coordinator; first, where it begins."""
-        self._start(spec, fork)
+        self._start(order, fork)
 
-    def _start(self, spec: dict[str, Any], fork: Fork) -> None:
+    def _start(self, order: msg.TaskOrder, fork: Fork) -> None:
         self.pipe, write_end = open_pipe()
         self.events, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)
         self.events.setblocking(False)
         try:
-            self.pid, self._failure = fork(spec, write_end, theirs.fileno())
+            self.pid, self._failure = fork(order, write_end, theirs.fileno())
         except BaseException:
             self.close()
             raise
@@ -147,20 +144,19 @@ class Task:
     def signal_group(self, number: int) -> None:
         signal_group(self.pid, self.start_time, number)
 
-    def exited_message(self) -> dict[str, Any]:
+    def exit_report(self) -> msg.TaskExited:
         status, peak_rss = self.usage or (0, 0)
         signaled = os.WIFSIGNALED(status)
-        oom = {} if self.oom is None else {"oom": self.oom}
-        return {
-            "type": "task_exited",
-            **self.id_fields,
-            "exit_code": None if signaled else os.WEXITSTATUS(status),
-            "signal": os.WTERMSIG(status) if signaled else None,
-            "ended_by": "tfcluster" if self.stopping else "itself",
-            "duration_s": round(self.ended_at - self.started_at, 3),
-            "peak_rss_bytes": peak_rss,
-            **oom,
-        }
+        return msg.TaskExited(
+            task=self.name,
+            attempt=self.attempt,
+            exit_code=None if signaled else os.WEXITSTATUS(status),
+            signal=os.WTERMSIG(status) if signaled else None,
+            ended_by="tfcluster" if self.stopping else "itself",
+            duration_s=round(self.ended_at - self.started_at, 3),
+            peak_rss_bytes=peak_rss,
+            out_of_memory=self.oom,
+        )
 
     @property
     def was_killed_by_others(self) -> bool:
@@ -210,16 +206,13 @@ class Task:
             self.pipe = -1
 
 
-def environment(spec: dict[str, Any]) -> dict[str, str]:
+def environment(process: msg.Process) -> dict[str, str]:
     """Return the agent's environment (the node's) without `unset`, plus `env`."""
-    env = {**os.environ}
-    for name in spec.get("unset", ()):
-        env.pop(name, None)
-    env.update(spec.get("env", {}))
-    return env
+    kept = {name: value for name, value in os.environ.items() if name not in process.unset}
+    return {**kept, **process.env}
 
 
-def fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, int]:
+def fork_and_exec(process: msg.Process, output: int, events: int) -> tuple[int, int]:
     """Fork and execute a task's program. Raises OSError.
 
     Return the pid and a descriptor that yields why the exec failed, or nothing.
@@ -228,20 +221,20 @@ def fork_and_exec(spec: dict[str, Any], output: int, events: int) -> tuple[int, 
     failed_read, failed_write = os.pipe()
     pid = os.fork()
     if pid == 0:
-        exec_or_report(spec, output, events, failed_write, agent)
+        exec_or_report(process, output, events, failed_write, agent)
     os.close(failed_write)
     return pid, failed_read
 
 
 def exec_or_report(
-    spec: dict[str, Any], output: int, events: int, failed: int, agent: int
+    process: msg.Process, output: int, events: int, failed: int, agent: int
 ) -> NoReturn:
     """Execute the task's program in this child; write the reason to `failed` if it fails."""
-    argv, cwd = spec["argv"], spec.get("cwd") or "/"
+    argv, cwd = list(process.argv), process.cwd or "/"
     try:
-        env = environment(spec)
+        env = environment(process)
         env[EVENTS_FD] = str(events)
-        _become_task(spec.get("cores"), output, events, agent)
+        _become_task(process.cores, output, events, agent)
         os.chdir(cwd)
         restore_limit()  # last: until the exec all of the agent's files are open in this process
         os.execvpe(argv[0], argv, env)

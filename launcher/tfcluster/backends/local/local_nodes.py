@@ -12,9 +12,10 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from tfcluster.agent import foreign_json, protocol
+from tfcluster.agent.catalogue import Hello, Welcome
 from tfcluster.agent.entry import READY, REFUSED
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.processes import kill_below, raise_limit, signal_group, start_time
@@ -64,8 +65,9 @@ class LocalNodes(Nodes):
         async def dial() -> Streams:
             return await asyncio.open_unix_connection(str(path))
 
+        hello = Hello(run_id=self.run.run_id, node=node.name, token=token)
         patience_s = min(self.run.lease_s, _PATIENCE_S)
-        link = AgentLink(dial, {**identity, "stream_logs": False}, process, patience_s=patience_s)
+        link = AgentLink(dial, hello, process, patience_s=patience_s)
         try:
             await link.open()
         except BaseException as error:
@@ -178,9 +180,9 @@ class AgentProcess(AgentHandle):
             self._errors.close()
             raise _start_error(answer, stderr)
 
-    def note_agent(self, welcome: Mapping[str, Any]) -> None:
+    def note_agent(self, welcome: Welcome) -> None:
         """Note the agent's process id; the process started here became the guard."""
-        self._agent = (welcome["pid"], start_time(welcome["pid"]))
+        self._agent = (welcome.pid, start_time(welcome.pid))
 
     def detach(self) -> None:
         self._stays = True

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.entry import READY
-from tfcluster.agent.net.listener import is_own_user, process_of
+from tfcluster.agent.net.listener import NUMBER, is_own_user, process_of
 from tfcluster.agent.processes import kill_below, signal_group, start_time
-from tfcluster.agent.tasks.preloader import NUMBER
 from tfcluster.wire.agent_handle import AgentHandle
 
 if TYPE_CHECKING:
+    from tfcluster.agent.catalogue import Welcome
     from tfcluster.plan.plan import Warm
 
 _ADOPT_S, _ANSWER_S = 10.0, 1.0
@@ -116,9 +116,9 @@ class Adopted(AgentHandle):
         self._guard: tuple[int, int] | None = None
         self._stays = False
 
-    def note_agent(self, welcome: Mapping[str, Any]) -> None:
+    def note_agent(self, welcome: Welcome) -> None:
         """Note the process ids in the agent's welcome."""
-        pid, guard_pid = welcome["pid"], welcome["guard_pid"]
+        pid, guard_pid = welcome.pid, welcome.guard_pid
         self._agent, self._guard = (pid, start_time(pid)), (guard_pid, start_time(guard_pid))
 
     def detach(self) -> None:

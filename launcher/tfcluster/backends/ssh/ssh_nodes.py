@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.errors import NodeLostError, SetupError
@@ -86,13 +87,11 @@ class SshNodes(Nodes):
             )
         except relayed.Unreached as error:
             raise _lost(node, error) from error
-        self._agents[node.name] = link.welcome.get("identity")
+        self._agents[node.name] = link.welcome.identity
         return link
 
     @staticmethod
-    async def end_run(
-        node: NodePlan, *, run_id: str, former: Mapping[str, Any]
-    ) -> Mapping[str, Any]:
+    async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
         try:
             return await relayed.end_run(argv(node), run_id=run_id, former=former)
         except relayed.Unreached as error:

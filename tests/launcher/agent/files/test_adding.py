@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.files.incoming import Incoming
 
 
@@ -23,7 +24,9 @@ class Node:
         self.messages: list[dict[str, Any]] = []
         self.into, self.transit = folder / "run" / "node" / "checkpoints", folder / "passing"
         self.incoming = Incoming(
-            str(folder / "cache"), self.messages.append, transit=str(self.transit)
+            str(folder / "cache"),
+            lambda report: self.messages.append(report.to_json()),
+            transit=str(self.transit),
         )
         self.into.mkdir(parents=True)
         (self.into / "mine").write_text("the task's own")
@@ -34,8 +37,8 @@ class Node:
             {"path": path, "sha512": sha(data), "size": len(data), "mode": 0o600}
             for path, data in files
         ]
-        order = {"id": 1, "into": str(self.into), "files": entries, "keep": False}
-        self.incoming.receive({**order, "adds": True, "removed": [*removed]})
+        order = {"id": 1, "into": str(self.into), "files": entries, "removed": [*removed]}
+        self.incoming.receive(msg.Receive.read({**order, "adds": True}))
         if self.messages[-1]["type"] == "wants":
             for digest in self.messages[-1]["digests"]:
                 data = next(data for _, data in files if sha(data) == digest)

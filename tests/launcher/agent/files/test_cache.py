@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import bootstrap
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.files.cache import UNUSED_DAYS, CacheUse, prune
 from tfcluster.agent.files.incoming import Incoming
 from tfcluster.backends import bundle
@@ -172,14 +173,14 @@ def test_a_running_agent_keeps_its_bundle_marked_as_in_use(tmp_path: Path) -> No
 @pytest.mark.parametrize("damage", ["changed", "cleared away", "a link"])
 def test_a_changed_file_in_the_cache_is_sent_again(tmp_path: Path, damage: str) -> None:
     messages: list[dict[str, Any]] = []
-    incoming = Incoming(str(tmp_path), messages.append)
+    incoming = Incoming(str(tmp_path), lambda report: messages.append(report.to_json()))
     data = b"data"
     digest = hashlib.sha512(data).hexdigest()
-    entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
+    entry = msg.FileEntry(path="a", sha512=digest, size=len(data))
 
     def order(number: int, keep: bool) -> None:
         into = str(tmp_path / "nodes/run/host/work")
-        incoming.receive({"id": number, "into": into, "files": [entry], "keep": keep})
+        incoming.receive(msg.Receive(id=number, into=into, files=[entry], keep=keep))
 
     order(1, keep=True)
     incoming.take(digest, 0, data)
@@ -213,11 +214,10 @@ def test_two_hosts_that_share_a_home_write_separate_files(tmp_path: Path) -> Non
     """Processes on different hosts may have the same pid."""
     data = b"x" * 10
     digest = hashlib.sha512(data).hexdigest()
-    entry = {"path": "a", "sha512": digest, "size": len(data), "mode": 0o644}
+    entry = msg.FileEntry(path="a", sha512=digest, size=len(data))
     both = [(Incoming(str(tmp_path), lambda messages: None), str(tmp_path / name)) for name in "ab"]
     for incoming, into in both:
-        order = {"id": 1, "into": f"{into}/work", "files": [entry], "keep": True}
-        incoming.receive(order)
+        incoming.receive(msg.Receive(id=1, into=f"{into}/work", files=[entry], keep=True))
     for at in range(10):
         for incoming, _ in both:
             incoming.take(digest, at, data[at : at + 1])

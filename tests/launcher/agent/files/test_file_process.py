@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.agent.files.file_process import FileProcess
+
+BAD = "/a\0b/c/d/e"
+"""A name that no system call takes."""
 
 
 class Client:
@@ -21,9 +25,9 @@ class Client:
         self._its_end = its_end
         self.filer = FileProcess(its_end, str(folder / "cache"), str(folder / "passing"))
 
-    def order(self, order: dict[str, Any]) -> list[dict[str, Any]]:
+    def order(self, order: msg.FileOrder) -> list[dict[str, Any]]:
         decoder = protocol.Decoder()
-        for kind, payload in decoder.feed(protocol.control_frame(order)):
+        for kind, payload in decoder.feed(protocol.control_frame(order.to_json())):
             self.filer._handle(kind, payload)
         self._its_end.shutdown(socket.SHUT_WR)
         data = b"".join(iter(lambda: self._socket.recv(1 << 16), b""))
@@ -44,19 +48,26 @@ def client(tmp_path: Path) -> Iterator[Client]:
 @pytest.mark.parametrize(
     ("order", "answer"),
     [
-        ("scan", {"type": "scanned", "entries": []}),
-        ("read", {"type": "read_end"}),
-        ("receive", {"type": "receive_failed"}),
-        ("look", {"type": "looked", "folder": None}),
+        (msg.Scan(id=7, folder=BAD, most=1), msg.Scanned(id=7, entries=[])),
+        (msg.Read(id=7, folder=BAD, path="a", size=1, mtime_ns=1), msg.ReadEnd(id=7)),
+        (msg.Receive(id=7, into=BAD, files=[]), msg.ReceiveFailed(id=7, error="")),
+        (msg.Look(id=7, folders=[BAD], name="a", text="", inode=1), msg.Looked(id=7, folder=None)),
     ],
+    ids=lambda message: message.type,
 )
 def test_a_failed_order_is_answered_with_an_error(
-    client: Client, order: str, answer: dict[str, Any]
+    client: Client, order: msg.FileOrder, answer: msg.FileReport
 ) -> None:
-    (messages,) = client.order({"type": order, "id": 7})
-    assert messages.pop("error").startswith("KeyError")
-    assert messages == {**answer, "id": 7}
+    found = client.order(order)[-1]
+    assert found["error"].startswith("ValueError")
+    assert found == {**answer.to_json(), "error": found["error"]}
 
 
-def test_a_failed_order_that_has_no_answer_sends_nothing(client: Client) -> None:
-    assert client.order({"type": "got", "at": 1}) == []
+def test_a_failed_order_that_has_no_answer_sends_nothing(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(order: msg.Got) -> None:
+        raise OSError("no")
+
+    monkeypatch.setattr(client.filer._outgoing, "got", fail)
+    assert client.order(msg.Got(id=7, at=1)) == []

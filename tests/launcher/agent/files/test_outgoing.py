@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
 from tfcluster.agent.files import outgoing
 from tfcluster.agent.files.outgoing import Outgoing
@@ -23,7 +24,7 @@ class Node:
     def __init__(self) -> None:
         self.messages: list[dict[str, Any]] = []
         self.sent: list[tuple[str, int, int]] = []
-        self.outgoing = Outgoing(self.messages.append, self._send)
+        self.outgoing = Outgoing(lambda report: self.messages.append(report.to_json()), self._send)
 
     def _send(self, name: str, offset: int, data: bytes) -> None:
         self.sent.append((name, offset, len(data)))
@@ -32,7 +33,7 @@ class Node:
         found = path.stat()
         named = {"id": number, "folder": str(path.parent), "path": path.name, "offset": 0}
         listed = {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
-        self.outgoing.read({**named, **listed, **order})
+        self.outgoing.read(msg.Read.read({**named, **listed, **order}))
 
     def until(self, moment: float) -> int:
         """Take all turns due by `moment`; return the number of bytes sent."""
@@ -52,7 +53,7 @@ def test_a_long_listing_is_split_into_frames(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(outgoing, "walk", many)
     node = Node()
-    node.outgoing.scan({"id": 1, "folder": "/data", "most": 20_000})
+    node.outgoing.scan(msg.Scan(id=1, folder="/data", most=20_000))
     frames = [protocol.control_frame(messages) for messages in node.messages]
     assert sum(map(len, frames)) > protocol.MAX_PAYLOAD
     assert [bool(messages.get("more")) for messages in node.messages] == [True] * (
@@ -67,9 +68,9 @@ def test_a_listing_stops_above_its_limit(tmp_path: Path, most: int) -> None:
     for name in range(10):
         (tmp_path / str(name)).touch()
     node = Node()
-    node.outgoing.scan({"id": 1, "folder": str(tmp_path), "most": most})
+    node.outgoing.scan(msg.Scan(id=1, folder=str(tmp_path), most=most))
     assert node.messages == [{"type": "scanned", "id": 1, "entries": [], "left_off": True}]
-    node.outgoing.scan({"id": 2, "folder": str(tmp_path), "most": 10})
+    node.outgoing.scan(msg.Scan(id=2, folder=str(tmp_path), most=10))
     assert "left_off" not in node.messages[-1]
     assert len(node.messages[-1]["entries"]) == 10
 
@@ -81,11 +82,11 @@ def test_listing_and_hashing_send_signs_of_life(tmp_path: Path) -> None:
     keep_alive: list[int] = []
     messages: list[Any] = []
     busy = outgoing.Outgoing(messages.append, lambda *slices: None, keep_alive.append)
-    busy.scan({"id": 1, "folder": str(tmp_path), "most": 9})
+    busy.scan(msg.Scan(id=1, folder=str(tmp_path), most=9))
     assert keep_alive == [1] * 4
     found = (tmp_path / "below" / "a").stat()
     order = {"id": 2, "folder": str(tmp_path), "path": "below/a", "offset": 1 << 20}
-    busy.read({**order, "size": 1 << 20, "mtime_ns": found.st_mtime_ns})
+    busy.read(msg.Read.read({**order, "size": 1 << 20, "mtime_ns": found.st_mtime_ns}))
     while not messages[1:]:
         busy.turn(1.0)
     assert keep_alive[4:] == [2] * 4
@@ -93,7 +94,7 @@ def test_listing_and_hashing_send_signs_of_life(tmp_path: Path) -> None:
 
 def test_a_long_order_is_split_into_frames() -> None:
     file = {"sha512": "0" * 128, "size": 1 << 40, "mode": 0o755, "mtime_ns": 1 << 60}
-    entries = [{"path": f"{number}{LONG}", **file} for number in range(20_000)]
+    entries = [msg.FileEntry.read({"path": f"{number}{LONG}", **file}) for number in range(20_000)]
     pages = list(Announced(entries, {}).pages())
     frames = [protocol.control_frame({"files": page}) for page in pages]
     assert sum(map(len, frames)) > protocol.MAX_PAYLOAD
@@ -109,7 +110,7 @@ def test_a_file_is_sent_no_faster_than_its_rate(tmp_path: Path) -> None:
     at_once = node.until(100.0)
     assert 0 < at_once <= 1 << 20
     assert node.until(101.0) <= (1 << 20) + (256 << 10)
-    node.outgoing.hurry({"id": 1})
+    node.outgoing.hurry(msg.Hurry(id=1))
     node.until(101.0)
     assert sum(size for _, _, size in node.sent) == 4 << 20
     assert node.messages[-1]["is_unchanged"]
@@ -122,7 +123,7 @@ def test_unacknowledged_bytes_stay_within_the_window(tmp_path: Path) -> None:
     node.read(path, 1)
     assert node.until(100.0) == 8 << 20
     assert node.outgoing.patience(200.0) is None
-    node.outgoing.got({"id": 1, "at": 4 << 20})
+    node.outgoing.got(msg.Got(id=1, at=4 << 20))
     assert node.until(200.0) == 4 << 20
 
 

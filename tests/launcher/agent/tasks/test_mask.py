@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent.catalogue import TaskOrder
+from tfcluster.agent.message_fields import replace
 from tfcluster.agent.tasks.output import Log, Mask, drain, mask_of, open_pipe
 
 SECRET = b"correct-horse"
@@ -32,9 +34,10 @@ def test_a_value_that_contains_another_is_masked_whole() -> None:
 
 
 def test_only_the_named_variables_are_masked() -> None:
-    spec = {"env": {"API_KEY": "s3cr3t-é", "SEED": "12345678"}}
-    assert mask_of(spec) is None
-    mask = mask_of({**spec, "secrets": ["API_KEY"]})
+    env = {"API_KEY": "s3cr3t-é", "SEED": "12345678"}
+    task = TaskOrder(task="worker:0", argv=["true"], env=env, log="log")
+    assert mask_of(task) is None
+    mask = mask_of(replace(task, secrets=["API_KEY"]))
     assert mask is not None
     assert mask.apply("s3cr3t-é 12345678\n".encode()) == b"******** 12345678\n"
 

@@ -64,7 +64,7 @@ class Stage:
     ) -> dict[str, Any]:
         argv = [self.python, str(BOOT), "preload", *names]
         env = {**(env or {}), "IMPORTER": "yes"}  # only in the first environment of a fork
-        self.rig.peer.send("preload", argv=argv, env=env, unset=[], **order)
+        self.rig.peer.send("preload", process={"argv": argv, "env": env}, **order)
         return self.rig.peer.take("preload_ready", "preload_failed")
 
     def start(

@@ -1,0 +1,400 @@
+"""The catalogue of messages: every order, every report and every task's report, declared once.
+
+The base class is the direction, and what a message may be about:
+
+=============  ==================================================================================
+`Order`        coordinator → agent; `FileOrder`: for its file process, which answers with the `id`
+`Report`       agent → coordinator, about its node; `FileReport`: an answer of the file process
+`TaskMessage`  agent → coordinator, about a task of its node in an attempt that was ordered
+`TaskReport`   task → agent → coordinator, inside a `TaskEvent`; see `tfcluster_workers.reporting`
+`Record`       a part of a message
+=============  ==================================================================================
+
+`message_fields._READERS` says what each type of field may hold; `nodes.border` enforces the rest.
+"""
+
+from __future__ import annotations
+
+from tfcluster.agent.message_fields import Message
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from typing import Any
+
+    Text = str
+    Path = str
+    NodeName = str
+    Name = str
+    Line = str
+    LongText = str
+    Traceback = str
+    Unsigned = int
+    Integer = int
+    Step = int
+    Real = float
+    Strings = Sequence[str]
+    Env = Mapping[str, str]
+    Ports = Mapping[str, int]
+    Metrics = Mapping[str, float]
+    Values = Mapping[str, Any]
+    Json = Mapping[str, Any]
+    Entry = tuple[str, int, int]
+
+EMPTY: Mapping[str, Any] = {}
+
+# fmt: off
+
+class Record(Message): ...
+class Order(Message): ...
+class Report(Message): ...
+
+class TaskMessage(Report):
+    task: Text
+    attempt: Unsigned
+
+class FileOrder(Order):
+    id: int
+
+class FileReport(Report):
+    id: Unsigned
+
+class TaskReport(Message):
+    is_lenient = True
+
+# -- orders ---------------------------------------------------------------------------------
+
+class Hello(Order):
+    """The first message over a connection; answered by `Welcome` or `Refused`."""
+    protocol: int = 0
+    run_id: str = ""
+    node: str = ""
+    token: str = ""
+    stream_logs: bool = False
+    last_seen: int = 0
+    log_offsets: Json = EMPTY
+
+class PortRequest(Record):
+    task: str
+    host: str
+    port: int
+    """0 lets the agent choose."""
+
+class HoldPorts(Order):
+    """Answered by `PortsHeld` or `PortTaken`."""
+    ports: list[PortRequest]
+
+class Process(Record):
+    argv: Strings
+    env: Env = EMPTY
+    """Variables that are added to the node's environment without `unset`."""
+    unset: Strings = ()
+    cwd: str = "/"
+    cores: list[int] | None = None
+
+class TaskOrder(Process):
+    task: str
+    log: str
+    preload: bool = False
+    """True if the task is to be a fork of the preloading process."""
+    secrets: Strings = ()
+    """Names in `env` whose values are masked in the log."""
+
+class Start(Order):
+    """Each task is answered by `TaskStarted` or `StartFailed`."""
+    attempt: int
+    tasks: list[TaskOrder]
+
+class Preload(Order):
+    """Answered by `PreloadReady` or `PreloadFailed`."""
+    process: Process
+    key: str | None = None
+    """An order with the same key may use the process of an earlier run."""
+    within_s: float = 120.0
+    """The time for the imports; longer ones hang, on a dead file server for example."""
+
+class Stop(Order):
+    """SIGTERM to the tasks' groups, and SIGKILL after `grace_s`."""
+    tasks: Strings
+    grace_s: float
+    why: str = ""
+
+class Signal(Order):
+    tasks: Strings
+    signal: int
+
+class Shutdown(Order):
+    stays: bool = False
+    """True if a warm agent may wait for the next run."""
+    remove: Strings = ()
+    """This run's folders on the node that nobody needs."""
+
+class Die(Order): ...
+
+class FileEntry(Record):
+    """A symbolic link if it has `link`, else the file with the digest `sha512`."""
+    path: str
+    link: str | None = None
+    sha512: str | None = None
+    size: int = 0
+    mode: int = 0o600
+    mtime_ns: int | None = None
+
+class Receive(FileOrder):
+    """Answered by `Wants` and `Took`, then `Received` or `ReceiveFailed`."""
+    into: str
+    files: list[FileEntry]
+    more: bool = False
+    """True if the list goes on in the next order of this `id`."""
+    keep: bool = False
+    """True if the files stay in the cache."""
+    unless_there: bool = False
+    """True if an existing folder is left as it is."""
+    adds: bool = False
+    """True if other files in the folder stay, except those in `removed`."""
+    removed: Strings = ()
+
+class Scan(FileOrder):
+    """Answered by `Scanned`."""
+    folder: str
+    most: int
+
+class Read(FileOrder):
+    """Answered by frames with the bytes from `offset` to `size`, then `ReadEnd`."""
+    folder: str
+    path: str
+    size: int
+    mtime_ns: int
+    start: int = 0
+    """The offset from which on the bytes are hashed."""
+    offset: int = 0
+    rate: float | None = None
+    """The limit in bytes per second."""
+    grows: bool = False
+    """True if bytes may be appended after `size` meanwhile."""
+
+class Look(FileOrder):
+    """Answered by `Looked`."""
+    folders: Strings
+    name: str
+    text: str
+    inode: int
+
+class Got(FileOrder):
+    at: int
+
+class Hurry(FileOrder): ...
+class Cancel(FileOrder): ...
+class Forget(Order): ...
+
+# -- reports of an agent --------------------------------------------------------------------
+
+class Location(Record):
+    is_exact = True
+    boot_id: Text
+    machine: Text
+    pid_namespace: Unsigned
+    uid: Unsigned
+
+class Identity(Record):
+    """The processes whose end proves that of an agent and its guard (`agent.fencing`)."""
+    is_exact = True
+    pid: Unsigned
+    started: Unsigned
+    guard_pid: Unsigned
+    guard_started: Unsigned
+    where: Location
+
+class Welcome(Report):
+    pid: Unsigned
+    guard_pid: Unsigned
+    identity: Json | None = None
+    """Checked as an `Identity`."""
+    node: Text = ""
+    python: Text = ""
+    executable: Path | None = None
+    last_seen: Unsigned = 0
+    cache: Text | None = None
+    """The folder where a remote node keeps what it is sent."""
+
+class Refused(Report):
+    reason: Text
+
+class AgentEnding(Report):
+    signal: Unsigned
+
+class GuardLost(Report): ...
+
+class Bye(Report):
+    stays: bool = False
+
+class PortsHeld(Report):
+    ports: Ports
+    """Task → port, for all tasks of the node."""
+
+class PortTaken(Report):
+    task: Text
+    host: Text
+    port: Unsigned
+    pid: Unsigned | None = None
+    run_id: Text | None = None
+    command: Text | None = None
+
+class PreloadReady(Report):
+    seconds: float
+
+class PreloadFailed(Report):
+    error: Text
+
+class Unkillable(Report):
+    """Processes that were killed and still live: of a task, or of an earlier attempt."""
+    pids: list[Unsigned]
+    task: Text | None = None
+    attempt: Unsigned | None = None
+
+class TaskStarted(TaskMessage):
+    pid: Unsigned
+
+class StartFailed(TaskMessage):
+    error: Text
+
+class TaskEvent(TaskMessage):
+    """A report of the task itself, which is checked apart (`nodes.task_reports`)."""
+    event: Json
+
+class ReportsDropped(TaskMessage):
+    count: Unsigned
+
+class TaskStopped(TaskMessage):
+    """A signal has stopped the process (SIGSTOP, a debugger)."""
+    signal: Unsigned
+
+class TaskContinued(TaskMessage): ...
+
+class TaskExited(TaskMessage):
+    exit_code: Unsigned | None
+    signal: Unsigned | None
+    ended_by: Text
+    """``itself`` or ``tfcluster``."""
+    duration_s: float
+    peak_rss_bytes: Unsigned | None = None
+    out_of_memory: Text | None = None
+    """The evidence that the kernel killed it for lack of memory."""
+
+class LogLost(TaskMessage):
+    bytes: Unsigned
+    reason: Text
+
+class FilesLost(Report):
+    """No question in progress will be answered."""
+    error: Text
+
+class Wants(FileReport):
+    digests: list[Text]
+
+class Took(FileReport):
+    digest: Text
+    at: Unsigned
+
+class Received(FileReport): ...
+
+class ReceiveFailed(FileReport):
+    error: Text
+
+class Scanned(FileReport):
+    entries: list[Entry]
+    more: bool = False
+    left_off: bool = False
+    """True if there are more entries than may be listed."""
+    error: Text | None = None
+
+class ReadEnd(FileReport):
+    sha512: Text = ""
+    is_unchanged: bool = False
+    error: Text | None = None
+
+class Looked(FileReport):
+    folder: Path | None
+    error: Text | None = None
+
+class Moving(FileReport):
+    """A long order makes progress."""
+
+class LostRunEnded(Record):
+    """The answer of `agent.fencing.end_lost_run`."""
+    is_exact = True
+    ended: list[NodeName]
+    stays: list[NodeName]
+    is_proved: bool
+    folder: Path | None
+
+# -- reports of a task ----------------------------------------------------------------------
+
+class WaitingForPeers(TaskReport): ...
+class Ready(TaskReport): ...
+class Serving(TaskReport): ...
+class SavesOnSigterm(TaskReport): ...
+class SearchEnded(TaskReport): ...
+class Alive(TaskReport): ...
+
+class Saved(TaskReport):
+    path: LongText
+    step: Step | None = None
+    at_ns: Integer | None = None
+
+class SavedElsewhere(TaskReport):
+    step: Step | None = None
+
+class Evaluated(TaskReport):
+    step: Step | None = None
+
+class Progress(TaskReport):
+    step: Step
+    epoch: Step | None = None
+    metrics: Metrics = EMPTY
+    steps_per_execution: Step | None = None
+    steps_per_second: float | None = None
+    mean_steps_per_second: float | None = None
+    examples_per_second: float | None = None
+
+class Verdict(TaskReport):
+    """The job has failed whatever its exit code is."""
+    reason: Line
+
+class SettingRead(TaskReport):
+    name: Name
+
+class Note(TaskReport):
+    message: Line
+
+class Error(TaskReport):
+    """An uncaught exception."""
+    exception: Name
+    message: LongText
+    file: LongText | None = None
+    line: Integer | None = None
+    traceback: Traceback = ""
+
+class Chaos(TaskReport):
+    """A fault was injected, maybe into another `task`."""
+    fault: Name
+    task: Name | None = None
+    step: Step | None = None
+
+class Trial(TaskReport):
+    id: Name
+    status: Name
+    tuner: Name | None = None
+    score: Real | None = None
+    best_step: Step | None = None
+    objective: Name | None = None
+    direction: Name | None = None
+    values: Values | None = None
+    message: Line | None = None
+
+class TrialEnded(TaskReport):
+    id: Name
+    message: Line | None = None
+
+FOR_PEOPLE = (Alive, Progress, Note, Trial, TrialEnded)
+"""Reports on which the run does not depend."""
