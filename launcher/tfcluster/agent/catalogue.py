@@ -54,6 +54,7 @@ class TaskMessage(Report):
     attempt: Unsigned
 
 class FileOrder(Order):
+    """Answered by `FileFailed` if it cannot be carried out."""
     id: int
 
 class FileReport(Report):
@@ -141,7 +142,7 @@ class FileEntry(Record):
     mtime_ns: int | None = None
 
 class Receive(FileOrder):
-    """Answered by `Wants` and `Took`, then `Received` or `ReceiveFailed`."""
+    """Answered by `Wants` and `Took`, then `Received`."""
     into: str
     files: list[FileEntry]
     more: bool = False
@@ -298,24 +299,22 @@ class Took(FileReport):
 
 class Received(FileReport): ...
 
-class ReceiveFailed(FileReport):
-    error: Text
-
 class Scanned(FileReport):
     entries: list[Entry]
     more: bool = False
     left_off: bool = False
     """True if there are more entries than may be listed."""
-    error: Text | None = None
 
 class ReadEnd(FileReport):
-    sha512: Text = ""
-    is_unchanged: bool = False
-    error: Text | None = None
+    sha512: Text
+    is_unchanged: bool
 
 class Looked(FileReport):
     folder: Path | None
-    error: Text | None = None
+
+class FileFailed(FileReport):
+    """The order could not be carried out."""
+    error: Text
 
 class Moving(FileReport):
     """A long order makes progress."""

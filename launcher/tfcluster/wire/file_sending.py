@@ -264,7 +264,7 @@ class Sending:
                 self._acknowledged[digest] = at
             case msg.Received():
                 self._is_received = True
-            case msg.ReceiveFailed(error=error):
+            case msg.FileFailed(error=error):
                 raise RemoteFilesError(f"{self._into}: {error}")
             case Reconnected():
                 raise ReconnectedError

@@ -110,9 +110,7 @@ class RemoteFiles:
         async with self._ask() as question:
             await self._send(msg.Scan(id=question.number, folder=folder, most=most))
             while not question.is_answered:
-                answer = await _next(question, msg.Scanned)
-                if answer.error:
-                    raise RemoteFilesError(f"{folder}: {answer.error}")
+                answer = await _next(question, msg.Scanned, folder)
                 if answer.left_off:
                     question.is_answered = True
                     raise RemoteFilesError(budgets.too_many_files(folder, most))
@@ -131,7 +129,7 @@ class RemoteFiles:
         async with self._ask() as question:
             order = msg.Look(id=question.number, folders=folders, name=name, text=text, inode=inode)
             await self._send(order)
-            answer = await _next(question, msg.Looked)
+            answer = await _next(question, msg.Looked, name)
             question.is_answered = True
             return answer.folder
 
@@ -176,8 +174,6 @@ class RemoteFiles:
                 except ReconnectedError:
                     at = reading.at
                     continue
-                if end.error:
-                    raise RemoteFileChangedError(end.error)
                 if not end.is_unchanged or reading.at != size:
                     raise RemoteFileChangedError("changed while it was read")
                 return end.sha512
@@ -250,7 +246,7 @@ class _Reading:
         Raises ReconnectedError, RemoteFilesError, and what `take` raises.
         """
         while True:
-            match await _next(self._question, msg.Report):
+            match await _next(self._question, msg.Report, self._order.path):
                 case FileSlice() as found:
                     await self._take(self._join_waiting(self._new_bytes(found)), take)
                 case Hurried() if self._order.rate is not None:
@@ -260,6 +256,9 @@ class _Reading:
                 case msg.ReadEnd() as end:
                     self._question.is_answered = True
                     return end
+                case msg.FileFailed(error=error):
+                    self._question.is_answered = True
+                    raise RemoteFileChangedError(error)
 
     def _new_bytes(self, found: FileSlice) -> bytes:
         """Return the bytes of a slice that are new: the first one after a reconnect may overlap."""
@@ -284,10 +283,13 @@ class _Reading:
             await self._send(msg.Got(id=self._question.number, at=self.at))
 
 
-async def _next(question: Question, kind: type[R]) -> R:
+async def _next(question: Question, kind: type[R], what: str) -> R:
+    """Return the next answer of a kind. Raises RemoteFilesError if `what` was asked for failed."""
     while True:
         answer = await question.answers.next()
         if isinstance(answer, msg.FilesLost):
             raise RemoteFilesError(answer.error)
         if isinstance(answer, kind):
             return answer
+        if isinstance(answer, msg.FileFailed):
+            raise RemoteFilesError(f"{what}: {answer.error}")

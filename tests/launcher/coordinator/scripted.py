@@ -199,7 +199,7 @@ class Agent:
             case "receive" if not order.get("more"):
                 self.say({"type": "received", **number})
             case "read":
-                self.say({"type": "read_end", **number, "error": "it is gone"})
+                self.say({"type": "file_failed", **number, "error": "it is gone"})
             case "shutdown":
                 self.deliver("shutdown")
                 self.say({"type": "bye"})

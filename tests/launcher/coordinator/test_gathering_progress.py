@@ -62,7 +62,7 @@ class Slow(Agent):
             self._write(protocol.data_frame(protocol.FILE, str(number), at, bytes(MB // 2)))
             self.states.append(json.loads(self.paths.state.read_text()))
         if self.most == 6 * MB:
-            self.say({"type": "read_end", "id": number, "error": "it is gone"})
+            self.say({"type": "file_failed", "id": number, "error": "it is gone"})
 
 
 def run_with(paths: RunPaths, tmp_path: Path, most: int) -> tuple[Ended, Slow]:

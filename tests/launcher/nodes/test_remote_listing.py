@@ -71,7 +71,7 @@ def test_a_failed_listing_is_an_error_not_an_empty_listing(
     class Failing(Hostile):
         async def _obey(self, order: msg.FileOrder) -> None:
             why = "OSError: Input/output error"
-            self.handle(msg.Scanned(id=order.id, entries=[], error=why))
+            self.handle(msg.FileFailed(id=order.id, error=why))
 
     node = Failing([])
     with pytest.raises(OSError, match="/there: OSError: Input/output error"):

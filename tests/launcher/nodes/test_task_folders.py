@@ -74,7 +74,7 @@ def put_back(folder: Path, **answers: dict[str, Any] | None) -> None:
 
 
 RECEIVED = {"type": "received"}
-FAILED = {"type": "receive_failed", "error": "No space left on device"}
+FAILED = {"type": "file_failed", "error": "No space left on device"}
 
 
 def test_a_node_that_is_lost_during_a_restore_raises_no_error(

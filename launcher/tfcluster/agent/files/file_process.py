@@ -180,18 +180,9 @@ class FileProcess:
         try:
             orders[type(order)](order)
         except (KeyError, TypeError, ValueError, OSError) as error:
-            self._fail(order, f"{type(error).__name__}: {describe_error(error)}")
-
-    def _fail(self, order: msg.Order | None, reason: str) -> None:
-        """Answer an order that cannot be carried out; the other orders have no answer."""
-        if isinstance(order, msg.Receive):
-            self._send(msg.ReceiveFailed(id=order.id, error=reason))
-        elif isinstance(order, msg.Scan):
-            self._send(msg.Scanned(id=order.id, entries=[], error=reason))
-        elif isinstance(order, msg.Read):
-            self._send(msg.ReadEnd(id=order.id, error=reason))
-        elif isinstance(order, msg.Look):
-            self._send(msg.Looked(id=order.id, folder=None, error=reason))
+            if isinstance(order, msg.FileOrder):
+                why = f"{type(error).__name__}: {describe_error(error)}"
+                self._send(msg.FileFailed(id=order.id, error=why))
 
     def _cancel(self, order: msg.Cancel) -> None:
         self._incoming.cancel(order.id)

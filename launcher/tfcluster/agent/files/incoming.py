@@ -198,7 +198,7 @@ class Incoming:
 
     def _fail(self, number: int, error: Exception) -> None:
         self.cancel(number)
-        self._send(msg.ReceiveFailed(id=number, error=reason_of(error)))
+        self._send(msg.FileFailed(id=number, error=reason_of(error)))
 
     def _place(self, order: msg.Receive, others: set[str | None]) -> None:
         """Build an order's folder from the files that the node has now.

@@ -68,7 +68,7 @@ class Outgoing:
         try:
             self._readings[order.id] = _Reading(order)
         except OSError as error:
-            self._send(msg.ReadEnd(id=order.id, error=reason_of(error)))
+            self._send(msg.FileFailed(id=order.id, error=reason_of(error)))
 
     def got(self, order: msg.Got) -> None:
         """Note that the other side has written all bytes before `at`."""
@@ -109,7 +109,7 @@ class Outgoing:
             data = reading.next_bytes()
         except OSError as error:
             self.cancel(number)
-            self._send(msg.ReadEnd(id=number, error=reason_of(error)))
+            self._send(msg.FileFailed(id=number, error=reason_of(error)))
             return
         if not data:
             is_unchanged = reading.is_unchanged()

@@ -92,6 +92,6 @@ def test_paths_that_lead_out_of_the_folder_are_refused(node: Node, tmp_path: Pat
         ([("away/x", b"x")], []),
         ([], ["away/precious"]),
     ):
-        assert node.add(*files, removed=removed)["type"] == "receive_failed"
+        assert node.add(*files, removed=removed)["type"] == "file_failed"
     assert [path.name for path in outside.iterdir()] == ["precious"]
     assert set(node.contents()) >= {"mine"}

@@ -109,13 +109,13 @@ def test_a_changed_copy_does_not_change_the_cache(node: Node) -> None:
     ],
 )
 def test_a_path_that_leads_out_of_the_folder_is_refused(node: Node, bad: dict[str, Any]) -> None:
-    assert node.receive(file("good"), bad)["type"] == "receive_failed"
+    assert node.receive(file("good"), bad)["type"] == "file_failed"
     assert not node.into.exists()
 
 
 def test_nothing_is_written_through_a_link(node: Node, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
-    assert node.receive({"path": "a", "link": "b"}, file("a/c"))["type"] == "receive_failed"
+    assert node.receive({"path": "a", "link": "b"}, file("a/c"))["type"] == "file_failed"
     node.into.symlink_to(tmp_path / "elsewhere")
     node.receive(file("c"))
     node.incoming.take(sha(b"x"), 0, b"x")
@@ -142,7 +142,7 @@ def test_bytes_with_another_hash_than_announced_are_refused(node: Node) -> None:
 def test_more_bytes_than_announced_are_refused(node: Node) -> None:
     node.receive(file("a", b"data"))
     node.incoming.take(sha(b"data"), 0, b"data and more")
-    assert node.messages[-1]["type"] == "receive_failed"
+    assert node.messages[-1]["type"] == "file_failed"
 
 
 def test_bytes_at_an_unexpected_offset_are_ignored(node: Node) -> None:
@@ -160,7 +160,7 @@ def test_a_disk_error_fails_the_order_and_not_the_agent(node: Node) -> None:
     node.into.parent.parent.write_text("in the way")
     node.receive(file("a", b"data"), keep=False)
     node.incoming.take(sha(b"data"), 0, b"data")
-    assert node.messages[-1]["type"] == "receive_failed"
+    assert node.messages[-1]["type"] == "file_failed"
 
 
 def test_an_existing_folder_is_kept_if_the_order_says_so(node: Node) -> None:
