@@ -59,8 +59,9 @@ class Queue:
             (self.slots / f"{host}.free").touch()
 
     def reasons(self) -> list[str]:
-        events = self.shell.events() if self.shell.runs() else []
-        return [event["reason"] for event in events if event["type"] == "run_queued"]
+        if not list(self.shell.home.glob("runs/*/events.jsonl")):
+            return []
+        return [e["reason"] for e in self.shell.events() if e["type"] == "run_queued"]
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tfcluster.rundir.registry import start_of
 _NOTES = "leftovers"
 """The folder in the home with one note per run; asking a backend is the slowest part of `ps`."""
 PATIENCE_S = 8.0
-"""Seconds that a command waits for a backend's answer."""
+"""Seconds that a command which only shows something waits for a backend's answer."""
 
 
 class SilentError(Exception):
@@ -117,7 +117,7 @@ def forget(run_id: str) -> None:
         _path(run_id).unlink()
 
 
-def find_leftovers(*, excluded: Collection[str] = ()) -> Found:
+def find_leftovers(*, excluded: Collection[str] = (), patience_s: float = PATIENCE_S) -> Found:
     """Return the leftovers of all runs of this host without a coordinator, except `excluded`."""
     noted: dict[Place, list[str]] = {}
     for run_id, place, coordinator in _notes():
@@ -125,23 +125,25 @@ def find_leftovers(*, excluded: Collection[str] = ()) -> Found:
             noted.setdefault(place, []).append(run_id)
     found = Found()
     for place, runs in noted.items():
-        _ask(place, None, runs, found)
+        _ask(place, None, runs, found, patience_s)
     return found
 
 
-def find_leftovers_of(run_id: str) -> Found:
+def find_leftovers_of(run_id: str, *, patience_s: float = PATIENCE_S) -> Found:
     """Return the leftovers of one finished run, at the endpoint it used."""
     found = Found()
     for noted, place, _ in _notes():
         if noted == run_id:
-            _ask(place, run_id, [run_id], found)
+            _ask(place, run_id, [run_id], found, patience_s)
     return found
 
 
-def _ask(place: Place, run_id: str | None, noted: Collection[str], found: Found) -> None:
+def _ask(
+    place: Place, run_id: str | None, noted: Collection[str], found: Found, patience_s: float
+) -> None:
     """Add a backend's answer to `found`, and forget those of the `noted` runs that left nothing."""
     try:
-        left = place.finder.find(place.endpoint, run_id, patience_s=PATIENCE_S)
+        left = place.finder.find(place.endpoint, run_id, patience_s=patience_s)
     except SilentError as error:
         found.silent.append(Silent(place, str(error), tuple(noted)))
         return

@@ -18,7 +18,7 @@ from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
 
-_DOCKER_S = 20.0
+_ANSWER_S = 20.0
 
 
 @click.command("down")
@@ -51,10 +51,10 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [past_runs.find_leftovers_of(state.run) for state in ended]
+    found = [past_runs.find_leftovers_of(state.run, patience_s=_ANSWER_S) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(past_runs.find_leftovers(excluded=done))
+        found.append(past_runs.find_leftovers(excluded=done, patience_s=_ANSWER_S))
     for leftovers in found:
         errors += _remove_leftovers(leftovers, terminal)
     if as_json:
@@ -90,7 +90,7 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.find_leftovers_of(run) if run else past_runs.Found()
+        found = past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
         NodeLostError.raise_all(list(_remove_leftovers(found, terminal)))
