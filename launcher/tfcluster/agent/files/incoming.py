@@ -82,9 +82,8 @@ class Incoming:
         self._transit = transit or new_transit_folder(cache)
         """The folder of files that are not to be cached, until they are moved to their places."""
         self._send = send
-        self._orders: dict[int, msg.Receive] = {}
-        """Number → the order with all `files` listed so far."""
-        self._wanted: dict[int, set[str]] = {}
+        self._orders: dict[int, tuple[msg.Receive, set[str]]] = {}
+        """Number → the order with all `files` listed so far, and the digests that are wanted."""
         self._senders: dict[str, int] = {}
         """Digest → the order under which it is requested, for all orders that need it."""
         self._open: dict[str, Blob] = {}
@@ -93,9 +92,9 @@ class Incoming:
     def receive(self, order: msg.Receive) -> None:
         """Begin an order, or go on with its list of files."""
         number = order.id
-        files = self._orders[number].files if number in self._orders else []
+        files = self._orders[number][0].files if number in self._orders else []
         files += order.files
-        self._orders[number], self._wanted[number] = replace(order, files=files), set()
+        self._orders[number] = replace(order, files=files), set()
         if order.more:
             return
         if order.unless_there and os.path.isdir(order.into):
@@ -129,7 +128,7 @@ class Incoming:
                 self._fail(number, error)
             return
         for number in waiting:
-            self._wanted[number].discard(digest)
+            self._orders[number][1].discard(digest)
         for number in waiting:
             try:
                 self._finish_if_complete(number)
@@ -155,13 +154,14 @@ class Incoming:
         self._orders.clear()
 
     def _waiting_for(self, digest: str) -> list[int]:
-        return [number for number in self._orders if digest in self._wanted[number]]
+        return [number for number, (_, wanted) in self._orders.items() if digest in wanted]
 
     def _request_missing(self, number: int, *gone: str) -> None:
         """Request an order's missing files, except those that another order has requested."""
-        digests = {file.sha512 for file in self._orders[number].files if file.sha512 is not None}
+        order, wanted = self._orders[number]
+        digests = {file.sha512 for file in order.files if file.sha512 is not None}
         missing = {digest for digest in digests if self._find(digest) is None} | {*gone}
-        self._wanted[number] = missing
+        wanted |= missing
         self._request(number, sorted(missing - self._senders.keys()))
 
     def _request(self, number: int, digests: list[str]) -> None:
@@ -170,7 +170,7 @@ class Incoming:
             self._send(msg.Wants(id=number, digests=digests[at : at + _PAGE]))
 
     def _begin(self, digest: str, number: int) -> Blob:
-        order = self._orders[number]
+        order, _ = self._orders[number]
         size = next(file.size for file in order.files if file.sha512 == digest)
         folder = self._cached if order.keep else self._transit
         make_folders(folder)
@@ -182,16 +182,17 @@ class Incoming:
         return next((path for path in places if os.path.exists(path)), None)
 
     def _finish_if_complete(self, number: int) -> None:
-        if self._wanted[number]:
+        order, wanted = self._orders[number]
+        if wanted:
             return
-        order = self._orders.pop(number)
-        others = {file.sha512 for other in self._orders.values() for file in other.files}
+        del self._orders[number]
+        others = {file.sha512 for other, _ in self._orders.values() for file in other.files}
         try:
             self._place(order, others)
         except NotInCache as error:
             with contextlib.suppress(OSError):
                 os.unlink(os.path.join(self._cached, error.digest))
-            self._orders[number] = order
+            self._orders[number] = order, wanted
             self._request_missing(number, error.digest)
             return
         self._send(msg.Received(id=number))
