@@ -88,6 +88,7 @@ def package(
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] = _NOTHING,
     *,
+    name: str | None = None,
     workdir: Path | None = None,
 ) -> Iterator[Package]:
     """Put `function` and its arguments into a folder of `workdir`, which is removed at the end.
@@ -95,11 +96,11 @@ def package(
     Objects of `__main__`, so of a script or a notebook, travel with their code; objects of modules
     are imported by the task. Raises FunctionError for what cannot be pickled or is too large.
     """
-    name = getattr(function, "__name__", type(function).__name__)
-    parts = {f"the function {name}": function, **{f"args[{i}]": arg for i, arg in enumerate(args)}}
+    own_name = getattr(function, "__name__", type(function).__name__)
+    parts = {f"the function {own_name}": function, **{f"args[{i}]": arg for i, arg in enumerate(args)}}
     parts |= {f"kwargs[{key!r}]": arg for key, arg in kwargs.items()}
     pickled = _dump(parts, (function, tuple(args), dict(kwargs)))
-    with _placed({}, pickled, name, workdir or Path.cwd()) as placed:
+    with _placed({}, pickled, name or own_name, workdir or Path.cwd()) as placed:
         yield placed
 
 
@@ -194,7 +195,7 @@ def _pickle(value: Any) -> _Pickled:
     inherited = cloudpickle.Pickler.dispatch_table
 
     def reduce_code(code: CodeType) -> Any:
-        codes[code] = _name_in_tracebacks(code.co_filename)
+        codes[code] = name_in_tracebacks(code.co_filename)
         return inherited[CodeType](code.replace(co_filename=codes[code]))
 
     def reduce_module(module: ModuleType) -> Any:
@@ -213,7 +214,7 @@ def _pickle(value: Any) -> _Pickled:
     return _Pickled(stream.getvalue(), texts, code, bool(codes))
 
 
-def _name_in_tracebacks(file: str) -> str:
+def name_in_tracebacks(file: str) -> str:
     """Return ``Cell In[3]`` for the code of a notebook's cell, as IPython does."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
