@@ -1,3 +1,68 @@
-"""tfcluster launches multi-worker TensorFlow jobs: this half never imports TensorFlow."""
+"""tfcluster launches multi-worker TensorFlow jobs: this half never imports TensorFlow.
+
+The names of the Python API (docs/python_api.md) are imported when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from tfcluster.api import get_run as get_run
+    from tfcluster.api import load as load
+    from tfcluster.api import make_plan as make_plan
+    from tfcluster.api import run as run
+    from tfcluster.api import runs as runs
+    from tfcluster.api import start as start
+    from tfcluster.checkpoints.store import Gathered as Gathered
+    from tfcluster.discovery.planning import Planned as Planned
+    from tfcluster.errors import CollateralError as CollateralError
+    from tfcluster.errors import DeadlineError as DeadlineError
+    from tfcluster.errors import InterpreterError as InterpreterError
+    from tfcluster.errors import NodeLostError as NodeLostError
+    from tfcluster.errors import PortInUseError as PortInUseError
+    from tfcluster.errors import PreflightError as PreflightError
+    from tfcluster.errors import PrepareError as PrepareError
+    from tfcluster.errors import Problem as Problem
+    from tfcluster.errors import RunFolderError as RunFolderError
+    from tfcluster.errors import SetupError as SetupError
+    from tfcluster.errors import SpecError as SpecError
+    from tfcluster.errors import TfclusterError as TfclusterError
+    from tfcluster.errors import UnknownRunError as UnknownRunError
+    from tfcluster.errors import UsageError as UsageError
+    from tfcluster.run_handle import JobFailed as JobFailed
+    from tfcluster.run_handle import LogLine as LogLine
+    from tfcluster.run_handle import Result as Result
+    from tfcluster.run_handle import Run as Run
+    from tfcluster.rundir.snapshot import TaskSnapshot as TaskSnapshot
+    from tfcluster.rundir.states import Status as Status
+    from tfcluster.spec.load import LoadedSpec as LoadedSpec
+
+_ERRORS = (
+    *("CollateralError", "DeadlineError", "InterpreterError", "NodeLostError", "PortInUseError"),
+    *("PreflightError", "PrepareError", "Problem", "RunFolderError", "SetupError", "SpecError"),
+    *("TfclusterError", "UnknownRunError", "UsageError"),
+)
+_MODULES = {
+    **dict.fromkeys(("get_run", "load", "make_plan", "run", "runs", "start"), "api"),
+    **dict.fromkeys(("JobFailed", "LogLine", "Result", "Run"), "run_handle"),
+    **dict.fromkeys(_ERRORS, "errors"),
+    "Gathered": "checkpoints.store",
+    "LoadedSpec": "spec.load",
+    "Planned": "discovery.planning",
+    "Status": "rundir.states",
+    "TaskSnapshot": "rundir.snapshot",
+}
+"""Name of the API → the module that defines it."""
+__all__ = ["__version__", *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 
 class TfclusterError(Exception):
@@ -41,6 +42,18 @@ class TfclusterError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.fix}" if self.fix else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the finished message, because subclasses are built from other arguments."""
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(
+    kind: type[TfclusterError], args: tuple[object, ...], values: dict[str, Any]
+) -> TfclusterError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(values)
+    return error
 
 
 class UsageError(TfclusterError):

@@ -97,7 +97,8 @@ def package(
     are imported by the task. Raises FunctionError for what cannot be pickled or is too large.
     """
     own_name = getattr(function, "__name__", type(function).__name__)
-    parts = {f"the function {own_name}": function, **{f"args[{i}]": arg for i, arg in enumerate(args)}}
+    parts = {f"the function {own_name}": function}
+    parts |= {f"args[{index}]": arg for index, arg in enumerate(args)}
     parts |= {f"kwargs[{key!r}]": arg for key, arg in kwargs.items()}
     pickled = _dump(parts, (function, tuple(args), dict(kwargs)))
     with _placed({}, pickled, name or own_name, workdir or Path.cwd()) as placed:

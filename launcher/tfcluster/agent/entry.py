@@ -10,7 +10,7 @@ import os
 
 READY = b"listening\n"
 REFUSED = b"refused "
-"""Followed by one line of JSON with message and cure."""
+"""Followed by one line of JSON with message and fix."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def _enter_private_network() -> HostNetworkSpawner:
     except PrivateNetworkRefused as refused:
         import json
 
-        refusal = json.dumps({"message": refused.message, "cure": refused.fix})
+        refusal = json.dumps({"message": refused.message, "fix": refused.fix})
         os.write(1, REFUSED + refusal.encode() + b"\n")
         os._exit(0)
     return host_spawner

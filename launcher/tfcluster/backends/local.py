@@ -138,7 +138,7 @@ def _start_error(answer: bytes, last_words: str) -> SetupError:
     """Return the error for an agent that did not answer `READY`."""
     if answer.startswith(REFUSED):
         refusal = foreign_json.parse_json_object(answer.removeprefix(REFUSED))
-        return SetupError(refusal["message"], fix=refusal["cure"])
+        return SetupError(refusal["message"], fix=refusal["fix"])
     return NodeLostError(f"the agent did not start: {last_words or 'it printed nothing'}")
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.completeness import Kind
+from tfcluster.api import get_run
 from tfcluster.checkpoints.restore import fill
-from tfcluster.checkpoints.store import Gathered, open_for_reading
+from tfcluster.checkpoints.store import Gathered
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.rundir import registry
+from tfcluster.run_handle import Run
 from tfcluster.ui.panels import checkpoints_grid
 from tfcluster.ui.render import stdout_grid
 from tfcluster.ui.terminal import Terminal
@@ -28,31 +28,30 @@ from tfcluster.ui.terminal import Terminal
 def command(run: str | None, only_path: bool, target: Path | None, as_json: bool) -> None:
     """List or copy the checkpoints gathered from the chief of RUN (default: the latest run)."""
     terminal = Terminal()
-    paths = registry.resolve(run)
-    checkpoints = open_for_reading(paths.checkpoints)
+    found = get_run(run)
+    checkpoints = found.checkpoints
     if target is not None:
-        newest = _find_newest(checkpoints, paths.run_id)
+        newest = _require_newest(found)
         _copy(newest, target)
         terminal.say(f"copied {newest.path.name} to {target}")
     elif only_path:
-        terminal.out(str(_find_newest(checkpoints, paths.run_id).path))
+        terminal.out(str(_require_newest(found).path))
     elif as_json:
         terminal.emit_json([_to_json(checkpoint) for checkpoint in checkpoints])
     elif checkpoints:
         rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in checkpoints])
         terminal.out(stdout_grid(rows, terminal))
     else:
-        terminal.say(f"{paths.run_id} has gathered no checkpoint")
+        terminal.say(f"{found.id} has gathered no checkpoint")
 
 
-def _find_newest(checkpoints: tuple[Gathered, ...], run_id: str) -> Gathered:
-    """Return the newest result; a backup of an unfinished `fit` only if there is nothing else."""
-    if not checkpoints:
+def _require_newest(run: Run) -> Gathered:
+    if (newest := run.newest_checkpoint) is None:
         raise UsageError(
-            f"{run_id} has gathered no checkpoint",
+            f"{run.id} has gathered no checkpoint",
             fix="have the script save to the folder in $TFCLUSTER_CHECKPOINT_DIR",
         )
-    return max(reversed(checkpoints), key=lambda checkpoint: checkpoint.kind is not Kind.BACKUP)
+    return newest
 
 
 def _copy(checkpoint: Gathered, target: Path) -> None:

@@ -8,20 +8,18 @@ from collections.abc import Iterator
 
 import click
 
-from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import warm_agents
 from tfcluster.backends.docker import past_runs
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
-from tfcluster.rundir import control, registry
+from tfcluster.run_handle import Run
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
 _DOCKER_S = 20.0
-LISTENS_WITHIN_S = 2.0
-"""A coordinator that has just started does not listen yet; one about to exit no longer does."""
 
 
 @click.command("down")
@@ -124,28 +122,10 @@ def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[
 
 def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
     """Ask the coordinator to stop the run; return False if the run has already ended."""
-    until = time.monotonic() + LISTENS_WITHIN_S
-    while not (state := registry.load(paths)).status.is_final:
-        why = "tfcluster down --now" if now else "tfcluster down"
-        try:
-            socket = registry.control_socket(paths, state)
-            control.ask(socket, {"op": "stop", "why": why, "now": now})
-            terminal.say(f"stopping {state.run}")
-            return True
-        except (OSError, ValueError) as error:
-            if registry.is_on_other_host(state):
-                raise NodeLostError(
-                    f"the coordinator of {state.run} runs on {state.host}",
-                    fix=f"run on {state.host}: tfcluster down {state.run}",
-                ) from error
-            if time.monotonic() > until:
-                raise NodeLostError(
-                    f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
-                    f" {describe_error(error)}",
-                    fix=f"kill {state.pid}; the agent then ends the tasks",
-                ) from error
-        time.sleep(0.05)
-    return False
+    why = "tfcluster down --now" if now else "tfcluster down"
+    if was_live := Run(paths).ask_to_stop(why=why, now=now):
+        terminal.say(f"stopping {paths.run_id}")
+    return was_live
 
 
 def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
@@ -174,12 +154,7 @@ def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
     if not found.processes and not found.files:
         terminal.say("no processes or files of the run are left on this host")
     end_tasks_on_hosts(paths, terminal)
-    if found.survivors:
-        names = ", ".join(map(str, found.survivors))
-        raise NodeLostError(
-            f"killed, but still there: {names}",
-            fix="they hang in the kernel: see dmesg",
-        )
+    found.require_dead()
 
 
 def end_tasks_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
@@ -189,15 +164,11 @@ def end_tasks_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
     """
     from tfcluster.coordinator import cleanup
 
-    problems = []
-    for result in cleanup.end_nodes(paths):
-        if result.trouble:
-            at = time.strftime("%H:%M:%S", time.localtime(result.until))
-            problems.append(f"{result.node}: its tasks may run until {at}: {result.trouble}")
-        else:
-            what = f"ended {', '.join(result.ended)}" if result.ended else "no task was left"
-            terminal.say_wrapped(f"{result.node}: {what}")
-        if result.folder is not None:
-            terminal.say_wrapped(f"{result.node}: saved files stay in {result.folder}")
-    if problems:
-        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {paths.run_id}")
+    ends = cleanup.end_nodes(paths)
+    for end in ends:
+        if not end.trouble:
+            what = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
+            terminal.say_wrapped(f"{end.node}: {what}")
+        if end.folder is not None:
+            terminal.say_wrapped(f"{end.node}: saved files stay in {end.folder}")
+    cleanup.require_ended(paths.run_id, ends)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import click
 
+from tfcluster.api import LaunchOptions
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, job_args, watch_options
 
@@ -28,7 +29,8 @@ def command(
     name: str | None,
     no_preflight: bool,
     no_prepare: bool,
-    watch: dict[str, Any],
+    options: LaunchOptions,
+    shown: dict[str, bool],
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
 
@@ -40,7 +42,7 @@ def command(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
-    from tfcluster.cli.launch import Options, launch
+    from tfcluster.cli.launch import launch
     from tfcluster.discovery.planning import plan_join
 
     planned = plan_join(
@@ -51,10 +53,10 @@ def command(
         python=python,
         args=job_args(),
     )
-    launch_options = Options(
-        **watch,
+    options = replace(
+        options,
         prepares=not no_prepare,
         # A task named by --task may have another machine's address, which the checks would refuse.
         runs_preflight=not (no_preflight or names),
     )
-    return launch(planned, launch_options)
+    return launch(planned, options, **shown)

@@ -1,26 +1,25 @@
-"""Launches a planned spec in the foreground or the background, for `up`, `run` and `join`."""
+"""Launches a planned spec for `up`, `run` and `join`, and shows the run."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from dataclasses import replace
 from importlib import import_module
+from socket import gethostname
 from typing import TYPE_CHECKING
 
-from tfcluster.cli.launch_steps import (
-    Options,
-    conclude,
-    finish,
-    open_session,
-    start_options_of,
-    start_text,
-)
+from tfcluster import api
+from tfcluster.api import LaunchOptions
+from tfcluster.errors import PreflightError, SetupError, TfclusterError
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
+    from tfcluster.coordinator.foreground import End
     from tfcluster.discovery.planning import Planned
-
-__all__ = ["Options", "launch", "preimport"]
+    from tfcluster.plan.plan import Plan
+    from tfcluster.ui.follow import RunView
 
 
 def preimport() -> None:
@@ -30,41 +29,117 @@ def preimport() -> None:
         import_module(f"tfcluster.{module}")
 
 
-def launch(planned: Planned, options: Options) -> int:
+def launch(
+    planned: Planned, options: LaunchOptions, *, as_json: bool = False, collapse: bool = False
+) -> int:
     """Run `planned`, in the foreground to its end, and return the command's exit code.
 
     Raises a TfclusterError for whatever prevents the start.
     """
-    planned.require()
-    start_options_of(planned, options)
-    if options.warm:
-        from tfcluster.backends.warm_start import keep_warm
-
-        warm_plan = keep_warm(planned.plan, planned.spec.runtime.warm_s)
-        planned = replace(planned, plan=warm_plan)
-    if options.detach:
-        from tfcluster.cli.detached import launch_detached, with_lease
-
-        return launch_detached(with_lease(planned), options)
-    return _launch_in_foreground(planned, options)
+    shown = _ShownRun(options, as_json, collapse)
+    end = api.launch(planned, options, shown)
+    if end is None:
+        return 0
+    if options.detach and end.outcome.status is Status.SUCCEEDED:
+        shown.left()
+        return 0
+    return shown.conclude(end)
 
 
-def _launch_in_foreground(planned: Planned, options: Options) -> int:
-    from tfcluster.coordinator.foreground import signals_held_back
-    from tfcluster.ui.follow import RunView
+class _ShownRun:
+    """A run that is shown on the terminal; a watcher of `api.launch`."""
 
-    terminal = Terminal()
+    def __init__(self, options: LaunchOptions, as_json: bool, collapse: bool) -> None:
+        self._options, self._as_json, self._collapse = options, as_json, collapse
+        self._terminal = Terminal()
+        self._paths: RunPaths
+        self._plan: Plan
+        self._view: RunView
 
-    def announce(ports: Mapping[str, int]) -> None:
-        view.say(start_text(planned, session.paths, ports, options, terminal))
+    def opened(self, paths: RunPaths, plan: Plan) -> None:
+        from tfcluster.ui.follow import RunView
+        from tfcluster.ui.merged_logs import LogFilter
 
-    with signals_held_back():
-        session = open_session(planned, options)
-        view = RunView(
-            session.paths, terminal, json_lines=options.as_json, collapse=options.collapse
+        self._paths, self._plan = paths, plan
+        self._view = RunView(
+            paths,
+            self._terminal,
+            json_lines=self._as_json and not self._options.detach,
+            log_filter=LogFilter(last_attempt=-1) if self._options.detach else None,
+            collapse=self._collapse,
         )
-        view.start()
-        outcome = session.run(announce=announce, start_options=start_options_of(planned, options))
-    finish(view)
-    state, paths = session.run_writer.state, session.paths
-    return conclude(state, paths, outcome, terminal, unrecorded=session.unrecorded)
+        self._view.start()
+
+    def announced(self, ports: Mapping[str, int]) -> None:
+        from tfcluster.ui.render import render
+        from tfcluster.ui.start import start_panel
+
+        resume = self._options.resume
+        resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None
+        panel = start_panel(self._plan, self._paths, ports, resumes=resumes)
+        self._view.say(render(panel, self._terminal))
+
+    def left(self) -> None:
+        """Print the id of a run that continues in the background."""
+        self._finish()
+        run, terminal = self._paths.run_id, self._terminal
+        if self._as_json:
+            terminal.emit_json({"run": run, "folder": str(self._paths.root)})
+        else:
+            terminal.out(run)
+        short = run[-4:]
+        terminal.say_wrapped(
+            f"the run continues in the background: `tfcluster attach {short}` shows it,"
+            f" `tfcluster down {short}` stops it"
+        )
+        _say_lease(self._plan, terminal)
+
+    def conclude(self, end: End) -> int:
+        """Show how the run ended; return its exit code, or raise the error that it ended with."""
+        from tfcluster.cli.closing import show_end
+
+        self._finish()
+        state, error, terminal = end.state, end.outcome.error, self._terminal
+        if self._options.detach and any(task.started_at is None for task in state.tasks):
+            terminal.say_wrapped(f"{state.run} ended before all of its tasks had started")
+        if state.attempt or error is None:
+            show_end(state, end.paths, terminal, with_reason=False)
+        if end.unrecorded:
+            folder = end.paths.root
+            terminal.say(f"warning: {folder} does not record how the run ended: {end.unrecorded}")
+        if isinstance(error, PreflightError):
+            raise _show_findings(error, end.paths, terminal)
+        if error is not None:
+            raise error
+        return end.outcome.exit_code
+
+    def _finish(self) -> None:
+        """Show the remaining output; Ctrl-C skips it (``tfcluster logs`` has it)."""
+        with contextlib.suppress(KeyboardInterrupt):
+            while not self._view.finish(0.5):
+                pass
+
+
+def _say_lease(plan: Plan, terminal: Terminal) -> None:
+    from tfcluster.coordinator.cleanup import outliving
+    from tfcluster.ui.formats import format_duration
+
+    if outliving(plan):
+        terminal.say_wrapped(
+            f"its coordinator runs on this machine ({gethostname()}): if this machine"
+            " sleeps or loses its network, the hosts keep training for"
+            f" {format_duration(plan.supervision.lease_s)}"
+            " (supervision.lease_s), then stop their tasks"
+        )
+
+
+def _show_findings(error: PreflightError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
+    """Print the findings of `error` as a table; return the error without them."""
+    from tfcluster.preflight.rules import read_report
+    from tfcluster.ui.preflight_table import format_report
+
+    if (report := read_report(paths)) is None:
+        return error
+    colours = terminal.has_colour(terminal.stderr)
+    terminal.say(format_report(report, width=terminal.stderr.width(), colours=colours))
+    return SetupError(PreflightError.HEAD, fix="check again: tfcluster doctor SPEC")

@@ -14,10 +14,11 @@ from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir import registry
+from tfcluster.rundir.log_files import newest_attempts, rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.follow import RunView, StateFile, line_style_for
 from tfcluster.ui.lines import escape_json
-from tfcluster.ui.merged_logs import LogFilter, MergedLogs, newest_attempts, rank
+from tfcluster.ui.merged_logs import LogFilter, MergedLogs
 from tfcluster.ui.tail import end_of_lines
 from tfcluster.ui.terminal import Terminal
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from tfcluster.api import LaunchOptions
 from tfcluster.cli.completion import files
 from tfcluster.spec.host_choice import HostChoice
 
@@ -53,7 +54,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a launch to `command`.
 
-    It gets them as one argument `watch`: a dict of fields of `launch_steps.Options`.
+    It gets them as `options` and as `shown`, the keyword arguments of `launch.launch`.
     """
 
     @functools.wraps(command)
@@ -66,8 +67,9 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         no_gather: bool,
         **others: Any,
     ) -> Any:
-        watch = {"detach": detach, "as_json": as_json, "collapse": collapse, "warm": warm}
-        return command(*args, watch={**watch, "gathers": not no_gather}, **others)
+        options = LaunchOptions(detach=detach, warm=warm, gathers=not no_gather)
+        shown = {"as_json": as_json, "collapse": collapse}
+        return command(*args, options=options, shown=shown, **others)
 
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import click
 
+from tfcluster.api import LaunchOptions, spec_of_program
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
@@ -40,41 +38,23 @@ def command(
     name: str | None,
     chaos: tuple[str, ...],
     line: tuple[str, ...],
-    watch: dict[str, Any],
+    options: LaunchOptions,
+    shown: dict[str, bool],
 ) -> int:
     """Run SCRIPT as the workers of one cluster; ARGS are passed to the script.
 
     The workers run on this machine or, with --hosts, on other machines through ssh.
     """
-    from tfcluster.cli.launch import Options, launch, preimport
+    from tfcluster.cli.launch import launch, preimport
     from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
 
-    loaded = from_value(
-        spec_of(line, module=module, workers=workers or 2, name=name),
-        where="tfcluster run",
-        sets=sets,
-        hosts=replace(hosts, workers=workers),
-    )
-    planned = plan_spec(loaded, python=python, meanwhile=preimport)
-    return launch(planned, Options(**watch, chaos=chaos))
-
-
-def spec_of(
-    line: tuple[str, ...], *, module: str | None, workers: int, name: str | None
-) -> dict[str, Any]:
-    """Return the spec that a `run` command line stands for; raise UsageError without a script."""
-    if module is None and not line:
+    program, *args = (module, *line) if module is not None else line or ("",)
+    if not program:
         raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
-    if module is not None:
-        program, program_name, args = {"module": module}, module, line
-    else:
-        program, program_name, args = {"script": line[0]}, Path(line[0]).stem, line[1:]
-    default_name = re.sub(r"[^A-Za-z0-9._-]+", "-", program_name).strip("-._") or "run"
-    job = {**program, "args": list(args), "workdir": "."}
-    return {
-        "name": name or default_name,
-        "cluster": {"worker": workers},
-        "job": job,
-        "supervision": {"max_restarts": 0},
-    }
+    is_module = module is not None
+    spec = spec_of_program(program, args, workers=workers or 2, is_module=is_module, name=name)
+    choice = replace(hosts, workers=workers)
+    loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
+    planned = plan_spec(loaded, python=python, meanwhile=preimport)
+    return launch(planned, replace(options, chaos=chaos), **shown)

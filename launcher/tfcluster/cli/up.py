@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import click
 
+from tfcluster.api import LaunchOptions
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, host_options, job_args, watch_options
 from tfcluster.spec.host_choice import HostChoice
@@ -41,7 +42,8 @@ def command(
     chaos: tuple[str, ...],
     no_preflight: bool,
     no_prepare: bool,
-    watch: dict[str, Any],
+    options: LaunchOptions,
+    shown: dict[str, bool],
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
 
@@ -52,17 +54,26 @@ def command(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-    from tfcluster.cli.launch import Options, launch, preimport
+    from tfcluster.cli.launch import launch, preimport
     from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import plan_again, plan_file
 
     resumed = find(resume) if resume is not None else None
     stored = resumed.source if resumed is not None and spec is None else None
     plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
-    options = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
     planned = plan(
-        sets=sets, options=options, python=python, args=job_args(), hosts=hosts, meanwhile=preimport
+        sets=sets,
+        options={"--name": ("name", name), "--backend": ("runtime.backend", backend)},
+        python=python,
+        args=job_args(),
+        hosts=hosts,
+        meanwhile=preimport,
     )
-    skips = {"prepares": not no_prepare, "runs_preflight": not no_preflight}
-    launch_options = Options(**watch, **skips, resume=resumed, chaos=chaos)
-    return launch(planned.without_tasks(excepted), launch_options)
+    options = replace(
+        options,
+        prepares=not no_prepare,
+        runs_preflight=not no_preflight,
+        resume=resumed,
+        chaos=chaos,
+    )
+    return launch(planned.without_tasks(excepted), options, **shown)

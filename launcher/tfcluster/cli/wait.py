@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
-
 import click
 
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
+from tfcluster.run_handle import Run, describe_failure
 from tfcluster.rundir import registry
 from tfcluster.ui import history
 from tfcluster.ui.render import part_lines
@@ -25,16 +23,13 @@ def command(run: str | None, as_json: bool) -> int:
     has not been waited for.
     """
     terminal = Terminal()
-    paths = registry.resolve(run) if run is not None else registry.resolve_for_wait()
-    state = registry.load(paths)
+    waited = Run(registry.resolve(run) if run is not None else registry.resolve_for_wait())
+    state = waited.state()
     if run is None:
         has_ended = f"{state.run} has already ended: {state.status}"
         terminal.say(has_ended if state.status.is_final else f"waiting for {state.run}")
-    while not state.status.is_final:
-        time.sleep(0.1)
-        state = registry.load(paths)
-    with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
-        paths.waited.touch()
+    waited.wait()
+    state = waited.state()
     for part in (*history.format_reason(state), *history.format_cause(state)):
         terminal.say("\n".join(part_lines(part, terminal.width)))
     if as_json:
@@ -42,9 +37,6 @@ def command(run: str | None, as_json: bool) -> int:
         why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
         terminal.emit_json(facts | {key: value for key, value in why.items() if value})
     if state.exit_code is None:
-        raise NodeLostError(
-            f"{state.run} is lost: its coordinator died before the run ended",
-            fix=f"`tfcluster logs {state.run}` shows the tasks' output,"
-            f" `tfcluster down {state.run}` cleans up",
-        )
+        message, fix = describe_failure(state)
+        raise NodeLostError(message, fix=fix)
     return state.exit_code

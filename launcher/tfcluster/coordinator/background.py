@@ -1,27 +1,45 @@
 """The background process of a coordinator (`up -d`), and the pipe from it to its starter.
 
-The process is forked once the run is planned, so nothing is imported or looked up twice. It must
-be forked before any thread is started.
+The process is a fork of a starter without threads, so nothing is imported twice. A starter with
+threads, such as a notebook's kernel, starts a new Python: a fork might inherit a locked lock. The
+pipe carries pickled values, which only this user's own process writes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import pickle
 import signal
+import subprocess
+import sys
+import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
-from tfcluster.agent import foreign_json
+from tfcluster.coordinator.foreground import (
+    SIGNALS,
+    End,
+    Launch,
+    Session,
+    Watcher,
+    signals_held_back,
+)
+from tfcluster.errors import NodeLostError, TfclusterError
+from tfcluster.plan.plan import Plan
+from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
 
-Tell = Callable[[Mapping[str, Any]], None]
-"""A function that sends one JSON object to the starter, which may have ended."""
+_STARTED = "started"
+_SPAWN = (
+    "import sys; sys.path.append(sys.argv[1]);"
+    " from tfcluster.coordinator.background import serve_spawned; serve_spawned(int(sys.argv[2]))"
+)
 
 
 @dataclass(slots=True)
@@ -33,13 +51,21 @@ class Background:
     was_signalled: bool = False
     """True if a signal to the starter was passed on."""
 
-    def messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the objects that the process sends, until it closes the pipe or ends."""
-        for line in self._pipe:
-            yield foreign_json.parse_json_object(line)
+    def messages(self) -> Iterator[Any]:
+        """Yield what the process sends, until it closes the pipe or ends; raise errors it sends."""
+        with self._pipe, contextlib.suppress(EOFError, pickle.UnpicklingError):
+            while True:
+                message = pickle.load(self._pipe)
+                if isinstance(message, TfclusterError):
+                    raise message
+                yield message
 
-    def close(self) -> None:
-        self._pipe.close()
+    def death(self) -> NodeLostError:
+        """Return the error for a process that has ended without a word."""
+        return NodeLostError(
+            f"the coordinator (pid {self.identity.pid}) died before all tasks ran",
+            fix="start the run again; tasks that were already started end by themselves",
+        )
 
     @contextlib.contextmanager
     def in_foreground(self) -> Iterator[None]:
@@ -61,23 +87,98 @@ class Background:
                 os.kill(self.identity.pid, number)
 
 
-def start(serve: Callable[[Tell], None]) -> Background:
-    """Call `serve` in a new process without a terminal, which ends after it.
+def start_and_leave(launch: Launch) -> RunPaths:
+    """Start the run in a background process; return once the run folder exists."""
+    process = start(launch)
+    for message in process.messages():
+        if isinstance(message, RunPaths):
+            return message
+    raise process.death()
 
-    To be called in `signals_held_back`; signals stay blocked in the new process.
+
+def start_and_watch(launch: Launch, watcher: Watcher) -> End | None:
+    """Start the run in a background process; return None when all tasks are started.
+
+    If the run ends before that, return its end. Ctrl-C until then stops the run; closing the
+    terminal never does.
+    """
+    with signals_held_back():
+        process = start(launch)
+        messages = process.messages()
+        with process.in_foreground():
+            last = _follow(messages, launch.plan, watcher)
+        if last == _STARTED and not process.was_signalled:
+            # A Ctrl-C from now on comes too late: it would only hide that the run continues.
+            watcher.left()
+            return None
+        with process.in_foreground():
+            last = last if isinstance(last, End) else _follow(messages, launch.plan, watcher)
+    if not isinstance(last, End):
+        raise process.death()
+    return last
+
+
+def _follow(messages: Iterator[Any], plan: Plan, watcher: Watcher) -> object:
+    """Handle messages until all tasks run or the run ends; return the last one, or None."""
+    for message in messages:
+        match message:
+            case RunPaths():
+                watcher.opened(message, plan)
+            case dict():
+                watcher.announced(message)
+            case _:
+                return message
+    return None
+
+
+def start(launch: Launch) -> Background:
+    """Run `launch` in a new process without a terminal, which ends after it.
+
+    SIGINT, SIGTERM and SIGHUP stay blocked there until its coordinator handles them.
     """
     reader, writer = os.pipe()
-    if (first := os.fork()) == 0:
-        os.close(reader)
-        _serve(serve, writer)
-    os.close(writer)
-    os.waitpid(first, 0)
+    with os.fdopen(writer, "wb"):
+        (_spawn if _has_threads() else _fork)(launch, writer)
     pipe = os.fdopen(reader, "rb")
-    identity = ProcessIdentity(**foreign_json.parse_json_object(pipe.readline()))
-    return Background(identity, pipe)
+    try:
+        return Background(pickle.load(pipe), pipe)
+    except EOFError:
+        pipe.close()
+        raise NodeLostError("the coordinator's process did not start") from None
 
 
-def _serve(serve: Callable[[Tell], None], writer: int) -> NoReturn:
+def _fork(launch: Launch, writer: int) -> None:
+    with signals_held_back():
+        if (first := os.fork()) == 0:
+            _serve(launch, writer)
+        os.waitpid(first, 0)
+
+
+def _has_threads() -> bool:
+    """Return whether this process has other threads, those of C libraries included."""
+    try:
+        return len(os.listdir("/proc/self/task")) > 1
+    except OSError:
+        return threading.active_count() > 1
+
+
+def _spawn(launch: Launch, writer: int) -> None:
+    package_root = str(Path(__file__).parents[2])
+    process = subprocess.Popen(
+        [sys.executable, "-c", _SPAWN, package_root, str(writer)],
+        stdin=subprocess.PIPE,
+        pass_fds=[writer],
+    )
+    process.communicate(pickle.dumps(launch))
+
+
+def serve_spawned(writer: int) -> NoReturn:
+    """Run the launch on stdin in a child of this process, which a starter with threads started."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _serve(pickle.load(sys.stdin.buffer), writer)
+
+
+def _serve(launch: Launch, writer: int) -> NoReturn:
     """Never return: the frames above belong to the starter."""
     try:
         os.setsid()
@@ -85,13 +186,35 @@ def _serve(serve: Callable[[Tell], None], writer: int) -> NoReturn:
             os._exit(0)  # the child is no session leader, so it can never get a terminal
         _detach(keep=writer)
         tell = partial(_tell, writer)
-        tell(asdict(this_process()))
+        tell(this_process())
         try:
-            serve(tell)
+            _run(launch, writer)
+        except TfclusterError as error:
+            tell(error)
         except BaseException:
-            tell({"fault": traceback.format_exc()})
+            trace = traceback.format_exc().rstrip()
+            tell(TfclusterError(f"internal error (please report it):\n{trace}"))
     finally:
         os._exit(0)
+
+
+def _run(launch: Launch, writer: int) -> None:
+    """Run the whole run in the new process, as the foreground does."""
+    tell, session = partial(_tell, writer), Session(launch)
+
+    def note_start(event: Event) -> None:
+        if session.run_writer.state.status is Status.RUNNING:
+            session.run_writer.on_event = lambda event: None
+            session.run_writer.save()
+            tell(_STARTED)
+
+    with _redirected_output(session.paths.coordinator_log):
+        tell(session.paths)
+        session.run_writer.on_event = note_start
+        end = session.run(lambda ports: tell(dict(ports)))
+        if end.outcome.error is not None:
+            os.write(2, f"tfcluster: {end.outcome.error}\n".encode(errors="replace"))
+        tell(end)
 
 
 def _detach(*, keep: int) -> None:
@@ -114,13 +237,14 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _tell(writer: int, message: Mapping[str, Any]) -> None:
+def _tell(writer: int, message: object) -> None:
+    """Send `message` to the starter, which may have ended."""
     with contextlib.suppress(OSError):
-        os.write(writer, json.dumps(message).encode() + b"\n")
+        os.write(writer, pickle.dumps(message))
 
 
 @contextlib.contextmanager
-def redirected_output(path: Path) -> Iterator[None]:
+def _redirected_output(path: Path) -> Iterator[None]:
     """Redirect stdout and stderr to `path`, which is removed if nothing was written."""
     with path.open("ab") as file:
         for fd in (1, 2):

@@ -14,7 +14,7 @@ import glob
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,17 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     return ends
 
 
+def require_ended(run_id: str, ends: Iterable[NodeEnd]) -> None:
+    """Raise NodeLostError if tasks may still run on a node of a lost run."""
+    problems = []
+    for end in ends:
+        if end.trouble:
+            at = time.strftime("%H:%M:%S", time.localtime(end.until))
+            problems.append(f"{end.node}: its tasks may run until {at}: {end.trouble}")
+    if problems:
+        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {run_id}")
+
+
 async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
     nodes = [node for node in plan.nodes if node.name in until]
     ending = (_end_node(node, state, until[node.name]) for node in nodes)
@@ -135,6 +146,14 @@ class CleanedUp:
     files: tuple[Path, ...]
     survivors: tuple[Leftover, ...] = ()
     """Processes that were killed and still live: in the kernel, uninterruptible."""
+
+    def require_dead(self) -> None:
+        """Raise NodeLostError if a process survived."""
+        if self.survivors:
+            names = ", ".join(map(str, self.survivors))
+            raise NodeLostError(
+                f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
+            )
 
 
 def clean_up(paths: RunPaths) -> CleanedUp:

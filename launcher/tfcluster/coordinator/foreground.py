@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
@@ -23,9 +26,10 @@ from tfcluster.plan.plan import Plan, plan_to_json
 from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, run_writer
 from tfcluster.rundir.events import Resumed, Status
-from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.supervision.decisions import Outcome, Stop
 
 Announce = Callable[[Mapping[str, int]], None]
@@ -38,58 +42,93 @@ SIGNALS = {
 }
 
 
-class Session:
-    """One run of a plan in this process. Its folder exists once the session is made."""
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Everything that a coordinator needs; it can be pickled for another process."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        spec: Mapping[str, Any],
-        *,
-        home_dir: Path,
-        spec_folder: str | None = None,
-        resume: Resume | None = None,
-        in_background: bool = False,
-    ) -> None:
+    plan: Plan
+    spec: Mapping[str, Any]
+    """The spec to keep in the run folder."""
+    spec_folder: str | None = None
+    """The folder that relative paths of `spec` start from."""
+    start_options: StartOptions = field(default_factory=StartOptions)
+    resume: Resume | None = None
+    """The state to start from."""
+    in_background: bool = False
+    home_dir: Path = field(default_factory=home)
+    """The parent of run folders."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The end of a run."""
+
+    paths: RunPaths
+    state: RunSnapshot
+    outcome: Outcome
+    unrecorded: str = ""
+    """The reason why the run folder is incomplete; empty if it is complete."""
+
+
+class Watcher(Protocol):
+    """The starter's view of a run."""
+
+    def opened(self, paths: RunPaths, plan: Plan) -> None:
+        """Called when the run folder exists."""
+
+    def announced(self, ports: Mapping[str, int]) -> None:
+        """Called with each task's port before the first start."""
+
+    def left(self) -> None:
+        """Called when all tasks of a run in the background run, and the starter leaves it."""
+
+
+class Session:
+    """One run in this process. Its folder exists once the session is made."""
+
+    def __init__(self, launch: Launch) -> None:
         """Make the run folder.
 
-        `home_dir`: the parent of run folders; `resume`: the state to start from. Raises
-        SetupError for a backend that is not available, and RunFolderError.
+        Raises SetupError for a backend that is not available, and RunFolderError.
         """
-        now = time.time()
+        plan, now = launch.plan, time.time()
         for node in plan.nodes:
             backend_of(node)
         run_writer.make_runtime_dir()
-        self.plan, self._resume = plan, resume
-        self.paths: RunPaths = run_writer.make_new(partial(new_run_id, plan.name, now), home_dir)
-        for path, data in ((self.paths.spec, spec), (self.paths.plan, plan_to_json(plan))):
+        self.plan, self._resume, self._start_options = plan, launch.resume, launch.start_options
+        self.paths: RunPaths = run_writer.make_new(
+            partial(new_run_id, plan.name, now), launch.home_dir
+        )
+        for path, data in ((self.paths.spec, launch.spec), (self.paths.plan, plan_to_json(plan))):
             run_writer.require_json(path, data)
         state = fold.first_state(plan, self.paths, this_process(), now)
-        state.spec_folder, state.runtime_dir = spec_folder, str(runtime_dir())
-        state.background = in_background
+        state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
+        state.background = launch.in_background
         self._secrets = secrets.find_values(plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
-        self.unrecorded = ""
-        """The reason why the run folder is incomplete; empty if it is complete."""
 
-    def run(self, *, announce: Announce, start_options: StartOptions) -> Outcome:
-        """Run to the end and return the outcome; SIGINT, SIGTERM and SIGHUP stop, a second kills.
+    def run(self, announce: Announce, *, handles_signals: bool = True) -> End:
+        """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a second one kills.
 
-        To be called in `signals_held_back`, like the constructor.
+        To be called in `signals_held_back`, like the constructor, unless `handles_signals` is
+        False, as outside the main thread.
         """
         try:
             if self._resume is not None:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._announcing(self._resume, announce)
-            return self._without_secrets(asyncio.run(self._run(announce, start_options)))
+            outcome = asyncio.run(self._run(announce, handles_signals))
         except SetupError as error:
-            return self._fail(error)
+            outcome = self._fail(error)
         except Exception as fault:
-            return self._note_internal_error(fault)
+            outcome = self._note_internal_error(fault)
         finally:
-            self.unrecorded = self.run_writer.close()
+            unrecorded = self.run_writer.close()
+        redact_error(outcome.error, self._secrets)
+        return End(self.paths, self.run_writer.state, outcome, unrecorded)
 
-    async def _run(self, announce: Announce, start_options: StartOptions) -> Outcome:
+    async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
+        start_options = self._start_options
         coordinator = Coordinator(
             self.plan,
             self.run_writer,
@@ -98,7 +137,7 @@ class Session:
             announce=announce,
             start_options=start_options,
         )
-        with _handling_signals(coordinator):
+        with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             return await coordinator.run()
 
     def _announcing(self, resume: Resume, announce: Announce) -> Announce:
@@ -126,11 +165,36 @@ class Session:
     def _fail(self, error: TfclusterError) -> Outcome:
         outcome = Outcome(Status.FAILED, error.exit_code, error)
         self.run_writer.record(outcome.event())
-        return self._without_secrets(outcome)
-
-    def _without_secrets(self, outcome: Outcome) -> Outcome:
-        redact_error(outcome.error, self._secrets)
         return outcome
+
+
+def run_to_end(launch: Launch, watcher: Watcher) -> End:
+    """Run in this process, whose signals stop the run."""
+    with signals_held_back():
+        session = Session(launch)
+        watcher.opened(session.paths, launch.plan)
+        return session.run(watcher.announced)
+
+
+def start_thread(launch: Launch) -> tuple[RunPaths, threading.Thread]:
+    """Run in a new daemon thread of this process; return once the run folder exists.
+
+    Raises what `Session` raises.
+    """
+    opened: Future[RunPaths] = Future()
+
+    def run() -> None:
+        try:
+            session = Session(launch)
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        opened.set_result(session.paths)
+        session.run(lambda ports: None, handles_signals=False)
+
+    thread = threading.Thread(target=run, name=f"tfcluster {launch.plan.name}", daemon=True)
+    thread.start()
+    return opened.result(), thread
 
 
 @contextlib.contextmanager

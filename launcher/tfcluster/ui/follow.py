@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfcluster.agent import foreign_json
+from tfcluster.rundir.log_files import log_folders, prepare_label
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import coordinator_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -24,7 +25,7 @@ from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
 from tfcluster.ui.history import attempt_of_all, format_gathering
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, log_folders, prepare_label
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.tail import LogSource
 from tfcluster.ui.terminal import Stream, Terminal
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfcluster.plan.plan import JOB_NAMES, TaskId
+from tfcluster.rundir.log_files import label_of, log_folders, rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.lines import (
     Collapser,
@@ -29,54 +29,11 @@ from tfcluster.ui.lines import (
 from tfcluster.ui.tail import CHUNK, LogSource, tail_offset
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
-_ATTEMPT = re.compile(r"attempt-(\d+)")
 MAX_LINE_BYTES = 8 * 1024
 """Bytes of one line that a terminal gets."""
 _DISCOVER_INTERVAL_S = 0.5
 _TIME_STAMPS_SETTLE_NS = 1_000_000_000
 """A folder may change twice within one tick of its time stamp."""
-
-
-def log_folders(logs: Path) -> list[tuple[int, Path]]:
-    """Return attempt number and folder of each attempt; prepare (0) comes first."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for folder in logs.iterdir():
-            if match := _ATTEMPT.fullmatch(folder.name):
-                found.append((int(match[1]), folder))
-            elif folder.name == "prepare":
-                found.append((0, folder))
-    return sorted(found)
-
-
-def newest_attempts(logs: Path) -> dict[str, int]:
-    """Return label → newest attempt that has a log; tasks restart together or alone."""
-    newest: dict[str, int] = {}
-    for attempt, folder in log_folders(logs):
-        newest |= {label_of(path): attempt for path in folder.glob("*.log")}
-    return newest
-
-
-def prepare_label(node: str) -> str:
-    """Return the label of a node's prepare step in the merged stream."""
-    return "prepare" if node == "local" else f"prepare@{node}"
-
-
-def label_of(path: Path) -> str:
-    """Return the label of the task whose log is `path`."""
-    if path.parent.name == "prepare":
-        return prepare_label(path.stem)
-    try:
-        return str(TaskId.parse(path.stem))
-    except ValueError:
-        return path.stem
-
-
-def rank(label: str) -> tuple[int, str, int]:
-    """Return a sort key for labels: prepare, chief, workers by number, ps, evaluator."""
-    job, _, index = label.partition(":")
-    place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
-    return place, job, int(index) if index.isdecimal() else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import merged_logs
-from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, rank
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 
 Write = Callable[..., Path]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster.cli.detached import with_lease
+from tfcluster.api import with_lease
 from tfcluster.discovery.planning import Planned
 from tfcluster.plan.plan import NodePlan, Supervision
 from tfcluster.spec.model import ClusterSpec
@@ -28,5 +28,5 @@ def test_the_lease_is_an_hour_on_hosts_unless_the_spec_sets_it(
     context: Any = None
     plan = plan_of()
     plan = replace(plan, nodes=(*plan.nodes, *nodes), supervision=Supervision(lease_s=60.0))
-    planned = with_lease(Planned(ClusterSpec.model_validate(job), plan, context))
-    assert planned.plan.supervision.lease_s == lease_s
+    planned = Planned(ClusterSpec.model_validate(job), plan, context)
+    assert with_lease(planned).supervision.lease_s == lease_s

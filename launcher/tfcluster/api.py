@@ -1,0 +1,246 @@
+"""The Python API: load, plan, start and find runs; the command line uses it too.
+
+`import tfcluster` offers these functions. See docs/python_api.md.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tfcluster import run_handle
+from tfcluster.errors import UsageError
+from tfcluster.run_handle import Result, Run
+from tfcluster.rundir import registry
+
+if TYPE_CHECKING:
+    from tfcluster.coordinator.foreground import End, Launch, Watcher
+    from tfcluster.coordinator.resume import Resume
+    from tfcluster.discovery.planning import Planned
+    from tfcluster.plan.plan import Plan
+    from tfcluster.spec.load import LoadedSpec
+
+LEASE_S: Final = 3600.0
+"""``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+"""A spec: the path of its file, or its value, whose paths are relative to the current folder."""
+
+
+def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
+    """Return the checked spec in `source`.
+
+    `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
+    workers, as for ``--hosts``. Raises SpecError with every problem.
+    """
+    from tfcluster.spec.host_choice import HostChoice
+    from tfcluster.spec.load import from_value, load_file
+
+    choice = HostChoice(hosts=hosts)
+    if isinstance(source, Mapping):
+        return from_value(source, where="spec", sets=sets, hosts=choice)
+    return load_file(os.fspath(source), sets=sets, hosts=choice)
+
+
+def make_plan(
+    source: Source | LoadedSpec,
+    *,
+    sets: Sequence[str] = (),
+    hosts: str | None = None,
+    python: str | None = None,
+    args: Sequence[str] = (),
+) -> Planned:
+    """Return what `start` would start: `.plan` has nodes, tasks and commands.
+
+    `python`: the Python of the tasks; `args` are appended to ``job.args``; `sets` and `hosts` as
+    for `load`. Raises UsageError, with SpecError, and InterpreterError.
+    """
+    from tfcluster.discovery.planning import plan_spec
+    from tfcluster.spec.load import LoadedSpec
+
+    if not isinstance(source, LoadedSpec):
+        source = load(source, sets=sets, hosts=hosts)
+    elif sets or hosts:
+        raise UsageError("sets and hosts belong to `load`, which made this spec")
+    return plan_spec(source, python=python, args=args)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The choices of one launch: what it skips, what it resumes from."""
+
+    detach: bool = False
+    gathers: bool = True
+    prepares: bool = True
+    runs_preflight: bool = True
+    warm: bool = False
+    """Keep a process with the imported modules on this machine for the next run."""
+    resume: Resume | None = None
+    chaos: tuple[str, ...] = ()
+    """Faults to inject (``--chaos``), as typed."""
+
+
+def start(
+    source: Source | LoadedSpec | Planned,
+    *,
+    detach: bool = False,
+    resume: str | None = None,
+    python: str | None = None,
+    args: Sequence[str] = (),
+    sets: Sequence[str] = (),
+    hosts: str | None = None,
+    gather: bool = True,
+    prepare: bool = True,
+    preflight: bool = True,
+    chaos: Sequence[str] = (),
+) -> Run:
+    """Start a run and return it as soon as it has a folder.
+
+    The run ends with this process, except with `detach`, which starts a coordinator that survives
+    it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``. `python`, `args`, `sets` and
+    `hosts` are those of `make_plan`; `chaos` injects faults. Errors of the start that only the
+    nodes can find are part of the run's result.
+
+    Raises UsageError, with SpecError, and SetupError.
+    """
+    from tfcluster.coordinator.resume import find
+    from tfcluster.discovery.planning import Planned
+
+    resumed = find(resume) if resume is not None else None
+    if not isinstance(source, Planned):
+        source = make_plan(source, sets=sets, hosts=hosts, python=python, args=args)
+    elif sets or hosts or python or args:
+        raise UsageError("sets, hosts, python and args belong to `make_plan`, which made this plan")
+    options = LaunchOptions(
+        detach=detach,
+        gathers=gather,
+        prepares=prepare,
+        runs_preflight=preflight,
+        resume=resumed,
+        chaos=tuple(chaos),
+    )
+    made = _make_launch(source, options)
+    if detach:
+        from tfcluster.coordinator.background import start_and_leave
+
+        return Run(start_and_leave(made))
+    from tfcluster.coordinator.foreground import start_thread
+
+    return run_handle.start_in_thread(lambda: start_thread(made))
+
+
+def run(
+    script: str | os.PathLike[str],
+    *,
+    workers: int = 2,
+    args: Sequence[str] = (),
+    name: str | None = None,
+    sets: Sequence[str] = (),
+    hosts: str | None = None,
+    python: str | None = None,
+) -> Result:
+    """Run `script` as the workers of one cluster to its end; like ``tfcluster run``.
+
+    Ctrl-C stops the run. Tasks on this machine run in the Python that calls this, unless `python`
+    names another one. Raises JobFailed unless the run succeeds, and what `start` raises.
+    """
+    python = python or (sys.executable if hosts is None else None)
+    spec = spec_of_program(os.fspath(script), args, workers=workers, name=name)
+    return start(spec, sets=sets, hosts=hosts, python=python).wait().check()
+
+
+def runs(*, live_only: bool = False) -> list[Run]:
+    """Return the runs in tfcluster's home, oldest first."""
+    found = registry.runs()
+    return [Run(paths) for paths, state in found if not (live_only and state.status.is_final)]
+
+
+def get_run(run: str | None = None, *, live_only: bool = False) -> Run:
+    """Return the run that `run` names: an id, its last four characters, a name or a spec file.
+
+    None means the latest run, with `live_only` the only live one. Raises UnknownRunError.
+    """
+    return Run(registry.resolve(run, live_only=live_only))
+
+
+def launch(planned: Planned, options: LaunchOptions, watcher: Watcher) -> End | None:
+    """Run `planned` as `tfcluster up` does, in the main thread, and tell `watcher`.
+
+    Signals stop the run. With ``options.detach``, return None once all tasks run. Raises a
+    TfclusterError for whatever prevents the start.
+    """
+    made = _make_launch(planned, options)
+    if options.detach:
+        from tfcluster.coordinator.background import start_and_watch
+
+        return start_and_watch(made, watcher)
+    from tfcluster.coordinator.foreground import run_to_end
+
+    return run_to_end(made, watcher)
+
+
+def spec_of_program(
+    program: str,
+    args: Sequence[str],
+    *,
+    workers: int,
+    is_module: bool = False,
+    name: str | None = None,
+) -> dict[str, Any]:
+    """Return the spec of a script or module that runs as `workers` workers, without restarts."""
+    stem = program if is_module else Path(program).stem
+    default_name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "run"
+    kind = "module" if is_module else "script"
+    return {
+        "name": name or default_name,
+        "cluster": {"worker": workers},
+        "job": {kind: program, "args": list(args), "workdir": "."},
+        "supervision": {"max_restarts": 0},
+    }
+
+
+def _make_launch(planned: Planned, options: LaunchOptions) -> Launch:
+    """Return the launch; raises UsageError for an invalid fault, and what `require` raises."""
+    from tfcluster.coordinator.foreground import Launch
+    from tfcluster.coordinator.startup import StartOptions
+    from tfcluster.rundir import chaos
+
+    plan = planned.require()
+    start_options = StartOptions(
+        runs_preflight=options.runs_preflight,
+        prepares=options.prepares,
+        gathers=options.gathers,
+        faults=chaos.parse(options.chaos, plan),
+    )
+    if options.warm:
+        from tfcluster.backends.warm_start import keep_warm
+
+        plan = keep_warm(plan, planned.spec.runtime.warm_s)
+    if options.detach:
+        plan = with_lease(replace(planned, plan=plan))
+    return Launch(
+        plan,
+        planned.spec_to_keep(),
+        spec_folder=planned.context.spec_dir,
+        start_options=start_options,
+        resume=options.resume,
+        in_background=options.detach,
+    )
+
+
+def with_lease(planned: Planned) -> Plan:
+    """Return the plan with the lease of background runs where tasks run on other machines.
+
+    The coordinator may be a laptop that goes to sleep, which must not end training elsewhere.
+    """
+    from tfcluster.coordinator.cleanup import outliving
+
+    plan = planned.plan
+    if "lease_s" in planned.spec.supervision.model_fields_set or not outliving(plan):
+        return plan
+    return replace(plan, supervision=replace(plan.supervision, lease_s=LEASE_S))

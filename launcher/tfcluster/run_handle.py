@@ -1,0 +1,399 @@
+"""`Run`: one run as the Python API shows it, whichever process coordinates it.
+
+Everything is read from the run folder and asked of the control socket, so a run of this process,
+of another one and of yesterday are the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from tfcluster.agent import foreign_json
+from tfcluster.agent.error_text import describe_error
+from tfcluster.errors import NodeLostError, TfclusterError
+from tfcluster.rundir import control, registry
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
+
+if TYPE_CHECKING:
+    from tfcluster.checkpoints.store import Gathered
+
+LISTENS_WITHIN_S = 2.0
+"""A coordinator that has just started does not listen yet; one about to exit no longer does."""
+_PAUSE_S: Final = 0.05
+
+T = TypeVar("T")
+Waiting = Generator[None, None, T]
+"""A wait that yields whenever nothing has happened, and returns its result."""
+
+_threads: dict[RunPaths, threading.Thread] = {}
+"""Run of this process → the thread of its coordinator."""
+os.register_at_fork(after_in_child=_threads.clear)
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """One line that a task wrote."""
+
+    task: str
+    """``worker:0``, or ``prepare``."""
+    attempt: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended."""
+
+    run: Run
+    status: Status
+    exit_code: int | None
+    """The exit code that `tfcluster up` ends with; None for a lost run."""
+    metrics: Mapping[str, float]
+    """The metrics of the chief's last report."""
+    checkpoint: Path | None
+    """What to pass to the loading call of the newest gathered checkpoint; None without one."""
+    message: str
+    """Why the run failed; empty if it succeeded."""
+    fix: str
+
+    @property
+    def loss(self) -> float | None:
+        """The last loss that the chief reported."""
+        return self.metrics.get("loss")
+
+    def check(self) -> Result:
+        """Return this result; raise JobFailed unless the run succeeded."""
+        if self.status is not Status.SUCCEEDED:
+            raise JobFailed(self)
+        return self
+
+
+class JobFailed(TfclusterError):
+    """A run that ended without success."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.message, fix=result.fix)
+        self.exit_code = NodeLostError.exit_code if result.exit_code is None else result.exit_code
+        self.result, self.run = result, result.run
+        self.diagnosis = result.run.diagnosis
+
+
+class Run:
+    """A run: of this process, of another one, or one that has ended."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self.paths = paths
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.paths == other.paths
+
+    def __hash__(self) -> int:
+        return hash(self.paths)
+
+    @property
+    def id(self) -> str:
+        return self.paths.run_id
+
+    @property
+    def folder(self) -> Path:
+        return self.paths.root
+
+    @property
+    def status(self) -> Status:
+        """The present status, as `tfcluster ps` shows it."""
+        return self.state().status
+
+    @property
+    def diagnosis(self) -> Mapping[str, Any] | None:
+        """The last diagnosis: `root_cause` (task, reason, hint …), `collateral`, `attempt`."""
+        return self.state().diagnosis
+
+    @property
+    def checkpoints(self) -> tuple[Gathered, ...]:
+        """The gathered checkpoints, oldest first."""
+        from tfcluster.checkpoints.store import open_for_reading
+
+        return open_for_reading(self.paths.checkpoints)
+
+    @property
+    def newest_checkpoint(self) -> Gathered | None:
+        """The newest result; a backup of an unfinished `fit` only if there is nothing else."""
+        found = reversed(self.checkpoints)
+        return max(found, key=lambda gathered: gathered.kind != "backup", default=None)
+
+    def state(self) -> RunSnapshot:
+        """Read the present state; raises RunFolderError if the folder has none."""
+        state, thread = registry.load(self.paths), _threads.get(self.paths)
+        if thread is not None and not (state.status.is_final or thread.is_alive()):
+            state = registry.load(self.paths)
+            if not state.status.is_final:  # a full disk: this process lives, its run does not
+                state.status = Status.LOST
+        return state
+
+    def progress(self) -> dict[str, TaskSnapshot]:
+        """Return task → its state, step, epoch, metrics and speed."""
+        return {task.task: task for task in self.state().tasks}
+
+    def wait(self, timeout: float | None = None) -> Result:
+        """Wait until the run has ended; raises TimeoutError after `timeout` seconds.
+
+        Ctrl-C stops a run of this process and waits for its end, a second one kills its tasks;
+        then KeyboardInterrupt is raised. Any other run continues.
+        """
+        try:
+            return _block(self._end(), timeout)
+        except KeyboardInterrupt:
+            if self.paths in _threads:
+                _stop_interrupted(self)
+            raise
+
+    async def wait_async(self) -> Result:
+        """Wait as `wait` does; `asyncio.timeout` limits it, and cancelling leaves the run alone."""
+        return await _pause(self._end())
+
+    def stop(self, *, now: bool = False, timeout: float | None = None) -> Result:
+        """Stop the run and wait until it has ended; `now` kills its tasks without a grace period.
+
+        What a lost run has left is ended too. Raises TimeoutError, and NodeLostError if the
+        coordinator does not answer or a task may still run.
+        """
+        return _block(self._stop(now), timeout)
+
+    async def stop_async(self, *, now: bool = False) -> Result:
+        """Stop the run as `stop` does."""
+        return await _pause(self._stop(now))
+
+    def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
+        return _each(self._events(follow))
+
+    def events_async(self, *, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
+        """Yield events as `events` does."""
+        return _each_async(self._events(follow))
+
+    def logs(self, *, task: str | None = None, follow: bool = False) -> Iterator[LogLine]:
+        """Yield the lines of all tasks, or of `task`, with `follow` until the run ends.
+
+        The lines of each task are in order. A progress bar is one line, in its last state.
+        """
+        return _each(self._logs(task, follow))
+
+    def logs_async(
+        self, *, task: str | None = None, follow: bool = False
+    ) -> AsyncIterator[LogLine]:
+        """Yield lines as `logs` does."""
+        return _each_async(self._logs(task, follow))
+
+    def ask_to_stop(self, *, why: str, now: bool = False) -> bool:
+        """Ask the coordinator to stop the run; return False if the run has already ended.
+
+        Raises NodeLostError if the coordinator does not answer.
+        """
+        return _block(self._ask_to_stop(why, now), None)
+
+    def _ask_to_stop(self, why: str, now: bool) -> Waiting[bool]:
+        until = time.monotonic() + LISTENS_WITHIN_S
+        while not (state := self.state()).status.is_final:
+            try:
+                socket = registry.control_socket(self.paths, state)
+                control.ask(socket, {"op": "stop", "why": why, "now": now})
+                return True
+            except (OSError, ValueError) as error:
+                if registry.is_on_other_host(state) or time.monotonic() > until:
+                    raise _unanswered(state, error) from error
+            yield
+        return False
+
+    def _stop(self, now: bool) -> Waiting[Result]:
+        yield from self._ask_to_stop("Run.stop()", now)
+        result = yield from self._end()
+        if registry.is_open(self.state()):
+            from tfcluster.coordinator import cleanup
+
+            found = cleanup.clean_up(self.paths)
+            cleanup.require_ended(self.id, cleanup.end_nodes(self.paths))
+            found.require_dead()
+        return result
+
+    def _end(self) -> Waiting[Result]:
+        while not (state := self.state()).status.is_final:
+            yield
+        while (thread := _threads.get(self.paths)) is not None and thread.is_alive():
+            yield  # it closes its control socket
+        with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
+            self.paths.waited.touch()
+        newest, (message, fix) = self.newest_checkpoint, describe_failure(state)
+        return Result(
+            run=self,
+            status=state.status,
+            exit_code=state.exit_code,
+            metrics=dict(_chief(state).metrics),
+            checkpoint=newest.path if newest is not None else None,
+            message=message,
+            fix=fix,
+        )
+
+    def _events(self, follow: bool) -> Iterator[dict[str, Any] | None]:
+        lines = _Lines(self.paths.events)
+        for is_last in self._rounds(follow):
+            for line in lines.read():
+                with contextlib.suppress(ValueError):
+                    yield foreign_json.parse_json_object(line)
+            if not is_last:
+                yield None
+
+    def _logs(self, task: str | None, follow: bool) -> Iterator[LogLine | None]:
+        from tfcluster.rundir.log_files import label_of, log_folders
+
+        found: dict[Path, _Lines] = {}
+        for is_last in self._rounds(follow):
+            for attempt, folder in log_folders(self.paths.logs):
+                for path in sorted(folder.glob("*.log")):
+                    if task in (None, label := label_of(path)):
+                        lines = found.setdefault(path, _Lines(path))
+                        for line in lines.read(with_rest=is_last):
+                            yield LogLine(label, attempt, _text(line))
+            if not is_last:
+                yield None
+
+    def _rounds(self, follow: bool) -> Iterator[bool]:
+        """Yield False while more may come, then True for the last round."""
+        while follow and not self.state().status.is_final:
+            yield False
+        yield True
+
+
+def start_in_thread(start: Callable[[], tuple[RunPaths, threading.Thread]]) -> Run:
+    """Return the run that `start` starts in a thread; it ends with this process."""
+    if not _threads:
+        # `atexit` would come too late: by then threads, which the stop needs, cannot start.
+        threading._register_atexit(_stop_all)  # type: ignore[attr-defined]
+    paths, thread = start()
+    _threads[paths] = thread
+    return Run(paths)
+
+
+def describe_failure(state: RunSnapshot) -> tuple[str, str]:
+    """Return why a run failed and what to do; empty if it has not failed."""
+    if not state.status.is_final or state.status is Status.SUCCEEDED:
+        return "", ""
+    if state.status is Status.LOST:
+        message = f"{state.run} is lost: its coordinator died before the run ended"
+        fix = (
+            f"`tfcluster logs {state.run}` shows the tasks' output,"
+            f" `tfcluster down {state.run}` cleans up"
+        )
+        return message, fix
+    cause = (state.diagnosis or {}).get("root_cause", {})
+    why = state.reason or (f"{cause['task']}: {cause['reason']}" if "reason" in cause else "")
+    fix = state.hint or cause.get("hint") or f"`tfcluster logs {state.run}` shows the output"
+    status = str(state.status).replace("_", " ")
+    return f"{state.run}: {status}" + (f": {why}" if why else ""), fix
+
+
+def _chief(state: RunSnapshot) -> TaskSnapshot:
+    tasks = {task.task: task for task in state.tasks}
+    return tasks.get("chief:0") or tasks.get("worker:0") or state.tasks[0]
+
+
+def _unanswered(state: RunSnapshot, error: Exception) -> NodeLostError:
+    if registry.is_on_other_host(state):
+        return NodeLostError(
+            f"the coordinator of {state.run} runs on {state.host}",
+            fix=f"run on {state.host}: tfcluster down {state.run}",
+        )
+    return NodeLostError(
+        f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
+        f" {describe_error(error)}",
+        fix=f"kill {state.pid}; the agent then ends the tasks",
+    )
+
+
+def _stop_interrupted(*runs: Run) -> None:
+    """Stop runs of this process and wait for their end; Ctrl-C meanwhile kills their tasks."""
+    for now in (False, True):
+        with contextlib.suppress(KeyboardInterrupt):
+            for run in runs:
+                with contextlib.suppress(TfclusterError):
+                    run.ask_to_stop(why="Ctrl-C" if len(runs) == 1 else "exit", now=now)
+            for run in runs:
+                _block(run._end(), None)
+            return
+
+
+def _stop_all() -> None:
+    """Stop the runs of this process, which is about to end."""
+    _stop_interrupted(*map(Run, _threads))
+
+
+class _Lines:
+    """A reader of the new whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self, *, with_rest: bool = False) -> Iterator[bytes]:
+        """Yield the lines since the last call; `with_rest`: a last one without newline too."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if line.endswith(b"\n") or with_rest:
+                    self._offset += len(line)
+                    yield line
+
+
+def _text(line: bytes) -> str:
+    return line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")
+
+
+def _block(waiting: Waiting[T], timeout: float | None) -> T:
+    until = None if timeout is None else time.monotonic() + timeout
+    while True:
+        try:
+            next(waiting)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        if until is not None and time.monotonic() >= until:
+            raise TimeoutError("the run has not ended in time; it continues")
+        time.sleep(_PAUSE_S)
+
+
+async def _pause(waiting: Waiting[T]) -> T:
+    import asyncio  # slow, and most callers do not need it
+
+    while True:
+        try:
+            next(waiting)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        await asyncio.sleep(_PAUSE_S)
+
+
+def _each(items: Iterator[T | None]) -> Iterator[T]:
+    for item in items:
+        if item is not None:
+            yield item
+        else:
+            time.sleep(_PAUSE_S)
+
+
+async def _each_async(items: Iterator[T | None]) -> AsyncIterator[T]:
+    import asyncio
+
+    for item in items:
+        if item is not None:
+            yield item
+        else:
+            await asyncio.sleep(_PAUSE_S)

@@ -1,0 +1,53 @@
+"""The log files of a run: their folders, and the labels of the tasks that wrote them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+from tfcluster.plan.plan import JOB_NAMES, TaskId
+
+_ATTEMPT = re.compile(r"attempt-(\d+)")
+
+
+def log_folders(logs: Path) -> list[tuple[int, Path]]:
+    """Return attempt number and folder of each attempt; prepare (0) comes first."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for folder in logs.iterdir():
+            if match := _ATTEMPT.fullmatch(folder.name):
+                found.append((int(match[1]), folder))
+            elif folder.name == "prepare":
+                found.append((0, folder))
+    return sorted(found)
+
+
+def newest_attempts(logs: Path) -> dict[str, int]:
+    """Return label → newest attempt that has a log; tasks restart together or alone."""
+    newest: dict[str, int] = {}
+    for attempt, folder in log_folders(logs):
+        newest |= {label_of(path): attempt for path in folder.glob("*.log")}
+    return newest
+
+
+def prepare_label(node: str) -> str:
+    """Return the label of a node's prepare step in the merged stream."""
+    return "prepare" if node == "local" else f"prepare@{node}"
+
+
+def label_of(path: Path) -> str:
+    """Return the label of the task whose log is `path`."""
+    if path.parent.name == "prepare":
+        return prepare_label(path.stem)
+    try:
+        return str(TaskId.parse(path.stem))
+    except ValueError:
+        return path.stem
+
+
+def rank(label: str) -> tuple[int, str, int]:
+    """Return a sort key for labels: prepare, chief, workers by number, ps, evaluator."""
+    job, _, index = label.partition(":")
+    place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
+    return place, job, int(index) if index.isdecimal() else 0
