@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfcluster.discovery.planning import Planned as Planned
     from tfcluster.errors import CollateralError as CollateralError
     from tfcluster.errors import DeadlineError as DeadlineError
+    from tfcluster.errors import FunctionError as FunctionError
     from tfcluster.errors import InterpreterError as InterpreterError
     from tfcluster.errors import NodeLostError as NodeLostError
     from tfcluster.errors import PortInUseError as PortInUseError
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from tfcluster.spec.load import LoadedSpec as LoadedSpec
 
 _ERRORS = (
-    *("CollateralError", "DeadlineError", "InterpreterError", "NodeLostError", "PortInUseError"),
+    *("CollateralError", "DeadlineError", "FunctionError", "InterpreterError"),
+    *("NodeLostError", "PortInUseError"),
     *("PreflightError", "PrepareError", "Problem", "RunFolderError", "SetupError", "SpecError"),
     *("TfclusterError", "UnknownRunError", "UsageError"),
 )
@@ -62,6 +64,11 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Define ``%%tfcluster``; called by ``%load_ext tfcluster``."""
+    import_module(f"{__name__}.ipython").load_ipython_extension(shell)
 
 
 def __dir__() -> list[str]:

@@ -51,7 +51,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a run ended."""
+    """The end of a run."""
 
     run: Run
     status: Status
@@ -60,15 +60,22 @@ class Result:
     metrics: Mapping[str, float]
     """The metrics of the chief's last report."""
     checkpoint: Path | None
-    """What to pass to the loading call of the newest gathered checkpoint; None without one."""
+    """The argument of the loading call for the newest gathered checkpoint; None without one."""
     message: str
-    """Why the run failed; empty if it succeeded."""
+    """The reason of a failure; empty if the run succeeded."""
     fix: str
 
     @property
     def loss(self) -> float | None:
         """The last loss that the chief reported."""
         return self.metrics.get("loss")
+
+    @property
+    def value(self) -> Any:
+        """The value that the function returned on the chief. Raises FunctionError."""
+        from tfcluster import functions
+
+        return functions.value(self.run.paths)
 
     def check(self) -> Result:
         """Return this result; raise JobFailed unless the run succeeded."""
@@ -246,7 +253,9 @@ class Run:
         )
 
     def _events(self, follow: bool) -> Iterator[dict[str, Any] | None]:
-        lines = _Lines(self.paths.events)
+        from tfcluster.rundir.log_files import Lines
+
+        lines = Lines(self.paths.events)
         for is_last in self._rounds(follow):
             for line in lines.read():
                 with contextlib.suppress(ValueError):
@@ -255,14 +264,14 @@ class Run:
                 yield None
 
     def _logs(self, task: str | None, follow: bool) -> Iterator[LogLine | None]:
-        from tfcluster.rundir.log_files import label_of, log_folders
+        from tfcluster.rundir.log_files import Lines, label_of, log_folders
 
-        found: dict[Path, _Lines] = {}
+        found: dict[Path, Lines] = {}
         for is_last in self._rounds(follow):
             for attempt, folder in log_folders(self.paths.logs):
                 for path in sorted(folder.glob("*.log")):
                     if task in (None, label := label_of(path)):
-                        lines = found.setdefault(path, _Lines(path))
+                        lines = found.setdefault(path, Lines(path))
                         for line in lines.read(with_rest=is_last):
                             yield LogLine(label, attempt, _text(line))
             if not is_last:
@@ -336,22 +345,6 @@ def _stop_interrupted(*runs: Run) -> None:
 def _stop_all() -> None:
     """Stop the runs of this process, which is about to end."""
     _stop_interrupted(*map(Run, _threads))
-
-
-class _Lines:
-    """A reader of the new whole lines of a growing file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-
-    def read(self, *, with_rest: bool = False) -> Iterator[bytes]:
-        """Yield the lines since the last call; `with_rest`: a last one without newline too."""
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if line.endswith(b"\n") or with_rest:
-                    self._offset += len(line)
-                    yield line
 
 
 def _text(line: bytes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tfcluster.plan.plan import JOB_NAMES, TaskId
@@ -51,3 +52,19 @@ def rank(label: str) -> tuple[int, str, int]:
     job, _, index = label.partition(":")
     place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
     return place, job, int(index) if index.isdecimal() else 0
+
+
+class Lines:
+    """A reader of the new whole lines of a growing file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+
+    def read(self, *, with_rest: bool = False) -> Iterator[bytes]:
+        """Yield the lines since the last call; `with_rest`: a last one without newline too."""
+        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if line.endswith(b"\n") or with_rest:
+                    self._offset += len(line)
+                    yield line

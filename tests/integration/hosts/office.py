@@ -70,7 +70,7 @@ class Office:
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         process = self.home.start(
             [sys.executable, "-m", "tfcluster.cli.main", *arguments],
-            env={"PYTHONPATH": _import_path(), "TERM": "dumb", **(env or {})},
+            env={"PYTHONPATH": import_path(), "TERM": "dumb", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -179,7 +179,7 @@ def _home() -> str:
     return str(Path("~").expanduser())
 
 
-def _import_path() -> str:
+def import_path() -> str:
     """Return a PYTHONPATH to the launcher under test, even if another one is installed."""
     found = [importlib.util.find_spec(name) for name in ("tfcluster", "tfcluster_workers")]
     return ":".join(str(Path(spec.origin or "").parents[1]) for spec in found if spec is not None)
