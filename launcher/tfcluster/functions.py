@@ -218,8 +218,8 @@ def _pickle(value: Any) -> _Pickled:
 def name_in_tracebacks(file: str) -> str:
     """Return ``Cell In[3]`` for the code of a notebook's cell, as IPython does."""
     ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    found = shell.compile.format_code_name(file) if shell is not None else None
+    compiler = getattr(ipython and ipython.get_ipython(), "compile", None)
+    found = getattr(compiler, "format_code_name", lambda _: None)(file)  # since IPython 8
     return " ".join(found) if found else file
 
 

@@ -7,6 +7,7 @@ import shlex
 import time
 import traceback
 from collections import deque
+from collections.abc import Iterator
 from types import MethodType
 from typing import Any, Final
 
@@ -122,22 +123,28 @@ def _root_cause(run: Run) -> list[str]:
 
 def _watch(shell: InteractiveShell, run: Run) -> Result:
     """Show the run until its end; an interrupt stops it first."""
-    if not hasattr(shell, "kernel"):
+    view: RunView | _CellView
+    if hasattr(shell, "kernel"):
+        view = _CellView(run)
+    else:
         view = RunView(run.paths, Terminal())
         view.start()
-        try:
-            return run.wait()
-        finally:
-            view.finish()
-    cell = _CellView(run)
     try:
-        while True:
-            try:
-                return run.wait(_PAUSE_S)
-            except TimeoutError:
-                cell.update()
+        return _wait(run, view)
+    except BaseException:
+        run.stop()  # it has ended, unless the interrupt came while the view was drawn
+        raise
     finally:
-        cell.update(is_last=True)
+        view.finish()
+
+
+def _wait(run: Run, view: RunView | _CellView) -> Result:
+    while True:
+        try:
+            return run.wait(_PAUSE_S)
+        except TimeoutError:
+            if isinstance(view, _CellView):
+                view.update()
 
 
 class _CellView:
@@ -150,14 +157,20 @@ class _CellView:
         self._hidden, self._shown = 0, ""
         self._output = display(self._content(), raw=True, display_id=True)
 
-    def update(self, *, is_last: bool = False) -> None:
-        """Show what is new; `is_last`: the run has ended."""
-        for block in self._logs.drain() if is_last else self._logs.advance():
+    def update(self) -> None:
+        """Show what is new."""
+        self._show(self._logs.advance())
+
+    def finish(self) -> None:
+        """Show the rest of a run that has ended."""
+        self._show(self._logs.drain())
+        self._logs.close()
+
+    def _show(self, blocks: Iterator[bytes]) -> None:
+        for block in blocks:
             lines = block.decode(errors="replace").splitlines()
             self._hidden += max(0, len(self._lines) + len(lines) - _LINES)
             self._lines += lines
-        if is_last:
-            self._logs.close()
         content = self._content()
         if content["text/plain"] != self._shown:
             self._shown = content["text/plain"]

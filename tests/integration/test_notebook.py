@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from .commandline import CommandLine
 from .jobs.lab import PYTHONS
 from .notebooks import Notebook, a_notebook, cells_of
 
@@ -120,6 +125,38 @@ def test_an_interrupt_stops_the_workers(notebook: Notebook) -> None:
     assert notebook.run("print(tfcluster.get_run().status)").text == "interrupted\n"
     Path(notebook.folder, "started").unlink()
     assert list(notebook.folder.iterdir()) == []
+
+
+TERMINAL = """
+%load_ext tfcluster
+get_ipython().run_cell_magic("tfcluster", "--pull z", "z = 4\\nprint('here', z)")
+print("pulled", z)
+"""
+
+
+def test_ipython_in_a_terminal_shows_the_live_view(shell: CommandLine) -> None:
+    script = shell.script("session.ipy", TERMINAL)
+    user, program = os.openpty()
+    env = {**shell.env, "IPYTHONDIR": str(shell.root / "ipython"), "COLUMNS": "100"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "IPython", "--no-banner", str(script)],
+        stdin=program,
+        stdout=program,
+        stderr=program,
+        env=env,
+        cwd=shell.cwd,
+    )
+    os.close(program)
+    seen = b""
+    with contextlib.suppress(OSError):  # the terminal's other end was closed
+        while block := os.read(user, 1 << 16):
+            seen += block
+    os.close(user)
+    assert process.wait(10) == 0
+    text = seen.decode()
+    assert "worker:1 │\x1b[0m here 4" in text
+    assert "worker:1 ended after" in text
+    assert "pulled 4" in text
 
 
 # -- with TensorFlow -------------------------------------------------------------------------------

@@ -184,3 +184,9 @@ def test_without_hooks_it_runs_as_a_plain_module(tmp_path: Path, boot: Boot) -> 
             check=False,
         )
     assert (done.returncode, done.stdout) == (0, "6 [''] __main__\n"), done.stderr
+
+
+def test_the_function_of_a_run_that_has_ended(tmp_path: Path, boot: Boot) -> None:
+    with functions.package(print, workdir=tmp_path) as placed:
+        pass
+    assert "is gone: a function is kept only during its run" in call(boot, placed).err

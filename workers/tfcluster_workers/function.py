@@ -29,9 +29,12 @@ def main(folder: str) -> None:
 
     `__main__` is the module that the user's classes and cells belong to, not this one.
     """
+    try:
+        with open(os.path.join(folder, CALL), "rb") as file:
+            call = pickle.load(file)
+    except FileNotFoundError:
+        raise CallError(f"{folder} is gone: a function is kept only during its run") from None
     import_cloudpickle(folder)
-    with open(os.path.join(folder, CALL), "rb") as file:
-        call = pickle.load(file)
     sys.argv[:] = [""]  # as in an interactive Python
     sys.path[:0] = [os.path.abspath(path) for path in call["path"]]
     add_sources(call["sources"])
