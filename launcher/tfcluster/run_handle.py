@@ -337,14 +337,14 @@ def _stop_interrupted(*runs: Run) -> None:
             for run in runs:
                 with contextlib.suppress(TfclusterError):
                     run.ask_to_stop(why="Ctrl-C" if len(runs) == 1 else "exit", now=now)
-            for run in runs:
-                _block(run._end(), None)
+            while any(_threads[run.paths].is_alive() for run in runs):
+                time.sleep(_PAUSE_S)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
             return
 
 
 def _stop_all() -> None:
     """Stop the runs of this process, which is about to end."""
-    _stop_interrupted(*map(Run, _threads))
+    _stop_interrupted(*(Run(paths) for paths, thread in _threads.items() if thread.is_alive()))
 
 
 def _text(line: bytes) -> str:

@@ -1,0 +1,437 @@
+"""The Python API starts, watches and ends real runs of stub scripts; no TensorFlow."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.commandline import wait_for
+from tests.integration.live import is_alive
+
+import tfcluster
+
+ROOT = Path(__file__).parents[2]
+TRAINS = """
+import os, zipfile
+from tfcluster_workers import reporting
+task = os.environ["TFCLUSTER_TASK"]
+print("bar 1\\rbar 2\\rhello of", task, flush=True)
+reporting.progress(7, epoch=2, metrics={"loss": 0.25 if task == "worker:0" else 0.5})
+path = os.path.join(os.environ["TFCLUSTER_CHECKPOINT_DIR"], "model.keras")
+with zipfile.ZipFile(path, "w") as model:
+    for name in ("metadata.json", "config.json", "model.weights.h5"):
+        model.writestr(name, "{}")
+"""
+SLEEPS = "import time; print('up', flush=True); time.sleep(300)\n"
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS
+FAILS = "raise ValueError('not a number')\n"
+WAITS = """
+import os, time
+print("up", flush=True)
+while not os.path.exists("finish"):
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """Yield the working directory of all tests, with a home for their runs."""
+    root = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))
+    texts = {
+        "trains": TRAINS,
+        "sleeps": SLEEPS,
+        "fails": FAILS,
+        "waits": WAITS,
+        "stubborn": STUBBORN,
+    }
+    for name, text in texts.items():
+        (root / f"{name}.py").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setenv("TFCLUSTER_HOME", str(root / "home"))
+        patch.setenv("XDG_RUNTIME_DIR", str(root))
+        patch.setenv("VIRTUAL_ENV", sys.prefix)
+        yield root
+    shutil.rmtree(root)
+
+
+def spec(script: str, *, workers: int = 2, **more: Any) -> dict[str, Any]:
+    job = {"cluster": {"worker": workers}, "job": {"script": f"{script}.py"}}
+    return {"name": script, "supervision": {"max_restarts": 0}, **job, **more}
+
+
+@pytest.fixture(scope="module")
+def trained(folder: Path) -> tfcluster.Result:
+    return tfcluster.start(spec("trains")).wait()
+
+
+@pytest.fixture
+def started(folder: Path) -> Iterator[tfcluster.Run]:
+    """Yield a run of this process whose tasks sleep."""
+    run = tfcluster.start(spec("sleeps"))
+    yield run
+    run.stop(now=True)
+
+
+def wait_for_run() -> tfcluster.Run:
+    """Wait for the only live run."""
+    return wait_for(lambda: tfcluster.runs(live_only=True))[0]
+
+
+def wait_until_running(*runs: tfcluster.Run) -> None:
+    for run in runs:
+        wait_for(lambda run=run: run.status == "running")  # type: ignore[misc]
+
+
+def pids(run: tfcluster.Run) -> list[int]:
+    return [task.pid for task in run.progress().values() if task.pid is not None]
+
+
+# -- a run that has ended ------------------------------------------------------------------------
+
+
+def test_the_result_has_status_metrics_of_the_chief_and_the_checkpoint(
+    trained: tfcluster.Result,
+) -> None:
+    assert (trained.status, trained.exit_code) == (tfcluster.Status.SUCCEEDED, 0)
+    assert (trained.loss, trained.metrics) == (0.25, {"loss": 0.25})
+    assert trained.checkpoint is not None
+    assert trained.checkpoint.name == "model.keras"
+    assert trained.checkpoint.is_relative_to(trained.run.folder)
+    assert trained.check() is trained
+
+
+def test_a_run_shows_what_its_tasks_did(trained: tfcluster.Result) -> None:
+    run = trained.run
+    progress = run.progress()
+    assert {task: (seen.step, seen.epoch) for task, seen in progress.items()} == {
+        "worker:0": (7, 2),
+        "worker:1": (7, 2),
+    }
+    assert run.diagnosis is None
+    assert [gathered.path for gathered in run.checkpoints] == [trained.checkpoint]
+
+
+def test_events_are_those_of_the_file(trained: tfcluster.Result) -> None:
+    lines = (trained.run.folder / "events.jsonl").read_text().splitlines()
+
+    assert list(trained.run.events()) == list(map(json.loads, lines))
+
+
+def test_a_log_line_names_its_task_and_a_progress_bar_is_its_last_state(
+    trained: tfcluster.Result,
+) -> None:
+    assert set(trained.run.logs()) == {
+        tfcluster.LogLine(task, 1, f"hello of {task}") for task in ("worker:0", "worker:1")
+    }
+    assert [line.task for line in trained.run.logs(task="worker:1")] == ["worker:1"]
+
+
+def test_a_run_is_found_by_its_name_and_listed(trained: tfcluster.Result) -> None:
+    assert tfcluster.get_run("trains") == trained.run == tfcluster.get_run(trained.run.id)
+    assert trained.run in tfcluster.runs()
+    assert trained.run not in tfcluster.runs(live_only=True)
+    with pytest.raises(tfcluster.UnknownRunError, match="did you mean trains"):
+        tfcluster.get_run("trans")
+
+
+# -- a run that fails, or never starts -----------------------------------------------------------
+
+
+def test_a_failed_run_raises_its_diagnosis(folder: Path) -> None:
+    with pytest.raises(tfcluster.JobFailed) as caught:
+        tfcluster.run("fails.py")
+
+    failure = caught.value
+    assert failure.exit_code == 1
+    assert "ValueError: not a number" in str(failure)
+    assert failure.diagnosis is not None
+    assert failure.diagnosis["root_cause"]["line"] == 1
+    assert failure.run.status == "failed"
+    assert failure.result.status == "failed"
+
+
+def test_a_failed_check_of_a_node_is_the_result(folder: Path) -> None:
+    job = {"command": ["/not/there"]}
+
+    result = tfcluster.start(spec("no-program", job=job)).wait()
+
+    assert (result.status, result.exit_code) == ("failed", 3)
+    assert "cannot start" in result.message
+
+
+def test_a_bad_spec_is_refused_with_all_its_problems(folder: Path) -> None:
+    with pytest.raises(tfcluster.SpecError) as caught:
+        tfcluster.start({"clutser": {}, "job": {"scirpt": "x.py"}})
+
+    assert {problem.place for problem in caught.value.problems} == {"spec"}
+    assert len(caught.value.problems) > 1
+    with pytest.raises(tfcluster.SpecError, match="there is no script"):
+        tfcluster.start(spec("not-there"))
+    with pytest.raises(tfcluster.UsageError, match="belong to"):
+        tfcluster.start(tfcluster.make_plan(spec("sleeps")), args=["--late"])
+
+
+def test_a_spec_file_is_loaded_planned_and_started(folder: Path) -> None:
+    path = folder / "job.json"
+    path.write_text(json.dumps(spec("fails", workers=3)))
+
+    loaded = tfcluster.load(
+        path, sets=["cluster.worker=1", 'job.command=["true"]', "job.script=null"]
+    )
+    planned = tfcluster.make_plan(loaded, args=["x"])
+
+    (task,) = planned.plan.tasks
+    assert task.command.argv[-2:] == ("true", "x")
+    assert tfcluster.start(planned).wait().check().run.progress().keys() == {"worker:0"}
+
+
+# -- live runs -----------------------------------------------------------------------------------
+
+
+def test_stop_ends_the_tasks(started: tfcluster.Run) -> None:
+    wait_until_running(started)
+    tasks = pids(started)
+    with pytest.raises(TimeoutError):
+        started.wait(timeout=0.1)
+
+    result = started.stop()
+
+    assert (result.status, result.exit_code) == ("interrupted", 143)
+    assert not any(map(is_alive, tasks))
+    with pytest.raises(tfcluster.JobFailed, match="interrupted"):
+        result.check()
+
+
+def test_logs_and_events_are_followed_to_the_end_of_the_run(folder: Path) -> None:
+    run = tfcluster.start(spec("waits"))
+
+    for line in run.logs(follow=True):
+        assert line.text == "up"
+        (folder / "finish").touch()
+    types = [event["type"] for event in run.events(follow=True)]
+    (folder / "finish").unlink()
+
+    assert types[-1] == "run_finished"
+    assert run.status == "succeeded"
+
+
+def test_several_runs_go_on_at_once_from_any_thread(folder: Path) -> None:
+    found: list[tfcluster.Run] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(tfcluster.start(spec("waits"))))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until_running(*found)
+    assert set(tfcluster.runs(live_only=True)) == set(found)
+
+    (folder / "finish").touch()
+    results = [run.wait(timeout=30) for run in found]
+    (folder / "finish").unlink()
+
+    assert [result.status for result in results] == ["succeeded"] * 2
+    ports = {task.address for run in found for task in run.progress().values()}
+    assert len(ports) == 4
+
+
+def test_the_async_forms_leave_the_loop_free(folder: Path) -> None:
+    async def watch() -> tuple[tfcluster.Result, list[str], int]:
+        run, ticks = tfcluster.start(spec("sleeps")), 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                await asyncio.sleep(0.01)
+                ticks += 1
+
+        ticking = asyncio.create_task(tick())
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await run.wait_async()
+        async for line in run.logs_async(task="worker:0", follow=True):
+            assert line.text == "up"
+            break
+        stopping = asyncio.create_task(run.stop_async())
+        types = [event["type"] async for event in run.events_async(follow=True)]
+        ticking.cancel()
+        return await stopping, types, ticks
+
+    result, types, ticks = asyncio.run(watch())
+
+    assert result.status == "interrupted"
+    assert types[-1] == "run_finished"
+    assert ticks > 10
+
+
+# -- processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("has_threads", [False, True], ids=["forked", "spawned"])
+def test_a_detached_run_survives_its_starter(folder: Path, has_threads: bool) -> None:
+    start = f"""
+import json, sys, threading, time, tfcluster
+if {has_threads}:
+    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+print(tfcluster.start({spec("waits")!r}, detach=True).id)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=30, check=True
+    )
+    run = tfcluster.get_run(done.stdout.strip())
+    wait_until_running(run)
+
+    (folder / "finish").touch()
+    assert run.wait(timeout=30).status == "succeeded"
+    (folder / "finish").unlink()
+    coordinator = run.state().pid
+    wait_for(lambda: not is_alive(coordinator))
+
+
+def test_a_detached_run_that_cannot_start_raises_its_own_error(folder: Path) -> None:
+    (folder / "file").write_text("")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TFCLUSTER_HOME", str(folder / "file" / "home"))
+        with pytest.raises(tfcluster.RunFolderError, match="cannot make the run folder"):
+            tfcluster.start(spec("sleeps"), detach=True)
+
+
+def test_the_end_of_the_process_ends_its_runs(folder: Path) -> None:
+    start = f"""
+import time, tfcluster
+run = tfcluster.start({spec("sleeps")!r})
+while run.status != "running":
+    time.sleep(0.05)
+print(run.id)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=30, check=True
+    )
+    run = tfcluster.get_run(done.stdout.strip())
+
+    assert done.stderr == ""
+    assert run.status == "interrupted"
+    assert not any(map(is_alive, pids(run)))
+
+
+def test_ctrl_c_stops_the_run_and_a_second_one_kills_its_tasks(folder: Path) -> None:
+    start = """
+import tfcluster
+try:
+    tfcluster.run("stubborn.py")
+except KeyboardInterrupt:
+    print(tfcluster.get_run().status)
+"""
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE) as process:
+        run = wait_for_run()
+        wait_for(lambda: len(list(run.logs())) == 2)
+        tasks = pids(run)
+
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: run.status == "stopping")
+        assert all(map(is_alive, tasks))
+        process.send_signal(signal.SIGINT)
+
+        assert process.communicate(timeout=20)[0] == b"interrupted\n"
+    assert not any(map(is_alive, tasks))
+    assert next(e["why"] for e in run.events() if e["type"] == "run_stopping") == "Ctrl-C"
+
+
+def test_a_killed_process_leaves_no_task_and_a_lost_run(folder: Path) -> None:
+    start = f"""
+import tfcluster
+tfcluster.start({spec("sleeps")!r}).wait()
+"""
+    process = subprocess.Popen([sys.executable, "-c", start])
+    run = wait_for_run()
+    wait_until_running(run)
+    tasks = pids(run)
+
+    process.kill()
+    process.wait()
+
+    wait_for(lambda: not any(map(is_alive, tasks)))
+    with pytest.raises(tfcluster.JobFailed, match="is lost") as caught:
+        run.wait().check()
+    assert caught.value.exit_code == 3
+    assert run.stop().status == "lost"
+    assert run.state().ended_at is not None, "it was cleaned up"
+
+
+# -- the package ---------------------------------------------------------------------------------
+
+
+def test_importing_the_package_imports_nothing_slow() -> None:
+    code = "import sys, tfcluster; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+
+    assert [name for name in loaded if name.startswith("tfcluster")] == ["tfcluster"]
+    assert {"asyncio", "pydantic", "rich", "click", "psutil", "json"}.isdisjoint(loaded)
+
+
+def test_every_name_of_the_package_exists_and_another_is_an_attribute_error() -> None:
+    assert [name for name in tfcluster.__all__ if not hasattr(tfcluster, name)] == []
+    assert set(tfcluster.__all__) <= set(dir(tfcluster))
+    with pytest.raises(AttributeError, match="'strat'"):
+        _ = tfcluster.strat  # type: ignore[attr-defined]
+
+
+USES = """
+import asyncio
+from pathlib import Path
+
+import tfcluster
+
+planned = tfcluster.make_plan(Path("job.json"), args=["--epochs", "1"])
+reveal_type(tfcluster.start(planned, detach=True))
+result = tfcluster.run("train.py", workers=4)
+reveal_type(result.loss)
+reveal_type(result.checkpoint)
+for line in result.run.logs(follow=True):
+    reveal_type(line.text)
+
+
+async def watch() -> None:
+    async for event in tfcluster.get_run().events_async():
+        print(event["type"])
+    reveal_type(await tfcluster.get_run().wait_async())
+
+
+try:
+    asyncio.run(watch())
+except tfcluster.JobFailed as failed:
+    reveal_type(failed.exit_code)
+"""
+TYPES = ("Run", "float | None", "Path | None", "str", "Result", "int")
+
+
+@pytest.mark.slow
+def test_a_script_that_uses_the_package_is_checked_by_mypy_strict(tmp_path: Path) -> None:
+    (tmp_path / "uses.py").write_text(USES)
+    config = tmp_path / "mypy.ini"
+    config.write_text(f"[mypy]\nmypy_path = {ROOT / 'launcher'}\n")
+
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--config-file", config, tmp_path / "uses.py"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+
+    assert done.returncode == 0, done.stdout
+    revealed = [line.rsplit('"', 2)[1] for line in done.stdout.splitlines() if "Revealed" in line]
+    assert [kind.rpartition(".")[2] for kind in revealed] == list(TYPES)
