@@ -274,6 +274,7 @@ def _write(folder: Path, content: Mapping[str, Any], code: str) -> None:
     nothing = {"error": "its function has not returned"}
     try:
         folder.mkdir(parents=True, mode=0o700)
+        (folder / ".gitignore").write_text("*\n")  # other runs do not copy it
         (folder / _CALL).write_bytes(pickle.dumps(dict(content), protocol=4))
         (folder / _VALUE).write_bytes(pickle.dumps(nothing, protocol=4))
         (folder / FUNCTION_CODE).write_text(code, encoding="utf-8")

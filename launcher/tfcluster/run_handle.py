@@ -93,6 +93,10 @@ class JobFailed(TfclusterError):
         self.result, self.run = result, result.run
         self.diagnosis = result.run.diagnosis
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows of it: the diagnosis, not the way through tfcluster."""
+        return f"JobFailed: {self}".splitlines()
+
 
 class Run:
     """A run: of this process, of another one, or one that has ended."""

@@ -42,6 +42,7 @@ def test_an_exception_of_a_function_names_cell_and_line(notebook: Notebook) -> N
     done = notebook.run("def f():\n    return 1 / 0\ntfcluster.run(f)")
     assert done.error == "JobFailed"
     assert re.search(r"ZeroDivisionError: division by zero \(Cell In\[\d+\]:2\)", done.shown)
+    assert "launcher/tfcluster" not in done.shown
     done = notebook.run("print(*tfcluster.get_run().logs())")
     assert "return 1 / 0" in done.text, "the log has the source of the cell's line"
 

@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
+import tfcluster
 from tfcluster import functions
 from tfcluster.agent import budgets
 from tfcluster.discovery.machine_facts import gather
-from tfcluster.errors import FunctionError, InterpreterError
+from tfcluster.errors import FunctionError, InterpreterError, UsageError
+from tfcluster.nodes import code_sync
 from tfcluster.plan.checks import needs_tensorflow
 from tfcluster.plan.plan import Interpreter
 from tfcluster.rundir.paths import RunPaths
@@ -158,6 +160,20 @@ def test_a_value_that_cannot_be_read(tmp_path: Path, record: dict[str, Any], mes
 def test_a_run_without_a_value(tmp_path: Path) -> None:
     with pytest.raises(FunctionError, match="run-1 has no value of the chief"):
         functions.value(RunPaths(tmp_path / "run-1"))
+
+
+def test_a_script_gets_no_kwargs() -> None:
+    with pytest.raises(UsageError, match="kwargs are for a function; a script gets args"):
+        tfcluster.run("train.py", kwargs={"epochs": 3})
+
+
+def test_another_run_does_not_copy_the_folder(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    with functions.package(print, workdir=tmp_path) as placed:
+        assert code_sync.snapshot(tmp_path).files == ()
+        sent = {file.path for file in code_sync.snapshot(tmp_path, [placed.folder]).files}
+    names = {"call.pkl", "value.pkl", "cloudpickle/cloudpickle.py"}
+    assert {f"{placed.folder}/{name}" for name in names} <= sent
 
 
 def test_importing_the_module_does_not_import_cloudpickle() -> None:
