@@ -3,11 +3,9 @@
 The names of the Python API (docs/python_api.md) are imported when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0"
 
+TYPE_CHECKING = False  # the module `typing` would take longer to import than all of this
 if TYPE_CHECKING:
     from tfcluster.api import get_run as get_run
     from tfcluster.api import load as load
@@ -60,17 +58,21 @@ _MODULES = {
 __all__ = ["__version__", *_MODULES]
 
 
-if not TYPE_CHECKING:  # which would find every name
+if not TYPE_CHECKING:  # a type checker would find every name
 
-    def __getattr__(name: str) -> Any:
+    def __getattr__(name: str) -> object:
         if name not in _MODULES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import import_module
+
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: object) -> None:
     """Define ``%%tfcluster``; called by ``%load_ext tfcluster``."""
-    import_module(f"{__name__}.ipython").load_ipython_extension(shell)
+    from tfcluster.ipython import load_ipython_extension
+
+    load_ipython_extension(shell)
 
 
 def __dir__() -> list[str]:

@@ -39,7 +39,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
     workers, as for ``--hosts``. Raises SpecError with every problem.
     """
-    from tfcluster.spec.host_choice import HostChoice
+    from tfcluster.spec import HostChoice
     from tfcluster.spec.load import from_value, load_file
 
     choice = HostChoice(hosts=hosts)
@@ -49,7 +49,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
 
 
 def make_plan(
-    source: Source | LoadedSpec,
+    source: Source | Run | LoadedSpec,
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
@@ -58,12 +58,17 @@ def make_plan(
 ) -> Planned:
     """Return what `start` would start: `.plan` has nodes, tasks and commands.
 
-    `python`: the Python of the tasks; `args` are appended to ``job.args``; `sets` and `hosts` as
-    for `load`. Raises UsageError, with SpecError, and InterpreterError.
+    A run as `source` is planned again, as it was started. `python`: the Python of the tasks; `args`
+    are appended to ``job.args``; `sets` and `hosts` as for `load`. Raises UsageError, with
+    SpecError, and InterpreterError.
     """
-    from tfcluster.discovery.planning import plan_spec
+    from tfcluster.discovery.planning import plan_file, plan_spec
+    from tfcluster.spec import HostChoice
     from tfcluster.spec.load import LoadedSpec
 
+    if isinstance(source, Run):
+        choice = HostChoice(hosts=hosts)
+        return plan_file(source.paths, sets=sets, python=python, args=args, hosts=choice)
     if not isinstance(source, LoadedSpec):
         source = load(source, sets=sets, hosts=hosts)
     elif sets or hosts:
@@ -87,7 +92,7 @@ class LaunchOptions:
 
 
 def start(
-    source: Source | LoadedSpec | Planned,
+    source: Source | Run | LoadedSpec | Planned,
     *,
     detach: bool = False,
     resume: str | None = None,
@@ -103,7 +108,8 @@ def start(
     """Start a run and return it as soon as it has a folder.
 
     The run ends with this process, except with `detach`, which starts a coordinator that survives
-    it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``. `python`, `args`, `sets` and
+    it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``; a run as `source` is started
+    again. `python`, `args`, `sets` and
     `hosts` are those of `make_plan`; `chaos` injects faults. Errors of the start that only the
     nodes can find are part of the run's result.
 
@@ -258,7 +264,7 @@ def _make_launch(planned: Planned, options: LaunchOptions) -> Launch:
         faults=chaos.parse(options.chaos, plan),
     )
     if options.warm:
-        from tfcluster.backends.warm_start import keep_warm
+        from tfcluster.backends.local.warm_start import keep_warm
 
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach:

@@ -10,30 +10,25 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
-from tfcluster.errors import NodeLostError, TfclusterError
+from tfcluster.errors import NodeLostError, TfclusterError, UsageError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.rundir.waiting import PAUSE_S, Waiting, block, each, each_async, pause
 
 if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Gathered
 
 LISTENS_WITHIN_S = 2.0
 """A coordinator that has just started does not listen yet; one about to exit no longer does."""
-_PAUSE_S: Final = 0.05
-
-T = TypeVar("T")
-Waiting = Generator[None, None, T]
-"""A wait that yields whenever nothing has happened, and returns its result."""
-
 _threads: dict[RunPaths, threading.Thread] = {}
 """Run of this process → the thread of its coordinator."""
 os.register_at_fork(after_in_child=_threads.clear)
@@ -164,7 +159,7 @@ class Run:
         then KeyboardInterrupt is raised. Any other run continues.
         """
         try:
-            return _block(self._end(), timeout)
+            return block(self._end(), timeout)
         except KeyboardInterrupt:
             if self.paths in _threads:
                 _stop_interrupted(self)
@@ -172,7 +167,7 @@ class Run:
 
     async def wait_async(self) -> Result:
         """Wait as `wait` does; `asyncio.timeout` limits it, and cancelling leaves the run alone."""
-        return await _pause(self._end())
+        return await pause(self._end())
 
     def stop(self, *, now: bool = False, timeout: float | None = None) -> Result:
         """Stop the run and wait until it has ended; `now` kills its tasks without a grace period.
@@ -180,39 +175,77 @@ class Run:
         What a lost run has left is ended too. Raises TimeoutError, and NodeLostError if the
         coordinator does not answer or a task may still run.
         """
-        return _block(self._stop(now), timeout)
+        return block(self._stop(now), timeout)
 
     async def stop_async(self, *, now: bool = False) -> Result:
         """Stop the run as `stop` does."""
-        return await _pause(self._stop(now))
+        return await pause(self._stop(now))
 
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
-        return _each(self._events(follow))
+        return each(self._events(follow))
 
     def events_async(self, *, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
         """Yield events as `events` does."""
-        return _each_async(self._events(follow))
+        return each_async(self._events(follow))
 
     def logs(self, *, task: str | None = None, follow: bool = False) -> Iterator[LogLine]:
         """Yield the lines of all tasks, or of `task`, with `follow` until the run ends.
 
         The lines of each task are in order. A progress bar is one line, in its last state.
         """
-        return _each(self._logs(task, follow))
+        return each(self._logs(task, follow))
 
     def logs_async(
         self, *, task: str | None = None, follow: bool = False
     ) -> AsyncIterator[LogLine]:
         """Yield lines as `logs` does."""
-        return _each_async(self._logs(task, follow))
+        return each_async(self._logs(task, follow))
+
+    def delete(self, *, say: Callable[[str], None] = lambda sentence: None) -> None:
+        """Delete the folder of a run that has ended.
+
+        After a lost run, tasks are ended on every host; `say` gets what was ended. Raises
+        UsageError for a live run, and NodeLostError, which keeps the folder, if a task may still
+        run.
+        """
+        from tfcluster.backends import past_runs
+
+        self.require_ended()
+        self._end_leftovers(say)
+        registry.delete(self.paths)
+        for sentence in past_runs.forget_removed(self.id):
+            say(sentence)
+
+    def require_ended(self) -> None:
+        """Raise UsageError for a live run."""
+        try:
+            is_live = not self.state().status.is_final
+        except registry.DamagedRunError:
+            is_live = registry.is_answered(self.paths)
+        if is_live:
+            raise UsageError(f"{self.id} is live", fix=f"stop it first: tfcluster down {self.id}")
+
+    def _end_leftovers(self, say: Callable[[str], None]) -> None:
+        try:
+            is_open = registry.is_open(self.state())
+        except registry.DamagedRunError:
+            from tfcluster.coordinator import cleanup  # imports psutil, which is slow
+
+            cleanup.end_processes(self.id)
+            return
+        if is_open:
+            from tfcluster.coordinator import cleanup
+
+            cleanup.clean_up(self.paths)
+            cleanup.end_on_hosts(self.paths, say)
 
     def ask_to_stop(self, *, why: str, now: bool = False) -> bool:
         """Ask the coordinator to stop the run; return False if the run has already ended.
 
         Raises NodeLostError if the coordinator does not answer.
         """
-        return _block(self._ask_to_stop(why, now), None)
+        return block(self._ask_to_stop(why, now), None)
 
     def _ask_to_stop(self, why: str, now: bool) -> Waiting[bool]:
         until = time.monotonic() + LISTENS_WITHIN_S
@@ -231,11 +264,9 @@ class Run:
         yield from self._ask_to_stop("Run.stop()", now)
         result = yield from self._end()
         if registry.is_open(self.state()):
-            from tfcluster.coordinator import cleanup
+            from tfcluster.coordinator import cleanup  # imports psutil, which is slow
 
-            found = cleanup.clean_up(self.paths)
-            cleanup.require_ended(self.id, cleanup.end_nodes(self.paths))
-            found.require_dead()
+            cleanup.end_everywhere(self.paths, lambda sentence: None)
         return result
 
     def _end(self) -> Waiting[Result]:
@@ -257,9 +288,9 @@ class Run:
         )
 
     def _events(self, follow: bool) -> Iterator[dict[str, Any] | None]:
-        from tfcluster.rundir.log_files import Lines
+        from tfcluster.rundir.log_files import GrowingFile
 
-        lines = Lines(self.paths.events)
+        lines = GrowingFile(self.paths.events)
         for is_last in self._rounds(follow):
             for line in lines.read():
                 with contextlib.suppress(ValueError):
@@ -268,16 +299,16 @@ class Run:
                 yield None
 
     def _logs(self, task: str | None, follow: bool) -> Iterator[LogLine | None]:
-        from tfcluster.rundir.log_files import Lines, label_of, log_folders
+        from tfcluster.rundir.log_files import GrowingFile, label_of, log_folders, text_of
 
-        found: dict[Path, Lines] = {}
+        found: dict[Path, GrowingFile] = {}
         for is_last in self._rounds(follow):
             for attempt, folder in log_folders(self.paths.logs):
                 for path in sorted(folder.glob("*.log")):
                     if task in (None, label := label_of(path)):
-                        lines = found.setdefault(path, Lines(path))
+                        lines = found.setdefault(path, GrowingFile(path))
                         for line in lines.read(with_rest=is_last):
-                            yield LogLine(label, attempt, _text(line))
+                            yield LogLine(label, attempt, text_of(line))
             if not is_last:
                 yield None
 
@@ -342,55 +373,10 @@ def _stop_interrupted(*runs: Run) -> None:
                 with contextlib.suppress(TfclusterError):
                     run.ask_to_stop(why="Ctrl-C" if len(runs) == 1 else "exit", now=now)
             while any(_threads[run.paths].is_alive() for run in runs):
-                time.sleep(_PAUSE_S)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
+                time.sleep(PAUSE_S)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
             return
 
 
 def _stop_all() -> None:
     """Stop the runs of this process, which is about to end."""
     _stop_interrupted(*(Run(paths) for paths, thread in _threads.items() if thread.is_alive()))
-
-
-def _text(line: bytes) -> str:
-    return line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")
-
-
-def _block(waiting: Waiting[T], timeout: float | None) -> T:
-    until = None if timeout is None else time.monotonic() + timeout
-    while True:
-        try:
-            next(waiting)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        if until is not None and time.monotonic() >= until:
-            raise TimeoutError("the run has not ended in time; it continues")
-        time.sleep(_PAUSE_S)
-
-
-async def _pause(waiting: Waiting[T]) -> T:
-    import asyncio  # slow, and most callers do not need it
-
-    while True:
-        try:
-            next(waiting)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        await asyncio.sleep(_PAUSE_S)
-
-
-def _each(items: Iterator[T | None]) -> Iterator[T]:
-    for item in items:
-        if item is not None:
-            yield item
-        else:
-            time.sleep(_PAUSE_S)
-
-
-async def _each_async(items: Iterator[T | None]) -> AsyncIterator[T]:
-    import asyncio
-
-    for item in items:
-        if item is not None:
-            yield item
-        else:
-            await asyncio.sleep(_PAUSE_S)

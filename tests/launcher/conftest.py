@@ -20,11 +20,11 @@ from tfcluster.plan.plan import (
     TaskPlan,
 )
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 
 PlanOf = Callable[..., Plan]
 MakeRun = Callable[..., RunPaths]

@@ -137,6 +137,25 @@ def test_a_log_line_names_its_task_and_a_progress_bar_is_its_last_state(
     assert [line.task for line in trained.run.logs(task="worker:1")] == ["worker:1"]
 
 
+def test_a_run_is_started_again_from_its_checkpoint(trained: tfcluster.Result) -> None:
+    again = tfcluster.start(trained.run, resume=trained.run.id, sets=["name=again"])
+
+    result = again.wait().check()
+
+    assert again.id.startswith("again-")
+    (resumed,) = [event for event in again.events() if event["type"] == "resumed"]
+    assert resumed["run"] == trained.run.id
+    assert result.checkpoint is not None
+    again.delete()
+    assert not again.folder.exists()
+    assert again not in tfcluster.runs()
+
+
+def test_a_live_run_is_not_deleted(started: tfcluster.Run) -> None:
+    with pytest.raises(tfcluster.UsageError, match="is live"):
+        started.delete()
+
+
 def test_a_run_is_found_by_its_name_and_listed(trained: tfcluster.Result) -> None:
     assert tfcluster.get_run("trains") == trained.run == tfcluster.get_run(trained.run.id)
     assert trained.run in tfcluster.runs()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tfcluster.spec.cluster import JOBS
+from tfcluster.spec import JOBS
 from tfcluster.spec.model import ClusterSpec
 
 _JOB_TEXTS = {

@@ -28,7 +28,7 @@ def main() -> None:
     # Imported after the fork: what the guard does not need stays out of its memory.
     import json
 
-    from tfcluster.agent.processes import raise_limit
+    from tfcluster.agent.processes import discard_streams, raise_limit
 
     config = json.loads(config_json)
     raise_limit(config.get("descriptors"))
@@ -36,9 +36,7 @@ def main() -> None:
     from tfcluster.agent.agent import Agent
 
     ready = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 0)
-    os.dup2(null, 1)
+    discard_streams(0, 1)
     agent = Agent(config, recorder, guard_alive, host_spawner)
     os.write(ready, READY)
     os.close(ready)

@@ -17,7 +17,13 @@ import signal
 import time
 import zlib
 
-from tfcluster.agent.processes import is_alive, start_time
+from tfcluster.agent.processes import (
+    first_environment,
+    is_alive,
+    kill_all,
+    read_bytes,
+    start_time,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -144,15 +150,8 @@ def _signal(pid: int, started: int, number: int) -> None:
 
 def _kill_tasks(run_id: str) -> list[str]:
     """Kill all tasks of the run; return the names of those that still live."""
-    deadline = time.monotonic() + _KILL_S
-    while tasks := _find_tasks(run_id):
-        if time.monotonic() > deadline:
-            break
-        for pid in tasks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    return sorted(set(tasks.values()))
+    kill_all(lambda: list(_find_tasks(run_id)), _KILL_S)
+    return sorted(set(_find_tasks(run_id).values()))
 
 
 def _find_tasks(run_id: str) -> dict[int, str]:
@@ -160,12 +159,10 @@ def _find_tasks(run_id: str) -> dict[int, str]:
     mark, found = f"TFCLUSTER_RUN_ID={run_id}".encode(), {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         try:
-            if os.stat(f"/proc/{pid}").st_uid != os.getuid():
-                continue
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                environ = file.read().split(b"\0")  # empty for a zombie
+            is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
         except OSError:
             continue
+        environ = first_environment(pid) if is_own else []  # empty for a zombie
         if mark in environ:
             named = [word for word in environ if word.startswith(b"TFCLUSTER_TASK=")]
             name = named[0].decode(errors="replace")[15:] if named else "prepare"
@@ -181,8 +178,4 @@ def _pid_namespace() -> int:
 
 
 def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return read_bytes(path).decode(errors="replace").strip()

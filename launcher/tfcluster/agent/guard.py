@@ -14,7 +14,12 @@ import contextlib
 import os
 import signal
 
-from tfcluster.agent.processes import become_subreaper, kill_descendants, signal_group
+from tfcluster.agent.processes import (
+    become_subreaper,
+    discard_streams,
+    kill_descendants,
+    signal_group,
+)
 
 _KILL_S = 60.0
 
@@ -70,9 +75,7 @@ def _run_guard(from_agent: int) -> NoReturn:
     """Wait for the agent's end, kill what it left, remove its files and exit."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    null = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):
-        os.dup2(null, fd)
+    discard_streams(0, 1, 2)
     groups, files = _read_records(from_agent)
     for pgid, started in groups.items():
         signal_group(pgid, started, signal.SIGKILL)

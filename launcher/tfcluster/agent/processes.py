@@ -14,7 +14,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Iterable
 
 
 IS_LINUX = sys.platform.startswith("linux")
@@ -50,18 +50,31 @@ def become_subreaper() -> None:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def read_bytes(path: str) -> bytes:
+    """Return the content of a file, or nothing where it cannot be read."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def first_environment(pid: int) -> list[bytes]:
+    """Return the variables with which a process's program began; a fork keeps them (Linux)."""
+    return read_bytes(f"/proc/{pid}/environ").split(b"\0")
+
+
+def discard_streams(*numbers: int) -> None:
+    """Connect these descriptors to /dev/null."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in numbers:
+        os.dup2(null, number)
+    os.close(null)
+
+
 def _stat_fields(pid: int) -> list[bytes]:
     """Return the fields of /proc/PID/stat from the state (field 3) on, or [] without a process."""
-    try:
-        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY)
-    except OSError:
-        return []
-    try:
-        return os.read(fd, 4096).rpartition(b")")[2].split()
-    except OSError:
-        return []
-    finally:
-        os.close(fd)
+    return read_bytes(f"/proc/{pid}/stat").rpartition(b")")[2].split()
 
 
 def start_time(pid: int) -> int:
@@ -125,34 +138,42 @@ def reap_orphans() -> bool:
     return True
 
 
-def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> bool:
+def kill_descendants(timeout_s: float, spare: Collection[int] = ()) -> None:
     """SIGKILL and reap all descendants but `spare`, also those that left their process group.
 
     As a subreaper this process inherits every orphan below it, so without children it has no
-    descendants. Return False if some still live after `timeout_s` (in uninterruptible sleep).
+    descendants. What still lives after `timeout_s` is in uninterruptible sleep.
     """
     deadline = time.monotonic() + timeout_s
-    while reap_orphans():
-        if time.monotonic() > deadline:
-            return False
+    while reap_orphans() and time.monotonic() < deadline:
         doomed = [pid for pid in descendants() if pid not in spare]
         if spare and not doomed:
-            return True
-        for pid in doomed:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.002)
-    return True
+            return
+        _kill(doomed)
 
 
 def kill_below(pid: int, timeout_s: float) -> None:
     """SIGKILL the descendants of another process until none is left, for `timeout_s` at most."""
+    kill_all(lambda: descendants(pid), timeout_s)
+
+
+def kill_all(find: Callable[[], list[int]], timeout_s: float) -> list[int]:
+    """SIGKILL the processes that `find` returns until it returns none, for `timeout_s` at most.
+
+    Return those that still live.
+    """
     deadline = time.monotonic() + timeout_s
-    while (found := descendants(pid)) and time.monotonic() < deadline:
-        for child in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGKILL)
-        time.sleep(0.01)
+    while (found := find()) and time.monotonic() < deadline:
+        _kill(found)
+    return found
+
+
+def _kill(pids: Iterable[int]) -> None:
+    """SIGKILL processes and give them a moment to end."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(0.002)
 
 
 def close_from(first: int) -> None:

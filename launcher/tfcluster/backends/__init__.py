@@ -1,33 +1,25 @@
-"""Backends: how nodes are reached, or made, to run tasks on; `get` returns one by its name.
-
-A backend's module is imported when it is used.
-"""
+"""Backends: how nodes are made and reached; `open_nodes` begins the life of a run's nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tfcluster.backends.base import Backend
-from tfcluster.errors import SetupError
+from tfcluster import kinds
+from tfcluster.backends.base import Nodes, RunContext
 
-_MODULES = {
-    "local": ("tfcluster.backends.local", "LocalBackend"),
-    "docker": ("tfcluster.backends.docker.backend", "DockerBackend"),
-    "ssh": ("tfcluster.backends.ssh", "SshBackend"),
-}
+if TYPE_CHECKING:
+    from tfcluster.plan.plan import NodePlan
 
 
-def get(name: str, *, runtime_dir: Path) -> Backend:
-    """Return the backend called `name`; `runtime_dir` is where it puts sockets and port locks.
+def open_nodes(planned: Sequence[NodePlan], run: RunContext) -> Nodes:
+    """Return the nodes of one backend for ``async with``; all `planned` have the same backend."""
+    return class_of(planned[0])(planned, run)
 
-    Raises SetupError for a backend that this version does not have.
-    """
-    if name not in _MODULES:
-        raise SetupError(
-            f"this version of tfcluster has no backend {name}",
-            fix=f"use one of {', '.join(sorted(_MODULES))}",
-        )
-    module, backend = _MODULES[name]
-    created: Backend = getattr(import_module(module), backend)(runtime_dir)
-    return created
+
+def class_of(node: NodePlan) -> type[Nodes]:
+    """Return the class that makes and reaches nodes like `node`."""
+    module, name = kinds.get(node.backend).nodes.split(":")
+    found: type[Nodes] = getattr(import_module(module), name)
+    return found

@@ -1,11 +1,14 @@
-"""The interface of a backend to the coordinator, and the capabilities a backend declares."""
+"""The life of a run's nodes at one backend: opened, connected to, repaired between two attempts,
+closed (`Nodes`)."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from tfcluster.plan.plan import NodePlan
@@ -13,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Tell = Callable[[str], None]
-"""A callback that shows a sentence to the user: what the command waits for."""
+"""A callback that shows a sentence to the user."""
 
 
 def ignore_event(sentence: str) -> None:
@@ -26,69 +29,67 @@ def agent_socket_name(run_id: str, node: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """The properties of a backend; the coordinator decides by them, never by the backend's name."""
+class RunContext:
+    """The facts of a run that a backend needs, and the callbacks by which it reports."""
 
-    shares_filesystem: bool
-    """Tasks write straight into the run folder, so no log or file is sent."""
-    has_lease: bool
-    """A lost connection may be resumed; without a lease the agent kills its tasks at once."""
-    holds_ports: bool
-    """Ports stay bound between two attempts (Linux); otherwise a taken one is chosen again."""
-    clears_up: bool = False
-    """`close` removes, or names, the leftovers of nodes that did not hear of the run's end; and a
-    lost node loses all that was prepared on it."""
+    run_id: str
+    runtime_dir: Path
+    """The folder of sockets and port locks on this machine."""
+    lease_s: float = 60.0
+    """Seconds an agent reached over a network keeps its tasks alive without the coordinator."""
+    tell: Tell = ignore_event
+    """Shows what takes long: an image is pulled."""
+    queued: Tell = ignore_event
+    """Shows why the nodes are not there yet; may be called again when the reason changes."""
+    warn_at_end: Tell = ignore_event
+    """Shows, after the run, what the user should know: warnings, and what could not be removed."""
 
 
-class Backend(Protocol):
-    """A kind of nodes, and how they are reached."""
+class Nodes(ABC):
+    """The nodes of one run at one backend: ``async with Nodes(planned, run) as nodes``.
 
-    @property
-    def capabilities(self) -> Capabilities: ...
+    The start of the block makes what the nodes share (a network, an allocation), the end removes
+    it. A start that fails or is cancelled leaves nothing behind.
+    """
 
-    @property
-    def may_hold_resources(self) -> bool:
-        """True if resources made for the run's nodes may still exist, after `close` too."""
+    keeps_folders = False
+    """True: what holds the tasks' folders stays at the end of the block."""
+    hosts: Mapping[str, str] = {}
+    """Node → host name, for nodes whose host names were not known to the plan."""
 
-    async def connect(
-        self,
-        node: NodePlan,
-        *,
-        run_id: str,
-        token: str,
-        tell: Tell = ignore_event,
-        lease_s: float = 60.0,
-        is_fenced: bool = False,
-    ) -> AgentLink:
+    def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
+        self.planned, self.run = planned, run
+
+    async def __aenter__(self) -> Self:
+        """Raise SetupError if the nodes cannot be made or allocated."""
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        return None
+
+    @abstractmethod
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         """Connect to the node's agent, which is started if it does not run.
 
-        `lease_s`: seconds an agent reached over a network keeps its tasks alive without the
-        coordinator. `is_fenced`: it is certain that no process of an earlier agent of this node
-        is alive; otherwise the end of that agent must be proved before another one starts.
+        `is_fenced`: it is certain that no process of an earlier agent of this node is alive;
+        otherwise the end of that agent must be proved before another one starts. May be called
+        for several nodes at once.
 
         Raises SetupError if the agent does not start; the text holds its error output.
         """
 
     async def repair(self) -> list[str]:
         """Repair the nodes before another attempt; return what was repaired, in sentences."""
+        return []
 
-    async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        """Remove what was made for the run's nodes; return what the user should know, in sentences.
-
-        `keeps_folders`: what holds the tasks' folders stays.
-        """
-
-
-@runtime_checkable
-class EndsLostRuns(Protocol):
-    """A backend on whose nodes tasks outlive a killed coordinator, until the lease ends."""
-
+    @staticmethod
     async def end_run(
-        self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
+        node: NodePlan, *, run_id: str, former: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """End the leftover processes of such a run; return the node's answer
-        (`agent.fencing.end_lost_run`).
+        """End the leftover processes of a run whose coordinator was killed; return the node's
+        answer (`agent.fencing.end_lost_run`).
 
-        `former`: the identity of the node's agent. Raises NodeLostError if the node does not
-        answer.
+        For nodes that outlive the coordinator. `former`: the identity of the node's agent. Raises
+        NodeLostError if the node does not answer.
         """
+        raise NotImplementedError

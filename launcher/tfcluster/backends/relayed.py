@@ -20,8 +20,7 @@ from typing import Any, Protocol
 from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
-from tfcluster.backends.base import agent_socket_name
-from tfcluster.errors import NodeLostError
+from tfcluster.backends.base import RunContext, agent_socket_name
 from tfcluster.plan import remote_paths
 from tfcluster.wire import messages
 from tfcluster.wire.agent_handle import AgentHandle
@@ -248,10 +247,9 @@ async def end_run(
 async def connect(
     node: str,
     argv: Sequence[str],
+    run: RunContext,
     *,
-    run_id: str,
     token: str,
-    lease_s: float,
     place: Place | None = None,
     former: Mapping[str, Any] | None = None,
     is_fenced: bool = False,
@@ -260,22 +258,22 @@ async def connect(
 
     `place`: the container made for it. `former`: the identity of the agent before it, which must
     have ended. `is_fenced`: it is certain that no process of that one is alive. Raises
-    NodeLostError with the transport's stderr.
+    Unreached with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    identity = {"run_id": run_id, "node": node, "token": token}
-    config: dict[str, Any] = {**identity, "socket": agent_socket_name(run_id, node)}
-    config |= {"ports_dir": "ports", "lease_s": lease_s, "former": former, "is_fenced": is_fenced}
+    identity = {"run_id": run.run_id, "node": node, "token": token}
+    config: dict[str, Any] = {**identity, "socket": agent_socket_name(run.run_id, node)}
+    config |= {"ports_dir": "ports", "lease_s": run.lease_s}
+    config |= {"former": former, "is_fenced": is_fenced}
     if place is not None:
-        config["seat"] = container_socket_name(run_id, node)
+        config["seat"] = container_socket_name(run.run_id, node)
     transport = Transport(argv, config, built, logs_in=place is None)
     hello, handle = {**identity, "stream_logs": True}, _RelayedAgent(transport, place)
-    link = AgentLink(transport.dial, hello, handle, lease_s=lease_s)
+    link = AgentLink(transport.dial, hello, handle, lease_s=run.lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        why = await transport.explain(error)
-        raise NodeLostError(f"{node} cannot be reached: {why}") from error
+        raise Unreached(await transport.explain(error)) from error
     except BaseException:  # cancelled by Ctrl-C
         await transport.hang_up()
         raise

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.api import get_run
 from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import files
-from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts
 from tfcluster.ui.follow import RunView, StateFile
 from tfcluster.ui.history import format_attached, format_restart
@@ -30,8 +30,8 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
     returns the run's own exit code.
     """
     terminal = Terminal()
-    paths = registry.resolve(run, live_only=True)
-    state = registry.load(paths)
+    found = get_run(run, live_only=True)
+    paths, state = found.paths, found.state()
     if state.status.is_final and not as_json:
         terminal.say(f"{state.run} has ended")
         show_end(state, paths, terminal)
@@ -59,4 +59,4 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         )
         return
     if not as_json and paths.root.exists():
-        show_end(registry.load(paths), paths, terminal)
+        show_end(found.state(), paths, terminal)

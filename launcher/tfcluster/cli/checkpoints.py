@@ -15,7 +15,7 @@ from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.run_handle import Run
 from tfcluster.ui.panels import checkpoints_grid
-from tfcluster.ui.render import stdout_grid
+from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal
 
 
@@ -40,7 +40,7 @@ def command(run: str | None, only_path: bool, target: Path | None, as_json: bool
         terminal.emit_json([_to_json(checkpoint) for checkpoint in checkpoints])
     elif checkpoints:
         rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in checkpoints])
-        terminal.out(stdout_grid(rows, terminal))
+        terminal.out(stdout_text(rows, terminal))
     else:
         terminal.say(f"{found.id} has gathered no checkpoint")
 

@@ -6,7 +6,7 @@ import click
 
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import host_options
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command("doctor")
@@ -32,7 +32,7 @@ def command(
     from tfcluster.discovery.planning import plan_file
     from tfcluster.errors import SetupError
     from tfcluster.preflight import doctor
-    from tfcluster.spec.host_choice import NO_CHOICE
+    from tfcluster.spec import NO_CHOICE
     from tfcluster.ui.preflight_table import format_report
     from tfcluster.ui.terminal import Terminal
 

@@ -8,15 +8,14 @@ from collections.abc import Iterator
 
 import click
 
-from tfcluster.backends import warm_agents
-from tfcluster.backends.docker import past_runs
+from tfcluster.backends import past_runs
+from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.states import Status
-from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
 _DOCKER_S = 20.0
@@ -52,12 +51,12 @@ def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: b
         with collecting_errors(errors):
             _await_end(paths, terminal, was_live=was_live)
         ended.append(registry.load(paths))
-    found = [past_runs.find_leftovers_of(state.run, patience_s=_DOCKER_S) for state in ended]
+    found = [past_runs.find_leftovers_of(state.run) for state in ended]
     if everything:
         done = {state.run for state in ended}
-        found.append(past_runs.find_leftovers(patience_s=_DOCKER_S, excluded=done))
+        found.append(past_runs.find_leftovers(excluded=done))
     for leftovers in found:
-        errors += _remove_from_docker(leftovers, terminal)
+        errors += _remove_leftovers(leftovers, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
@@ -91,21 +90,21 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
     try:
         return [registry.resolve(run, live_only=True)]
     except UnknownRunError:
-        found = past_runs.find_leftovers_of(run, patience_s=_DOCKER_S) if run else past_runs.Found()
+        found = past_runs.find_leftovers_of(run) if run else past_runs.Found()
         if not (found.leftovers or found.silent):
             raise
-        NodeLostError.raise_all(list(_remove_from_docker(found, terminal)))
+        NodeLostError.raise_all(list(_remove_leftovers(found, terminal)))
         return []
 
 
-def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
-    """Remove leftovers from docker; yield an error for each daemon that fails or is silent."""
+def _remove_leftovers(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
+    """Remove leftovers; yield an error for each backend that fails or is silent."""
     for left in found.leftovers:
         names = ", ".join(left.names)
         if problem := past_runs.remove_and_forget(left):
-            yield NodeLostError(f"docker does not remove {names}: {problem}")
+            yield NodeLostError(f"{left.place.backend} does not remove {names}: {problem}")
         else:
-            terminal.say_wrapped(f"removed from docker: {names}")
+            terminal.say_wrapped(f"removed from {left.place.backend}: {names}")
     for silent in found.silent:
         removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
         for run in removed:
@@ -114,8 +113,8 @@ def _remove_from_docker(found: past_runs.Found, terminal: Terminal) -> Iterator[
             terminal.say_wrapped(str(silent))
         else:
             fix = (
-                "run this again once docker answers;"
-                f" `tfcluster rm {silent.runs[0]}` gives up on the containers"
+                f"run this again once {silent.place.backend} answers;"
+                f" `tfcluster rm {silent.runs[0]}` gives up on what it may have"
             )
             yield NodeLostError(str(silent), fix=fix)
 
@@ -133,42 +132,12 @@ def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
         time.sleep(0.05)
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator died")
-        _clean_up(paths, terminal)
+        from tfcluster.coordinator import cleanup  # imports psutil, which is slow
+
+        cleanup.end_everywhere(paths, terminal.say_wrapped)
     elif state.status is Status.LOST:
         terminal.say(f"{state.run} is lost and was already cleaned up")
     elif was_live:
         terminal.say(f"{state.run} has ended: {state.status}")
     else:
         terminal.say(f"{state.run} had already ended: {state.status}")
-
-
-def _clean_up(paths: RunPaths, terminal: Terminal) -> None:
-    from tfcluster.coordinator.cleanup import clean_up  # imports psutil, which is slow
-
-    found = clean_up(paths)
-    if found.processes:
-        count = plural(len(found.processes), "process", "processes")
-        terminal.say_wrapped(f"ended {count}: {', '.join(map(str, found.processes))}")
-    if found.files:
-        terminal.say_wrapped(f"removed {', '.join(map(str, found.files))}")
-    if not found.processes and not found.files:
-        terminal.say("no processes or files of the run are left on this host")
-    end_tasks_on_hosts(paths, terminal)
-    found.require_dead()
-
-
-def end_tasks_on_hosts(paths: RunPaths, terminal: Terminal) -> None:
-    """End the tasks that a lost run left on other machines, and print what was ended.
-
-    Raises NodeLostError if tasks may still run on a host.
-    """
-    from tfcluster.coordinator import cleanup
-
-    ends = cleanup.end_nodes(paths)
-    for end in ends:
-        if not end.trouble:
-            what = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
-            terminal.say_wrapped(f"{end.node}: {what}")
-        if end.folder is not None:
-            terminal.say_wrapped(f"{end.node}: saved files stay in {end.folder}")
-    cleanup.require_ended(paths.run_id, ends)

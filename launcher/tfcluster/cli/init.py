@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from pathlib import Path
@@ -11,8 +12,7 @@ import click
 from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.spec import published_schema, templates
-from tfcluster.spec.templates import Template
+from tfcluster.spec import published_schema
 from tfcluster.ui.terminal import Terminal
 
 SCHEMA_FOLDER = ".tfcluster"
@@ -34,7 +34,7 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
     """
     terminal = Terminal()
     if list_only:
-        found = [(one.name, one.about) for one in templates.templates()]
+        found = [(name, about(path)) for name, path in templates().items()]
         if as_json:
             terminal.emit_json([{"name": name, "about": about} for name, about in found])
         else:
@@ -45,19 +45,45 @@ def command(file: str, template: str, list_only: bool, as_json: bool, force: boo
     if path.suffix not in (".json", ".jsonc"):
         fix = f"write {path.stem}.json"
         raise UsageError(f"FILE: {file!r} must end in .json or .jsonc", fix=fix)
-    write(path, templates.find(template), force=force)
+    write(path, find(template), force=force)
     shown = "" if path == Path("tfcluster.json") else f" {file}"
     terminal.say(f"wrote {file}; next: tfcluster up{shown}")
 
 
-def write(path: Path, template: Template, *, force: bool) -> None:
+def templates() -> dict[str, Path]:
+    """Return name → file of the templates, in the wheel or else in the source tree.
+
+    Raises UsageError for a broken installation.
+    """
+    package = Path(__file__).parents[1]
+    for folder in (package / "templates", package.parents[1] / "cluster_specs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.json"))}
+    fix = "reinstall it: pip install --force-reinstall tfcluster"
+    raise UsageError("the templates are missing from this installation", fix=fix)
+
+
+def about(template: Path) -> str:
+    """Return a template's one-line description, from its key ``x-about``."""
+    return str(json.loads(template.read_text(encoding="utf-8")).get("x-about", ""))
+
+
+def find(name: str) -> Path:
+    """Return the template called `name`; raises UsageError, with all names, for an unknown one."""
+    known = templates()
+    if found := known.get(name.removesuffix(".json")):
+        return found
+    raise UsageError(f"there is no template {name!r}", fix=f"use one of {', '.join(known)}")
+
+
+def write(path: Path, template: Path, *, force: bool) -> None:
     """Write the spec and its schema; raise UsageError if a file exists or cannot be written."""
     schema = path.parent / SCHEMA_FOLDER / published_schema.SCHEMA_FILE
     try:
         schema.parent.mkdir(parents=True, exist_ok=True)
         schema.write_text(published_schema.text(), encoding="utf-8")
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(adapt(template.path.read_text(encoding="utf-8")))
+            file.write(adapt(template.read_text(encoding="utf-8")))
     except FileExistsError as error:
         if error.filename != str(path):
             raise UsageError(f"{error.filename} is not a folder") from None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import click
 
-from tfcluster.api import LaunchOptions
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, job_args, watch_options
 
@@ -29,7 +28,7 @@ def command(
     name: str | None,
     no_preflight: bool,
     no_prepare: bool,
-    options: LaunchOptions,
+    options: dict[str, Any],
     shown: dict[str, bool],
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
@@ -42,6 +41,7 @@ def command(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
+    from tfcluster.api import LaunchOptions
     from tfcluster.cli.launch import launch
     from tfcluster.discovery.planning import plan_join
 
@@ -53,10 +53,10 @@ def command(
         python=python,
         args=job_args(),
     )
-    options = replace(
-        options,
+    launch_options = LaunchOptions(
+        **options,
         prepares=not no_prepare,
         # A task named by --task may have another machine's address, which the checks would refuse.
         runs_preflight=not (no_preflight or names),
     )
-    return launch(planned, options, **shown)
+    return launch(planned, launch_options, **shown)

@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 
 def preimport() -> None:
     """Import the modules that a start needs, while the tasks' Python is being probed."""
-    modules = ("coordinator.foreground", "backends.local", "ui.follow", "ui.start", "cli.closing")
+    modules = (
+        "coordinator.foreground",
+        "backends.local.local_nodes",
+        "ui.follow",
+        "ui.plan_view",
+        "cli.closing",
+    )
     for module in modules:
         import_module(f"tfcluster.{module}")
 
@@ -71,8 +77,8 @@ class _ShownRun:
         self._view.start()
 
     def announced(self, ports: Mapping[str, int]) -> None:
+        from tfcluster.ui.plan_view import start_panel
         from tfcluster.ui.render import render
-        from tfcluster.ui.start import start_panel
 
         resume = self._options.resume
         resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import click
 
+from tfcluster.api import get_run
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
 from tfcluster.plan.plan import TaskId
@@ -51,7 +52,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
-    terminal, paths = Terminal(), registry.resolve(run)
+    terminal, paths = Terminal(), get_run(run).paths
     log_filter = LogFilter(
         tasks=_parse_tasks(paths, tasks),
         grep=_compile(grep),

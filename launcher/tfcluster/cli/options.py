@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from tfcluster.api import LaunchOptions
 from tfcluster.cli.completion import files
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 _HOST_OPTIONS = (
     click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
@@ -54,7 +53,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a launch to `command`.
 
-    It gets them as `options` and as `shown`, the keyword arguments of `launch.launch`.
+    It gets them as two dicts: `options` for `api.LaunchOptions`, `shown` for `launch.launch`.
     """
 
     @functools.wraps(command)
@@ -67,7 +66,7 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         no_gather: bool,
         **others: Any,
     ) -> Any:
-        options = LaunchOptions(detach=detach, warm=warm, gathers=not no_gather)
+        options = {"detach": detach, "warm": warm, "gathers": not no_gather}
         shown = {"as_json": as_json, "collapse": collapse}
         return command(*args, options=options, shown=shown, **others)
 

@@ -6,7 +6,7 @@ import click
 
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, host_options, job_args
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command("plan", cls=WithJobArgs)

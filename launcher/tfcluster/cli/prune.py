@@ -8,8 +8,8 @@ import time
 import click
 
 from tfcluster.cli.down import collecting_errors
-from tfcluster.cli.rm import remove
 from tfcluster.errors import NodeLostError, SetupError, UsageError
+from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.formats import plural
@@ -44,7 +44,7 @@ def command(
     for paths in selected:
         with collecting_errors(errors):
             if not dry_run:
-                remove(paths, terminal)
+                Run(paths).delete(say=terminal.say_wrapped)
             terminal.say(f"{'would delete' if dry_run else 'deleted'} {paths.run_id}")
     if as_json:
         terminal.emit_json([paths.run_id for paths in selected])

@@ -8,17 +8,15 @@ from typing import Any
 
 import click
 
-from tfcluster.backends import warm_agents
-from tfcluster.backends.docker import past_runs
+from tfcluster.backends import past_runs
+from tfcluster.backends.local import warm_agents
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import runtime_dir
 from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.panels import runs_grid
-from tfcluster.ui.render import stdout_grid
+from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal
-
-_DOCKER_S = 8.0
 
 
 @click.command("ps")
@@ -35,7 +33,7 @@ def command(all_runs: bool, as_json: bool) -> None:
     elif shown:
         width = terminal.stdout.width()
         grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
-        terminal.out(stdout_grid(grid, terminal))
+        terminal.out(stdout_text(grid, terminal))
     else:
         ended = f" ({plural(len(known), 'run')} ended: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{ended}")
@@ -56,13 +54,13 @@ def command(all_runs: bool, as_json: bool) -> None:
             terminal.say_wrapped(
                 f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
             )
-    found = past_runs.find_leftovers(patience_s=_DOCKER_S)
+    found = past_runs.find_leftovers()
     for silent in found.silent:
         terminal.say_wrapped(str(silent))
     for left in found.leftovers:
         names = ", ".join(left.names)
         terminal.say_wrapped(
-            f"docker still has {names}: `tfcluster down {left.run_id}` removes them"
+            f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"
         )
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import click
 
-from tfcluster.api import LaunchOptions, spec_of_program
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command(
@@ -38,13 +38,14 @@ def command(
     name: str | None,
     chaos: tuple[str, ...],
     line: tuple[str, ...],
-    options: LaunchOptions,
+    options: dict[str, Any],
     shown: dict[str, bool],
 ) -> int:
     """Run SCRIPT as the workers of one cluster; ARGS are passed to the script.
 
     The workers run on this machine or, with --hosts, on other machines through ssh.
     """
+    from tfcluster.api import LaunchOptions, spec_of_program
     from tfcluster.cli.launch import launch, preimport
     from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
@@ -57,4 +58,4 @@ def command(
     choice = replace(hosts, workers=workers)
     loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
     planned = plan_spec(loaded, python=python, meanwhile=preimport)
-    return launch(planned, replace(options, chaos=chaos), **shown)
+    return launch(planned, LaunchOptions(**options, chaos=chaos), **shown)

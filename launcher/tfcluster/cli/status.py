@@ -7,8 +7,8 @@ from socket import gethostname
 
 import click
 
+from tfcluster.api import get_run
 from tfcluster.cli.completion import files
-from tfcluster.rundir import registry
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal
@@ -20,10 +20,10 @@ from tfcluster.ui.terminal import Terminal
 def command(run: str | None, as_json: bool) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
-    paths = registry.resolve(run)
-    snapshot = registry.load(paths)
+    found = get_run(run)
+    state = found.state()
     if as_json:
-        terminal.emit_json(snapshot.to_json() | {"folder": str(paths.root)})
+        terminal.emit_json(state.to_json() | {"folder": str(found.folder)})
     else:
-        panel = status_panel(snapshot, paths, now=time.time(), this_host=gethostname())
+        panel = status_panel(state, found.paths, now=time.time(), this_host=gethostname())
         terminal.out(stdout_text(panel, terminal))

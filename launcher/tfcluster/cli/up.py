@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import click
 
-from tfcluster.api import LaunchOptions
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, host_options, job_args, watch_options
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 
 
 @click.command("up", cls=WithJobArgs)
@@ -42,7 +40,7 @@ def command(
     chaos: tuple[str, ...],
     no_preflight: bool,
     no_prepare: bool,
-    options: LaunchOptions,
+    options: dict[str, Any],
     shown: dict[str, bool],
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
@@ -54,14 +52,15 @@ def command(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
+    from tfcluster.api import LaunchOptions
     from tfcluster.cli.launch import launch, preimport
     from tfcluster.coordinator.resume import find
-    from tfcluster.discovery.planning import plan_again, plan_file
+    from tfcluster.discovery.planning import plan_file
 
     resumed = find(resume) if resume is not None else None
     stored = resumed.source if resumed is not None and spec is None else None
-    plan = partial(plan_file, spec) if stored is None else partial(plan_again, stored)
-    planned = plan(
+    planned = plan_file(
+        stored or spec,
         sets=sets,
         options={"--name": ("name", name), "--backend": ("runtime.backend", backend)},
         python=python,
@@ -69,11 +68,11 @@ def command(
         hosts=hosts,
         meanwhile=preimport,
     )
-    options = replace(
-        options,
+    launch_options = LaunchOptions(
+        **options,
         prepares=not no_prepare,
         runs_preflight=not no_preflight,
         resume=resumed,
         chaos=chaos,
     )
-    return launch(planned.without_tasks(excepted), options, **shown)
+    return launch(planned.without_tasks(excepted), launch_options, **shown)

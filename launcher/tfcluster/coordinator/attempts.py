@@ -16,7 +16,7 @@ from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, SetupError, join_first
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
-from tfcluster.rundir.events import Event, Warned
+from tfcluster.rundir.events import Event, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.restart_policy import chief_among
@@ -58,15 +58,17 @@ class Attempts:
         return self.startup.run_gathering
 
     async def start_first(self) -> None:
-        """Connect to all nodes, run the startup steps and start attempt 1.
+        """Open and connect to all nodes, run the startup steps and start attempt 1.
 
         Raises SetupError.
         """
-        local = [node for node in self.plan.nodes if node.backend == "local"]
-        await self._connect_all(local)  # not cancellable: a half-started agent would stay
-        remote = [node for node in self.plan.nodes if node not in local]
-        if remote:
-            await self.loop.run_alongside(self._connect_all(remote))
+        if hosts := await self.loop.run_alongside(self.hub.open(self.plan.nodes)):
+            self.startup.plan = self.plan.at(hosts)
+            addresses = {str(task.id): task.address for task in self.plan.tasks}
+            self.record(NodesAllocated(hosts=hosts, addresses=addresses))
+        newest = self.run_gathering.newest
+        self.supervisor.begin_run(self.loop.now(), from_step=newest.step, from_name=newest.name)
+        await self.loop.run_alongside(self._connect_all(self.plan.nodes))
         await self.loop.run_alongside(self.startup.find_code(self.plan.nodes))
         self.startup.preload(self.plan.nodes)
         await self.startup.hold_ports(self.plan.nodes)
@@ -133,7 +135,7 @@ class Attempts:
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._reconnect()
-        if self.plan.images:
+        if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
                 self.record(Warned(message=sentence))
         if again.fresh_ports and self.supervisor.next_attempt is again:
@@ -184,7 +186,7 @@ class Attempts:
         await self.loop.run_alongside(self._connect_with_code(node))
         self.startup.preload([node])
         await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
-        if node.container is not None:  # the new container lacks what prepare made in the old one
+        if node.capabilities.in_containers:  # the new one lacks what prepare made in the old one
             await self.startup.prepare([node], is_lost=self._lost.__contains__)
         await self._await_preload([node])
         if node.name in self._lost:
@@ -246,7 +248,7 @@ async def _dial(task: TaskPlan, port: int) -> str:
     where = f"{task.id} at {task.host}:{port}"
     try:
         async with asyncio.timeout(DIAL_S):
-            _, writer = await asyncio.open_connection(task.host.strip("[]"), port)
+            _, writer = await asyncio.open_connection(task.bare_host, port)
     except ConnectionRefusedError:
         return f"{where}: nothing listens there yet"
     except TimeoutError:

@@ -31,9 +31,10 @@ from tfcluster.coordinator.foreground import (
 )
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.plan.plan import Plan
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
+from tfcluster.rundir.states import Status
 
 _STARTED = "started"
 _SPAWN = (

@@ -14,17 +14,17 @@ import glob
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from tfcluster import backends
 from tfcluster.agent import foreign_json
-from tfcluster.backends.base import EndsLostRuns
-from tfcluster.errors import NodeLostError
-from tfcluster.nodes.hub import KILL_S, backend_of
-from tfcluster.plan.plan import NodePlan, Plan, plan_from_json
+from tfcluster.errors import NodeLostError, RunFolderError
+from tfcluster.nodes.hub import KILL_S
+from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.run_writer import require_json
@@ -67,7 +67,7 @@ def leases(paths: RunPaths, state: RunSnapshot, now: float) -> dict[str, float]:
 
 def outliving(plan: Plan) -> list[NodePlan]:
     """Return the nodes whose tasks outlive the coordinator, for as long as their lease."""
-    return [node for node in plan.nodes if isinstance(backend_of(node), EndsLostRuns)]
+    return [node for node in plan.nodes if node.capabilities.outlives_coordinator]
 
 
 def end_nodes(paths: RunPaths) -> list[NodeEnd]:
@@ -86,15 +86,23 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     return ends
 
 
-def require_ended(run_id: str, ends: Iterable[NodeEnd]) -> None:
-    """Raise NodeLostError if tasks may still run on a node of a lost run."""
+def end_on_hosts(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """End the tasks that a lost run left on other machines; `say` gets what was ended.
+
+    Raises NodeLostError if tasks may still run on a host.
+    """
     problems = []
-    for end in ends:
+    for end in end_nodes(paths):
         if end.trouble:
             at = time.strftime("%H:%M:%S", time.localtime(end.until))
             problems.append(f"{end.node}: its tasks may run until {at}: {end.trouble}")
+        else:
+            what = f"ended {', '.join(end.ended)}" if end.ended else "no task was left"
+            say(f"{end.node}: {what}")
+        if end.folder is not None:
+            say(f"{end.node}: saved files stay in {end.folder}")
     if problems:
-        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {run_id}")
+        raise NodeLostError("\n".join(problems), fix=f"try again: tfcluster down {paths.run_id}")
 
 
 async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -> list[NodeEnd]:
@@ -104,12 +112,11 @@ async def _end_all(plan: Plan, state: RunSnapshot, until: Mapping[str, float]) -
 
 
 async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd:
-    backend, identity = backend_of(node), state.agents.get(node.name, {}).get("identity")
-    assert isinstance(backend, EndsLostRuns)  # others have no lease, see `leases`
+    identity = state.agents.get(node.name, {}).get("identity")
     if identity is None:
         return NodeEnd(node.name, trouble="its agent is not known", until=until)
     try:
-        found = await backend.end_run(node, run_id=state.run, former=identity)
+        found = await backends.class_of(node).end_run(node, run_id=state.run, former=identity)
     except NodeLostError as error:
         return NodeEnd(node.name, trouble=error.message, until=until)
     trouble = "" if found["is_proved"] else "nothing proves that its agent has ended"
@@ -121,8 +128,8 @@ async def _end_node(node: NodePlan, state: RunSnapshot, until: float) -> NodeEnd
 def _plan(paths: RunPaths) -> Plan | None:
     """Return the run's plan; None if it cannot be read, because then nothing was started."""
     try:
-        return plan_from_json(foreign_json.read_json_object(paths.plan))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return registry.load_plan(paths)
+    except RunFolderError:
         return None
 
 
@@ -147,14 +154,6 @@ class CleanedUp:
     survivors: tuple[Leftover, ...] = ()
     """Processes that were killed and still live: in the kernel, uninterruptible."""
 
-    def require_dead(self) -> None:
-        """Raise NodeLostError if a process survived."""
-        if self.survivors:
-            names = ", ".join(map(str, self.survivors))
-            raise NodeLostError(
-                f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
-            )
-
 
 def clean_up(paths: RunPaths) -> CleanedUp:
     """End the leftover processes of a lost run on this host, remove its files and mark it lost.
@@ -167,6 +166,27 @@ def clean_up(paths: RunPaths) -> CleanedUp:
     survivors = tuple(p for p in processes if p.process.is_running() and not _is_dead(p))
     _mark_lost(paths, state)
     return CleanedUp(processes, files, survivors)
+
+
+def end_everywhere(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """Clean up after a lost run here and on its hosts; `say` gets what was ended.
+
+    Raises NodeLostError if tasks may still run.
+    """
+    found = clean_up(paths)
+    if found.processes:
+        noun = "process" if len(found.processes) == 1 else "processes"
+        say(f"ended {len(found.processes)} {noun}: {', '.join(map(str, found.processes))}")
+    if found.files:
+        say(f"removed {', '.join(map(str, found.files))}")
+    if not found.processes and not found.files:
+        say("no processes or files of the run are left on this host")
+    end_on_hosts(paths, say)
+    if found.survivors:
+        names = ", ".join(map(str, found.survivors))
+        raise NodeLostError(
+            f"killed, but still there: {names}", fix="they hang in the kernel: see dmesg"
+        )
 
 
 def end_processes(run_id: str) -> tuple[Leftover, ...]:

@@ -12,14 +12,14 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tfcluster import __version__
-from tfcluster.backends.base import Backend
+from tfcluster.backends import open_nodes
 from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts, ExternalPeers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.errors import SetupError
-from tfcluster.nodes.hub import Hub, Message
+from tfcluster.nodes.hub import Hub, Message, OpenNodes
 from tfcluster.nodes.reports import STEPS, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
@@ -27,8 +27,9 @@ from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.supervisor import Supervisor
@@ -46,7 +47,7 @@ class Coordinator:
         run_writer: RunWriter,
         run_gathering: RunGathering,
         *,
-        backend_of: Callable[[NodePlan], Backend],
+        open_nodes: OpenNodes = open_nodes,
         announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
         start_options: StartOptions,
     ) -> None:
@@ -54,10 +55,12 @@ class Coordinator:
 
         `announce` is called with each task's port (none for `plain` jobs) before the start.
         """
-        self.plan, self.run_writer, self.paths = plan, run_writer, run_writer.paths
+        self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
         self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
-        self._hub = Hub(backend_of, self.paths, plan.supervision.lease_s, self._warn)
+        self._hub = Hub(
+            self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
+        )
         self._external_peers = ExternalPeers(plan, self._wait_for)
         self._supervisor = Supervisor(
             plan,
@@ -67,7 +70,7 @@ class Coordinator:
         )
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
-        startup = Startup(
+        startup = self._startup = Startup(
             plan, self.paths, run_gathering, hub, until, self._announce, wait_for, start_options
         )
         self._announced = announce
@@ -78,6 +81,11 @@ class Coordinator:
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, with the host names of all nodes once they are allocated."""
+        return self._startup.plan
 
     def stop(self, stop: Stop) -> None:
         """End the run early; a second call kills at once, a call after the end stops copying."""
@@ -107,8 +115,6 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
-            newest = self._run_gathering.newest
-            self._supervisor.begin_run(self._now(), from_step=newest.step, from_name=newest.name)
             self._background = background
             showing = background.create_task(
                 gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
@@ -143,7 +149,6 @@ class Coordinator:
     async def _connect(self, node: NodePlan) -> None:
         await self._hub.connect(
             node,
-            self.paths.run_id,
             on_message=self._on_message,
             on_closed=self._on_closed,
             background=self._background,
@@ -211,6 +216,9 @@ class Coordinator:
 
     def _warn(self, sentence: str) -> None:
         self._put_event(ev.Warned(message=sentence))
+
+    def _note_queued(self, reason: str) -> None:
+        self._put_event(ev.RunQueued(reason=reason))
 
     def _put_event(self, event: Event) -> None:
         self._hub.put(lambda: self._record(event))

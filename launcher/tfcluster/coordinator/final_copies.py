@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TypeVar
 
+from tfcluster import kinds
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
@@ -137,9 +138,8 @@ class FinalCopies:
         return directory if isinstance(directory, Path) else directory.folder
 
     def _fetch_command(self, node: str, folder: PurePath) -> str:
-        if self.plan.node(node).container is not None:
-            return f"docker cp {self.paths.run_id}-{node}:{folder} ."
-        return f"scp -r {node}:{folder} ."
+        kind = kinds.get(self.plan.node(node).backend)
+        return kind.fetch.format(run=self.paths.run_id, node=node, folder=folder)
 
 
 class StalledError(OSError):

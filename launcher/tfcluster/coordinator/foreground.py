@@ -20,17 +20,18 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SetupError, TfclusterError
-from tfcluster.nodes.hub import backend_of
 from tfcluster.plan import secrets
-from tfcluster.plan.plan import Plan, plan_to_json
+from tfcluster.plan.plan import Plan
 from tfcluster.plan.secrets import redact_error
 from tfcluster.rundir import fold, run_writer
-from tfcluster.rundir.events import Resumed, Status
+from tfcluster.rundir.events import Resumed
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome, Stop
+from tfcluster.typed_json import to_json
 
 Announce = Callable[[Mapping[str, int]], None]
 """A function that is called with each task's port before the first start."""
@@ -89,17 +90,15 @@ class Session:
     def __init__(self, launch: Launch) -> None:
         """Make the run folder.
 
-        Raises SetupError for a backend that is not available, and RunFolderError.
+        Raises RunFolderError.
         """
         plan, now = launch.plan, time.time()
-        for node in plan.nodes:
-            backend_of(node)
         run_writer.make_runtime_dir()
         self.plan, self._resume, self._start_options = plan, launch.resume, launch.start_options
         self.paths: RunPaths = run_writer.make_new(
             partial(new_run_id, plan.name, now), launch.home_dir
         )
-        for path, data in ((self.paths.spec, launch.spec), (self.paths.plan, plan_to_json(plan))):
+        for path, data in ((self.paths.spec, launch.spec), (self.paths.plan, to_json(plan))):
             run_writer.require_json(path, data)
         state = fold.first_state(plan, self.paths, this_process(), now)
         state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
@@ -133,7 +132,6 @@ class Session:
             self.plan,
             self.run_writer,
             RunGathering(self.plan, self.paths, enabled=start_options.gathers),
-            backend_of=backend_of,
             announce=announce,
             start_options=start_options,
         )

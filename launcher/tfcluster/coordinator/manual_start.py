@@ -7,14 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import describe_error
 from tfcluster.discovery.planning import plan_manual_start
-from tfcluster.errors import RunFolderError, UnknownRunError, UsageError
+from tfcluster.errors import UnknownRunError, UsageError
 from tfcluster.plan import placement
 from tfcluster.plan.command import python_path
-from tfcluster.plan.plan import EnvVar, Plan, TaskId, plan_from_json
-from tfcluster.plan.tf_config import Attempt, environment, fixed
+from tfcluster.plan.plan import EnvVar, Plan, TaskId
+from tfcluster.plan.tf_config import SOURCE, Attempt, environment, fixed
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -77,10 +75,7 @@ def _build_from_spec(spec: str, name: str, sets: Sequence[str], python: str | No
 
 
 def _build_from_run(paths: RunPaths, name: str) -> ManualStart:
-    try:
-        plan = plan_from_json(foreign_json.read_json_object(paths.plan))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(f"{paths.plan} cannot be read: {describe_error(error)}") from error
+    plan = registry.load_plan(paths)
     if not plan.by_hand:
         fix = "`tfcluster up --except TASK` starts a run without TASK"
         raise UsageError(f"{paths.run_id} starts all of its tasks itself", fix=fix)
@@ -123,7 +118,7 @@ def _with_own_secrets(plan: Plan, task: TaskId) -> Plan:
 def _bundle(plan: Plan, task: TaskId) -> str:
     """Return the folder of the bundle, from the path of boot in it; empty for a task without."""
     planned = plan.task(task)
-    if not plan.hooks or planned.has_own_command:
+    if not plan.is_hooked(planned):
         return ""
     return str(Path(planned.command.argv[1]).parents[2])
 
@@ -131,8 +126,9 @@ def _bundle(plan: Plan, task: TaskId) -> str:
 def _merge(plan: Plan, task: TaskId, attempt_env: Iterable[EnvVar], bundle: str) -> ManualStart:
     planned = plan.task(task)
     found = {var.name: var for var in (*planned.command.env, *attempt_env)}
-    if plan.hooks and not planned.has_own_command:
+    if plan.is_hooked(planned):
         from_spec = found.get("PYTHONPATH")
         base = from_spec.value if from_spec else os.environ.get("PYTHONPATH")
-        found["PYTHONPATH"] = EnvVar("PYTHONPATH", python_path(base, bundle), "tfcluster")
+        path = python_path(base, bundle)
+        found["PYTHONPATH"] = EnvVar("PYTHONPATH", path, SOURCE, origin="tfcluster")
     return ManualStart(plan, task, tuple(found[name] for name in sorted(found)))

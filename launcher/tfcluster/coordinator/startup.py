@@ -22,7 +22,6 @@ from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.preloading import preload_on
 from tfcluster.plan.tf_config import Attempt
 from tfcluster.preflight import probes
-from tfcluster.preflight.probes import NodeProbes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.chaos import Fault
@@ -161,8 +160,9 @@ class Startup:
         if not self.start_options.runs_preflight:
             return ()
         if remote:
-            node_probes = NodeProbes(self.plan, self.paths, self.hub, self.until)
-            report = await node_probes.run(names, orders.held_ports(self.hub, names))
+            ports = orders.held_ports(self.hub, names)
+            answers = Answers(self.hub, self.until)
+            report = await probes.probe_nodes(self.plan, self.paths, answers, names, ports)
         else:
             report = await self._probe_this_node()
         run_writer.write_json(self.paths.preflight, report.to_json())

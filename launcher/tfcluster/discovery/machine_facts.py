@@ -17,7 +17,7 @@ from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.environment import parse_env_file
 from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import DOCKER, by_node, place_tasks
+from tfcluster.plan.placement import by_node, place_tasks
 from tfcluster.plan.plan import Interpreter
 from tfcluster.plan.resources import Cores
 from tfcluster.spec.cluster import is_loopback
@@ -46,23 +46,26 @@ def gather(
     `meanwhile`: called while the tasks' Python runs to report its version. Raises UsageError
     (exit 2) for a requested Python that does not exist, and for an unreadable ``env_file``.
     """
+    addresses = addresses_to_compare(spec).union(local_names)
     context = PlanContext(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
-        addresses=addresses_to_compare(spec).union(local_names),
+        addresses=addresses,
         cores=Cores(tuple(map(tuple, limits.by_node())), limits.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
-        docker_is_local=spec.runtime.backend == DOCKER and _docker_is_here(environ),
+        backends_here=_backends_here(spec, addresses, environ),
     )
     workdir = Path(command.resolve_path(spec.job.workdir, context.spec_dir, environ))
     return _with_job(spec, context, workdir, python, meanwhile)
 
 
-def _docker_is_here(environ: Mapping[str, str]) -> bool:
-    from tfcluster.backends.docker import client  # imports asyncio
-
-    return client.is_here(environ)
+def _backends_here(
+    spec: ClusterSpec, addresses: Collection[str], environ: Mapping[str, str]
+) -> frozenset[str]:
+    """Return the backends of the spec's tasks that use this machine."""
+    used = {task.backend: task.kind for task in place_tasks(spec, addresses)}
+    return frozenset(backend for backend, kind in used.items() if kind.is_here(environ))
 
 
 def addresses_to_compare(spec: ClusterSpec) -> frozenset[str]:
@@ -143,7 +146,7 @@ def _interpreters(
     found = {}
     for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
         path, why = (python, "--python") if python else _path_and_field(spec, tasks[0].host)
-        if tasks[0].backend == DOCKER:
+        if tasks[0].kind.capabilities.in_containers:
             found[node] = known(_image_python(path, why))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)

@@ -29,8 +29,8 @@ from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_local, pl
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.spec import NO_CHOICE, HostChoice
 from tfcluster.spec.fields import Mistake
-from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 
 if TYPE_CHECKING:
     from tfcluster.spec.job import Job
@@ -94,7 +94,7 @@ def _keys_with_args(job: Job) -> list[str]:
 
 
 def plan_file(
-    source: str | None,
+    source: str | RunPaths | None,
     *,
     sets: Sequence[str] = (),
     options: Mapping[str, tuple[str, Any]] | None = None,
@@ -103,31 +103,19 @@ def plan_file(
     hosts: HostChoice = NO_CHOICE,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
-    """Load the spec `source` and plan it; raises SpecError (exit 2) and what `plan_spec` does."""
+    """Load a spec and plan it; for an earlier run its spec, in the folder it was started from.
+
+    Raises SpecError (exit 2) and what `plan_spec` does.
+    """
     from tfcluster.spec.load import load_file  # imports pydantic
 
-    loaded = load_file(source, sets=sets, options=options, hosts=hosts)
-    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
-
-
-def plan_again(
-    run: RunPaths,
-    *,
-    sets: Sequence[str] = (),
-    options: Mapping[str, tuple[str, Any]] | None = None,
-    python: str | None = None,
-    args: Sequence[str] = (),
-    hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Planned:
-    """Plan an earlier run again, as it was started; see `plan_file`."""
-    from tfcluster.spec.load import load_file
-
-    loaded = load_file(run.spec, sets=sets, options=options, hosts=hosts)
-    state = registry.load(run)
-    spec_path = Path(state.spec) if state.spec else None
-    folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
-    loaded = replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
+    file = source.spec if isinstance(source, RunPaths) else source
+    loaded = load_file(file, sets=sets, options=options, hosts=hosts)
+    if isinstance(source, RunPaths):
+        state = registry.load(source)
+        spec_path = Path(state.spec) if state.spec else None
+        folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
+        loaded = replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
     return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
 
 

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from posixpath import dirname
 from typing import Any
 
-from tfcluster import backends
 from tfcluster.agent import budgets
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.protocol import ProtocolError
-from tfcluster.backends.base import Backend, Capabilities, Tell, ignore_event
-from tfcluster.backends.docker import past_runs
+from tfcluster.backends import open_nodes
+from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
+from tfcluster.kinds import Capabilities
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plan.plan import NodePlan
@@ -27,6 +27,8 @@ from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
 Message = Mapping[str, Any]
+OpenNodes = Callable[[Sequence[NodePlan], RunContext], Nodes]
+"""`backends.open_nodes`, or another one in tests."""
 KILL_S = 3.0
 """Time that an agent needs at most, after its lease has ended, to kill what it started."""
 _GOODBYE_S = 15.0
@@ -83,24 +85,23 @@ class NodeBorder:
         return message["task"], message["attempt"]
 
 
-def backend_of(node: NodePlan) -> Backend:
-    """Return the backend of `node` on this machine; raises SetupError for an unknown one."""
-    return backends.get(node.backend, runtime_dir=runtime_dir())
-
-
 class Hub:
     """The links to all agents of a run. Inputs are calls, queued by `put` and made by `turn`."""
 
     def __init__(
         self,
-        backend_of: Callable[[NodePlan], Backend],
         paths: RunPaths,
         lease_s: float = 60.0,
         tell: Tell = ignore_event,
+        queued: Tell = ignore_event,
+        open_nodes: OpenNodes = open_nodes,
     ) -> None:
-        self._tell = tell
-        self._backend_of, self._paths, self._lease_s = backend_of, paths, lease_s
-        self._backends: dict[str, Backend] = {}
+        """Prepare; `tell` and `queued` are those of `backends.base.RunContext`."""
+        self._paths, self._lease_s = paths, lease_s
+        self._tell, self._queued, self._open_nodes = tell, queued, open_nodes
+        self._open = contextlib.AsyncExitStack()
+        self._nodes: dict[str, Nodes] = {}
+        """Backend → its nodes, once `open`."""
         self._logs = RemoteLogs(paths)
         self._sites: dict[str, Site] = {}
         self._code: dict[str, str] = {}
@@ -108,7 +109,7 @@ class Hub:
         self._links: dict[str, AgentLink] = {}
         self._borders: dict[str, NodeBorder] = {}
         self._capabilities: dict[str, Capabilities] = {}
-        """Node that was reached → its backend's."""
+        """Node that was reached → its capabilities."""
         self._warm: set[str] = set()
         """Nodes whose agent stays for the next run."""
         self._ended: set[str] = set()
@@ -120,8 +121,8 @@ class Hub:
         self._replies: dict[tuple[str, str], Message] = {}
         self.unconfirmed: tuple[str, ...] = ()
         """Remote nodes that did not say goodbye; set by `close`."""
-        self.leftovers: tuple[str, ...] = ()
-        """Sentences about what backends could not remove; set by `close`."""
+        self.leftovers: list[str] = []
+        """Sentences for the user after the run: warnings, leftovers that could not be removed."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def put(self, call: Callable[[], None]) -> None:
@@ -134,10 +135,28 @@ class Hub:
             border.note_order(message)
         self._outbox.append((node, message))
 
+    async def open(self, planned: Sequence[NodePlan]) -> Mapping[str, str]:
+        """Make or allocate the nodes, until `close`; raises SetupError.
+
+        Return node → host name, for nodes whose host names the plan could not know.
+        """
+        run = RunContext(
+            self._paths.run_id,
+            runtime_dir(),
+            self._lease_s,
+            tell=self._tell,
+            queued=self._queued,
+            warn_at_end=self.leftovers.append,
+        )
+        for backend in dict.fromkeys(node.backend for node in planned):
+            nodes = self._open_nodes([node for node in planned if node.backend == backend], run)
+            self._nodes[backend] = await self._open.enter_async_context(nodes)
+        hosts = (nodes.hosts for nodes in self._nodes.values())
+        return {node: host for found in hosts for node, host in found.items()}
+
     async def connect(
         self,
         node: NodePlan,
-        run_id: str,
         *,
         on_message: Callable[[str, Message], None],
         on_closed: Callable[[str, str], None],
@@ -150,17 +169,13 @@ class Hub:
         The agent may send messages about `tasks` and the steps, and hold ports for the tasks
         `by_hand`. Raises SetupError.
         """
-        backend = self._shared_backend(node)
         await self.drop(node.name)  # fencing: a local agent's tasks do not outlive this
-        link = await backend.connect(
+        link = await self._nodes[node.backend].connect(
             node,
-            run_id=run_id,
             token=secrets.token_hex(16),
-            tell=self._tell,
-            lease_s=self._lease_s,
             is_fenced=self.fenced_until(node.name) <= asyncio.get_running_loop().time(),
         )
-        self._note(node, backend, link)
+        self._note(node, link)
         clock = asyncio.get_running_loop().time
         border = self._borders.setdefault(node.name, NodeBorder(tasks, clock, by_hand))
         on_message(node.name, {"type": "welcome", **link.welcome})
@@ -189,17 +204,9 @@ class Hub:
         if self._links.get(node) is link:
             self.put(lambda: on_closed(node, link.why_gone()))
 
-    def _shared_backend(self, node: NodePlan) -> Backend:
-        """Return the run's one backend of the node's kind."""
-        if node.backend not in self._backends:
-            self._backends[node.backend] = made = self._backend_of(node)
-            if made.capabilities.clears_up:
-                past_runs.note(self._paths.run_id)
-        return self._backends[node.backend]
-
-    def _note(self, node: NodePlan, backend: Backend, link: AgentLink) -> None:
+    def _note(self, node: NodePlan, link: AgentLink) -> None:
         name = node.name
-        self._links[name], self._capabilities[name] = link, backend.capabilities
+        self._links[name], self._capabilities[name] = link, node.capabilities
         self._ended.discard(name)
         if node.warm is not None:
             self._warm.add(name)
@@ -261,7 +268,7 @@ class Hub:
 
     async def repair(self) -> list[str]:
         """Restore what nodes lack before another attempt; return sentences about it."""
-        repaired = await asyncio.gather(*(b.repair() for b in self._backends.values()))
+        repaired = await asyncio.gather(*(nodes.repair() for nodes in self._nodes.values()))
         return [sentence for sentences in repaired for sentence in sentences]
 
     def forget(self, node: str, *kinds: str) -> None:
@@ -305,14 +312,11 @@ class Hub:
         self.unconfirmed = tuple(
             node
             for node, its in sorted(self._capabilities.items())
-            if its.has_lease and not its.clears_up and node not in confirmed
+            if its.outlives_coordinator and node not in confirmed
         )
-        made = list(self._backends.values())
-        closed = await asyncio.gather(*(b.close(keeps_folders=keeps_folders) for b in made))
-        self.leftovers = tuple(sentence for sentences in closed for sentence in sentences)
-        noted = [backend for backend in made if backend.capabilities.clears_up]
-        if noted and not any(backend.may_hold_resources for backend in noted):
-            past_runs.forget(self._paths.run_id)
+        for nodes in self._nodes.values():
+            nodes.keeps_folders = keeps_folders
+        await self._open.aclose()
         while not self._inbox.empty():  # the last exits came meanwhile
             self._inbox.get_nowait()()
 

@@ -7,10 +7,8 @@ import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Final, Protocol
 
-from tfcluster.agent.net import reachability
 from tfcluster.agent.node import probe
 from tfcluster.errors import NodeLostError, PortInUseError, PrepareError
 from tfcluster.nodes.hub import Hub
@@ -53,11 +51,10 @@ class AssignedResources:
 def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
     """Divide the cores, threads and GPUs of a probed node among its tasks.
 
-    Empty for a node with one task, and for a container, which runs only one. Variables that the
-    node's own environment sets are kept.
+    Empty for a node with one task. Variables that the node's own environment sets are kept.
     """
     tasks = {task.id: task for task in plan.tasks if task.node == answer.node}
-    if len(tasks) < 2 or plan.node(answer.node).container is not None or not answer.core_nodes:
+    if len(tasks) < 2 or not answer.core_nodes:
         return {}
     first = next(iter(tasks.values()))
     set_by_node = set(answer.named) - {var.name for var in first.command.env}
@@ -196,30 +193,29 @@ def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -
     """
     task = next(task for task in plan.tasks if task.node == site.node)
     interpreter = plan.node(site.node).interpreter
-    return _start_module(PREFLIGHT, probe, interpreter, site, order, digest, task.command)
+    return _start_probe(PREFLIGHT, interpreter, site, order, digest, task.command)
 
 
 def start_dial(
     interpreter: Interpreter | None, site: Site, order: Mapping[str, Any], digest: str
 ) -> dict[str, Any]:
-    """Run `agent.net.reachability` on a node, as attempt 0: it dials the tasks of the others."""
-    return _start_module(LINKS, reachability, interpreter, site, order, digest)
+    """Run `agent.node.probe` on a node, as attempt 0, only to dial the tasks of the others."""
+    return _start_probe(LINKS, interpreter, site, order, digest)
 
 
-def _start_module(
+def _start_probe(
     step: str,
-    module: ModuleType,
     interpreter: Interpreter | None,
     site: Site,
     order: Mapping[str, Any],
     digest: str,
     like: Command = _EMPTY_COMMAND,
 ) -> dict[str, Any]:
-    """Run `module` of the agent with `order` as its argument and the variables of `like`."""
+    """Run the probe with `order` as its argument and the variables of `like`."""
     python = interpreter.path if interpreter is not None else "python3"
-    script = str(module.__file__)
+    script = str(probe.__file__)
     if site.is_remote:
-        file = module.__name__.replace(".", "/") + ".py"
+        file = "tfcluster/agent/node/probe.py"
         script = f"{remote_paths.CACHE}/bundles/{digest}/agent/{file}"
     command = site.command(replace(like, argv=(python, script, json.dumps(order)), cwd="/"))
     log = site.paths.step_log(step, site.node)

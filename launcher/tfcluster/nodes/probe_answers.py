@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Command, Plan
 from tfcluster.supervision.connectivity import DialPlan
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 PATIENCE_S = 8.0
 """Time for the nodes to reach each other."""
@@ -83,7 +87,7 @@ def folders_of(plan: Plan, node: str) -> list[str]:
         for task in plan.tasks
         if task.node == node
         for var in task.command.env
-        if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.source != "tfcluster"
+        if var.name == "TFDS_DATA_DIR" and "://" not in var.value and var.origin != "tfcluster"
     ]
     return list(dict.fromkeys(found + data))
 
@@ -114,42 +118,20 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
     """
     try:
         data = foreign_json.parse_json_object(line)
-        free, shm, sha256 = data["free_bytes"], data["shm_bytes"], data["script_sha256"]
-        limit = data["core_limit"]
-        return ProbeAnswer(
-            node=str(data["node"]),
-            python=str(data["python"]),
-            packages=_strings(data["packages"]),
-            gpus=tuple(map(str, data["gpus"])),
-            clock_ahead_s=float(data["clock"]) - now,
-            free_bytes=int(free),
-            strange_names=tuple(map(str, data["strange_names"])),
-            not_listening=tuple((int(port), str(why)) for port, why in data["not_listening"]),
-            unreachable=tuple(
-                (str(node), str(task), str(host), int(port), str(why))
-                for node, task, host, port, why in data["unreachable"]
-            ),
-            gpu_trouble=str(data["gpu_trouble"]),
-            executable=str(data["executable"]),
-            cores=int(data["cores"]),
-            core_nodes=tuple(tuple(map(int, node)) for node in data["core_nodes"]),
-            core_limit=None if limit is None else float(limit),
-            named=tuple(map(str, data["named"])),
-            shm_bytes=None if shm is None else int(shm),
-            port_range=tuple(map(int, data["port_range"])),
-            proxies=_strings(data["proxies"]),
-            unwritable=tuple((str(folder), str(why)) for folder, why in data["unwritable"]),
-            script_sha256=None if sha256 is None else str(sha256),
-            imported=_imported(data["imported"]),
-            ports=tuple(ports),
-            peers=peers,
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        data |= {"ports": ports, "peers": peers, "imported": _imported(data["imported"])}
+        data["clock_ahead_s"] = float(data["clock"]) - now
+        if missing := {field.name for field in fields(ProbeAnswer)} - data.keys():
+            raise ValueError(f"without {', '.join(sorted(missing))}")
+        return _adapter().validate_python(data)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a probe's answer: {error}") from error
 
 
-def _strings(found: Mapping[object, object]) -> dict[str, str]:
-    return {str(name): str(value) for name, value in found.items()}
+@functools.cache
+def _adapter() -> TypeAdapter[ProbeAnswer]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ProbeAnswer)
 
 
 def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:

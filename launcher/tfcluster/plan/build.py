@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster.plan import command, preloading, remote_paths, secrets
 from tfcluster.plan.checks import needs_estimator, needs_tensorflow
@@ -25,7 +25,6 @@ from tfcluster.plan.keras_settings import (
     with_inherited_switch,
 )
 from tfcluster.plan.placement import (
-    DOCKER,
     PlacedTask,
     by_machine,
     by_node,
@@ -33,7 +32,6 @@ from tfcluster.plan.placement import (
     find_task_gpus,
     place_tasks,
     renumber_gpus,
-    shares_this_machine,
 )
 from tfcluster.plan.plan import (
     CheckpointPlan,
@@ -50,9 +48,11 @@ from tfcluster.plan.resources import Share, background_tasks, shares
 
 if TYPE_CHECKING:
     from tfcluster.plan.command import Program
+    from tfcluster.spec.fields import Section
     from tfcluster.spec.model import ClusterSpec
     from tfcluster.spec.sections import Host
 
+T = TypeVar("T", CheckpointPlan, Resources, Supervision)
 _KERAS_3_FAILS = (
     "Keras 3 fails under MultiWorkerMirroredStrategy with 2 or more workers (keras#20585)"
 )
@@ -82,7 +82,7 @@ def make_plan(
         nodes=tuple(builder.nodes()),
         tasks=tuple(builder.tasks()),
         prepare=dict(builder.prepare()),
-        supervision=_supervision(spec),
+        supervision=_section(Supervision, spec.supervision),
         checkpoints=_checkpoints(spec, context),
         hooks=has_hooks(spec),
         workdir=builder.workdir,
@@ -128,7 +128,7 @@ class _PlanBuilder:
         runs_python = any(program.has_hooks for program in programs)
         for name, tasks in by_node(self.placed_tasks).items():
             first, made = tasks[0], None
-            if first.backend == DOCKER:
+            if first.kind.capabilities.in_containers:
                 made = container(self.spec, self.context, first, self.shares[first.id])
             yield NodePlan(
                 name=name,
@@ -145,7 +145,7 @@ class _PlanBuilder:
         for placed in self.placed_tasks:
             share, job = self.shares[placed.id], placed.id.job
             program = command.find_program(self.spec.job, placed.id)
-            if placed.backend == DOCKER:
+            if placed.kind.capabilities.in_containers:
                 share = renumber_gpus(share)
             yield TaskPlan(
                 id=placed.id,
@@ -178,7 +178,7 @@ class _PlanBuilder:
 
     def resources(self) -> Resources:
         """Return the spec's resources, with all GPUs if one task sees all: then none is dealt."""
-        resources = _resources(self.spec)
+        resources = _section(Resources, self.spec.resources)
         sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
         return replace(resources, gpus="all") if sees_all else resources
 
@@ -202,7 +202,7 @@ class _PlanBuilder:
         return remote_paths.workdir(node, next(chosen, None))
 
     def _destination(self, placed: PlacedTask) -> str | None:
-        if placed.backend != "ssh":
+        if not placed.kind.capabilities.has_addresses:
             return None
         return next((host.ssh for host in self._host_settings(placed.host) if host.ssh), None)
 
@@ -220,11 +220,11 @@ def _shares(
 ) -> Iterator[tuple[TaskId, Share]]:
     is_search = spec.job.kind == "tuner"
     for tasks in by_machine(placed_tasks):
-        is_local = shares_this_machine(tasks[0], context)
+        is_local = context.is_here(tasks[0].backend)
         ids = [placed.id for placed in tasks]
         found = shares(
             ids,
-            _resources(spec),
+            _section(Resources, spec.resources),
             cores=context.cores if is_local else None,
             gpus=context.gpus if is_local else None,
             task_gpus=find_task_gpus(tasks, is_search=is_search),
@@ -241,35 +241,17 @@ def _withheld(spec: ClusterSpec, context: PlanContext, spec_path: str | None) ->
         yield posixpath.join(context.spec_dir, posixpath.basename(spec_path))
 
 
-def _resources(spec: ClusterSpec) -> Resources:
-    r = spec.resources
-    return Resources(gpus=r.gpus, cpus=r.cpus, threads=r.threads, pin=r.pin)
-
-
-def _supervision(spec: ClusterSpec) -> Supervision:
-    s = spec.supervision
-    return Supervision(
-        max_restarts=s.max_restarts,
-        restart_on_error=s.restart_on_error,
-        backoff_s=s.backoff_s,
-        start_deadline_s=s.start_deadline_s,
-        stall_deadline_s=s.stall_deadline_s,
-        run_deadline_s=s.run_deadline_s,
-        grace_s=s.grace_s,
-        finish_grace_s=s.finish_grace_s,
-        lease_s=s.lease_s,
-        min_workers=s.min_workers,
-    )
+def _section(kind: type[T], section: Section) -> T:
+    """Return the values of a section of the spec that its namesake in the plan has."""
+    return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})
 
 
 def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:
-    c = spec.checkpoints
-    return CheckpointPlan(
-        gather=c.gather,
-        keep=c.keep,
-        dir=c.dir and command.resolve_storage(c.dir, context.spec_dir, context.environ),
-        outputs=tuple(c.outputs),
-        to=c.to and command.resolve_storage(c.to, context.spec_dir, context.environ),
+    written, folder, env = spec.checkpoints, context.spec_dir, context.environ
+    return replace(
+        _section(CheckpointPlan, written),
+        dir=written.dir and command.resolve_storage(written.dir, folder, env),
+        to=written.to and command.resolve_storage(written.to, folder, env),
     )
 
 
@@ -284,7 +266,7 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
                 yield from _estimator_notes(node.interpreter, context)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory has no effect without containers (--backend docker)"
-    is_local = context.docker_is_local or any(task.node == LOCAL for task in plan.tasks)
+    is_local = any(context.is_here(node.backend) for node in plan.nodes)
     if plan.resources.gpus == "all" and context.gpus == () and is_local:
         yield 'gpus is "all", but this machine has no GPU: its tasks train on the CPU'
     if spec.runtime.user is not None and not plan.images:

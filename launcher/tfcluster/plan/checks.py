@@ -23,7 +23,6 @@ from tfcluster.plan.placement import (
     by_machine,
     find_task_gpus,
     place_tasks,
-    shares_this_machine,
 )
 from tfcluster.plan.plan import NodePlan, Plan, TaskId
 from tfcluster.plan.resources import requested_gpus, shared_gpus
@@ -183,7 +182,7 @@ def _check_gpus(
     A missing index in CUDA_VISIBLE_DEVICES hides all GPUs.
     """
     for placed_tasks in by_machine(place_tasks(spec, context.addresses)):
-        if not shares_this_machine(placed_tasks[0], context):
+        if not context.is_here(placed_tasks[0].backend):
             continue
         task_gpus = find_task_gpus(placed_tasks, is_search=spec.job.kind == "tuner")
         requests = requested_gpus(
@@ -264,7 +263,7 @@ def _check_shared_storage(plan: Plan) -> Iterator[SetupError]:
     nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
     is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or job == _BY_HAND
     if job and is_spread and plan.checkpoints.dir is None:
-        places = "containers" if any(node.container for node in plan.nodes) else "hosts"
+        places = "containers" if any(n.capabilities.in_containers for n in plan.nodes) else "hosts"
         spread = "" if job == _BY_HAND else f" on several {places}"
         message = f"{job}{spread} needs storage that all its tasks share"
         fix = "--set checkpoints.dir=/shared/folder (or gs://…)"
@@ -285,7 +284,7 @@ def _evaluator_without_chief(plan: Plan) -> str | None:
 
 def _check_private_network(plan: Plan) -> Iterator[SetupError]:
     """Check that a private network has all it needs: it has loopback only (user_namespaces(7))."""
-    private = {n.name for n in plan.nodes if n.network == "private" and n.container is None}
+    private = {n.name for n in plan.nodes if n.has_private_network}
     inside = [t for t in plan.tasks if t.node in private]
     outside = [t for t in inside if not is_loopback(t.host)] or (inside and [*plan.elsewhere])
     if outside:

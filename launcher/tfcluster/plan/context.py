@@ -38,8 +38,12 @@ class PlanContext:
     """Modules that the user's files import for certain; None if they could not be read."""
     code: Code | None = None
     """The analysis of the job's files, even an example job's; None if they could not be read."""
-    docker_is_local: bool = False
-    """True if the docker daemon runs on this machine."""
+    backends_here: frozenset[str] = frozenset({LOCAL})
+    """The backends whose tasks use the cores and GPUs of this machine."""
+
+    def is_here(self, backend: str) -> bool:
+        """Return whether tasks of the backend use the cores and GPUs of this machine."""
+        return backend in self.backends_here
 
     @property
     def packages(self) -> frozenset[str]:

@@ -18,7 +18,7 @@ from tfcluster.plan.keras_settings import (
     uses_legacy_keras,
     with_inherited_switch,
 )
-from tfcluster.plan.placement import DOCKER, PlacedTask, hosts_of
+from tfcluster.plan.placement import PlacedTask, hosts_of
 from tfcluster.plan.plan import EnvVar
 from tfcluster.plan.resources import EVEN_SHARE, Share, gpu_env, thread_env
 from tfcluster.plan.secrets import is_secret
@@ -227,9 +227,12 @@ class Variables:
     def _add_shared(self, found: dict[str, EnvVar], node: str, host: str) -> None:
         inherited = self._inherited(node)
         add_defaults(found, {"PYTHONUNBUFFERED": "1"}, SOURCE)
-        if data := self._data_dir(node, host):
-            overriding = inherited if data[1] == SOURCE else ()
-            add_defaults(found, {"TFDS_DATA_DIR": data[0]}, data[1], inherited=overriding)
+        name = "TFDS_DATA_DIR"
+        if (chosen := self._data_dir(host)) is not None:
+            found.setdefault(name, EnvVar(name, *chosen, origin="data_dir"))
+        elif (home := inherited.get("HOME")) and name not in inherited:
+            folder = f"{home}/tensorflow_datasets"
+            found.setdefault(name, EnvVar(name, folder, SOURCE, origin="tfcluster"))
         for name, value in proxy_guards(found, inherited, hosts_of(self.placed_tasks)).items():
             found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
 
@@ -247,20 +250,18 @@ class Variables:
         source = EVEN_SHARE if resources.cpus is None else "resources.cpus"
         add_defaults(found, values, source)
 
-    def _data_dir(self, node: str, host: str) -> tuple[str, str] | None:
-        if found := find_data_dir(self.spec, host):
-            if self.spec.runtime.backend == DOCKER:
-                return placement.resolve_mount(found[0], self.context), found[1]
-            return found
-        home = self._inherited(node).get("HOME")
-        return (f"{home}/tensorflow_datasets", SOURCE) if home else None
+    def _data_dir(self, host: str) -> tuple[str, str] | None:
+        found = find_data_dir(self.spec, host)
+        if found and self.placed_tasks[0].kind.capabilities.in_containers:
+            return placement.resolve_mount(found[0], self.context), found[1]
+        return found
 
     def _add_python_path(self, found: dict[str, EnvVar], node: str) -> None:
         current = found.get("PYTHONPATH")
         base = current.value if current else self._inherited(node).get("PYTHONPATH")
         value = python_path(base, self.context.bundle(node))
         source = f"{current.source} + {SOURCE}" if current else SOURCE
-        found["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source)
+        found["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source, origin="tfcluster")
 
     def _serving_peers(self) -> int:
         if strategy_name(self.spec) != "parameter_server":

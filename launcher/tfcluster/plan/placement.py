@@ -6,33 +6,27 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from tfcluster import kinds
 from tfcluster.errors import SetupError, UsageError, join_first
+from tfcluster.kinds import Kind
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.keras_settings import find_data_dir
-from tfcluster.plan.plan import JOB_NAMES, Container, Gpus, Plan, TaskId
+from tfcluster.plan.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plan.resources import Share
+from tfcluster.spec import JOBS
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.sections import DEFAULT_IMAGE
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
-DOCKER = "docker"
-"""The backend that makes a node for each task, named after the task."""
 _FIXED_PORTS_FIX = 'write every address with its port, for example "10.0.0.1:2222"'
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A node by name, and the backend that reaches it."""
-
-    node: str
-    backend: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +41,9 @@ class PlacedTask:
     gpus: Gpus = None
     env: Mapping[str, str | None] = field(default_factory=dict)
 
-
-def place(host: str, *, backend: str, local_addresses: Collection[str]) -> Place:
-    """Return the node of `host` for the spec's `backend` (``auto`` …).
-
-    `local_addresses` are the addresses and names of this machine, here and below.
-    """
-    if backend == "local" or (backend == "auto" and is_local(host, local_addresses)):
-        return Place(LOCAL, "local")
-    return Place(host, "ssh" if backend == "auto" else backend)
+    @property
+    def kind(self) -> Kind:
+        return kinds.get(self.backend)
 
 
 def is_local(host: str, local_addresses: Collection[str]) -> bool:
@@ -65,10 +53,10 @@ def is_local(host: str, local_addresses: Collection[str]) -> bool:
 
 
 def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[PlacedTask, ...]:
-    """Return every task of the spec with its node, in the order of `JOB_NAMES`.
+    """Return every task of the spec with its node, in the order of `JOBS`.
 
-    A task in a container has its own name as host name, and keeps the port of a listed address: a
-    container has all ports to itself.
+    `local_addresses` are the addresses and names of this machine, here and below. A task keeps the
+    port of a listed address in a container, too, which has all ports to itself.
     """
     return tuple(_place_tasks(spec, local_addresses))
 
@@ -85,15 +73,10 @@ def by_node(tasks: Collection[PlacedTask]) -> dict[str, tuple[PlacedTask, ...]]:
 
 
 def by_machine(tasks: Collection[PlacedTask]) -> list[tuple[PlacedTask, ...]]:
-    """Return groups of tasks that share cores and GPUs: a node's, or a docker daemon's."""
-    nodes = by_node([task for task in tasks if task.backend != DOCKER])
-    in_containers = tuple(task for task in tasks if task.backend == DOCKER)
-    return [*nodes.values(), *filter(None, [in_containers])]
-
-
-def shares_this_machine(task: PlacedTask, context: PlanContext) -> bool:
-    """Return whether the task uses the cores and GPUs of this machine."""
-    return task.node == LOCAL or (task.backend == DOCKER and context.docker_is_local)
+    """Return groups of tasks that share cores and GPUs: a node's, or all of one machine's."""
+    together = tuple(task for task in tasks if task.kind.capabilities.on_one_machine)
+    nodes = by_node([task for task in tasks if task not in together])
+    return [*nodes.values(), *filter(None, [together])]
 
 
 def find_task_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[TaskId, Gpus]:
@@ -121,12 +104,12 @@ def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: 
 
 
 def renumber_gpus(share: Share) -> Share:
-    """Return `share` as the task sees it: docker numbers the GPUs of a container from 0."""
+    """Return `share` as a task in a container sees it, where GPUs are numbered from 0."""
     return share if share.gpus is None else replace(share, gpus=tuple(range(len(share.gpus))))
 
 
 def resolve_mount(path: str, context: PlanContext) -> str:
-    """Return the absolute path of a folder of the spec; docker mounts absolute paths only."""
+    """Return the absolute path of a folder of the spec: containers mount no others."""
     return command.resolve_storage(path, context.spec_dir, context.environ)
 
 
@@ -180,9 +163,12 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
     excluded = tuple(task for task in plan.tasks if task.id in tasks)
     if not remaining:
         raise UsageError("--except leaves no task to start", fix="name fewer tasks")
-    if any(plan.node(task.node).container is not None for task in excluded):
-        fix = "run the tasks on this machine: --backend local"
-        raise UsageError("--except: a task in a container cannot be started by hand", fix=fix)
+    if made := [task for task in excluded if plan.node(task.node).capabilities.makes_nodes]:
+        backend = plan.node(made[0].node).backend
+        raise UsageError(
+            f"--except: {backend} makes the nodes, so no task can be started by hand",
+            fix="run the tasks on this machine: --backend local",
+        )
     reduced = _split(plan, remaining)
     nodes = {node.name for node in reduced.nodes}
     # Our agent holds a port for a task of its own node; it can only do so on this machine.
@@ -216,15 +202,15 @@ def _ports_to_choose(plan: Plan) -> list[str]:
 
 def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
     backend = spec.runtime.backend
-    for job in JOB_NAMES:
+    numbers = itertools.count()
+    for job in JOBS:
         listed = spec.cluster.get(job, 0)
         for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
             task = TaskId(job, index)
             host = "127.0.0.1" if entry is None else entry.host
-            if backend == DOCKER:
-                host = task.file_name
-            at = place(host, backend=backend, local_addresses=local_addresses)
-            placed = PlacedTask(task, host, 0, at.node, at.backend)
+            its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
+            node, host = kinds.get(its).place(task.file_name, next(numbers), host)
+            placed = PlacedTask(task, host, 0, node, its)
             if entry is not None:
                 placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
             yield placed

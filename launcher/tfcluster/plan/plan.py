@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-JobName = Literal["chief", "worker", "ps", "evaluator"]
-JOB_NAMES: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
-"""The job names, in the order of tables and logs."""
+from tfcluster import kinds
+from tfcluster.kinds import Capabilities
+from tfcluster.spec import JOBS
+from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 Kind = Literal["training", "tuner", "plain"]
 Network = Literal["host", "private"]
 
-_TASK = re.compile(r"(chief|worker|ps|evaluator)[:-](\d+)")
+_TASK = re.compile(rf"({'|'.join(JOBS)})[:-](\d+)")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -41,20 +42,34 @@ class TaskId:
             raise ValueError(f"{text!r} is not a task; write JOB:INDEX, for example worker:1")
         return cls(match[1], int(match[2]))
 
+    from_json = parse
+    to_json = __str__
+
+
+def _read_value(value: object) -> str:
+    return from_json(str, value or "")  # null for a secret
+
 
 @dataclass(frozen=True, slots=True)
 class EnvVar:
     """One environment variable of a task, and the source of its value."""
 
     name: str
-    value: str
+    value: Annotated[str, _read_value]
     source: str
-    """The source for the user: ``job.env``, ``runtime.hosts.*.env``, ``--set``, ``tfcluster`` …"""
+    """The source, as users read it: ``job.env``, ``runtime.hosts.*.env``, ``tfcluster`` …"""
     secret: bool = False
+    origin: Literal["tfcluster", "data_dir"] | None = field(default=None, metadata=ONLY_IF_SET)
+    """The origin of a value with paths of the node, whose home and folders are filled in there;
+    None: the value is the user's own, and is never changed."""
 
     @property
     def shown(self) -> str:
         return "********" if self.secret else self.value
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the variable for JSON, without the value of a secret."""
+        return object_to_json(self) | ({"value": None} if self.secret else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +84,7 @@ class Interpreter:
     """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy and protobuf."""
 
 
-Gpus = int | list[int] | tuple[int, ...] | Literal["all"] | None
+Gpus = int | tuple[int, ...] | Literal["all"] | None
 """The spec's `gpus`: a number per task, indexes, "all", or None (an even share)."""
 
 
@@ -127,9 +142,28 @@ class NodePlan:
     """``private``: its tasks have their own network, with loopback only."""
     destination: str | None = None
     """The destination for ssh, if it is not the node's name."""
-    container: Container | None = None
+    container: Container | None = field(default=None, metadata=ONLY_IF_SET)
     """The container of a docker node."""
-    warm: Warm | None = None
+    warm: Warm | None = field(default=None, metadata=ONLY_IF_SET)
+
+    @property
+    def python(self) -> str:
+        """The path of the Python of its tasks; ``python3`` where only the node knows it."""
+        return self.interpreter.path if self.interpreter is not None else "python3"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return kinds.get(self.backend).capabilities
+
+    @property
+    def is_here(self) -> bool:
+        """True if it is this machine."""
+        return self.capabilities.shares_filesystem
+
+    @property
+    def has_private_network(self) -> bool:
+        """True if its agent gives its tasks a network with loopback only, as no container has."""
+        return self.network == "private" and not self.capabilities.in_containers
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +190,7 @@ class TaskPlan:
     cores: tuple[int, ...] | None = None
     gpus: tuple[int, ...] | None = None
     """Indexes of the node's GPUs that this task sees; None: all."""
-    has_own_command: bool = False
+    has_own_command: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if it starts without boot although the job has hooks, because it has its own command."""
     in_cluster: bool = True
     """True if other tasks' TF_CONFIG list it: false for an evaluator."""
@@ -167,6 +201,11 @@ class TaskPlan:
     @property
     def address(self) -> str:
         return f"{self.host}:{self.port}"
+
+    @property
+    def bare_host(self) -> str:
+        """The host without the brackets of an IPv6 address, as sockets take it."""
+        return self.host.strip("[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,25 +255,30 @@ class Plan:
     """The job's folder on this machine; remote nodes get a copy of it."""
     needs_tensorflow: bool = False
     """True if the job imports TensorFlow for certain."""
-    needs_estimator: bool = False
+    needs_estimator: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if the job uses ``tf.estimator`` for certain; TensorFlow 2.15 was the last with it."""
     include: tuple[str, ...] = ()
     """Globs of files that are copied although git ignores them."""
-    withheld: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     """Files with secrets, which are not copied; tasks get the values as variables."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """The strategy and keras settings that some task must read: ``{"communication": "RING", …}``.
     """
     notes: tuple[str, ...] = ()
     """Notes shown once at the start: tf_keras instead of Keras 3, tasks that start cold, …"""
-    preload: tuple[str, ...] = ()
+    preload: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The modules that one process per node imports for all its tasks (`plan.preloading`)."""
     resources: Resources = field(default_factory=Resources)
     """The resources by which `tfcluster.nodes.orders` divides a node that only its agent knows."""
-    joins: bool = False
+    joins: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
-    elsewhere: tuple[TaskPlan, ...] = ()
+    elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The cluster's other tasks, which are started by hand or on another machine."""
+
+    def at(self, hosts: Mapping[str, str]) -> Plan:
+        """Return the plan with the host names of allocated nodes (node → host name)."""
+        tasks = (replace(task, host=hosts.get(task.node, task.host)) for task in self.tasks)
+        return replace(self, tasks=tuple(tasks))
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:
@@ -261,6 +305,10 @@ class Plan:
         # Tuners connect to their chief only, the oracle.
         return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
 
+    def is_hooked(self, task: TaskPlan) -> bool:
+        """Return whether `task` starts through boot, and so reports to tfcluster."""
+        return self.hooks and not task.has_own_command
+
     def task(self, task_id: TaskId) -> TaskPlan:
         """Return a task, started here or elsewhere; raises KeyError for an unknown one."""
         return self._by_id[task_id]
@@ -275,88 +323,3 @@ class Plan:
             if node.name == name:
                 return node
         raise KeyError(name)
-
-
-def plan_to_json(plan: Plan) -> dict[str, Any]:
-    """Return the plan as JSON values, without secrets."""
-    data = asdict(plan)
-    data["tasks"] = [_task_to_json(task) for task in plan.tasks]
-    data["prepare"] = {node: command_to_json(c) for node, c in plan.prepare.items()}
-    data["elsewhere"] = [_task_to_json(task) for task in plan.elsewhere]
-    for node in data["nodes"]:
-        for name in ("container", "warm"):
-            if node[name] is None:
-                del node[name]
-    if not (plan.joins or plan.elsewhere):
-        del data["elsewhere"]
-    for name in ("joins", "preload", "needs_estimator", "withheld"):
-        if not data[name]:
-            del data[name]
-    return data
-
-
-def plan_from_json(data: Mapping[str, Any]) -> Plan:
-    """Return the plan from `plan_to_json`; secrets are empty, and unknown keys are ignored."""
-    values = _known(Plan, data)
-    values["nodes"] = tuple(_node_from_json(node) for node in data["nodes"])
-    values["tasks"] = tuple(_task_from_json(task) for task in data["tasks"])
-    values["elsewhere"] = tuple(_task_from_json(task) for task in data.get("elsewhere", ()))
-    values["prepare"] = {n: _command_from_json(c) for n, c in data["prepare"].items()}
-    values["supervision"] = Supervision(**_known(Supervision, data["supervision"]))
-    checkpoints = _known(CheckpointPlan, data["checkpoints"])
-    checkpoints["outputs"] = tuple(checkpoints["outputs"])
-    values["checkpoints"] = CheckpointPlan(**checkpoints)
-    values["resources"] = Resources(**_known(Resources, data.get("resources", {})))
-    values["notes"] = tuple(data["notes"])
-    for name in ("preload", "include", "withheld"):
-        values[name] = tuple(data.get(name, ()))
-    return Plan(**values)
-
-
-def _known(kind: type, data: Mapping[str, Any]) -> dict[str, Any]:
-    names = {f.name for f in fields(kind)}
-    return {key: value for key, value in data.items() if key in names}
-
-
-def _task_to_json(task: TaskPlan) -> dict[str, Any]:
-    data = asdict(task) | {"id": str(task.id), "command": command_to_json(task.command)}
-    if not task.has_own_command:
-        del data["has_own_command"]
-    return data
-
-
-def command_to_json(command: Command) -> dict[str, Any]:
-    hidden = [asdict(var) | ({"value": None} if var.secret else {}) for var in command.env]
-    return asdict(command) | {"env": hidden}
-
-
-def _node_from_json(data: Mapping[str, Any]) -> NodePlan:
-    values = _known(NodePlan, data)
-    if data["interpreter"] is not None:
-        values["interpreter"] = Interpreter(**_known(Interpreter, data["interpreter"]))
-    if (container := values.get("container")) is not None:
-        lists = {name: _tuple(container[name]) for name in ("cores", "gpus")}
-        values["container"] = Container(**_known(Container, container) | lists)
-    if (warm := values.get("warm")) is not None:
-        values["warm"] = Warm(**_known(Warm, warm))
-    return NodePlan(**values)
-
-
-def _tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _task_from_json(data: Mapping[str, Any]) -> TaskPlan:
-    values = _known(TaskPlan, data)
-    values["id"] = TaskId.parse(data["id"])
-    values["command"] = _command_from_json(data["command"])
-    for name in ("cores", "gpus"):
-        values[name] = _tuple(data[name])
-    return TaskPlan(**values)
-
-
-def _command_from_json(data: Mapping[str, Any]) -> Command:
-    env = tuple(
-        EnvVar(**_known(EnvVar, var) | {"value": var["value"] or ""}) for var in data["env"]
-    )
-    return Command(tuple(data["argv"]), env, data["cwd"], tuple(data["unset"]))

@@ -97,10 +97,10 @@ class NodePaths:
         return self.python if is_folder or is_relative else found
 
     def _variable(self, var: EnvVar) -> EnvVar:
-        if var.source.endswith("tfcluster"):
+        if var.origin == "tfcluster":
             value = var.value.replace(CACHE, self.cache).replace(RUN, self.run_id)
             return replace(var, value=value)
-        if var.source.endswith(".data_dir"):
+        if var.origin == "data_dir":
             return replace(var, value=self._expand_home(var.value))
         return var
 

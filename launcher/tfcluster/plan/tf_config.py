@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from tfcluster.plan.plan import JOB_NAMES, EnvVar, Plan, TaskId
+from tfcluster.plan.plan import EnvVar, Plan, TaskId
+from tfcluster.spec import JOBS
 
 SOURCE: Final = "tfcluster"
 """The source of variables that tfcluster sets."""
@@ -167,7 +168,7 @@ def environment(
     if attempt.plan.kind == "tuner":
         values[FOLDER] = _tuner_folder(attempt.plan, run_id=run_id, default=tuner_dir)
         values |= _tuner_environment(attempt, task)
-    return tuple(EnvVar(name, value, SOURCE) for name, value in values.items())
+    return tuple(EnvVar(name, text, SOURCE, origin="tfcluster") for name, text in values.items())
 
 
 def _planned_attempt(plan: Plan) -> Attempt:
@@ -177,7 +178,7 @@ def _planned_attempt(plan: Plan) -> Attempt:
 
 def _sorted_tasks(attempt: Attempt) -> list[TaskId]:
     """Return the members and the tasks elsewhere in TensorFlow's order of jobs, then by index."""
-    rank: dict[str, int] = {job: place for place, job in enumerate(JOB_NAMES)}
+    rank: dict[str, int] = {job: place for place, job in enumerate(JOBS)}
     tasks = (*attempt.members, *(task.id for task in attempt.plan.elsewhere))
     return sorted(tasks, key=lambda task: (rank[task.job], task.index))
 

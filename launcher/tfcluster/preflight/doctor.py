@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent.node import machine
+from tfcluster.backends import open_nodes
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.nodes import code_sync, orders
-from tfcluster.nodes.hub import Hub, backend_of
+from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.plan.context import LOCAL
 from tfcluster.plan.plan import NodePlan, Plan
 from tfcluster.preflight import probes, rules
-from tfcluster.preflight.probes import NodeProbes
+from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
@@ -38,7 +39,7 @@ def examine(planned: Planned, *, deep: bool = False) -> PreflightReport:
     `deep`: import TensorFlow on each node, which takes seconds.
     """
     plan = planned.plan
-    if any(node.backend != "local" for node in plan.nodes):
+    if not all(node.is_here for node in plan.nodes):
         run_writer.make_runtime_dir()
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
             report = asyncio.run(_examine(plan, Path(scratch), deep=deep))
@@ -72,78 +73,72 @@ def _obstacle_finding(error: SetupError) -> Finding:
     return Finding(LOCAL, check, error.message, error.fix)
 
 
-async def _examine(plan: Plan, scratch: Path, *, deep: bool) -> PreflightReport:
+async def _examine(
+    plan: Plan, scratch: Path, *, deep: bool, open_nodes: OpenNodes = open_nodes
+) -> PreflightReport:
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
-    hub = Hub(backend_of, paths, lease_s=_LEASE_S)
-    visit = _Visit(plan, paths, hub)
+    visit = _Visit(plan, Hub(paths, lease_s=_LEASE_S, open_nodes=open_nodes))
     async with asyncio.TaskGroup() as background:
         try:
-            unreachable = await visit.connect_all(background)
-            await code_sync.find_shared_workdirs(
-                plan, hub, [plan.node(name) for name in visit.reached]
+            findings = await visit.connect_all(background)
+            reached = [plan.node(name) for name in visit.connected]
+            await code_sync.find_shared_workdirs(plan, visit.hub, reached)
+            findings += await visit.hold_ports()
+            ports = orders.held_ports(visit.hub, visit.connected)
+            report = await probe_nodes(
+                plan, paths, Answers(visit.hub, visit.until), visit.connected, ports, deep=deep
             )
-            port_findings = await visit.hold_ports()
-            node_probes = NodeProbes(plan, paths, hub, visit.until)
-            held = orders.held_ports(hub, visit.connected)
-            report = await node_probes.run(visit.connected, held, deep=deep)
         finally:
-            await hub.close()
+            await visit.hub.close()
     names = tuple(node.name for node in plan.nodes)
-    findings = [*unreachable, *port_findings]
-    return PreflightReport(names, report.answers, report.findings).with_more(findings)
+    return replace(report, nodes=names).with_more(findings)
 
 
 class _Visit:
     """The connections to the nodes' agents during an examination."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, hub: Hub) -> None:
-        self._plan, self._paths, self._hub = plan, paths, hub
-        self.reached: list[str] = []
-        """Nodes whose agents were reached."""
-        self._lost: dict[str, str] = {}
-        """Reached nodes that were lost since → why."""
-
-    @property
-    def connected(self) -> list[str]:
+    def __init__(self, plan: Plan, hub: Hub) -> None:
+        self._plan, self.hub = plan, hub
+        self.connected: list[str] = []
         """Nodes that were reached and not lost since."""
-        return [name for name in self.reached if name not in self._lost]
+        self._lost: dict[str, str] = {}
+        """Nodes that were reached and lost since → why."""
 
     async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
         """Handle inputs until `condition` holds; it is checked every half second."""
         while not condition():
-            await self._hub.flush()
-            await self._hub.turn(_TURN_S)
+            await self.hub.flush()
+            await self.hub.turn(_TURN_S)
 
     async def connect_all(self, background: asyncio.TaskGroup) -> list[Finding]:
         """Connect to all nodes at once; return a finding for each that could not be reached."""
-        nodes = self._plan.nodes
-        errors = await asyncio.gather(
-            *(self._connect(node, background) for node in nodes), return_exceptions=True
-        )
-        findings = []
-        for node, error in zip(nodes, errors, strict=True):
-            if isinstance(error, SetupError):
-                what = error.message.removeprefix(f"{node.name} ")
-                findings.append(Finding(node.name, "reach", what, error.fix))
-            elif error is not None:
-                raise error
-            else:
-                self.reached.append(node.name)
-        return findings
 
-    async def _connect(self, node: NodePlan, background: asyncio.TaskGroup) -> None:
-        await self._hub.connect(
-            node,
-            self._paths.run_id,
-            on_message=self._on_message,
-            on_closed=self._lose,
-            background=background,
-            tasks=[str(task.id) for task in self._plan.tasks if task.node == node.name],
-        )
+        async def connect(node: NodePlan) -> Finding | None:
+            try:
+                await self.hub.connect(
+                    node,
+                    on_message=self._on_message,
+                    on_closed=self._lose,
+                    background=background,
+                    tasks=[str(task.id) for task in self._plan.tasks if task.node == node.name],
+                )
+            except SetupError as error:
+                what = error.message.removeprefix(f"{node.name} ")
+                return Finding(node.name, "reach", what, error.fix)
+            return None
+
+        nodes = self._plan.nodes
+        try:
+            await self.hub.open(nodes)
+        except SetupError as error:
+            return [Finding(node.name, "reach", error.message, error.fix) for node in nodes]
+        found = await asyncio.gather(*map(connect, nodes))
+        self.connected = [n.name for n, error in zip(nodes, found, strict=True) if error is None]
+        return list(filter(None, found))
 
     def _on_message(self, node: str, message: Mapping[str, Any]) -> None:
-        self._hub.keep(node, message)
+        self.hub.keep(node, message)
         if (why := why_lost(message)) is not None:
             self._lose(node, why)
 
@@ -151,20 +146,24 @@ class _Visit:
         """Note that the node will not answer its probe."""
         if node not in self._lost:
             self._lost[node] = why
-            self._hub.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": why})
+            self.connected.remove(node)
+            self.hub.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": why})
 
     async def hold_ports(self) -> list[Finding]:
         """Have the agents hold their ports; return findings for taken ports and lost nodes."""
         if self._plan.kind == "plain":
             return []
-        for name in self.reached:
-            self._hub.send(name, orders.hold_ports(self._plan, name))
-        answers, is_lost = Answers(self._hub, self.until), self._lost.__contains__
-        what = "to hold its ports"
-        for name in await answers.missing(self.reached, *PORT_REPLIES, what=what, is_lost=is_lost):
+        for name in self.connected:
+            self.hub.send(name, orders.hold_ports(self._plan, name))
+        for name in await Answers(self.hub, self.until).missing(
+            tuple(self.connected),
+            *PORT_REPLIES,
+            what="to hold its ports",
+            is_lost=self._lost.__contains__,
+        ):
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
-        replies = ((name, self._hub.answer(name, PORT_REPLIES)) for name in self.connected)
+        replies = ((name, self.hub.answer(name, PORT_REPLIES)) for name in self.connected)
         return lost + [
             probes.taken_port(node, reply)
             for node, reply in replies

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tfcluster.agent.net import ports
-from tfcluster.agent.node import limits, machine
+from tfcluster.agent.node import machine
 from tfcluster.backends import bundle
 from tfcluster.nodes import orders
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.orders import ANSWER_S, Answers, Until, port_error
+from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
 from tfcluster.nodes.reports import LINKS, PREFLIGHT
 from tfcluster.nodes.task_reports import last_text
@@ -34,74 +33,62 @@ _POLL_S = 0.1
 _DIAL_REPLIES = (f"{LINKS} task_exited", f"{LINKS} start_failed")
 
 
-@dataclass(frozen=True, slots=True)
-class NodeProbes:
-    """The probe of all nodes, by their agents.
+async def probe_nodes(
+    plan: Plan,
+    paths: RunPaths,
+    answers: Answers,
+    nodes: Sequence[str],
+    ports: Mapping[TaskId, int],
+    *,
+    deep: bool = False,
+) -> PreflightReport:
+    """Have the agents of all `nodes` run their probes at once, and judge the results.
 
-    A node that was lost after it was reached answers with a kept ``start_failed`` message.
+    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds. A node that
+    was lost after it was reached answers with a kept ``start_failed`` message.
     """
+    hub, nodes = answers.hub, tuple(nodes)
+    built = await asyncio.to_thread(bundle.build)
+    dials = between(plan, nodes, ports)
+    for name in nodes:
+        order = order_for(plan, hub.site(name), dials, deep=deep)
+        hub.send(name, orders.start_probe(plan, hub.site(name), order, built.digest))
+    work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
+    what = "to run its checks"
+    for name in await answers.missing(nodes, *_PROBE_REPLIES, what=what, work_s=work_s):
+        error = f"no answer for {work_s + ANSWER_S:.0f} s"
+        hub.keep(name, {"type": "start_failed", "task": PREFLIGHT, "error": error})
+    found = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
+    silent = [finding for finding in found if isinstance(finding, Finding)]
+    seen = tuple(answer for answer in found if isinstance(answer, ProbeAnswer))
+    needs = rules.needs_of(plan, await asyncio.to_thread(_local_script_sha256, plan))
+    findings = rules.judge(seen, needs, silent={finding.node for finding in silent})
+    return PreflightReport(nodes, seen, findings).with_more(silent)
 
-    plan: Plan
-    paths: RunPaths
-    hub: Hub
-    until: Until
 
-    async def run(
-        self, nodes: Sequence[str], ports: Mapping[TaskId, int], *, deep: bool = False
-    ) -> PreflightReport:
-        """Probe all `nodes` at once and judge their answers.
+def _read_answer(
+    plan: Plan, paths: RunPaths, hub: Hub, node: str, dials: DialPlan
+) -> ProbeAnswer | Finding:
+    log = paths.step_log(PREFLIGHT, node)
+    lines = last_text(log).splitlines()
+    own_ports = [port for task, port in dials.ports.items() if plan.task(task).node == node]
+    peers = len(dials.dialled[node])
+    try:
+        # The probe goes on listening for the others: the time of its line is the log's.
+        now = log.stat().st_mtime
+        return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
+    except (ValueError, OSError):
+        reply = hub.answer(node, _PROBE_REPLIES) or {}
+        why = lines[-1] if lines else reply.get("error", "it printed nothing")
+        fix = f"set runtime.hosts.{node}.python to its Python (3.9 or newer)"
+        return Finding(node, "Python", f"the checks could not run: {why}", fix)
 
-        `ports`: those that their agents hold; `deep`: import TensorFlow, which takes seconds.
-        """
-        built = await asyncio.to_thread(bundle.build)
-        dials = between(self.plan, nodes, ports)
-        for name in nodes:
-            site = self.hub.site(name)
-            order = order_for(self.plan, site, dials, deep=deep)
-            self.hub.send(name, orders.start_probe(self.plan, site, order, built.digest))
-        await self._await_answers(nodes, PROBE_S + (machine.IMPORT_S if deep else 0.0))
-        answers: list[ProbeAnswer] = []
-        silent: list[Finding] = []
-        for name in nodes:
-            found = self._answer_of(name, dials)
-            if isinstance(found, ProbeAnswer):
-                answers.append(found)
-            else:
-                silent.append(found)
-        needs = rules.needs_of(self.plan, await asyncio.to_thread(self._local_script_sha256))
-        findings = rules.judge(answers, needs, silent={finding.node for finding in silent})
-        report = PreflightReport(tuple(nodes), tuple(answers), findings)
-        return report.with_more(silent)
 
-    async def _await_answers(self, nodes: Sequence[str], work_s: float) -> None:
-        answers = Answers(self.hub, self.until)
-        what = "to run its checks"
-        for node in await answers.missing(nodes, *_PROBE_REPLIES, what=what, work_s=work_s):
-            error = f"no answer for {work_s + ANSWER_S:.0f} s"
-            self.hub.keep(node, {"type": "start_failed", "task": PREFLIGHT, "error": error})
-
-    def _answer_of(self, node: str, dials: DialPlan) -> ProbeAnswer | Finding:
-        log = self.paths.step_log(PREFLIGHT, node)
-        lines = last_text(log).splitlines()
-        own_ports = [
-            port for task, port in dials.ports.items() if self.plan.task(task).node == node
-        ]
-        peers = len(dials.dialled[node])
-        try:
-            # The probe goes on listening for the others: the time of its line is the log's.
-            now = log.stat().st_mtime
-            return read(lines[-1] if lines else "", now=now, ports=own_ports, peers=peers)
-        except (ValueError, OSError):
-            reply = self.hub.answer(node, _PROBE_REPLIES) or {}
-            why = lines[-1] if lines else reply.get("error", "it printed nothing")
-            fix = f"set runtime.hosts.{node}.python to its Python (3.9 or newer)"
-            return Finding(node, "Python", f"the checks could not run: {why}", fix)
-
-    def _local_script_sha256(self) -> str | None:
-        command = self.plan.tasks[0].command
-        if (script := script_of(command)) is None:
-            return None
-        return machine.sha256(str(Path(self.plan.workdir) / Path(script).relative_to(command.cwd)))
+def _local_script_sha256(plan: Plan) -> str | None:
+    command = plan.tasks[0].command
+    if (script := script_of(command)) is None:
+        return None
+    return machine.sha256(str(Path(plan.workdir) / Path(script).relative_to(command.cwd)))
 
 
 def proxy_env(plan: Plan, answer: ProbeAnswer) -> dict[str, str]:
@@ -115,7 +102,7 @@ def default_proxy_env(plan: Plan) -> dict[str, str]:
 
 
 def _hosts(plan: Plan) -> list[str]:
-    return sorted({task.host.strip("[]") for task in plan.tasks})
+    return sorted({task.bare_host for task in plan.tasks})
 
 
 async def probe_links(
@@ -173,21 +160,11 @@ def probe_this_node_in_detail(
 
 
 def machine_facts(node: str, folder: Path) -> ProbeAnswer:
-    """Return the facts of this machine, named `node`, that do not depend on a Python.
+    """Return the facts of this machine, named `node`, and of this Python.
 
     `folder`: the parent of run folders, whose disk counts.
     """
-    names, trouble = machine.gpus()
-    return ProbeAnswer(
-        node=node,
-        gpus=tuple(names),
-        gpu_trouble=trouble,
-        free_bytes=machine.free_bytes(str(folder)),
-        cores=limits.usable(),
-        shm_bytes=machine.free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
-        port_range=tuple(machine.port_range()),
-        proxies=machine.proxies(os.environ),
-    )
+    return ProbeAnswer(node=node, **machine.facts({"folder": str(folder)}))
 
 
 def _unplanned_needs(plan: Plan) -> Needs:

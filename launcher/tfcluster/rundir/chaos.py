@@ -212,7 +212,7 @@ class _FaultParser:
 
     def _check_reportable(self, place: str, witness: TaskId) -> None:
         """Raise UsageError if the job never reports `place`, so that the fault would not happen."""
-        if not self.plan.hooks or self.plan.task(witness).has_own_command:
+        if not self.plan.is_hooked(self.plan.task(witness)):
             what = "reports no steps" if place == "step" else "cannot inject faults"
             reason = f"the job {what}: it is a command, or its hooks are off"
             fix = "use a job.script or job.module with hooks: auto"

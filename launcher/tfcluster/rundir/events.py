@@ -13,8 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar
 
-from tfcluster.rundir.json_numbers import to_json_numbers
-from tfcluster.rundir.states import Status as Status
+from tfcluster.rundir.snapshot import to_json_numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +35,24 @@ class Event:
 class RunStarted(Event):
     version: str
     run: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunQueued(Event):
+    """The run waits until its nodes are allocated."""
+
+    reason: str
+    """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesAllocated(Event):
+    """The nodes whose host names the plan could not know are there."""
+
+    hosts: Mapping[str, str]
+    """Node → host name."""
+    addresses: Mapping[str, str]
+    """Task → address; its port may still be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

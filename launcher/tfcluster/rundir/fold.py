@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.agent import budgets
 from tfcluster.plan.plan import Plan, TaskId
-from tfcluster.rundir import chaos, states, trials
+from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
+from tfcluster.rundir.states import Status
 
 
 def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: float) -> RunSnapshot:
@@ -42,9 +44,9 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     Ignored are events without an effect on it, and late events of an attempt that the same task
     has already left for a newer one.
     """
-    change = _CHANGES.get(type(event))
+    change = getattr(_Changes(state, now, paths), event.type, None)
     if change is not None and not _is_outdated(state, event):
-        change(state, event, now, paths)
+        change(event)
     chaos.apply(state.chaos, event, now)
 
 
@@ -55,67 +57,181 @@ def _is_outdated(state: RunSnapshot, event: Event) -> bool:
     return task is not None and attempt is not None and attempt < state.task(task).attempt
 
 
-def _move_task(task: TaskSnapshot, trigger: str) -> None:
-    task.state = states.after(states.TASK, task.state, trigger)
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """The changes of a state; each method is named after the type of its event."""
 
+    state: RunSnapshot
+    now: float
+    paths: RunPaths
 
-def _move_node(state: RunSnapshot, node: str, trigger: str) -> None:
-    state.nodes[node] = states.after(states.NODE, state.nodes.get(node, "connecting"), trigger)
+    def resumed(self, event: ev.Resumed) -> None:
+        self.state.resumed_from = {"run": event.run, "step": event.step}
+        if event.checkpoint is not None:
+            self.state.resumed_from["checkpoint"] = event.checkpoint
 
+    def node_connected(self, event: ev.NodeConnected | ev.NodeReconnected) -> None:
+        before = self.state.agents.get(event.node, {})
+        agent: dict[str, Any] = {"pid": event.pid, "guard_pid": event.guard_pid}
+        if event.identity is not None:
+            agent["identity"] = event.identity
+        elif "identity" in before and before["pid"] == event.pid:
+            agent["identity"] = before["identity"]
+        self.state.agents[event.node] = agent
+        self._move_node(event.node, event.type)
 
-def _resumed(state: RunSnapshot, event: ev.Resumed, now: float, paths: RunPaths) -> None:
-    state.resumed_from = {"run": event.run, "step": event.step}
-    if event.checkpoint is not None:
-        state.resumed_from["checkpoint"] = event.checkpoint
+    node_reconnected = node_connected
 
+    def run_queued(self, event: ev.RunQueued) -> None:
+        self._move_run(event.type)
+        self.state.waits_for = f"nodes: {event.reason}"
 
-def _node_connected(
-    state: RunSnapshot, event: ev.NodeConnected | ev.NodeReconnected, now: float, paths: RunPaths
-) -> None:
-    before = state.agents.get(event.node, {})
-    agent: dict[str, Any] = {"pid": event.pid, "guard_pid": event.guard_pid}
-    if event.identity is not None:
-        agent["identity"] = event.identity
-    elif "identity" in before and before["pid"] == event.pid:
-        agent["identity"] = before["identity"]
-    state.agents[event.node] = agent
-    _move_node(state, event.node, event.type)
+    def nodes_allocated(self, event: ev.NodesAllocated) -> None:
+        self._move_run(event.type)
+        self.state.waits_for = None
+        for task, address in event.addresses.items():
+            self.state.task(task).address = address
 
+    def node_unreachable(self, event: ev.NodeUnreachable) -> None:
+        self._move_node(event.node, event.type)
 
-def _node_unreachable(
-    state: RunSnapshot, event: ev.NodeUnreachable, now: float, paths: RunPaths
-) -> None:
-    _move_node(state, event.node, event.type)
+    def node_lost(self, event: ev.NodeLost) -> None:
+        self._move_node(event.node, event.type)
+        for task in self.state.tasks:
+            if task.node == event.node:
+                _move_task(task, event.type)
 
+    def ports_held(self, event: ev.PortsHeld) -> None:
+        for task, port in event.ports.items():
+            if (address := self.state.by_hand.get(task)) is not None:
+                self.state.by_hand[task] = _with_port(address, port)
+            else:
+                snapshot = self.state.task(task)
+                snapshot.address = _with_port(snapshot.address, port)
 
-def _node_lost(state: RunSnapshot, event: ev.NodeLost, now: float, paths: RunPaths) -> None:
-    _move_node(state, event.node, event.type)
-    for task in state.tasks:
-        if task.node == event.node:
+    def task_started(self, event: ev.TaskStarted) -> None:
+        task = self.state.task(event.task)
+        log = self.paths.task_log(TaskId.parse(event.task), event.attempt)
+        if task.attempt:
+            _reset_task(task)
+        _move_task(task, event.type)
+        task.attempt, task.pid = event.attempt, event.pid
+        task.started_at, task.log = self.now, str(log.relative_to(self.paths.root))
+        self.state.attempt = max(self.state.attempt, event.attempt)
+        if not any(task.state in ("waiting", "restarting") for task in self.state.tasks):
+            self._move_run("all_started")
+            self.state.waits_for = None
+
+    def restarting(self, event: ev.Restarting) -> None:
+        self.state.restarts.append(event.to_json() | {"time": self.now})
+        if event.task is not None:
+            _move_task(self.state.task(event.task), event.type)
+            return
+        if event.delay_s:
+            self.state.waits_for = (
+                f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
+            )
+        for task in self.state.tasks:
+            stays = task.task.startswith("evaluator") and task.state != "lost"
+            if not stays and (event.members is None or task.task in event.members):
+                _move_task(task, event.type)
+        self._move_run(event.type)
+
+    def task_frozen(self, event: ev.TaskFrozen) -> None:
+        self.state.task(event.task).frozen_by = event.signal
+
+    def task_thawed(self, event: ev.TaskThawed) -> None:
+        self.state.task(event.task).frozen_by = None
+
+    def task_ready(self, event: ev.TaskReady) -> None:
+        _move_task(self.state.task(event.task), "joined")
+
+    def progress(self, event: ev.Progress) -> None:
+        task = self.state.task(event.task)
+        _move_task(task, "joined")
+        task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
+        task.steps_per_second = event.steps_per_second or task.steps_per_second
+        task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
+        task.examples_per_second = event.examples_per_second or task.examples_per_second
+
+    def task_error(self, event: ev.TaskError) -> None:
+        self.state.task(event.task).error = _facts(event)
+
+    def trial(self, event: ev.Trial) -> None:
+        """Fold a report into its trial; fields that it does not have keep their values.
+
+        A trial that is handed out again, because its tuner was killed or because it failed and is
+        tried again, is the same trial: it begins again.
+        """
+        trials = self.state.trials
+        trial = next((known for known in trials if known["id"] == event.id), None)
+        if trial is None:
+            trials.append(trial := {"id": event.id})
+        trial |= _facts(event)
+        if event.status == "RUNNING":
+            for name in ("score", "best_step", "message", "ended_at"):
+                trial.pop(name, None)
+            trial["started_at"] = self.now
+        elif event.status is not None:
+            trial["ended_at"] = self.now
+        self.state.best_trial = _best(trials)
+
+    def log_lost(self, event: ev.LogLost) -> None:
+        self.state.task(event.task).log_lost_bytes += event.bytes
+
+    def task_stopping(self, event: ev.TaskStopping) -> None:
+        _move_task(self.state.task(event.task), event.type)
+
+    def task_exited(self, event: ev.TaskExited) -> None:
+        task = self.state.task(event.task)
+        task.exit_code, task.signal, task.ended_by = event.exit_code, event.signal, event.ended_by
+        task.peak_rss_bytes, task.ended_at, task.frozen_by = event.peak_rss_bytes, self.now, None
+        failed = "ended_by_us" if event.ended_by == "tfcluster" else "exited_badly"
+        _move_task(task, "exited_well" if event.exit_code == 0 else failed)
+
+    def warned(self, event: ev.Warned) -> None:
+        if event.message in self.state.warnings or len(self.state.warnings) > budgets.WARNINGS:
+            return
+        is_full = len(self.state.warnings) == budgets.WARNINGS
+        more = f"further warnings are only in {self.paths.events}"
+        self.state.warnings.append(more if is_full else event.message)
+
+    def diagnosis(self, event: ev.Diagnosis) -> None:
+        self.state.diagnosis = {
+            "root_cause": dict(event.root_cause),
+            "collateral": list(event.collateral),
+            "attempt": event.attempt,
+        }
+
+    def run_stopping(self, event: ev.RunStopping) -> None:
+        self._move_run(event.type)
+        self.state.waits_for = None
+        self.state.stop_by = self.now + event.grace_s
+
+    def run_finished(self, event: ev.RunFinished) -> None:
+        state = self.state
+        state.status, state.exit_code, state.ended_at = (
+            Status(event.status),
+            event.exit_code,
+            self.now,
+        )
+        state.reason, state.hint = event.reason, event.hint
+        state.waits_for = state.gathering = None
+        for node in self.state.nodes:
+            self._move_node(node, event.type)
+        for task in self.state.tasks:
             _move_task(task, event.type)
 
+    def _move_run(self, trigger: str) -> None:
+        self.state.status = states.after(states.RUN, self.state.status, trigger)
 
-def _ports_held(state: RunSnapshot, event: ev.PortsHeld, now: float, paths: RunPaths) -> None:
-    for task, port in event.ports.items():
-        if task in state.by_hand:
-            state.by_hand[task] = f"{state.by_hand[task].rpartition(':')[0]}:{port}"
-            continue
-        snapshot = state.task(task)
-        snapshot.address = f"{snapshot.address.rpartition(':')[0]}:{port}"
+    def _move_node(self, node: str, trigger: str) -> None:
+        before = self.state.nodes.get(node, "connecting")
+        self.state.nodes[node] = states.after(states.NODE, before, trigger)
 
 
-def _task_started(state: RunSnapshot, event: ev.TaskStarted, now: float, paths: RunPaths) -> None:
-    task = state.task(event.task)
-    log = paths.task_log(TaskId.parse(event.task), event.attempt)
-    if task.attempt:
-        _reset_task(task)
-    _move_task(task, event.type)
-    task.attempt, task.pid = event.attempt, event.pid
-    task.started_at, task.log = now, str(log.relative_to(paths.root))
-    state.attempt = max(state.attempt, event.attempt)
-    if not any(task.state in ("waiting", "restarting") for task in state.tasks):
-        state.status = states.after(states.RUN, state.status, "all_started")
-        state.waits_for = None
+def _move_task(task: TaskSnapshot, trigger: str) -> None:
+    task.state = states.after(states.TASK, task.state, trigger)
 
 
 def _reset_task(task: TaskSnapshot) -> None:
@@ -126,121 +242,22 @@ def _reset_task(task: TaskSnapshot) -> None:
     task.metrics = {}
 
 
-def _restarting(state: RunSnapshot, event: ev.Restarting, now: float, paths: RunPaths) -> None:
-    state.restarts.append(event.to_json() | {"time": now})
-    if event.task is not None:
-        _move_task(state.task(event.task), event.type)
-        return
-    if event.delay_s:
-        state.waits_for = f"a pause of {event.delay_s:.2g} s before attempt {event.attempt}"
-    for task in state.tasks:
-        stays = task.task.startswith("evaluator") and task.state != "lost"
-        if not stays and (event.members is None or task.task in event.members):
-            _move_task(task, event.type)
-    state.status = states.after(states.RUN, state.status, event.type)
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
-def _task_frozen(state: RunSnapshot, event: ev.TaskFrozen, now: float, paths: RunPaths) -> None:
-    state.task(event.task).frozen_by = event.signal
-
-
-def _task_thawed(state: RunSnapshot, event: ev.TaskThawed, now: float, paths: RunPaths) -> None:
-    state.task(event.task).frozen_by = None
-
-
-def _task_ready(state: RunSnapshot, event: ev.TaskReady, now: float, paths: RunPaths) -> None:
-    _move_task(state.task(event.task), "joined")
-
-
-def _progress(state: RunSnapshot, event: ev.Progress, now: float, paths: RunPaths) -> None:
-    task = state.task(event.task)
-    _move_task(task, "joined")
-    task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
-    task.steps_per_second = event.steps_per_second or task.steps_per_second
-    task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
-    task.examples_per_second = event.examples_per_second or task.examples_per_second
-
-
-def _task_error(state: RunSnapshot, event: ev.TaskError, now: float, paths: RunPaths) -> None:
+def _facts(event: Event) -> dict[str, Any]:
     facts = event.to_json()
-    state.task(event.task).error = {
-        name: facts[name] for name in facts.keys() - {"type", "task", "attempt"}
-    }
+    return {name: facts[name] for name in facts.keys() - {"type", "task", "attempt"}}
 
 
-def _trial(state: RunSnapshot, event: ev.Trial, now: float, paths: RunPaths) -> None:
-    trials.apply(state.trials, event, now)
-    state.best_trial = trials.best(state.trials)
+def _best(trials: Iterable[Mapping[str, Any]]) -> str | None:
+    """Return the id of the best completed trial, or None; of equal ones the first.
 
-
-def _log_lost(state: RunSnapshot, event: ev.LogLost, now: float, paths: RunPaths) -> None:
-    state.task(event.task).log_lost_bytes += event.bytes
-
-
-def _task_stopping(state: RunSnapshot, event: ev.TaskStopping, now: float, paths: RunPaths) -> None:
-    _move_task(state.task(event.task), event.type)
-
-
-def _task_exited(state: RunSnapshot, event: ev.TaskExited, now: float, paths: RunPaths) -> None:
-    task = state.task(event.task)
-    task.exit_code, task.signal, task.ended_by = event.exit_code, event.signal, event.ended_by
-    task.peak_rss_bytes, task.ended_at, task.frozen_by = event.peak_rss_bytes, now, None
-    failed = "ended_by_us" if event.ended_by == "tfcluster" else "exited_badly"
-    _move_task(task, "exited_well" if event.exit_code == 0 else failed)
-
-
-def _warned(state: RunSnapshot, event: ev.Warned, now: float, paths: RunPaths) -> None:
-    if event.message in state.warnings or len(state.warnings) > budgets.WARNINGS:
-        return
-    is_full = len(state.warnings) == budgets.WARNINGS
-    more = f"further warnings are only in {paths.events}"
-    state.warnings.append(more if is_full else event.message)
-
-
-def _diagnosis(state: RunSnapshot, event: ev.Diagnosis, now: float, paths: RunPaths) -> None:
-    state.diagnosis = {
-        "root_cause": dict(event.root_cause),
-        "collateral": list(event.collateral),
-        "attempt": event.attempt,
-    }
-
-
-def _run_stopping(state: RunSnapshot, event: ev.RunStopping, now: float, paths: RunPaths) -> None:
-    state.status = states.after(states.RUN, state.status, event.type)
-    state.waits_for = None
-    state.stop_by = now + event.grace_s
-
-
-def _run_finished(state: RunSnapshot, event: ev.RunFinished, now: float, paths: RunPaths) -> None:
-    state.status, state.exit_code, state.ended_at = Status(event.status), event.exit_code, now
-    state.reason, state.hint = event.reason, event.hint
-    state.waits_for = state.gathering = None
-    for node in state.nodes:
-        _move_node(state, node, event.type)
-    for task in state.tasks:
-        _move_task(task, event.type)
-
-
-_CHANGES: dict[type[Event], Callable[[RunSnapshot, Any, float, RunPaths], None]] = {
-    ev.Resumed: _resumed,
-    ev.NodeConnected: _node_connected,
-    ev.NodeReconnected: _node_connected,
-    ev.NodeUnreachable: _node_unreachable,
-    ev.NodeLost: _node_lost,
-    ev.PortsHeld: _ports_held,
-    ev.TaskStarted: _task_started,
-    ev.TaskReady: _task_ready,
-    ev.TaskFrozen: _task_frozen,
-    ev.TaskThawed: _task_thawed,
-    ev.Restarting: _restarting,
-    ev.Progress: _progress,
-    ev.TaskError: _task_error,
-    ev.Trial: _trial,
-    ev.LogLost: _log_lost,
-    ev.TaskStopping: _task_stopping,
-    ev.TaskExited: _task_exited,
-    ev.Warned: _warned,
-    ev.Diagnosis: _diagnosis,
-    ev.RunStopping: _run_stopping,
-    ev.RunFinished: _run_finished,
-}
+    The rule is KerasTuner's (Oracle.get_best_trials).
+    """
+    done = [trial for trial in trials if is_done_trial(trial)]
+    if not done:
+        return None
+    sign = -1 if done[0].get("direction") == "max" else 1
+    return str(min(done, key=lambda trial: sign * float(trial["score"]))["id"])

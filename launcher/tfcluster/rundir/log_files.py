@@ -1,4 +1,4 @@
-"""The log files of a run: their folders, and the labels of the tasks that wrote them."""
+"""The log files of a run: their folders, the labels of the tasks that wrote them, their lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.plan.plan import JOB_NAMES, TaskId
+from tfcluster.plan.context import LOCAL
+from tfcluster.plan.plan import TaskId
+from tfcluster.spec import JOBS
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
@@ -34,7 +36,7 @@ def newest_attempts(logs: Path) -> dict[str, int]:
 
 def prepare_label(node: str) -> str:
     """Return the label of a node's prepare step in the merged stream."""
-    return "prepare" if node == "local" else f"prepare@{node}"
+    return "prepare" if node == LOCAL else f"prepare@{node}"
 
 
 def label_of(path: Path) -> str:
@@ -50,11 +52,11 @@ def label_of(path: Path) -> str:
 def rank(label: str) -> tuple[int, str, int]:
     """Return a sort key for labels: prepare, chief, workers by number, ps, evaluator."""
     job, _, index = label.partition(":")
-    place = JOB_NAMES.index(job) + 1 if job in JOB_NAMES else 0
+    place = JOBS.index(job) + 1 if job in JOBS else 0
     return place, job, int(index) if index.isdecimal() else 0
 
 
-class Lines:
+class GrowingFile:
     """A reader of the new whole lines of a growing file."""
 
     def __init__(self, path: Path) -> None:
@@ -68,3 +70,8 @@ class Lines:
                 if line.endswith(b"\n") or with_rest:
                     self._offset += len(line)
                     yield line
+
+
+def text_of(line: bytes) -> str:
+    """Return a line as text; of a progress bar, its last state."""
+    return line.rstrip(b"\r\n").rpartition(b"\r")[2].decode(errors="replace")

@@ -9,13 +9,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import reason_of
+from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import from_json
+
+if TYPE_CHECKING:
+    from tfcluster.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +139,19 @@ def load(paths: RunPaths) -> RunSnapshot:
 
 def _read(paths: RunPaths) -> RunSnapshot:
     try:
-        return RunSnapshot.from_json(foreign_json.read_json_object(paths.state))
+        return from_json(RunSnapshot, foreign_json.read_json_object(paths.state))
     except (OSError, ValueError) as error:
         raise DamagedRunError(paths, reason_of(error)) from error
+
+
+def load_plan(paths: RunPaths) -> Plan:
+    """Read a run's plan, without the values of its secrets. Raises RunFolderError."""
+    from tfcluster.plan.plan import Plan  # `ps` does not need it
+
+    try:
+        return from_json(Plan, foreign_json.read_json_object(paths.plan))
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{paths.plan} cannot be read: {describe_error(error)}") from error
 
 
 def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:

@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from math import isfinite, isnan
+from typing import Annotated, Any
 
-from tfcluster.rundir.json_numbers import to_json_numbers
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import from_json, reader
 
-Check = Callable[[object], bool]
-_LARGEST_INTEGER = 1 << 63
-
-
-def _is_a(kind: type) -> Check:
-    return lambda value: isinstance(value, kind)
-
-
-def _is_integer(value: object) -> bool:
-    return (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and -_LARGEST_INTEGER < value < _LARGEST_INTEGER
-    )
-
-
-def _is_number(value: object) -> bool:
-    """Return whether `value` is a finite number: all comparisons with NaN are false."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and -1e15 < value < 1e15  # type: ignore[operator]
-
-
-def _or_none(check: Check) -> Check:
-    return lambda value: value is None or check(value)
-
-
-def _list_of(check: Check) -> Check:
-    return lambda value: isinstance(value, list) and all(map(check, value))
-
-
-def _object_of(check: Check) -> Check:
-    return lambda value: isinstance(value, dict) and all(map(check, value.values()))
-
-
-_is_string, _is_object = _is_a(str), _is_a(dict)
 _STRINGS = (
     *("task", "node", "path", "kind", "reason", "fault", "id", "tuner", "objective", "status"),
     *("direction", "message", "run", "hint", "docs", "not_restarted", "exception", "file"),
@@ -58,82 +24,67 @@ _NUMBERS = (
     *("time", "delay_s", "injected_at", "detected_after_s", "resumed_after_s", "score"),
     *("started_at", "ended_at"),
 )
-_RECORD_CHECKS: Mapping[str, Check] = {
-    **dict.fromkeys(_STRINGS, _or_none(_is_string)),
-    **dict.fromkeys(_INTEGERS, _or_none(_is_integer)),
-    **dict.fromkeys(_NUMBERS, _or_none(_is_number)),
-    "members": _or_none(_list_of(_is_string)),
-    "also": _or_none(_list_of(_is_string)),
-    "collateral": _or_none(_list_of(_is_string)),
-    "values": _or_none(_is_object),
+_RECORD_TYPES: Mapping[str, Any] = {
+    **dict.fromkeys(_STRINGS, str | None),
+    **dict.fromkeys(_INTEGERS, int | None),
+    **dict.fromkeys(_NUMBERS, float | None),
+    **dict.fromkeys(("members", "also", "collateral"), list[str] | None),
+    "values": dict[str, Any] | None,
 }
-"""Name → check of its value; a name means the same in all records: restarts, faults, checkpoints,
-trials, the diagnosis."""
-_REQUIRED: Mapping[str, tuple[str, ...]] = {
-    "restarts": ("attempt", "of"),
-    "chaos": ("fault", "injected_at"),
-    "checkpoints": ("path",),
-    "trials": ("id",),
-}
-"""Field of the run → names that each of its records must have."""
+"""Name → type; a name means the same in all records: restarts, faults, checkpoints, trials, the
+diagnosis."""
 
 
-def _is_record(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    found = (_RECORD_CHECKS[name](value[name]) for name in _RECORD_CHECKS.keys() & value.keys())
-    nested = value.get("root_cause")
-    return all(found) and (nested is None or _is_record(nested))
+def _record(*required: str) -> Callable[[Any], dict[str, Any]]:
+    """Return the reader of a record that must have the fields `required`."""
+
+    def read(value: Any) -> dict[str, Any]:
+        record = from_json(dict[str, Any], value)
+        for name in _RECORD_TYPES.keys() & record.keys():
+            reader(_RECORD_TYPES[name])(record[name])
+        if (cause := record.get("root_cause")) is not None:
+            read(cause)
+        if any(record.get(name) is None for name in required):
+            raise ValueError(f"one of {required} is missing")
+        return record
+
+    return read
 
 
-def _is_metric(value: object) -> bool:
-    """Return whether `value` is a float or a string: `to_json_numbers` writes NaN as a string."""
+Record = Annotated[dict[str, Any], _record()]
+Restart = Annotated[dict[str, Any], _record("attempt", "of")]
+Fault = Annotated[dict[str, Any], _record("fault", "injected_at")]
+Checkpoint = Annotated[dict[str, Any], _record("path")]
+TrialRecord = Annotated[dict[str, Any], _record("id")]
+
+
+def _read_agent(value: Any) -> dict[str, Any]:
+    """Read process ids and an identity (for `agent.fencing`)."""
+    agent = from_json(dict[str, Any], value)
+    from_json(dict[str, Any], agent.get("identity", {}))
+    from_json(dict[str, int], {name: pid for name, pid in agent.items() if name != "identity"})
+    return agent
+
+
+def _read_metric(value: Any) -> float:
+    """Read a float, or a string: `to_json_numbers` writes NaN as a string."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return _is_string(value)
-    return abs(value) <= sys.float_info.max
+        value = from_json(str, value)
+    elif not abs(value) <= sys.float_info.max:
+        raise ValueError("beyond float")
+    return float(value)
 
 
-def _is_agent(value: object) -> bool:
-    """Return whether `value` has only process ids and an identity (for `agent.fencing`)."""
-    if not isinstance(value, dict):
-        return False
-    numbers = {name: number for name, number in value.items() if name != "identity"}
-    return all(map(_is_integer, numbers.values())) and _is_object(value.get("identity", {}))
+def to_json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
+    """Return `metrics` with NaN and infinities, which JSON lacks, as strings of protobuf's JSON.
+
+    Python's float() and JavaScript's Number() can read ``"NaN"`` and ``"-Infinity"`` back.
+    """
+    return {name: value if isfinite(value) else _name_of(value) for name, value in metrics.items()}
 
 
-_CHECKS: Mapping[str, Check] = {
-    "str": _is_string,
-    "str | None": _or_none(_is_string),
-    "bool": _is_a(bool),
-    "int": _is_integer,
-    "int | None": _or_none(_is_integer),
-    "float": _is_number,
-    "float | None": _or_none(_is_number),
-    "list[str]": _list_of(_is_string),
-    "dict[str, str]": _object_of(_is_string),
-    "dict[str, float]": _object_of(_is_metric),
-    "dict[str, dict[str, Any]]": _object_of(_is_agent),
-    "dict[str, Any] | None": _or_none(_is_record),
-    "list[dict[str, Any]]": _list_of(_is_record),
-    "Status": _is_string,
-    "list[TaskSnapshot]": _list_of(_is_object),
-}
-"""Annotation of a field → check of its JSON value."""
-
-
-def require(values: Mapping[str, object], fields: Iterable[Field[object]]) -> None:
-    """Raise ValueError for the first of `fields` whose value in `values` is invalid."""
-    for known in fields:
-        if known.name in values and known.init:
-            value = values[known.name]
-            if not _CHECKS[str(known.type)](value) or not _is_complete(known.name, value):
-                raise ValueError(f"{known.name} cannot be {repr(value)[:60]}")
-
-
-def _is_complete(name: str, value: object) -> bool:
-    required = _REQUIRED.get(name, ())
-    records = value if isinstance(value, list) else []
-    return all(record.get(key) is not None for record in records for key in required)
+def _name_of(value: float) -> str:
+    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 @dataclass(slots=True)
@@ -153,7 +104,7 @@ class TaskSnapshot:
     ended_by: str | None = None
     step: int | None = None
     epoch: int | None = None
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, Annotated[float, _read_metric]] = field(default_factory=dict)
     steps_per_second: float | None = None
     mean_steps_per_second: float | None = None
     """The speed of the present attempt since its first step."""
@@ -164,7 +115,7 @@ class TaskSnapshot:
     log_lost_bytes: int = 0
     frozen_by: int | None = None
     """The signal that has stopped its process, until that runs again or ends."""
-    error: dict[str, Any] | None = None
+    error: Record | None = None
     """The uncaught exception that the task reported: exception, message, file, line, traceback."""
 
 
@@ -184,7 +135,7 @@ class RunSnapshot:
     started_at: float
     by_hand: dict[str, str] = field(default_factory=dict)
     """Task that the user starts by hand (``up --except``) → its address."""
-    agents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    agents: dict[str, Annotated[dict[str, Any], _read_agent]] = field(default_factory=dict)
     """Node → ``{"pid": 12, "guard_pid": 13, "identity": …}``; see `agent.fencing.identity`."""
     ended_at: float | None = None
     leases: dict[str, float] = field(default_factory=dict)
@@ -201,28 +152,28 @@ class RunSnapshot:
     """True if it was started with ``-d``."""
     runtime_dir: str | None = None
     """The folder of the coordinator's socket; another shell may have another default."""
-    resumed_from: dict[str, Any] | None = None
+    resumed_from: Record | None = None
     """The run and step of ``up --resume``."""
-    diagnosis: dict[str, Any] | None = None
+    diagnosis: Record | None = None
     """The fields root_cause (task, reason, hint, exit_code or signal) and collateral."""
     reason: str | None = None
     """The reason of the outcome where a task's own failure does not explain it, or not alone."""
     hint: str | None = None
     """The user's next step after `reason`."""
-    gathering: dict[str, Any] | None = None
+    gathering: Record | None = None
     """The files that the run waits for: what, and where it is known node, bytes, of."""
     waits_for: str | None = None
     """The reason in words for which a restart waits: a pause or a node's lease."""
-    restarts: list[dict[str, Any]] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
     """The `restarting` events so far, oldest first, each with its `time`."""
-    chaos: list[dict[str, Any]] = field(default_factory=list)
+    chaos: list[Fault] = field(default_factory=list)
     """Injected faults: fault, task, attempt, step, injected_at, and once they are known
     detected_after_s, resumed_after_s."""
     nodes: dict[str, str] = field(default_factory=dict)
     """Node → connecting, connected, lost or gone."""
-    checkpoints: list[dict[str, Any]] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
     """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
-    trials: list[dict[str, Any]] = field(default_factory=list)
+    trials: list[TrialRecord] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""
     best_trial: str | None = None
@@ -246,28 +197,14 @@ class RunSnapshot:
         ]
         return _to_dict(self, _RUN_FIELDS) | {"status": str(self.status), "tasks": tasks}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunSnapshot:
-        """Read the output of `to_json`; ignore a newer version's keys. Raises ValueError."""
-        require(data, fields(cls))
-        values = {key: value for key, value in data.items() if key in _RUN_FIELDS}
-        try:
-            values["tasks"] = [_task_from_json(task) for task in data["tasks"]]
-            values["status"] = Status(data["status"])
-            return cls(**values)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a field is missing: {error}") from None
-
 
 _TASK_FIELDS = tuple(f.name for f in fields(TaskSnapshot))
 _RUN_FIELDS = tuple(f.name for f in fields(RunSnapshot) if f.init)
 
 
-def _task_from_json(data: Mapping[str, Any]) -> TaskSnapshot:
-    require(data, fields(TaskSnapshot))
-    task = TaskSnapshot(**{name: data[name] for name in _TASK_FIELDS if name in data})
-    task.metrics = {name: float(value) for name, value in task.metrics.items()}
-    return task
+def is_done_trial(trial: Mapping[str, Any]) -> bool:
+    """Return whether `trial`, a record of `RunSnapshot.trials`, was completed and has a score."""
+    return trial.get("status") == "COMPLETED" and isinstance(trial.get("score"), int | float)
 
 
 def _to_dict(snapshot: TaskSnapshot | RunSnapshot, names: tuple[str, ...]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ class Status(StrEnum):
     """States of a run and, where they apply, of a task."""
 
     STARTING = "starting"
+    QUEUED = "queued"
+    """The state of a run whose nodes are not allocated yet."""
     RUNNING = "running"
     RESTARTING = "restarting"
     STOPPING = "stopping"
@@ -34,10 +36,12 @@ State = TypeVar("State", bound=str)
 
 RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
     Status.STARTING: {
+        "run_queued": Status.QUEUED,
         "all_started": Status.RUNNING,
         "restarting": Status.RESTARTING,
         "run_stopping": Status.STOPPING,
     },
+    Status.QUEUED: {"nodes_allocated": Status.STARTING, "run_stopping": Status.STOPPING},
     Status.RUNNING: {"restarting": Status.RESTARTING, "run_stopping": Status.STOPPING},
     Status.RESTARTING: {"all_started": Status.RUNNING, "run_stopping": Status.STOPPING},
     Status.STOPPING: {},

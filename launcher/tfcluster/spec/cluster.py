@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from tfcluster.spec import JOBS, JobName
 from tfcluster.spec.fields import (
     Env,
     Listed,
@@ -84,7 +85,7 @@ def parse(text: str) -> Address:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         raise field_error(f"{shown} has no port", _ADDRESS_FORM)
-    _check_host(host, shown)
+    check_host(host, shown, form=_ADDRESS_FORM)
     if not _PORT.fullmatch(port):
         raise field_error(f"{shown}: {shorten(port)} is not a port", _ADDRESS_FORM)
     if int(port) > 65535:
@@ -93,20 +94,20 @@ def parse(text: str) -> Address:
     return Address(host, int(port))
 
 
-def _check_host(host: str, shown: str) -> None:
+def check_host(host: str, shown: str, *, form: str) -> None:
+    """Raise PydanticCustomError for an invalid host; `form`: the fix where it has another form."""
     if host.startswith("[") and host.endswith("]"):
         try:
             ipaddress.IPv6Address(host[1:-1])
         except ValueError:
-            fix = 'write it as "[2001:db8::5]:2222"'
-            raise field_error(f"{shown}: {host} is not an IPv6 address", fix) from None
+            raise field_error(f"{shown}: {host} is not an IPv6 address", form) from None
     elif ":" in host:
-        fix = 'write IPv6 addresses in brackets: "[2001:db8::5]:2222"'
+        fix = f'write IPv6 addresses in brackets: "[{host}]"'
         raise field_error(f"{shown} has more than one colon", fix)
     elif not host:
-        raise field_error(f"{shown} has no host", _ADDRESS_FORM)
+        raise field_error(f"{shown} has no host", form)
     elif not _HOST.fullmatch(host):
-        raise field_error(f"{shown}: {shorten(host)} is not a host name", _ADDRESS_FORM)
+        raise field_error(f"{shown}: {shorten(host)} is not a host name", form)
     elif re.fullmatch(r"[\d.]+", host, re.ASCII):
         _check_ipv4(host, shown)
 
@@ -122,8 +123,6 @@ def _check_ipv4(host: str, shown: str) -> None:
         raise field_error(f"{shown}: 0.0.0.0 cannot be reached", fix)
 
 
-JobName = Literal["chief", "worker", "ps", "evaluator"]
-JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 MAX_TASKS = 10_000
 
 TAGS = frozenset({"<number>", "<list>", "<all>"})

@@ -17,16 +17,13 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import cluster
-from tfcluster.spec.cluster import JOBS, MAX_TASKS, JobName
+from tfcluster.spec import JOBS, HostChoice, JobName, cluster
+from tfcluster.spec.cluster import MAX_TASKS
 from tfcluster.spec.fields import shorten
-from tfcluster.spec.host_choice import HostChoice
-from tfcluster.spec.jsonc import Lines
 from tfcluster.spec.overrides import Override
+from tfcluster.spec.source import read_text
 
-_MAX_BYTES = 1024 * 1024
 _FILE_SUFFIXES = frozenset({".txt", ".hosts", ".list", ".conf", ".cfg"})
 """Endings that no host name has: such a name is a file even if it does not exist."""
 _NUMBERS_HOST = "127.0.0.1"
@@ -47,14 +44,6 @@ class HostSlots:
     """The destination for ssh, if a user was given."""
     place: str
     """``file:line``, or the option."""
-
-
-class _HostError(ValueError):
-    """An error in one host's line."""
-
-    def __init__(self, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.message, self.fix = message, fix
 
 
 def read_hosts(choice: HostChoice) -> tuple[HostSlots, ...]:
@@ -80,7 +69,7 @@ def _parse_list(text: str) -> tuple[HostSlots, ...]:
 
 
 def _read_file(name: str) -> tuple[HostSlots, ...]:
-    lines = enumerate(_read_text(name).split("\n"), start=1)
+    lines = enumerate(read_text(name, "host", "check the path").split("\n"), start=1)
     words = ((f"{name}:{number}", _COMMENT.sub("", line).split()) for number, line in lines)
     return _collect(((place, line) for place, line in words if line), name)
 
@@ -135,32 +124,15 @@ def _is_file(text: str) -> bool:
     return "/" in text or Path(text).suffix in _FILE_SUFFIXES or os.path.isfile(text)
 
 
-def _read_text(name: str) -> str:
-    try:
-        with open(os.path.expanduser(name), "rb") as file:
-            data = file.read(_MAX_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = reason_of(error)
-        raise SpecError([Problem(name, f"cannot be read: {reason}", "check the path")]) from None
-    if len(data) > _MAX_BYTES:
-        raise SpecError([Problem(name, "larger than 1 MiB", "check that this is a host file")])
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line, _ = Lines(data[: error.start].decode("utf-8", "replace")).place(error.start)
-        problem = Problem(f"{name}:{line}", "not UTF-8", "save the file as UTF-8")
-        raise SpecError([problem]) from None
-
-
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
     """Return the hosts of (place, words) items; `source` is named in problems of the whole."""
     found: dict[tuple[str, int], HostSlots] = {}
-    problems = []
+    problems: list[Problem] = []
     for place, words in items:
         try:
             host = _parse_host(words, place)
-        except _HostError as error:
-            problems.append(Problem(place, error.message, error.fix))
+        except SpecError as error:
+            problems += error.problems
             continue
         first = found.setdefault(cluster.parse(f"{host.host}:0").key, host)
         if first is not host:
@@ -178,40 +150,33 @@ def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostS
 def _parse_host(words: Sequence[str], place: str) -> HostSlots:
     name, slots = words[0], None
     if "://" in name:
-        raise _HostError(f"{shorten(name)} has a scheme", _HOST_FORM)
+        raise SpecError([Problem(place, f"{shorten(name)} has a scheme", _HOST_FORM)])
     if login := _LOGIN.fullmatch(name):
         name = login[1]
     elif "@" in name:
-        raise _HostError(f"{shorten(name)} has no user before the @", _HOST_FORM)
+        raise SpecError([Problem(place, f"{shorten(name)} has no user before the @", _HOST_FORM)])
     if match := re.fullmatch(r"([^\[\]:]*|\[[^\]]*\]):([^:]*)", name):
-        name, slots = match[1], _parse_slots(match[2])
+        name, slots = match[1], _parse_slots(match[2], place)
     for word in words[1:]:
         key, equals, value = word.partition("=")
         if key != "slots" or not equals:
-            raise _HostError(f"{shorten(word)} is not a known setting", _HOST_FORM)
+            raise SpecError([Problem(place, f"{shorten(word)} is not a known setting", _HOST_FORM)])
         if slots is not None:
-            raise _HostError("the slots are written twice", "keep one of them")
-        slots = _parse_slots(value)
+            raise SpecError([Problem(place, "the slots are written twice", "keep one of them")])
+        slots = _parse_slots(value, place)
     try:
-        host = cluster.parse(f"{name}:0").host
+        cluster.check_host(name, shorten(name), form=_HOST_FORM)
     except PydanticCustomError as error:
-        fix = _suggest_host_fix(name, error)
-        raise _HostError(f"{shorten(name)} is not a host name", fix) from None
+        fix = (error.context or {})["fix"]
+        raise SpecError([Problem(place, f"{shorten(name)} is not a host name", fix)]) from None
     user = words[0].removesuffix(login[1]) if login else ""
-    return HostSlots(host, slots or 1, user + host.strip("[]") if user else None, place)
+    return HostSlots(name, slots or 1, user + name.strip("[]") if user else None, place)
 
 
-def _suggest_host_fix(name: str, error: PydanticCustomError) -> str:
-    fix = str((error.context or {}).get("fix", ""))
-    if name.count(":") > 1 and "[" not in name:
-        return f'write IPv6 addresses in brackets: "[{name}]"'
-    return fix if "numbers" in fix or "reach" in fix else _HOST_FORM
-
-
-def _parse_slots(text: str) -> int:
+def _parse_slots(text: str, place: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= MAX_TASKS:
         fix = f"write 1 to {MAX_TASKS}, the number of tasks; the host chooses the ports"
-        raise _HostError(f"{shorten(text)} is not a number of slots", fix)
+        raise SpecError([Problem(place, f"{shorten(text)} is not a number of slots", fix)])
     return int(text)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tfcluster.spec.cluster import JOBS
+from tfcluster.spec import JOBS
 from tfcluster.spec.fields import (
     Env,
     Keyed,

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from tfcluster.agent import foreign_json
 from tfcluster.spec.fields import Path, shorten
 
 MAX_DEPTH = 64
@@ -14,14 +15,16 @@ MAX_NUMBER_LENGTH = 40
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
+_STRING = re.compile(
+    r"""" (?: [^"\\\x00-\x1f\ud800-\udfff]++ | \\["\\/bfnrt]
+    | \\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}
+    | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2} )*+""",
+    re.VERBOSE,
+)
+"""The start of a string up to its closing quote, or up to the first character that is refused."""
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORD = re.compile(r"[-+]?[A-Za-z_0-9.][\w.+-]*")
-_HEX = re.compile(r"[0-9a-fA-F]{4}")
 _WORDS = {"true": True, "false": False, "null": None}
-_ESCAPES = {
-    '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"
-}  # fmt: skip
 
 
 class JsonError(ValueError):
@@ -88,8 +91,7 @@ class _Reader:
 
     def skip_space(self) -> None:
         while True:
-            space = _SPACE.match(self.text, self.at)
-            self.at = space.end() if space else self.at
+            self.at = _match_end(_SPACE, self.text, self.at)
             if self.next != "/":
                 return
             comment = _COMMENT.match(self.text, self.at)
@@ -165,50 +167,26 @@ class _Reader:
 
     def string(self) -> str:
         start = self.at
-        self.at += 1
-        parts: list[str] = []
-        while True:
-            plain = _PLAIN.match(self.text, self.at)
-            assert plain is not None
-            parts.append(plain[0])
-            self.at = plain.end()
-            match self.next:
-                case '"':
-                    self.at += 1
-                    return "".join(parts)
-                case "\\":
-                    parts.append(self.escape())
-                case "" | "\n" | "\r":
-                    self.fail("this string is never closed", "add the closing '\"'", start)
-                case other:
-                    self.fail(f"the character {other!r} is not allowed in a string", "remove it")
+        self.at = _match_end(_STRING, self.text, start)
+        match self.next:
+            case '"':
+                self.at += 1
+                return str(foreign_json.parse_json(self.text[start : self.at]))
+            case "\\":
+                self.fail_escape(self.text[self.at + 1 : self.at + 6])
+            case "" | "\n" | "\r":
+                self.fail("this string is never closed", "add the closing '\"'", start)
+            case other:
+                self.fail(f"the character {other!r} is not allowed in a string", "remove it")
 
-    def escape(self) -> str:
-        start = self.at
-        letter = self.text[self.at + 1 : self.at + 2]
-        if letter != "u":
-            if letter not in _ESCAPES:
-                self.fail(f"\\{letter} is not a JSON escape", "write \\\\ for a backslash")
-            self.at += 2
-            return _ESCAPES[letter]
-        units = [self.unit()]
-        if 0xD800 <= units[0] < 0xDC00 and self.text.startswith("\\u", self.at):
-            units.append(self.unit())
-        text = b"".join(unit.to_bytes(2, "big") for unit in units)
-        try:
-            character = text.decode("utf-16-be")
-        except UnicodeDecodeError:
-            self.fail("half of a character (an unpaired surrogate)", "write the character", start)
-        if character == "\0":
-            self.fail("the character \\u0000 cannot be passed to a program", "remove it", start)
-        return character
-
-    def unit(self) -> int:
-        digits = _HEX.match(self.text, self.at + 2)
-        if digits is None:
+    def fail_escape(self, text: str) -> NoReturn:
+        if text[:1] != "u":
+            self.fail(f"\\{text[:1]} is not a JSON escape", "write \\\\ for a backslash")
+        if not re.fullmatch("u[0-9a-fA-F]{4}", text):
             self.fail("\\u needs four hexadecimal digits", "for example \\u00e9")
-        self.at = digits.end()
-        return int(digits[0], 16)
+        if text == "u0000":
+            self.fail("the character \\u0000 cannot be passed to a program", "remove it")
+        self.fail("half of a character (an unpaired surrogate)", "write the character")
 
     def scalar(self) -> Any:
         word = _WORD.match(self.text, self.at)
@@ -235,6 +213,11 @@ class _Reader:
         if self.next == "'":
             return 'use "double quotes"'
         return 'put strings in "double quotes"'
+
+
+def _match_end(pattern: re.Pattern[str], text: str, at: int) -> int:
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 def _word_fix(token: str) -> str:

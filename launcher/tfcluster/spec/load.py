@@ -11,9 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import jsonc, overrides
+from tfcluster.spec import NO_CHOICE, HostChoice, jsonc, overrides
 from tfcluster.spec.fields import Mistake, Path, shorten
-from tfcluster.spec.host_choice import NO_CHOICE, HostChoice
 from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path
@@ -72,11 +71,11 @@ def from_value(
 
 def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostChoice) -> LoadedSpec:
     document = _parse(source)
-    value = _apply(document.value, chosen)
+    value = overrides.apply(document.value, chosen)
     set_paths: Sequence[Path | None] = [override.path for override in chosen]
     if named := read_hosts(hosts):
         value, places = spread(value, named, workers=hosts.workers)
-        value, chosen = _apply(value, places), (*chosen, *places)
+        value, chosen = overrides.apply(value, places), (*chosen, *places)
     check = _Check(value, document, source, chosen)
     spec = check.spec()
     if hosts.include or hosts.exclude:
@@ -102,12 +101,13 @@ def _parse(source: Source) -> jsonc.Document:
 def _overrides(
     sets: Sequence[str], options: Mapping[str, tuple[str, Any]]
 ) -> tuple[overrides.Override, ...]:
-    chosen, problems = [], []
+    chosen: list[overrides.Override] = []
+    problems: list[Problem] = []
     for text in sets:
         try:
             chosen.append(overrides.parse(text))
-        except overrides.OverrideError as error:
-            problems.append(error.problem)
+        except SpecError as error:
+            problems += error.problems
     if problems:
         raise SpecError(problems)
     named = (
@@ -116,13 +116,6 @@ def _overrides(
         if value is not None
     )
     return (*chosen, *named)
-
-
-def _apply(value: Any, chosen: Sequence[overrides.Override]) -> Any:
-    try:
-        return overrides.apply(value, chosen)
-    except overrides.OverrideError as error:
-        raise SpecError([error.problem]) from None
 
 
 @dataclass(frozen=True, slots=True)

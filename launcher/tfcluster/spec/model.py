@@ -9,9 +9,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, model_validator
 
-from tfcluster.spec import published_schema
+from tfcluster import kinds
+from tfcluster.kinds import AUTO
+from tfcluster.spec import JOBS, published_schema
 from tfcluster.spec.cluster import (
-    JOBS,
     Cluster,
     count,
     iter_entries,
@@ -99,7 +100,7 @@ class ClusterSpec(Section):
         RulesBroken.check(
             (
                 *self._check_hosts(),
-                *self._check_containers(),
+                *self._check_addresses(),
                 *self._check_strategy(),
                 *self._check_secrets(),
                 *self._check_counts(),
@@ -124,26 +125,33 @@ class ClusterSpec(Section):
         """The number of chiefs and workers."""
         return count(self.cluster, "chief") + count(self.cluster, "worker")
 
-    def _check_containers(self) -> Iterator[Mistake]:
-        if self.runtime.backend != "docker":
+    def _check_addresses(self) -> Iterator[Mistake]:
+        if not self._made_nodes():
             return
+        why = kinds.get(self.runtime.backend).why_no_addresses
         for (job, index), entry in iter_entries(self.cluster):
             if not (at := parse(entry.address)).is_loopback:
-                message = f"{at} is another machine's address; docker runs all tasks on one machine"
+                message = f"{at} is another machine's address; {why}"
                 fix = f'write a number: "{job}": {index + 1}, or choose another backend'
                 yield Mistake(("cluster", job, index), message, fix)
 
+    def _made_nodes(self) -> tuple[str, ...]:
+        """Return the nodes that the backend makes for the run; empty if it makes none."""
+        backend = self.runtime.backend
+        if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
+            return ()
+        tasks = [f"{job}-{n}" for job in JOBS for n in range(count(self.cluster, job))]
+        nodes = (kind.place(task, number, "127.0.0.1")[0] for number, task in enumerate(tasks))
+        return tuple(dict.fromkeys(nodes))
+
     def _check_hosts(self) -> Iterator[Mistake]:
-        if self.runtime.backend == "docker":
-            names = tuple(f"{job}-{n}" for job in JOBS for n in range(count(self.cluster, job)))
-            known = {*names, "*"}
-        else:
+        names, known = self._made_nodes(), {"*"}
+        if not names:
             names = self.hosts
-            known = {*names, "*"}
             if any(isinstance(tasks, int) for tasks in self.cluster.values()):
                 known.add("127.0.0.1")
         for key in self.runtime.hosts:
-            if key not in known:
+            if key not in known.union(names):
                 choices = f"one of {', '.join(names)}, or" if names else "127.0.0.1, or"
                 message = f"no address of the cluster has the host {shorten(key)}"
                 fix = f'use {choices} "*"'

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfcluster.errors import Problem
+from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import jsonc, published_schema
 from tfcluster.spec.fields import Mistake, Path, shorten
 from tfcluster.spec.problems import show_path, unknown_key
@@ -24,35 +24,27 @@ class Override:
     option: str
 
 
-class OverrideError(ValueError):
-    """An override that cannot be applied."""
-
-    def __init__(self, option: str, message: str, fix: str) -> None:
-        super().__init__(message)
-        self.problem = Problem(option, message, fix)
-
-
 def parse(text: str) -> Override:
     """Parse ``a.b=c``; the value is JSON, or a string if the field takes strings only.
 
     A list item is named by its index. For a field that takes a string or something else
     (``gpus``, durations), a value that is not JSON is a string. ``null`` is null for a string
-    field that may be null. Raises OverrideError.
+    field that may be null. Raises SpecError.
     """
     name, equals, value = text.partition("=")
     option = f"--set {shorten(text)[1:-1]}" if len(text) > 60 else f"--set {text}"
     if not equals or not name:
         fix = "write for example --set supervision.grace_s=60"
-        raise OverrideError(option, "not FIELD=VALUE", fix)
+        raise SpecError([Problem(option, "not FIELD=VALUE", fix)])
     path = _resolve(tuple(name.split(".")), ())
     if path is None:
         unknown = _first_unknown(tuple(name.split(".")))
-        raise OverrideError(option, unknown.message, unknown.fix)
+        raise SpecError([Problem(option, unknown.message, unknown.fix)])
     return Override(path, _read_value(value, path, option), option)
 
 
 def apply(value: Any, overrides: Iterable[Override]) -> Any:
-    """Return a copy of the spec's `value` with the overrides applied; raises OverrideError."""
+    """Return a copy of the spec's `value` with the overrides applied; raises SpecError."""
     changed = copy.deepcopy(value)
     for override in overrides:
         changed = _put(changed, override.path, override)
@@ -71,7 +63,9 @@ def _put(current: Any, rest: Path, override: Override, done: Path = ()) -> Any:
         current = {}
     if not isinstance(current, dict):
         name = show_path(done) if done else "the spec"
-        raise OverrideError(override.option, f"{name} is not an object in the file", "fix the file")
+        raise SpecError(
+            [Problem(override.option, f"{name} is not an object in the file", "fix the file")]
+        )
     return {**current, key: _put(current.get(key), rest[1:], override, (*done, key))}
 
 
@@ -79,10 +73,12 @@ def _put_item(current: Any, index: int, rest: Path, override: Override, done: Pa
     items = [] if current is None else current
     if not isinstance(items, list):
         fix = f"set the whole list: --set {show_path(done)}='[…]'"
-        raise OverrideError(override.option, f"{show_path(done)} is not a list in the file", fix)
+        raise SpecError(
+            [Problem(override.option, f"{show_path(done)} is not a list in the file", fix)]
+        )
     if index > len(items):
         message = f"{show_path(done)} has {len(items)} items: there is no item {index}"
-        raise OverrideError(override.option, message, f"use 0 to {len(items)}")
+        raise SpecError([Problem(override.option, message, f"use 0 to {len(items)}")])
     old = items[index] if index < len(items) else None
     return [
         *items[:index],
@@ -132,7 +128,7 @@ def _read_value(text: str, path: Path, option: str) -> Any:
         if "string" in types:
             return _check_utf8(text, option)
         fix = _json_fix(path)
-        raise OverrideError(option, f"{show_path(path)}: {error.message}", fix) from None
+        raise SpecError([Problem(option, f"{show_path(path)}: {error.message}", fix)]) from None
 
 
 def _json_fix(path: Path) -> str:
@@ -145,5 +141,5 @@ def _json_fix(path: Path) -> str:
 def _check_utf8(text: str, option: str) -> str:
     # Bytes of the command line that are not UTF-8 arrive as unpaired surrogates.
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise OverrideError(option, "the value is not UTF-8", "write it in UTF-8")
+        raise SpecError([Problem(option, "the value is not UTF-8", "write it in UTF-8")])
     return text

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
+from tfcluster.kinds import AUTO, REGISTRY
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
     Deadline,
@@ -101,11 +102,17 @@ def _check_user(value: str) -> str:
     return value
 
 
+if TYPE_CHECKING:
+    BackendName = str
+else:
+    BackendName = Literal[AUTO, *REGISTRY]
+
+
 class Runtime(Section):
     """The backend, Python and network of the tasks, and settings per host."""
 
-    backend: Literal["auto", "local", "ssh", "docker"] = documented(
-        "auto",
+    backend: BackendName = documented(
+        AUTO,
         "`auto`: tasks at this machine's addresses run locally, others through ssh; `docker`: each "
         "task runs in its own container.",
         "local",

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.errors import Problem, SpecError, join_first
+from tfcluster.spec import HostChoice
 from tfcluster.spec.cluster import Address, iter_entries
 from tfcluster.spec.fields import Path, drop_x_keys, shorten
-from tfcluster.spec.host_choice import HostChoice
 from tfcluster.spec.hosts import drop_host_settings
 from tfcluster.spec.overrides import Override
 
@@ -121,9 +121,9 @@ def _find_tasks(
     found: set[_Task] = set()
     for item in _split_items(texts):
         try:
-            found |= _match_item(item, tasks)
-        except LookupError as error:
-            problems.append(Problem(f"{option} {item}", *error.args))
+            found |= _match_item(item, tasks, place=f"{option} {item}")
+        except SpecError as error:
+            problems += error.problems
     return found
 
 
@@ -139,19 +139,20 @@ def _split_items(texts: Sequence[str]) -> Iterator[str]:
                 yield item
 
 
-def _match_item(item: str, tasks: Sequence[_Task]) -> set[_Task]:
-    """Return the tasks that `item` names; raises LookupError with a message and its fix."""
+def _match_item(item: str, tasks: Sequence[_Task], *, place: str) -> set[_Task]:
+    """Return the tasks that `item` names; raises SpecError."""
     if all_of_host := {task for task in tasks if task.key == _host_key(item)}:
         return all_of_host
     match = re.fullmatch(r"(\[[^\]]*\]|[^:]*):(.*)", item)
     host, name = (match[1], match[2]) if match else (item, "")
     on_host = [task for task in tasks if task.key == _host_key(host)]
     if not on_host:
-        raise LookupError(f"no task is on the host {shorten(host)}", _suggest_hosts(tasks))
+        message = f"no task is on the host {shorten(host)}"
+        raise SpecError([Problem(place, message, _suggest_hosts(tasks))])
     found = {*_match_on_host(name, on_host)}
     if not found:
         fix = f"its tasks are {join_first(on_host)}"
-        raise LookupError(f"{host} has no task {shorten(name)}", fix)
+        raise SpecError([Problem(place, f"{host} has no task {shorten(name)}", fix)])
     return found
 
 

@@ -56,11 +56,10 @@ def read_source(source: str | Path | None) -> Source:
     if source is None:
         source = find_default(Path.cwd())
     if str(source) == "-":
-        return Source(_decode(_read_stdin(), "<stdin>"), "<stdin>", None, Path.cwd())
-    name = _printable(str(source))
-    path = Path(os.path.expanduser(source))
-    text = _decode(_read_file(path, name), name)
-    return Source(text, name, path.absolute(), path.absolute().parent)
+        return Source(_decode(_read_stdin(), "<stdin>", "spec"), "<stdin>", None, Path.cwd())
+    path = Path(os.path.expanduser(source)).absolute()
+    text = read_text(source, "spec", "check the path; `tfcluster init` writes a first spec")
+    return Source(text, _printable(str(source)), path, path.parent)
 
 
 def find_default(folder: Path) -> Path:
@@ -79,23 +78,18 @@ def find_default(folder: Path) -> Path:
     raise SpecError([Problem(place, f"no {' or '.join(DEFAULTS)} in this folder", fix)])
 
 
-def _read_stdin() -> bytes:
-    if sys.stdin is None:
-        raise SpecError([Problem("<stdin>", "standard input is closed", "name a spec file")])
-    data: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return _check_size(data, "<stdin>")
-
-
-def _read_file(path: Path, name: str) -> bytes:
+def read_text(file: str | Path, what: str, fix_missing: str) -> str:
+    """Return the text of a `what` file (spec, host). Raises SpecError, as `read_source` does."""
+    name = _printable(str(file))
+    path = Path(os.path.expanduser(file))
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
-            fix = "name the spec file in it"
-            raise SpecError([Problem(name, "this is a folder, not a spec file", fix)])
-        with path.open("rb") as file:
-            return _check_size(file.read(MAX_BYTES + 1), name)
+            message = f"this is a folder, not a {what} file"
+            raise SpecError([Problem(name, message, f"name the {what} file in it")])
+        with path.open("rb") as reader:
+            return _decode(reader.read(MAX_BYTES + 1), name, what)
     except FileNotFoundError:
-        fix = "check the path; `tfcluster init` writes a first spec"
-        raise SpecError([Problem(name, "no such file", fix)]) from None
+        raise SpecError([Problem(name, "no such file", fix_missing)]) from None
     except OSError as error:
         fix = "check the path and its permissions"
         raise SpecError([Problem(name, f"cannot be read: {reason_of(error)}", fix)]) from None
@@ -103,14 +97,17 @@ def _read_file(path: Path, name: str) -> bytes:
         raise SpecError([Problem(name, "not a valid path", "check the path")]) from None
 
 
-def _check_size(data: bytes, name: str) -> bytes:
-    if len(data) > MAX_BYTES:
-        message = f"larger than {MAX_BYTES // 1024**2} MiB"
-        raise SpecError([Problem(name, message, "check that this is a spec file")])
+def _read_stdin() -> bytes:
+    if sys.stdin is None:
+        raise SpecError([Problem("<stdin>", "standard input is closed", "name a spec file")])
+    data: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
     return data
 
 
-def _decode(data: bytes, name: str) -> str:
+def _decode(data: bytes, name: str, what: str) -> str:
+    if len(data) > MAX_BYTES:
+        message = f"larger than {MAX_BYTES // 1024**2} MiB"
+        raise SpecError([Problem(name, message, f"check that this is a {what} file")])
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

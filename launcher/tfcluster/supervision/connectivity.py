@@ -34,12 +34,12 @@ class DialPlan:
     ports: Mapping[TaskId, int]
 
     def of(self, node: str) -> list[dict[str, Any]]:
-        """Return what `agent.node.probe` and `agent.net.reachability` are to dial on `node`."""
+        """Return what `agent.node.probe` is to dial on `node`."""
         return [
             {
                 "node": task.node,
                 "task": str(task.id),
-                "host": task.host.strip("[]"),
+                "host": task.bare_host,
                 "port": self.ports[task.id],
             }
             for task in self.dialled[node]
@@ -90,11 +90,11 @@ class Cut:
 
 def can_break(plan: Plan) -> bool:
     """Return whether tasks of the run reach each other over a network."""
-    return len(plan.nodes) > 1 and any(node.backend != "local" for node in plan.nodes)
+    return len(plan.nodes) > 1 and not all(node.is_here for node in plan.nodes)
 
 
 def order_for(node: str, dial_plan: DialPlan, attempt: int) -> dict[str, Any]:
-    """Return the order for `agent.net.reachability` on `node`."""
+    """Return the order for `agent.node.probe` on `node` after a failure."""
     return {"attempt": attempt, "others": dial_plan.of(node), "patience_s": PATIENCE_S}
 
 

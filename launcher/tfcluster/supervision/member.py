@@ -204,7 +204,7 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         task.id,
         task.node,
         serves=task.id.job == "ps",
-        is_hooked=plan.hooks and not task.has_own_command,
+        is_hooked=plan.is_hooked(task),
         restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),

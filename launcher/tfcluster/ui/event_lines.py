@@ -10,143 +10,130 @@ from tfcluster.ui.formats import format_bytes, format_duration, format_exit, sig
 from tfcluster.ui.history import format_checkpoint, format_gathering, format_restart
 from tfcluster.ui.panels import format_trial
 
+Event = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class EventLine:
-    """A line about an event, and its styles where there is colour."""
+    """A line about an event, and its style where there is colour."""
 
     text: str
-    styles: tuple[str, ...] = ()
+    style: str
 
 
-def format_event(event: Mapping[str, Any]) -> EventLine | None:
+def format_event(event: Event) -> EventLine | None:
     """Return the line for `event`, or None.
 
     Unknown events (of a newer version) and malformed ones have no line.
     """
-    formatter = _FORMATTERS.get(str(event.get("type")))
+    style, formatter = _FORMATTERS.get(str(event.get("type")), ("", None))
     try:
-        return formatter(event) if formatter else None
+        text = formatter(event) if formatter else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
+    return None if text is None else EventLine(text, "red" if _has_failed(event) else style)
 
 
-def _prepare_finished(event: Mapping[str, Any]) -> EventLine:
+def _has_failed(event: Event) -> bool:
+    """Return whether the event is the end of something that failed by itself."""
+    if event["type"] == "trial":
+        return bool(event.get("status") != "COMPLETED")
+    ends = event["type"] in ("prepare_finished", "task_exited")
+    return ends and event.get("exit_code") != 0 and event.get("ended_by") != "tfcluster"
+
+
+def _prepare_finished(event: Event) -> str:
     took = format_duration(event["duration_s"])
     if event.get("exit_code") == 0:
-        return EventLine(f"prepared {event['node']} in {took}", ("dim",))
+        return f"prepared {event['node']} in {took}"
     if event.get("ended_by") == "tfcluster":
-        return EventLine(f"stopped prepare on {event['node']} after {took}", ("dim",))
+        return f"stopped prepare on {event['node']} after {took}"
     how = format_exit(event.get("exit_code"), event.get("signal"))
-    return EventLine(f"prepare failed on {event['node']} after {took}: {how}", ("red",))
+    return f"prepare failed on {event['node']} after {took}: {how}"
 
 
-def _task_exited(event: Mapping[str, Any]) -> EventLine | None:
+def _task_exited(event: Event) -> str:
     how = format_exit(event.get("exit_code"), event.get("signal"))
-    text = f"{event['task']} ended after {format_duration(event['duration_s'])}: {how}"
-    if event.get("ended_by") == "tfcluster":
-        return EventLine(f"{text} (stopped by tfcluster)", ("dim",))
-    return EventLine(text, ("dim",) if event.get("exit_code") == 0 else ("red",))
+    by = " (stopped by tfcluster)" if event.get("ended_by") == "tfcluster" else ""
+    return f"{event['task']} ended after {format_duration(event['duration_s'])}: {how}{by}"
 
 
-def _task_error(event: Mapping[str, Any]) -> EventLine:
+def _task_error(event: Event) -> str:
     place = f" at {event['file']}:{event['line']}" if event.get("file") else ""
     message = str(event["message"]).partition("\n")[0][:200]
-    return EventLine(f"{event['task']} raised {event['exception']}{place}: {message}", ("red",))
+    return f"{event['task']} raised {event['exception']}{place}: {message}"
 
 
-def _trial(event: Mapping[str, Any]) -> EventLine | None:
-    if (text := format_trial(event)) is None:
-        return None
-    return EventLine(text, ("dim",) if event.get("status") == "COMPLETED" else ("red",))
-
-
-def _run_stopping(event: Mapping[str, Any]) -> EventLine:
+def _run_stopping(event: Event) -> str:
     text = f"stopping the run: {event['why']}"
     if grace_s := event.get("grace_s"):
         text += f"; tasks have {format_duration(grace_s)} to exit (repeat to kill them at once)"
-    return EventLine(text, ("yellow",))
+    return text
 
 
-def _checkpoint_gathered(event: Mapping[str, Any]) -> EventLine:
+def _checkpoint_gathered(event: Event) -> str:
     found = format_checkpoint(event)
     which = f" of {found}" if event.get("step") is not None else f", {found}" if found else ""
-    return EventLine(f"gathered a checkpoint{which}: {event['path']}", ("dim",))
+    return f"gathered a checkpoint{which}: {event['path']}"
 
 
-def _finishing(event: Mapping[str, Any]) -> EventLine:
+def _finishing(event: Event) -> str:
     names, remaining = ", ".join(event["tasks"]), format_duration(event["left_s"])
-    return EventLine(
+    return (
         f"the chief has finished; {names} may run for another {remaining}"
-        " (supervision.finish_grace_s)",
-        ("dim",),
+        " (supervision.finish_grace_s)"
     )
 
 
-def _log_lost(event: Mapping[str, Any]) -> EventLine:
-    size = format_bytes(event["bytes"])
-    return EventLine(f"lost {size} of {event['task']}'s log: {event['reason']}", ("yellow",))
-
-
-def _warned(event: Mapping[str, Any]) -> EventLine | None:
-    if event.get("closing"):
-        return None
-    return EventLine(str(event["message"]), ("yellow",))
-
-
-def _diagnosis(event: Mapping[str, Any]) -> EventLine | None:
+def _diagnosis(event: Event) -> str | None:
     # The restart line, or the root cause panel at the end of the run, has everything else.
-    task = event["root_cause"]["task"]
-    if not (collateral := event.get("collateral")):
-        return None
-    return EventLine(f"{', '.join(collateral)} failed because of {task}", ("dim",))
+    task, collateral = event["root_cause"]["task"], event.get("collateral")
+    return f"{', '.join(collateral)} failed because of {task}" if collateral else None
 
 
-def _stalled(event: Mapping[str, Any]) -> EventLine:
+def _stalled(event: Event) -> str:
     text = f"no task has reported anything for {format_duration(event['silent_s'])}"
     if event.get("deadline_s") is None:
-        return EventLine(f"{text}: stack traces are in the logs, training continues", ("yellow",))
+        return f"{text}: stack traces are in the logs, training continues"
     limit = format_duration(event["deadline_s"])
-    return EventLine(
-        f"{text} (stall_deadline_s is {limit}): stack traces are in the logs", ("yellow",)
-    )
+    return f"{text} (stall_deadline_s is {limit}): stack traces are in the logs"
 
 
-def _task_frozen(event: Mapping[str, Any]) -> EventLine:
+def _task_frozen(event: Event) -> str:
     name = signal_name(event["signal"])
-    return EventLine(
-        f"{event['task']} was stopped by {name}: it neither runs nor exits", ("yellow",)
-    )
+    return f"{event['task']} was stopped by {name}: it neither runs nor exits"
 
 
-def _node_unreachable(event: Mapping[str, Any]) -> EventLine:
+def _log_lost(event: Event) -> str:
+    return f"lost {format_bytes(event['bytes'])} of {event['task']}'s log: {event['reason']}"
+
+
+def _node_unreachable(event: Event) -> str:
     lease = format_duration(event["lease_s"])
     what = event.get("why") or "its tasks keep running"
-    text = f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
-    return EventLine(text, ("yellow",))
+    return f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
 
 
-_FORMATTERS: dict[str, Callable[[Mapping[str, Any]], EventLine | None]] = {
-    "prepare_started": lambda event: EventLine(f"preparing on {event['node']}", ("dim",)),
-    "prepare_finished": _prepare_finished,
-    "task_exited": _task_exited,
-    "task_error": _task_error,
-    "trial": _trial,
-    "run_stopping": _run_stopping,
-    "checkpoint_gathered": _checkpoint_gathered,
-    "gathering": lambda event: EventLine(f"gathering {format_gathering(event)}", ("dim",)),
-    "finishing": _finishing,
-    "log_lost": _log_lost,
-    "node_lost": lambda event: EventLine(f"lost node {event['node']}: {event['reason']}", ("red",)),
-    "node_unreachable": _node_unreachable,
-    "node_reconnected": lambda event: EventLine(
-        f"node {event['node']} is connected again", ("dim",)
-    ),
-    "warned": _warned,
-    "restarting": lambda event: EventLine(format_restart(event), ("yellow", "bold")),
-    "diagnosis": _diagnosis,
-    "stalled": _stalled,
-    "task_frozen": _task_frozen,
-    "task_thawed": lambda event: EventLine(f"{event['task']} runs again", ("dim",)),
-    "chaos_injected": lambda event: EventLine(f"injected fault: {event['fault']}", ("magenta",)),
+_FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
+    "prepare_started": ("dim", "preparing on {node}".format_map),
+    "prepare_finished": ("dim", _prepare_finished),
+    "task_exited": ("dim", _task_exited),
+    "task_error": ("red", _task_error),
+    "trial": ("dim", format_trial),
+    "run_stopping": ("yellow", _run_stopping),
+    "checkpoint_gathered": ("dim", _checkpoint_gathered),
+    "gathering": ("dim", lambda event: f"gathering {format_gathering(event)}"),
+    "finishing": ("dim", _finishing),
+    "log_lost": ("yellow", _log_lost),
+    "node_lost": ("red", "lost node {node}: {reason}".format_map),
+    "node_unreachable": ("yellow", _node_unreachable),
+    "node_reconnected": ("dim", "node {node} is connected again".format_map),
+    "warned": ("yellow", lambda event: None if event.get("closing") else str(event["message"])),
+    "restarting": ("bold yellow", format_restart),
+    "diagnosis": ("dim", _diagnosis),
+    "stalled": ("yellow", _stalled),
+    "task_frozen": ("yellow", _task_frozen),
+    "task_thawed": ("dim", "{task} runs again".format_map),
+    "chaos_injected": ("magenta", "injected fault: {fault}".format_map),
 }
+"""Type of event → style of its line, unless it has failed, and the function that formats it."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import struct
 import threading
 from pathlib import Path
 
@@ -23,9 +22,8 @@ nor a process that was killed."""
 FASTEST_POLL_S, SLOWEST_POLL_S = 0.02, 0.2
 """Shortest and longest pause where the view polls: it doubles while nothing changes."""
 
-_IN_MODIFY, _IN_MOVED_TO, _IN_CREATE, _IN_Q_OVERFLOW = 0x2, 0x80, 0x100, 0x4000
-_EVENT = struct.Struct("iIII")
-"""Watch, mask, cookie, length of the name that follows (inotify(7))."""
+_CHANGED = 0x2 | 0x80 | 0x100
+"""IN_MODIFY, IN_MOVED_TO and IN_CREATE (inotify(7))."""
 _MANY_EVENTS = 1 << 16
 
 if IS_LINUX:
@@ -46,12 +44,10 @@ class FolderWatch:
         self._pause = FASTEST_POLL_S
         self._is_closed = False
 
-    def watch(self, *folders: Path) -> None:
-        """Report files created or written in `folders`; watching a folder twice is harmless."""
+    def watch(self, folder: Path) -> None:
+        """Report files created or written in `folder`."""
         if self._inotify_fd >= 0:
-            for folder in folders:
-                mask = _IN_MODIFY | _IN_MOVED_TO | _IN_CREATE
-                _libc.inotify_add_watch(self._inotify_fd, os.fsencode(folder), mask)
+            _libc.inotify_add_watch(self._inotify_fd, os.fsencode(folder), _CHANGED)
 
     def wake(self) -> None:
         """End the current wait, or the next one if no thread is waiting."""
@@ -59,19 +55,19 @@ class FolderWatch:
             if not self._is_closed:
                 os.write(self._wake_writer, b"\0")
 
-    def wait(self, *, found_new: bool) -> bool:
-        """Wait until there may be something new; return True if there may be new files.
+    def wait(self, *, found_new: bool) -> None:
+        """Wait until there may be something new.
 
         `found_new`: whether the last round found something new.
         """
         if self._inotify_fd < 0:
             self._pause = FASTEST_POLL_S if found_new else min(self._pause * 2, SLOWEST_POLL_S)
             self._sleep(self._pause)
-            return False
-        if not self._sleep(RECHECK_S, self._inotify_fd):
-            return False
-        self._sleep(BATCH_S)
-        return self._has_new_files()
+        elif self._sleep(RECHECK_S, self._inotify_fd):
+            self._sleep(BATCH_S)
+            with contextlib.suppress(BlockingIOError):
+                while os.read(self._inotify_fd, _MANY_EVENTS):
+                    pass
 
     def close(self) -> None:
         with self._lock:
@@ -89,14 +85,3 @@ class FolderWatch:
         if self._wake_reader in ready:
             os.read(self._wake_reader, _MANY_EVENTS)
         return not ready.isdisjoint(fds)
-
-    def _has_new_files(self) -> bool:
-        found = False
-        with contextlib.suppress(BlockingIOError):
-            while events := os.read(self._inotify_fd, _MANY_EVENTS):
-                at = 0
-                while at < len(events):
-                    _, mask, _, length = _EVENT.unpack_from(events, at)
-                    found = found or bool(mask & (_IN_CREATE | _IN_Q_OVERFLOW))
-                    at += _EVENT.size + length
-        return found

@@ -15,14 +15,21 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.rundir.log_files import log_folders, prepare_label
+from tfcluster.rundir.log_files import prepare_label
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import coordinator_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.folder_watch import FolderWatch
-from tfcluster.ui.formats import cut_to_columns, format_duration, format_rate, plural
+from tfcluster.ui.formats import (
+    cut_to_columns,
+    format_duration,
+    format_metrics,
+    format_rate,
+    plural,
+)
 from tfcluster.ui.history import attempt_of_all, format_gathering
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
@@ -35,7 +42,6 @@ SKIP_ABOVE = 64 * 1024 * 1024
 CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
-_CREATES_LOGS = frozenset({"task_started", "prepare_started"})
 _STATUS_INTERVAL_S = 0.25
 _ROUNDS_BEFORE_EVENTS = 64
 
@@ -94,12 +100,14 @@ class RunView:
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
         line_style = line_style_for(terminal, self._lines_stream, collapse)
-        self.logs = MergedLogs(paths, log_filter, line_style)
+        self._folder_watch = FolderWatch()
+        for folder in (paths.root, paths.logs):
+            self._folder_watch.watch(folder)
+        self.logs = MergedLogs(paths, log_filter, line_style, self._folder_watch.watch)
         self._events = LogSource(paths.events, offset=events_offset)
         self._state = StateFile(paths)
         self._messages: deque[str] = deque()
         self._is_finishing = threading.Event()
-        self._folder_watch = FolderWatch()
         self._thread: threading.Thread | None = None
         self._status, self._status_drawn_at = "", 0.0
         self._fix = ""
@@ -129,22 +137,15 @@ class RunView:
 
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
-        self._discover_logs()
         while not self._is_finishing.is_set() and not (is_over and is_over()):
             found_new, has_more = self._show_round()
             self._draw_status()
             if is_over and self._lines_stream.error:
                 break
-            if not has_more and self._folder_watch.wait(found_new=found_new):
-                self._discover_logs()
+            if not has_more:
+                self._folder_watch.wait(found_new=found_new)
         self._show_rest()
         self._folder_watch.close()
-
-    def _discover_logs(self) -> None:
-        """Find new logs, after watching their folders: a log created in between is reported."""
-        folders = (folder for _, folder in log_folders(self._paths.logs))
-        self._folder_watch.watch(self._paths.root, self._paths.logs, *folders)
-        self.logs.discover()
 
     def _show_round(self) -> tuple[bool, bool]:
         """Read events, write output, then show the events, so that a task's exit follows its lines.
@@ -190,8 +191,6 @@ class RunView:
             if self._json_lines:
                 self._terminal.out(block.decode("utf-8", "surrogateescape"))
             events += [event for line in block.splitlines() if (event := _parse(line))]
-        if any(event.get("type") in _CREATES_LOGS for event in events):
-            self._discover_logs()  # once for all of them: a thousand tasks may start together
         for event in events:
             self._mark_ended(event)
         return events
@@ -210,7 +209,7 @@ class RunView:
         for event in events:
             is_shown = self._shows_messages or event.get("type") in ALWAYS_SHOWN
             if is_shown and (line := format_event(event)):
-                self._terminal.say_wrapped(line.text, *line.styles)
+                self._terminal.say_wrapped(line.text, line.style)
             self._show_fix(event)
 
     def _show_fix(self, event: dict[str, Any]) -> None:
@@ -262,8 +261,8 @@ class StateFile:
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = RunSnapshot.from_json(
-                    foreign_json.read_json_object(self._paths.state)
+                self._snapshot = from_json(
+                    RunSnapshot, foreign_json.read_json_object(self._paths.state)
                 )
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
         except (OSError, ValueError):
@@ -297,7 +296,7 @@ def _rates(tasks: list[TaskSnapshot]) -> list[str]:
 
 def _metrics(tasks: list[TaskSnapshot]) -> list[str]:
     metrics = next((task.metrics for task in tasks if task.metrics), {})
-    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:2]]
+    return format_metrics(metrics, 2)
 
 
 def _counts(tasks: list[TaskSnapshot]) -> list[str]:

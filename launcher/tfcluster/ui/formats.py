@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import textwrap
 import unicodedata
+from collections.abc import Mapping
 
 
 def format_duration(seconds: float) -> str:
@@ -36,6 +37,11 @@ def format_rate(per_second: float | None) -> str:
     if per_second is None:
         return ""
     return f"{per_second:.2f}" if per_second < 9.995 else f"{per_second:.1f}"
+
+
+def format_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
+    """Return the first `most` metrics as ``loss 0.31``."""
+    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:most]]
 
 
 def signal_name(number: int) -> str:
@@ -78,14 +84,11 @@ def _cells(character: str) -> int:
 
 
 def wrap_words(text: str, width: int, *, indent: str = "") -> list[str]:
-    """Return `text` as lines of at most `width` columns, all but the first after `indent`.
+    """Return the lines of `text` in at most `width` columns, continued after `indent`.
 
     Words are never broken, not even at a hyphen: users copy paths and commands.
     """
-    return textwrap.wrap(
-        text,
-        max(width, 8),
-        subsequent_indent=indent,
-        break_long_words=False,
-        break_on_hyphens=False,
+    wrapper = textwrap.TextWrapper(
+        max(width, 8), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return [row for line in text.split("\n") for row in wrapper.wrap(line) or [""]]

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,7 +31,6 @@ from tfcluster.ui.terminal import TASK_COLOURS, paint
 
 MAX_LINE_BYTES = 8 * 1024
 """Bytes of one line that a terminal gets."""
-_DISCOVER_INTERVAL_S = 0.5
 _TIME_STAMPS_SETTLE_NS = 1_000_000_000
 """A folder may change twice within one tick of its time stamp."""
 
@@ -106,8 +105,10 @@ class MergedLogs:
         paths: RunPaths,
         log_filter: LogFilter | None = None,
         line_style: LineStyle | None = None,
+        watch: Callable[[Path], None] = lambda folder: None,
     ) -> None:
-        self._paths = paths
+        """Find the logs of a run; `watch` is called with each folder that may get more."""
+        self._paths, self._watch = paths, watch
         self._filter = log_filter or LogFilter()
         self._line_style = line_style or LineStyle()
         self._tasks: dict[str, _TaskLogs] = {}
@@ -118,14 +119,15 @@ class MergedLogs:
 
     def discover(self, *, tail: int | None = None) -> None:
         """Find files created since the last call; cheap if there are none."""
-        self._discovered_at = time.monotonic()
         before = len(self._known)
         for attempt, folder in log_folders(self._paths.logs):
+            if folder not in self._folder_times:
+                self._watch(folder)  # first: a log that is created in between is then reported
             changed = _folder_time_ns(folder)
             if self._folder_times.get(folder) == changed:
                 continue
-            if time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS:
-                self._folder_times[folder] = changed
+            is_settled = time.time_ns() - changed > _TIME_STAMPS_SETTLE_NS
+            self._folder_times[folder] = changed if is_settled else 0
             for path in self._new_files(folder):
                 self._add(path, attempt, tail)
         if self._tasks and len(self._known) > before:
@@ -144,8 +146,7 @@ class MergedLogs:
 
         A consumer that blocks while writing pauses the round; nothing is lost.
         """
-        if time.monotonic() - self._discovered_at > _DISCOVER_INTERVAL_S:
-            self.discover()
+        self.discover()
         for task in list(self._tasks.values()):
             if self._collapser is not None:
                 self._collapser.feed(task.label, self._plain_lines(task))

@@ -5,29 +5,27 @@ All functions are pure: they turn the run's state (`RunSnapshot`) into parts tha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.trials import is_done
 from tfcluster.ui import history
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
     format_duration,
     format_exit,
+    format_metrics,
     format_rate,
     plural,
     signal_name,
 )
-from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
+from tfcluster.ui.render import UNLIMITED, Facts, Grid, Panel, Part, Verbatim, part_lines
 
 _MAX_TRIALS = 12
 _MAX_TRIAL_REASON = 60
-_UNLIMITED = 100_000
 _GAP = 2
 _MIN_REASON_COLUMNS = 20
 """Columns below which a reason cut to fit is useless."""
@@ -119,41 +117,40 @@ def runs_grid(
 
     Reasons of failures are cut to the room that `width` columns leave.
     """
-    rows = tuple(
-        (
-            run.run,
-            f"{run.status}{_exit_code_suffix(run)}{', gathering' * bool(run.gathering)}"
-            f"{_host_suffix(run, this_host)}",
-            str(len(run.tasks)),
-            _thousands(max((t.step for t in run.tasks if t.step is not None), default=None)),
-            f"{format_duration(now - run.started_at)} ago",
-        )
-        for run in snapshots
-    )
-    headers = ("RUN", "STATUS", "TASKS", "STEP", "STARTED")
-    grid = Grid(headers, rows, right_aligned=frozenset({"TASKS", "STEP"}))
-    reasons = [history.format_short_reason(run) for run in snapshots]
-    if width is not None:
-        room = width - max(map(len, part_lines(grid, _UNLIMITED)), default=0) - _GAP
-        is_wide = room >= _MIN_REASON_COLUMNS
-        reasons = [cut_to_columns(reason, room) if is_wide else "" for reason in reasons]
-    rows_with_reasons = tuple((*row, why) for row, why in zip(rows, reasons, strict=True))
-    grid = replace(grid, headers=(*headers, "REASON"), rows=rows_with_reasons)
-    return grid.without_empty_columns()
+
+    def status(run: RunSnapshot) -> str:
+        gathering = ", gathering" if run.gathering else ""
+        return f"{run.status}{_exit_code_suffix(run)}{gathering}{_host_suffix(run, this_host)}"
+
+    columns: dict[str, Callable[[RunSnapshot], object]] = {
+        "RUN": lambda run: run.run,
+        "STATUS": status,
+        "TASKS": lambda run: len(run.tasks),
+        "STEP": lambda run: _thousands(
+            max((task.step for task in run.tasks if task.step is not None), default=None)
+        ),
+        "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
+    }
+    grid = Grid.of(snapshots, columns, ("TASKS", "STEP"))
+    used = max(map(len, part_lines(grid, UNLIMITED)), default=0) + _GAP
+    room = UNLIMITED if width is None else width - used
+    if room < _MIN_REASON_COLUMNS:
+        return grid
+    columns["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run), room)
+    return Grid.of(snapshots, columns, ("TASKS", "STEP"))
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
     """Return the table of `checkpoints`, newest last, from checkpoints as in `RunSnapshot`."""
-    rows = tuple(
-        (
-            _thousands(found.get("step")) or history.format_checkpoint(found) or "–",
-            str(found.get("kind", "")),
-            format_bytes(found.get("bytes") or 0),
-            str(found["path"]),
-        )
-        for found in checkpoints
-    )
-    return Grid(("STEP", "KIND", "SIZE", "PATH"), rows, right_aligned=frozenset({"STEP", "SIZE"}))
+    columns: dict[str, Callable[[Mapping[str, Any]], object]] = {
+        "STEP": lambda found: (
+            _thousands(found.get("step")) or history.format_checkpoint(found) or "–"
+        ),
+        "KIND": lambda found: found.get("kind"),
+        "SIZE": lambda found: format_bytes(found.get("bytes") or 0),
+        "PATH": lambda found: found["path"],
+    }
+    return Grid.of(checkpoints, columns, ("STEP", "SIZE"))
 
 
 def trial_table(snapshot: RunSnapshot, *, now: float | None = None) -> list[Part]:
@@ -189,20 +186,15 @@ def describe_values(values: Mapping[str, Any]) -> str:
 
 def task_ends_grid(snapshot: RunSnapshot) -> Grid:
     """Return a table with each task's end, blame, duration, steps, steps/s and peak memory."""
-    rows = tuple(
-        (
-            task.task,
-            describe_end(task) + history.format_blame(snapshot, task),
-            _ran(task, task.ended_at),
-            _thousands(task.step),
-            _speed(task),
-            format_bytes(task.peak_rss_bytes) if task.peak_rss_bytes else "",
-        )
-        for task in snapshot.tasks
-    )
-    headers = ("task", "end", "ran", "step", "steps/s", "peak memory")
-    right_aligned = frozenset({"ran", "step", "steps/s", "peak memory"})
-    return Grid(headers, rows, right_aligned).without_empty_columns()
+    columns: dict[str, Callable[[TaskSnapshot], object]] = {
+        "task": lambda task: task.task,
+        "end": lambda task: describe_end(task) + history.format_blame(snapshot, task),
+        "ran": lambda task: _ran(task.started_at, task.ended_at),
+        "step": lambda task: _thousands(task.step),
+        "steps/s": _speed,
+        "peak memory": lambda task: task.peak_rss_bytes and format_bytes(task.peak_rss_bytes),
+    }
+    return Grid.of(snapshot.tasks, columns, ("ran", "step", "steps/s", "peak memory"))
 
 
 def describe_end(task: TaskSnapshot) -> str:
@@ -226,37 +218,28 @@ def _format_best_trial(snapshot: RunSnapshot) -> str:
 
 def _rank_trials(trials: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return completed trials from best to worst, then the others in their order."""
-    done = [trial for trial in trials if is_done(trial)]
+    done = [trial for trial in trials if is_done_trial(trial)]
     sign = -1 if done and done[0].get("direction") == "max" else 1
     done.sort(key=lambda trial: sign * float(trial["score"]))
-    return done + [trial for trial in trials if not is_done(trial)]
+    return done + [trial for trial in trials if not is_done_trial(trial)]
 
 
 def _trial_grid(trials: list[dict[str, Any]], now: float | None) -> Grid:
     objective = next((str(t["objective"]) for t in trials if t.get("objective")), "score")
-    rows = tuple(
-        (
-            str(trial["id"]),
-            _trial_state(trial, has_ended=now is None),
-            str(trial.get("tuner") or ""),
-            "" if trial.get("score") is None else f"{trial['score']:.5g}",
-            _trial_ran(trial, now),
-            _trial_reason(trial),
-        )
-        for trial in trials
-    )
-    headers = ("trial", "state", "tuner", objective, "ran", "why")
-    return Grid(headers, rows, frozenset({objective, "ran"})).without_empty_columns()
+    columns: dict[str, Callable[[dict[str, Any]], object]] = {
+        "trial": lambda trial: trial["id"],
+        "state": lambda trial: _trial_state(trial, has_ended=now is None),
+        "tuner": lambda trial: trial.get("tuner"),
+        objective: lambda trial: None if trial.get("score") is None else f"{trial['score']:.5g}",
+        "ran": lambda trial: _ran(trial.get("started_at"), trial.get("ended_at") or now),
+        "why": _trial_reason,
+    }
+    return Grid.of(trials, columns, (objective, "ran"))
 
 
 def _trial_state(trial: Mapping[str, Any], *, has_ended: bool) -> str:
     status = str(trial.get("status", "")).lower()
     return "unfinished" if status == "running" and has_ended else status
-
-
-def _trial_ran(trial: Mapping[str, Any], now: float | None) -> str:
-    since, ended = trial.get("started_at"), trial.get("ended_at") or now
-    return format_duration(ended - since) if since is not None and ended is not None else ""
 
 
 def _trial_reason(trial: Mapping[str, Any]) -> str:
@@ -287,23 +270,18 @@ def _speed(task: TaskSnapshot) -> str:
 
 
 def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
-    rows = tuple(
-        (
-            task.task,
-            describe_end(task) + history.format_blame(snapshot, task),
-            str(task.attempt) if snapshot.attempt > 1 else "",
-            task.address,
-            str(task.pid or "") if task.ended_at is None else "",
-            _ran(task, task.ended_at or now),
-            _thousands(task.step),
-            _speed(task),
-            " ".join(f"{name} {value:.4g}" for name, value in list(task.metrics.items())[:3]),
-        )
-        for task in snapshot.tasks
-    )
-    headers = ("task", "state", "attempt", "address", "pid", "ran", "step", "steps/s", "metrics")
-    right_aligned = frozenset({"attempt", "pid", "ran", "step", "steps/s"})
-    return Grid(headers, rows, right_aligned).without_empty_columns()
+    columns: dict[str, Callable[[TaskSnapshot], object]] = {
+        "task": lambda task: task.task,
+        "state": lambda task: describe_end(task) + history.format_blame(snapshot, task),
+        "attempt": lambda task: task.attempt if snapshot.attempt > 1 else None,
+        "address": lambda task: task.address,
+        "pid": lambda task: task.pid if task.ended_at is None else None,
+        "ran": lambda task: _ran(task.started_at, task.ended_at or now),
+        "step": lambda task: _thousands(task.step),
+        "steps/s": _speed,
+        "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
+    }
+    return Grid.of(snapshot.tasks, columns, ("attempt", "pid", "ran", "step", "steps/s"))
 
 
 def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ...]:
@@ -340,10 +318,8 @@ def _host_suffix(snapshot: RunSnapshot, this_host: str | None) -> str:
     return f" on {snapshot.host}" if this_host and snapshot.host != this_host else ""
 
 
-def _ran(task: TaskSnapshot, until: float | None) -> str:
-    if task.started_at is None or until is None:
-        return ""
-    return format_duration(until - task.started_at)
+def _ran(since: float | None, until: float | None) -> str:
+    return "" if since is None or until is None else format_duration(until - since)
 
 
 def _thousands(number: int | None) -> str:

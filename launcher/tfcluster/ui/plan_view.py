@@ -1,12 +1,14 @@
-"""Formats a plan: as a table of tasks, as one task in full, as shell lines, as JSON."""
+"""Formats a plan: as a table, as the start panel, as one task in full, as shell lines, as JSON."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfcluster import kinds
 from tfcluster.errors import TfclusterError, join_first
 from tfcluster.plan import remote_paths
 from tfcluster.plan.context import LOCAL
@@ -17,19 +19,21 @@ from tfcluster.plan.plan import (
     Plan,
     TaskId,
     TaskPlan,
-    command_to_json,
-    plan_to_json,
 )
 from tfcluster.plan.tf_config import preview
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.typed_json import object_to_json
 from tfcluster.ui.formats import plural
+from tfcluster.ui.history import format_resume
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import Facts, Grid, Part, part_lines
+from tfcluster.ui.render import Facts, Grid, Panel, Part, Verbatim, part_lines
 
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _PLACEHOLDERS = re.compile(
     rf"(^~(?=/|$)|{re.escape(remote_paths.CACHE)}|{re.escape(remote_paths.RUN)})"
 )
-_MAX_PORTS = 16
+_MAX_LISTED = 16
+"""Tasks or ports that are listed one by one."""
 _MAX_NAMES = 3
 """Nodes or tasks that are named in the label of a row they share."""
 _LABELS = {"tensorflow": "TensorFlow", "keras": "Keras", "tf-keras": "tf_keras"}
@@ -67,11 +71,8 @@ def start_line(task: TaskPlan) -> str:
 
 def describe_listeners(plan: Plan, *, where: str = "a task's machine") -> str:
     """Return which servers a run opens, and who can reach them."""
-    if all(node.container is not None for node in plan.nodes):
-        return (
-            "TensorFlow listens in the containers, without a password: no port is published; only"
-            " the run's own containers and the docker host can reach them"
-        )
+    if (exposure := kinds.get(plan.nodes[0].backend).exposure) is not None:
+        return exposure
     if plan.kind == "tuner":
         return f"KerasTuner's chief listens on {plan.listening[0].host}, without a password"
     return f"TensorFlow listens on every address of {where}, without a password"
@@ -83,15 +84,15 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
     `ports` are the ports of the tasks that listen, 0 for a port to be chosen.
     """
     known = sorted({port for port in ports if port})
-    if all(node.network == "private" and node.container is None for node in plan.nodes):
+    if all(node.has_private_network for node in plan.nodes):
         return "none: the network is private to the tasks of this run"
     if not known:
         shown = f"{plural(len(ports), 'port')}, chosen at start"
-    elif len(known) > _MAX_PORTS:
+    elif len(known) > _MAX_LISTED:
         shown = f"{len(known)} ports, {known[0]} to {known[-1]}"
     else:
         shown = ", ".join(map(str, known))
-    is_local = all(node.backend == "local" for node in plan.nodes)
+    is_local = all(node.is_here for node in plan.nodes)
     return f"{shown}: {describe_listeners(plan, where='this machine' if is_local else 'its host')}"
 
 
@@ -103,6 +104,37 @@ def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) 
     parts += [f"note: {note}" for note in plan.notes]
     parts += [f"problem that would stop `up`: {obstacle}" for obstacle in obstacles]
     return [line for part in parts for line in part_lines(part, width)]
+
+
+def start_panel(
+    plan: Plan,
+    paths: RunPaths,
+    ports: Mapping[str, int] | None = None,
+    *,
+    resumes: tuple[str, int | None, str | None] | None = None,
+) -> Panel:
+    """Return the panel of a run that starts: Python, tasks, open ports, notes, run folder.
+
+    `ports` maps task → reserved port, where the plan left the port to be chosen; `resumes` is the
+    run to resume from, its step, and the name of its checkpoint.
+    """
+    ports = ports or {}
+    pairs = [("image", ", ".join(plan.images))] if plan.images else []
+    pairs += [*_pythons(plan), ("workdir", _workdir_and_copies(plan))]
+    pairs.append(("strategy", format_strategy(plan)))
+    cluster = [task for task in plan.listening if task.in_cluster]
+    if listening := [ports.get(str(task.id), task.port) for task in cluster]:
+        pairs.append(("open ports", describe_ports(plan, listening)))
+    if plan.joins and plan.elsewhere:
+        others = [f"{task.id} at {task.address}" for task in plan.elsewhere]
+        pairs.append(("elsewhere", join_first(others, _MAX_LISTED)))
+    pairs.append(("folder", str(paths.root)))
+    if resumes is not None:
+        pairs.append(("resumes", format_resume(*resumes)))
+    parts: list[Part] = [Facts(tuple(pairs)), _start_grid(plan, ports)]
+    parts += _manual_starts(plan, paths, ports)
+    parts += [f"note: {note}" for note in plan.notes]
+    return Panel(paths.run_id, tuple(parts))
 
 
 def format_task(plan: Plan, task_id: TaskId) -> list[str]:
@@ -126,12 +158,12 @@ def task_json(plan: Plan, task_id: TaskId) -> dict[str, Any]:
     env = all_variables(plan, task_id)
     command = Command(task.command.argv, env, task.command.cwd, task.command.unset)
     place = {"task": str(task_id), "node": task.node, "address": task.address}
-    return place | {"gpus": task.gpus, "cores": task.cores} | command_to_json(command)
+    return place | {"gpus": task.gpus, "cores": task.cores} | object_to_json(command)
 
 
 def plan_json(plan: Plan, obstacles: Iterable[TfclusterError]) -> dict[str, Any]:
     """Return the plan as ``plan --json`` prints it."""
-    return plan_to_json(plan) | {"obstacles": [str(obstacle) for obstacle in obstacles]}
+    return object_to_json(plan) | {"obstacles": [str(obstacle) for obstacle in obstacles]}
 
 
 def all_variables(plan: Plan, task_id: TaskId) -> tuple[EnvVar, ...]:
@@ -186,8 +218,8 @@ def _as_bytes(match: re.Match[str]) -> str:
 
 
 def _shell_value(var: EnvVar, *, is_remote: bool) -> str:
-    is_path = var.source.endswith(("tfcluster", ".data_dir"))
-    return _quote_path(var.shown, is_remote=is_remote and is_path and not var.secret)
+    is_path = var.origin is not None and not var.secret
+    return _quote_path(var.shown, is_remote=is_remote and is_path)
 
 
 def _quote_path(path: str, *, is_remote: bool) -> str:
@@ -280,21 +312,50 @@ def _pythons(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def _task_grid(plan: Plan) -> Grid:
-    headers = ("task", "node", "address", "cores", "threads", "gpus", "env")
-    rows = tuple(_row(plan, task) for task in plan.tasks)
-    return Grid(headers, rows, frozenset({"threads", "env"})).without_empty_columns()
+    def threads(task: TaskPlan) -> str:
+        return "".join(v.value for v in task.command.env if v.name == "TF_NUM_INTRAOP_THREADS")
+
+    columns = _TASK_COLUMNS | {
+        "threads": threads,
+        "env": lambda task: len(all_variables(plan, task.id)),
+    }
+    return Grid.of(plan.tasks, columns, ("threads", "env"))
 
 
-def _row(plan: Plan, task: TaskPlan) -> tuple[str, ...]:
-    threads = [v.value for v in task.command.env if v.name == "TF_NUM_INTRAOP_THREADS"]
-    return (
-        str(task.id),
-        task.node,
-        _address(task),
-        format_numbers(task.cores),
-        "".join(threads),
-        format_numbers(task.gpus),
-        str(len(all_variables(plan, task.id))),
+def _workdir_and_copies(plan: Plan) -> str:
+    """Return the folder of the code on this machine, and where copies of it are used."""
+    if all(node.is_here for node in plan.nodes):
+        return ", ".join(sorted({node.workdir for node in plan.nodes}))
+    where = "in each container" if plan.images else "on each host that does not share it"
+    return f"{plan.workdir}, a copy {where}"
+
+
+def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> list[Part]:
+    """Return the command for each task that the user starts by hand (``--except``)."""
+    parts: list[Part] = []
+    for task in plan.by_hand:
+        port = ports.get(str(task.id), task.port)
+        parts.append(f"start {task.id} by hand, at {task.host}:{port}:")
+        if task.node == LOCAL:
+            exports = f'eval "$(tfcluster env {paths.run_id[-4:]} {task.id})"'
+            parts.append(Verbatim((f"({exports} && {start_line(task)})",)))
+        else:
+            command = f"tfcluster env {plan.spec_path or 'SPEC'} {task.id}"
+            parts.append(
+                f"on {task.host}, `{command}` prints its environment and the command to start it"
+            )
+    return parts
+
+
+def _start_grid(plan: Plan, ports: Mapping[str, int]) -> Grid:
+    if len(plan.tasks) > _MAX_LISTED:
+        counts = Counter(task.node for task in plan.tasks)
+        rows = tuple((node.name, str(counts[node.name])) for node in plan.nodes)
+        return Grid(("node", "tasks"), rows, frozenset({"tasks"}))
+    return Grid.of(
+        plan.tasks,
+        _TASK_COLUMNS
+        | {"address": lambda task: f"{task.host}:{ports.get(str(task.id), task.port) or '?'}"},
     )
 
 
@@ -306,3 +367,12 @@ def _base_environment(plan: Plan, task: TaskPlan) -> str:
     if (container := plan.node(task.node).container) is not None:
         return f"the image {container.image}"
     return "this shell" if task.node == LOCAL else f"a login on {task.node}"
+
+
+_TASK_COLUMNS: dict[str, Callable[[TaskPlan], object]] = {
+    "task": lambda task: task.id,
+    "node": lambda task: task.node,
+    "address": _address,
+    "cores": lambda task: format_numbers(task.cores),
+    "gpus": lambda task: format_numbers(task.gpus),
+}

@@ -9,13 +9,12 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, answer_of, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import Facts, Grid, draw, part_lines
+from tfcluster.ui.render import UNLIMITED, Facts, Grid, draw, part_lines
 from tfcluster.ui.terminal import Painted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-_UNLIMITED = 100_000
 _MAX_NODES = 8
 _MIN_NODE_WIDTH = 26
 """Columns of the screen below which a node's cells would wrap after every word."""
@@ -31,7 +30,7 @@ def format_report(report: PreflightReport, *, width: int | None, colours: bool) 
         table = _screen(report, nodes, width, colours=colours)
         rest = [finding for finding in report.findings if finding.node not in nodes]
     else:
-        table, rest = _plain(report, nodes, width or _UNLIMITED), list(report.findings)
+        table, rest = _plain(report, nodes, width or UNLIMITED), list(report.findings)
     others = len(report.nodes) - len(nodes)
     more = [f"{plural(others, 'other node')}: OK", ""] if others else []
     findings = [sanitize_text(_format_finding(finding)) for finding in rest]
@@ -128,7 +127,7 @@ def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
     """Return the values, with a mark at each problem; one node after another if it is narrow."""
     rows = [(check, [_mark_cell(*cell) for cell in cells]) for check, cells in _rows(report, nodes)]
     grid = Grid(("", *nodes), tuple((check, *cells) for check, cells in rows))
-    lines = part_lines(grid, _UNLIMITED)
+    lines = part_lines(grid, UNLIMITED)
     if max(map(len, lines)) <= width:
         return "\n".join(lines)
     found = []
@@ -156,7 +155,7 @@ def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colour
         table.add_column(Text(sanitize_text(node)), overflow="fold")
     for check, cells in _rows(report, nodes):
         _add_row(table, check, cells)
-    lines = draw([table], width, colours=colours).rstrip().split("\n")
+    lines = draw(table, width, colours=colours).rstrip().split("\n")
     return "\n".join(lines if lines[0].strip() else lines[1:])
 
 

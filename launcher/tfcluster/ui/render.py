@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import sanitize_text
@@ -13,9 +13,12 @@ from tfcluster.ui.terminal import Painted, Terminal
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
+_Item = TypeVar("_Item")
 _GAP = 2
-_UNLIMITED = 100_000
+UNLIMITED = 100_000
+"""The width in columns of what is not a screen."""
 _TONES = {"plain": "cyan", "good": "green", "bad": "red", "warn": "yellow"}
 
 
@@ -39,13 +42,21 @@ class Grid:
     right_aligned: frozenset[str] = frozenset()
     """Headers of the right-aligned columns."""
 
-    def without_empty_columns(self) -> Grid:
-        keep = [i for i in range(len(self.headers)) if any(row[i] for row in self.rows)]
-        return Grid(
-            tuple(self.headers[i] for i in keep),
-            tuple(tuple(row[i] for i in keep) for row in self.rows),
-            self.right_aligned,
-        )
+    @classmethod
+    def of(
+        cls,
+        items: Sequence[_Item],
+        columns: Mapping[str, Callable[[_Item], object]],
+        right_aligned: Iterable[str] = (),
+    ) -> Grid:
+        """Return a table of `items`, without columns in which all cells are empty or None."""
+        found = {
+            header: ["" if (value := cell(item)) is None else str(value) for item in items]
+            for header, cell in columns.items()
+        }
+        kept = {header: cells for header, cells in found.items() if any(cells)}
+        rows = tuple(zip(*kept.values(), strict=True))
+        return cls(tuple(kept), rows, frozenset(right_aligned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +92,12 @@ def render(panel: Panel, terminal: Terminal) -> str:
     return plain_text(panel, terminal.width)
 
 
-def stdout_text(panel: Panel, terminal: Terminal) -> str:
-    """Return a panel as text for stdout: wrapped for a screen, unwrapped for a pipe."""
-    return plain_text(panel, terminal.stdout.width() or _UNLIMITED)
-
-
-def stdout_grid(grid: Grid, terminal: Terminal) -> str:
-    """Return a table as text for stdout, fitted like `stdout_text`."""
-    return "\n".join(part_lines(grid, terminal.stdout.width() or _UNLIMITED))
+def stdout_text(thing: Panel | Grid, terminal: Terminal) -> str:
+    """Return a panel or table as text for stdout: fitted to a screen, unlimited for a pipe."""
+    width = terminal.stdout.width() or UNLIMITED
+    if isinstance(thing, Panel):
+        return plain_text(thing, width)
+    return "\n".join(part_lines(thing, width))
 
 
 def plain_text(panel: Panel, width: int) -> str:
@@ -101,23 +110,25 @@ def plain_text(panel: Panel, width: int) -> str:
 
 def part_lines(part: Part, width: int) -> list[str]:
     """Return a part as sanitized lines of at most `width` columns; longer words stay whole."""
-    return [sanitize_text(line) for line in _lines(part, width)]
-
-
-def _lines(part: Part, width: int) -> list[str]:
     match part:
         case Facts():
-            return _facts(part, width)
+            lines = _facts(part, width)
         case Grid():
-            return _grid(part, width)
-        case Verbatim(lines):
-            return list(lines)
+            lines = _grid(part, width)
+        case Verbatim():
+            lines = list(part.lines)
         case text:
-            return [line for row in text.split("\n") for line in wrap_words(row, width) or [""]]
+            lines = wrap_words(text, width)
+    return [sanitize_text(line) for line in lines]
 
 
 def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
-    """Return the panel with a rule after its title.
+    """Return the panel as text for a screen, see `renderable`."""
+    return Painted(draw(renderable(panel, width), width, colours=colours))
+
+
+def renderable(panel: Panel, width: int) -> Text:
+    """Return the panel as rich shows it: with a rule after its title.
 
     There is no border at the sides, so that paths and commands can be copied.
     """
@@ -125,22 +136,20 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
 
     tone, title = _TONES[panel.tone], sanitize_text(panel.title)
     rule = " " + "─" * (width - len(title) - 1)
-    texts = [Text.assemble((title, f"bold {tone}"), (rule, tone))]
+    lines = [Text.assemble((title, f"bold {tone}"), (rule, tone), no_wrap=True, overflow="ignore")]
     for part in panel.parts:
         for line in part_lines(part, width - 2):
-            text = Text(f"  {line}".rstrip())
+            lines.append(Text(f"  {line}".rstrip()))
             if isinstance(part, Facts) and not line.startswith(" "):
-                text.stylize("dim", 0, 2 + part.name_width)
-            texts.append(text)
-    return Painted(draw(texts, width, colours=colours, soft_wrap=True))
+                lines[-1].stylize("dim", 0, 2 + part.name_width)
+    return Text("\n").join(lines)
 
 
-def draw(
-    things: Sequence[RenderableType], width: int, *, colours: bool, soft_wrap: bool = False
-) -> str:
-    """Return things of rich, one below the other, as text for a screen of `width` columns.
+def draw(thing: RenderableType, width: int, *, colours: bool) -> str:
+    """Return what rich renders as text for a screen of `width` columns.
 
-    rich is imported only here and by callers that are about to draw: most commands never need it.
+    rich is imported only here and by callers that are about to draw: it takes 40 ms, as much as
+    all else that `ps` and `status` do, which therefore show plain text.
     """
     from rich.console import Console
 
@@ -154,8 +163,7 @@ def draw(
         highlight=False,
         legacy_windows=False,
     )
-    for thing in things:
-        console.print(thing, soft_wrap=soft_wrap)
+    console.print(thing, crop=False)
     return file.getvalue()
 
 
@@ -163,13 +171,10 @@ def _facts(facts: Facts, width: int) -> list[str]:
     column = facts.name_width + _GAP
     lines = []
     for name, value in facts.pairs:
-        rows = [
-            row for text in value.split("\n") for row in wrap_words(text, width - column) or [""]
-        ]
+        rows = wrap_words(value, width - column)
         if max(map(len, rows)) > width - column:
             # A path too long for its column gets its own lines, where it can be copied.
-            rows = [row for text in value.split("\n") for row in wrap_words(text, width - 2)]
-            lines += [name, *(f"  {row}" for row in rows)]
+            lines += [name, *(f"  {row}" for row in wrap_words(value, width - 2))]
             continue
         lines.append(f"{name:{column}}{rows[0]}")
         lines += [" " * column + row for row in rows[1:]]

@@ -24,7 +24,6 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.ui.formats import cut_to_columns, wrap_words
 from tfcluster.ui.lines import escape_json, sanitize_except_colours, sanitize_text
 
-RESET = "\x1b[0m"
 _SGR = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34",
     "magenta": "35", "cyan": "36", "bright_red": "91", "bright_green": "92",
@@ -159,12 +158,12 @@ class Terminal:
         """Write a line or a panel to stderr, sanitized."""
         self.say_lines(_for_screen(text) if self.stderr.is_tty else _encode(_sanitize(text)))
 
-    def say_wrapped(self, text: str, *styles: str) -> None:
+    def say_wrapped(self, text: str, style: str = "") -> None:
         """Write a sentence to stderr: wrapped between words for a screen, one line for a pipe."""
         text = sanitize_text(text)
         if self.stderr.is_tty:
             text = "\n".join(wrap_words(text, self.width, indent="    "))
-        self.say(self.paint(text, *styles))
+        self.say(self.paint(text, style))
 
     def say_lines(self, lines: bytes) -> None:
         """Write lines to stderr as they are."""
@@ -184,14 +183,14 @@ class Terminal:
             self._status = ""
             self.stderr.write(b"\r\x1b[K")
 
-    def paint(self, text: str, *styles: str) -> str:
-        """Return `text` in `styles` if stderr has colours, else unchanged."""
-        return paint(text, *styles) if styles and self.has_colour(self.stderr) else text
+    def paint(self, text: str, style: str) -> str:
+        """Return `text` in `style` (``bold red``) if stderr has colours, else unchanged."""
+        return paint(text, style) if style and self.has_colour(self.stderr) else text
 
 
-def paint(text: str, *styles: str) -> Painted:
-    """Return `text`, which must be sanitized, between the escape sequences of `styles`."""
-    return Painted(f"\x1b[{';'.join(_SGR[style] for style in styles)}m{text}{RESET}")
+def paint(text: str, style: str) -> Painted:
+    """Return `text`, which must be sanitized, between the escape sequences of `style`."""
+    return Painted(f"\x1b[{';'.join(map(_SGR.__getitem__, style.split()))}m{text}\x1b[0m")
 
 
 def _sanitize(text: str) -> str:

@@ -82,24 +82,24 @@ class AnswerQueue:
 
     def __init__(self, node: NodeState) -> None:
         self._node = node
-        self._coming: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
+        self._coming: deque[Mapping[str, Any]] = deque()
+        self._has_come = asyncio.Event()
         self.waiting_bytes = 0
         """Bytes of file slices not taken yet."""
 
     def put_nowait(self, answer: Mapping[str, Any]) -> None:
         if answer["type"] == "file":
             self.waiting_bytes += len(answer["data"])
-        self._coming.put_nowait(answer)
+        self._coming.append(answer)
+        self._has_come.set()
 
     def empty(self) -> bool:
-        return self._coming.empty()
+        return not self._coming
 
     def next_slice(self) -> Mapping[str, Any] | None:
         """Return the next answer if it has arrived and is a slice of a file, else None."""
-        waiting = self._coming._queue  # type: ignore[attr-defined]
-        if waiting and waiting[0]["type"] == "file":
-            return self._take(self._coming.get_nowait())
-        return None
+        is_slice = self._coming and self._coming[0]["type"] == "file"
+        return self._take() if is_slice else None
 
     async def next(self) -> Mapping[str, Any]:
         """Return the next answer. Raises FilesStalledError if none comes.
@@ -112,20 +112,23 @@ class AnswerQueue:
         silent_s = waited_s = 0.0
         most_s = _MOST_SILENCES * patience_s
         step_s = min(_WAIT_STEP_S, patience_s / 4)
-        while self._coming.empty() and silent_s < patience_s and waited_s < most_s:
+        while not self._coming and silent_s < patience_s and waited_s < most_s:
+            self._has_come.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(step_s):
-                    return self._take(await self._coming.get())
+                    await self._has_come.wait()
+                    break
             if self._node.answer_count != answer_count or not self._node.is_connected:
                 silent_s, answer_count = 0.0, self._node.answer_count
             else:
                 silent_s += step_s
             waited_s += step_s if self._node.is_connected else 0.0
-        if self._coming.empty():
+        if not self._coming:
             raise self._node.stalled_error()
-        return self._take(self._coming.get_nowait())
+        return self._take()
 
-    def _take(self, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _take(self) -> Mapping[str, Any]:
+        answer = self._coming.popleft()
         if answer["type"] == "file":
             self.waiting_bytes -= len(answer["data"])
         return answer

@@ -73,5 +73,5 @@ def harbor(shell: CommandLine, docker: Docker) -> Iterator[Harbor]:
     if left := made.left():
         made.clear()  # the next test may have the same daemon
     assert left == []
-    noted = sorted(path.name for path in (shell.home / "containers").glob("*"))
+    noted = sorted(path.name for path in (shell.home / "leftovers").glob("*"))
     assert noted == [], "docker is asked for runs that have left nothing"

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import protocol
-from tfcluster.backends.local import AgentProcess
+from tfcluster.backends.local.local_nodes import AgentProcess
 
 PATIENCE_S = 20.0
 

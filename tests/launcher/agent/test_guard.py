@@ -33,11 +33,12 @@ OWNER = """
 import asyncio, json, os, sys, tempfile
 from pathlib import Path
 from tfcluster import backends
+from tfcluster.backends.base import RunContext
 from tfcluster.plan.plan import NodePlan
 
 async def main(folder, task):
-    backend = backends.get("local", runtime_dir=folder)
-    link = await backend.connect(NodePlan("local", "local", None, "/"), run_id="r", token="t")
+    node = NodePlan("local", "local", None, "/")
+    link = await backends.open_nodes([node], RunContext("r", folder)).connect(node, token="t")
     await link.send({"type": "hold_ports", "ports": [
         {"task": name, "host": "localhost", "port": 0} for name in ("worker:0", "worker:1")]})
     await link.send({"type": "start", "attempt": 1, "tasks": [

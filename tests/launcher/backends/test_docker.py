@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.backends import past_runs
 from tfcluster.backends.docker import containers, leftovers
 from tfcluster.backends.docker.client import DockerError, is_here, plain
 from tfcluster.backends.docker.containers import RunningContainer, as_user, run_argv
@@ -154,9 +155,9 @@ def test_the_daemons_machine_is_found_from_host_context_and_configuration(tmp_pa
 
 def test_only_a_dead_coordinator_of_this_user_and_host_leaves_leftovers() -> None:
     _, own_name = leftovers.labels("run")[-1].split("=")
-    assert not leftovers.is_orphan(own_name)  # the coordinator is this process
+    assert not past_runs.is_orphan(own_name)  # the coordinator is this process
     this_host = f"{socket.gethostname()}/{os.getuid()}"
-    assert leftovers.is_orphan(f"{this_host}/{os.getpid()}/1")  # its process id was reused
-    assert not leftovers.is_orphan(f"elsewhere/{os.getuid()}/1/1")
-    assert not leftovers.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
-    assert not leftovers.is_orphan("")
+    assert past_runs.is_orphan(f"{this_host}/{os.getpid()}/1")  # its process id was reused
+    assert not past_runs.is_orphan(f"elsewhere/{os.getuid()}/1/1")
+    assert not past_runs.is_orphan(f"{socket.gethostname()}/{os.getuid() + 1}/1/1")
+    assert not past_runs.is_orphan("")

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.backends import past_runs
 from tfcluster.backends.docker import client as docker_client
-from tfcluster.backends.docker import past_runs
 
 GONE = f"{socket.gethostname()}/{os.getuid()}/1/1"
 CLIENT = """#!/bin/sh
@@ -51,15 +51,20 @@ def asked(home: Path) -> list[str]:
     return file.read_text().splitlines() if file.exists() else []
 
 
+def note(run: str) -> None:
+    past_runs.note(run, "docker", str(docker_client.endpoint()))
+
+
 def lose_coordinator(home: Path, *runs: str) -> None:
     """Make the notes of `runs` name a coordinator process that has ended."""
     for run in runs:
-        note = home / "containers" / run
-        note.write_text(f"{note.read_text().splitlines()[0]}\n{GONE}\n")
+        path = home / "leftovers" / run
+        *place, _ = path.read_text().splitlines()
+        path.write_text("\n".join([*place, GONE, ""]))
 
 
 def noted(home: Path) -> list[str]:
-    return sorted(path.name for path in (home / "containers").iterdir())
+    return sorted(path.name for path in (home / "leftovers").iterdir())
 
 
 def change_daemon(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
@@ -68,35 +73,35 @@ def change_daemon(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
 
 
 def test_docker_is_not_asked_if_it_was_never_used(home: Path) -> None:
-    assert past_runs.find_leftovers(patience_s=5) == past_runs.Found()
-    assert past_runs.find_leftovers_of("a", patience_s=5) == past_runs.Found()
-    assert past_runs.forget_removed("a", patience_s=5) == []
+    assert past_runs.find_leftovers() == past_runs.Found()
+    assert past_runs.find_leftovers_of("a") == past_runs.Found()
+    assert past_runs.forget_removed("a") == []
     assert asked(home) == []
 
 
 def test_leftovers_of_a_dead_coordinator_are_found_and_those_of_others_are_not(home: Path) -> None:
     for run in ("a", "c"):
-        past_runs.note(run)
+        note(run)
     lose_coordinator(home, "a", "c")
-    (leftovers,) = past_runs.find_leftovers(patience_s=5).leftovers
+    (leftovers,) = past_runs.find_leftovers().leftovers
     assert (leftovers.run_id, leftovers.names) == ("a", ("a-worker-0", "a"))
     assert len(asked(home)) == 2  # containers and networks of one daemon, once for both runs
     assert noted(home) == ["a"], "the daemon has nothing of run c"
 
 
 def test_docker_is_not_asked_about_a_run_in_progress(home: Path) -> None:
-    past_runs.note("a")
-    assert past_runs.find_leftovers(patience_s=5) == past_runs.Found()
+    note("a")
+    assert past_runs.find_leftovers() == past_runs.Found()
     assert asked(home) == []
 
 
 def test_leftovers_are_searched_for_on_the_daemon_that_the_run_used(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    past_runs.note("a")
+    note("a")
     change_daemon(monkeypatch, "unix:///other")
-    past_runs.note("b")
-    assert past_runs.find_leftovers_of("a", patience_s=5).leftovers
+    note("b")
+    assert past_runs.find_leftovers_of("a").leftovers
     assert {line.split()[0] for line in asked(home)} == {"unix:///here"}
 
 
@@ -104,9 +109,9 @@ def test_a_daemon_that_does_not_answer_is_reported(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change_daemon(monkeypatch, "unix:///away")
-    past_runs.note("a")
+    note("a")
     lose_coordinator(home, "a")
-    found = past_runs.find_leftovers(patience_s=5)
+    found = past_runs.find_leftovers()
     assert found.leftovers == []
     (silent,) = found.silent
     assert silent.runs == ("a",)
@@ -118,11 +123,11 @@ def test_a_daemon_that_does_not_answer_is_reported(
 def test_a_removed_run_is_remembered_only_if_its_daemon_has_leftovers(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    past_runs.note("a")
+    note("a")
     change_daemon(monkeypatch, "unix:///away")
-    past_runs.note("b")
-    assert past_runs.forget_removed("a", patience_s=5) == []
-    (sentence,) = past_runs.forget_removed("b", patience_s=5)
+    note("b")
+    assert past_runs.forget_removed("a") == []
+    (sentence,) = past_runs.forget_removed("b")
     assert "it may still have containers or networks of b" in sentence
     assert noted(home) == ["a"]
 

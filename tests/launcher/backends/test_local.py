@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from tfcluster import backends
+from tfcluster import kinds
 from tfcluster.agent.processes import living_children
-from tfcluster.backends.local import LocalBackend, socket_path
+from tfcluster.backends.base import RunContext
+from tfcluster.backends.local.local_nodes import LocalNodes, socket_path
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire import link as link_module
@@ -35,10 +36,13 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+def nodes_of(folder: Path, *, lease_s: float = 60.0) -> LocalNodes:
+    return LocalNodes([NODE], RunContext("run-1", folder, lease_s))
+
+
 @asynccontextmanager
 async def connected(folder: Path) -> AsyncIterator[AgentLink]:
-    backend = backends.get("local", runtime_dir=folder)
-    link = await backend.connect(NODE, run_id="run-1", token="secret")
+    link = await nodes_of(folder).connect(NODE, token="secret")
     try:
         yield link
     finally:
@@ -218,9 +222,9 @@ def test_thousands_of_orders_and_reports_arrive_in_order(folder: Path) -> None:
 def test_an_agent_that_cannot_start_reports_why(folder: Path) -> None:
     async def scenario() -> None:
         (folder / "ports").touch()
-        broken = LocalBackend(folder / "ports")  # a file where a folder must be
+        broken = nodes_of(folder / "ports")  # a file where a folder must be
         with pytest.raises(NodeLostError, match=r"File exists|Not a directory"):
-            await broken.connect(NODE, run_id="run-1", token="secret")
+            await broken.connect(NODE, token="secret")
 
     run(scenario)
 
@@ -230,7 +234,7 @@ def test_no_socket_is_created_in_a_folder_that_others_can_write_to(folder: Path)
 
     async def scenario() -> None:
         with pytest.raises(NodeLostError, match="other users can write to it"):
-            await LocalBackend(folder).connect(NODE, run_id="run-1", token="secret")
+            await nodes_of(folder).connect(NODE, token="secret")
 
     run(scenario)
 
@@ -240,9 +244,9 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_fix(tmp_path: Path) -
         socket_path(tmp_path / ("x" * 80), "run-1", "local")
 
 
-def test_an_unknown_backend_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_unknown_backend_is_an_error_that_names_it() -> None:
     with pytest.raises(SetupError, match="no backend slurm"):
-        backends.get("slurm", runtime_dir=tmp_path)
+        kinds.get("slurm")
 
 
 def agent_below(guard: int) -> int:
@@ -258,20 +262,18 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     if ends_by == "silence":
         monkeypatch.setattr(link_module, "HELLO_TIMEOUT_S", 0.3)
     pids: list[int] = []
-    start = LocalBackend._start
+    start = LocalNodes._start
 
-    def start_and_stop(self: LocalBackend, config: dict[str, object], node: NodePlan) -> Any:
+    def start_and_stop(self: LocalNodes, config: dict[str, object], node: NodePlan) -> Any:
         process: Any = start(self, config, node)
         pids.extend([process._process.pid, agent_below(process._process.pid)])
         os.kill(pids[1], signal.SIGSTOP)
         return process
 
-    monkeypatch.setattr(LocalBackend, "_start", start_and_stop)
+    monkeypatch.setattr(LocalNodes, "_start", start_and_stop)
 
     async def scenario() -> None:
-        connecting = asyncio.create_task(
-            LocalBackend(folder).connect(NODE, run_id="run-1", token="secret")
-        )
+        connecting = asyncio.create_task(nodes_of(folder).connect(NODE, token="secret"))
         if ends_by == "cancelling":
             await asyncio.sleep(0.05)
             connecting.cancel()
@@ -289,8 +291,7 @@ def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
     monkeypatch.setattr(link_module, "SECOND_LOOK_S", 0.05)
 
     async def scenario() -> None:
-        backend = LocalBackend(folder)
-        link = await backend.connect(NODE, run_id="run-1", token="secret", lease_s=2.0)
+        link = await nodes_of(folder, lease_s=2.0).connect(NODE, token="secret")
         await link.send({"type": "start", "attempt": 1, "tasks": [entry(folder, "sleep", "60")]})
         messages = aiter(link)
         task, agent = (await anext(messages))["pid"], link.welcome["pid"]

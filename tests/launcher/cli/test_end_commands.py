@@ -16,13 +16,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from tfcluster.cli import rm
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 
 MakeRun = Callable[..., RunPaths]
 DAY_S = 86400.0
@@ -140,10 +139,10 @@ def used_lost_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
     def note(paths: RunPaths) -> None:
-        folder = paths.root.parents[1] / "containers"
+        folder = paths.root.parents[1] / "leftovers"
         folder.mkdir(exist_ok=True)
         coordinator = f"{socket.gethostname()}/{os.getuid()}/1/1"
-        (folder / paths.run_id).write_text(f"DOCKER_HOST=unix:///away\n{coordinator}\n")
+        (folder / paths.run_id).write_text(f"docker\nDOCKER_HOST=unix:///away\n{coordinator}\n")
 
     return note
 
@@ -195,10 +194,10 @@ def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> No
 def test_rm_deletes_all_runs_that_it_can(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreached(paths: RunPaths, terminal: object) -> None:
+    def unreached(paths: RunPaths, say: object) -> None:
         raise NodeLostError("far: its tasks may run until 12:00:00", fix="later")
 
-    monkeypatch.setattr(rm, "end_tasks_on_hosts", unreached)
+    monkeypatch.setattr("tfcluster.coordinator.cleanup.end_on_hosts", unreached)
     over = make_run("over", "failed")
     code, out, message = run("rm", "--json", lost.run_id, over.run_id)
     assert (code, json.loads(out)) == (3, [over.run_id])

@@ -20,7 +20,7 @@ from typing import Any
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent import protocol
-from tfcluster.backends.base import Capabilities
+from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
@@ -232,42 +232,21 @@ class Agent:
         self.say({"type": "task_exited", "task": task, "attempt": attempt, **facts})
 
 
-@dataclass
-class Agents:
-    """The fake backends of all nodes."""
+class FakeNodes(Nodes):
+    """Nodes with fake `agents`, by node name."""
 
     agents: Mapping[str, Agent]
 
-    def of(self, node: NodePlan) -> Any:
-        return _Backend(self.agents[node.name])
-
-
-@dataclass
-class _Backend:
-    agent: Agent
-
-    @property
-    def capabilities(self) -> Capabilities:
-        is_local = self.agent.node == LOCAL
-        return Capabilities(shares_filesystem=is_local, has_lease=not is_local, holds_ports=True)
-
-    async def connect(
-        self, node: NodePlan, *, run_id: str, token: str, lease_s: float, **_: object
-    ) -> AgentLink:
-        hello = {"run_id": run_id, "node": node.name, "token": token, "stream_logs": True}
-        lease = None if node.name == LOCAL else lease_s
-        link = AgentLink(self.agent.dial, hello, lease_s=lease)
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
+        identity = {"run_id": self.run.run_id, "node": node.name, "token": token}
+        lease = None if node.name == LOCAL else self.run.lease_s
+        dial = self.agents[node.name].dial
+        link = AgentLink(dial, {**identity, "stream_logs": True}, lease_s=lease)
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
             raise NodeLostError(f"{node.name} cannot be reached: {error}") from error
         return link
-
-    async def repair(self) -> list[str]:
-        return []
-
-    async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        return []
 
 
 class SlowGathering(RunGathering):
@@ -331,12 +310,18 @@ async def _perform(
     state = fold.first_state(plan, paths, this_process(), 100.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
+
+    def open_nodes(planned: Sequence[NodePlan], run: RunContext) -> Nodes:
+        nodes = FakeNodes(planned, run)
+        nodes.agents = agents
+        return nodes
+
     with closing(RunWriter(state, paths)) as run_writer:
         coordinator = Coordinator(
             plan,
             run_writer,
             run_gathering,
-            backend_of=Agents(agents).of,
+            open_nodes=open_nodes,
             start_options=start_options,
         )
         outcome = await coordinator.run()

@@ -15,19 +15,20 @@ from typing import Any, cast
 import pytest
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.backends.base import Backend, Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError
+from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plan.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
 
 STOLEN = "UnknownError: Could not start gRPC server"
@@ -37,7 +38,7 @@ class FakeHub(Hub):
     """A hub without links, which records the types of sent messages."""
 
     def __init__(self, paths: RunPaths) -> None:
-        super().__init__(_no_backend, paths)
+        super().__init__(paths)
         self._here = paths
         self.sent: list[str] = []
 
@@ -54,10 +55,6 @@ class FakeHub(Hub):
 
 def ignore(value: object) -> None:
     """Return None, as calls of the loop must."""
-
-
-def _no_backend(node: NodePlan) -> Backend:
-    raise AssertionError(node)
 
 
 class FakeGathering:
@@ -245,7 +242,7 @@ def test_a_dropped_node_that_has_ended_has_no_lease_to_wait_for(
     hub = FakeHub(RunPaths(tmp_path))
     link: Any = SimpleNamespace(heard_at=100.0, has_ended=has_ended, close=_closed)
     hub._links["far"] = link
-    hub._capabilities["far"] = Capabilities(False, has_lease=True, holds_ports=True)
+    hub._capabilities["far"] = Capabilities()
     asyncio.run(hub.drop("far"))
     assert hub.fenced_until("far") == (0.0 if has_ended else pytest.approx(171.0))
 

@@ -10,24 +10,24 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster.backends.local import LocalBackend
+from tfcluster import backends
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
-from tfcluster.plan.plan import NodePlan, Supervision, plan_to_json
+from tfcluster.plan.plan import NodePlan, Supervision
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.typed_json import to_json
 
 KNOWN = {"pid": 5, "guard_pid": 6, "identity": {"pid": 5}}
 ENDED = {"ended": ["agent"], "stays": [], "is_proved": True, "folder": "/c/nodes/r"}
 
 
-class Hosts(LocalBackend):
-    """A backend with fixed answers by node; an error means that the node does not answer."""
+class Hosts:
+    """Hosts with fixed answers by node; an error means that the node does not answer."""
 
     def __init__(self, answers: Mapping[str, Mapping[str, Any] | NodeLostError]) -> None:
-        super().__init__(runtime_dir())
         self.answers, self.asked = dict(answers), list[str]()
 
     async def end_run(self, node: NodePlan, **_: object) -> Mapping[str, Any]:
@@ -44,7 +44,7 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
     plan = plan_of()
     hosts = tuple(NodePlan(name, "ssh", None, "/job") for name in ("a", "b", "never-reached"))
     plan = replace(plan, nodes=(*plan.nodes, *hosts), supervision=Supervision(lease_s=600))
-    assert run_writer.write_json(paths.plan, plan_to_json(plan))
+    assert run_writer.write_json(paths.plan, to_json(plan))
     state.status, state.ended_at = Status.LOST, 100.0
     state.agents = {"local": KNOWN, "a": dict(KNOWN), "b": dict(KNOWN)}
     state.leases = cleanup.leases(paths, state, time.time())
@@ -54,7 +54,7 @@ def lost(paths: RunPaths, state: RunSnapshot) -> RunSnapshot:
 
 def serve(monkeypatch: pytest.MonkeyPatch, **answers: Mapping[str, Any] | NodeLostError) -> Hosts:
     hosts = Hosts(answers)
-    monkeypatch.setattr(cleanup, "backend_of", lambda node: hosts)
+    monkeypatch.setattr(backends, "class_of", lambda node: hosts)
     return hosts
 
 

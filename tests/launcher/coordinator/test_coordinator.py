@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,7 +14,6 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.preflight.test_doctor import Agent
 
-from tfcluster.backends.base import Capabilities
 from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
@@ -24,10 +23,11 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plan.plan import NodePlan, Supervision
-from tfcluster.rundir.events import Restarting, Status
+from tfcluster.rundir.events import Restarting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import supervisor
 from tfcluster.supervision.decisions import Outcome
 
@@ -44,7 +44,7 @@ def run_to_its_end(
                 plan,
                 run_writer,
                 RunGathering(plan, paths),
-                backend_of=lambda _: cast(Any, agent),
+                open_nodes=lambda *_: cast(Any, agent),
                 start_options=StartOptions(),
             )
             return await coordinator.run()
@@ -103,7 +103,7 @@ def test_agents_are_ended_even_if_the_final_gathering_raises(
                 plan,
                 run_writer,
                 run_gathering,
-                backend_of=lambda _: agents[0],
+                open_nodes=lambda *_: agents[0],
                 start_options=start_options,
             ).run()
 
@@ -163,7 +163,7 @@ class Link:
 class Node:
     """A backend whose first agent is lost; later agents stay connected."""
 
-    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
+    hosts: Mapping[str, str] = {}
 
     def __init__(self, until: str, last: dict[str, Any] | None) -> None:
         self.links: list[Link] = []
@@ -176,8 +176,10 @@ class Node:
     async def repair(self) -> list[str]:
         return []
 
-    async def close(self, **_: object) -> list[str]:
-        return []
+    async def __aenter__(self) -> Node:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,7 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
             plan,
             run_writer,
             RunGathering(plan, paths),
-            backend_of=lambda _: node,
+            open_nodes=lambda *_: cast(Any, node),
             start_options=StartOptions(runs_preflight=False),
         )
         async with asyncio.timeout(20):

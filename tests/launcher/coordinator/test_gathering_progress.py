@@ -22,6 +22,7 @@ from tfcluster.agent import protocol
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.follow import format_status_line
 from tfcluster.ui.panels import runs_grid, status_panel
@@ -74,7 +75,7 @@ def run_with(paths: RunPaths, tmp_path: Path, most: int) -> tuple[Ended, Slow]:
 def test_the_state_shows_the_files_that_a_run_waits_for(paths: RunPaths, tmp_path: Path) -> None:
     """``status`` used to show ``worker:0 starting`` while gigabytes were copied."""
     _, slow = run_with(paths, tmp_path, 6 * MB)
-    state = RunSnapshot.from_json(slow.states[-1])
+    state = from_json(RunSnapshot, slow.states[-1])
     assert {task.state for task in state.tasks} == {"succeeded"}
     assert state.gathering is not None
     done = state.gathering["bytes"]

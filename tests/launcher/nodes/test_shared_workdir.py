@@ -77,8 +77,8 @@ def test_a_folder_in_the_host_s_home_may_be_named_with_a_tilde(
 def command() -> Command:
     words = ("~/venv", f"{BUNDLE}/boot.py", "script", f"{WORK}/a.py", "~/x", "$TFCLUSTER_RUN_ID")
     env = (
-        EnvVar("PYTHONPATH", f"/lib:{BUNDLE}/workers", "job.env + tfcluster"),
-        EnvVar("TFDS_DATA_DIR", "~/data", "runtime.hosts.*.data_dir"),
+        EnvVar("PYTHONPATH", f"/lib:{BUNDLE}/workers", "job.env + tfcluster", origin="tfcluster"),
+        EnvVar("TFDS_DATA_DIR", "~/data", "runtime.hosts.*.data_dir", origin="data_dir"),
         EnvVar("OWN", "~/.cache/tfcluster", "job.env"),
     )
     return Command(words, env, WORK)

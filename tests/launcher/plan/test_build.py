@@ -13,10 +13,11 @@ from tfcluster.errors import UsageError
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import PlanContext
 from tfcluster.plan.imports import Code
-from tfcluster.plan.plan import EnvVar, Interpreter, Plan, TaskId, plan_from_json, plan_to_json
+from tfcluster.plan.plan import EnvVar, Interpreter, Plan, TaskId
 from tfcluster.plan.preloading import preload_on
 from tfcluster.plan.resources import EVEN_SHARE
 from tfcluster.spec.model import ClusterSpec
+from tfcluster.typed_json import from_json, to_json
 
 Planner = Callable[..., Plan]
 BUNDLE = "/home/ann/.cache/tfcluster/bundles/0123abcd"
@@ -125,7 +126,7 @@ def test_a_plan_with_programs_of_single_tasks_is_the_same_after_it_is_loaded(
 ) -> None:
     cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
     plan = plan_of({"cluster": cluster, "job": ROLES})
-    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     assert [task.has_own_command for task in loaded.tasks] == [False] * 4 + [True]
 
 

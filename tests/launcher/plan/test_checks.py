@@ -214,7 +214,7 @@ def test_requested_gpus_must_be_present(
     gpus: tuple[int, ...] | None,
     message: str | None,
 ) -> None:
-    context = replace(machine, gpus=gpus, docker_is_local="runtime" in sections)
+    context = replace(machine, gpus=gpus, backends_here=frozenset({"local", "docker"}))
     found = obstacles(spec_of(sections), context)
     assert [(o.message, o.exit_code) for o in found] == ([(message, 3)] if message else [])
     assert all("nvidia-smi" in o.fix for o in found)
@@ -234,7 +234,7 @@ def test_the_gpus_of_a_remote_docker_daemon_are_not_checked(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
-    assert obstacles(spec, replace(machine, gpus=(), docker_is_local=False)) == []
+    assert obstacles(spec, replace(machine, gpus=())) == []
 
 
 def test_requesting_all_gpus_of_a_machine_without_gpus_gives_a_note(

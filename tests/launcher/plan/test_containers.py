@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.plan import Container, Plan, TaskId, plan_from_json, plan_to_json
+from tfcluster.plan.plan import Container, Plan, TaskId
 from tfcluster.plan.tf_config import preview
+from tfcluster.typed_json import from_json, to_json
 
 from .conftest import Planner
 
@@ -43,12 +44,12 @@ def test_the_port_of_a_listed_address_is_kept(plan_of: Planner) -> None:
 def test_only_the_docker_backend_makes_containers(plan_of: Planner) -> None:
     assert containers(plan_of()) == []
     assert plan_of().images == ()
-    assert all("container" not in node for node in plan_to_json(plan_of())["nodes"])
+    assert all("container" not in node for node in to_json(plan_of())["nodes"])
 
 
 def test_resources_become_limits_of_the_containers(plan_of: Planner) -> None:
     resources = {"cpus": 2, "memory": "3G", "pin": True}
-    plan = plan_of(DOCKER | {"resources": resources}, docker_is_local=True)
+    plan = plan_of(DOCKER | {"resources": resources}, backends_here=frozenset({"docker"}))
     first, second = containers(plan)
     assert (first.cpus, first.memory) == (2, "3g")
     assert (first.cores, second.cores) == ((0, 1), (2, 3))
@@ -63,7 +64,7 @@ def test_a_container_runs_as_the_user_of_the_spec(plan_of: Planner) -> None:
 
 
 def test_cores_and_threads_are_divided_if_the_daemon_is_local(plan_of: Planner) -> None:
-    local = plan_of(DOCKER, docker_is_local=True)
+    local = plan_of(DOCKER, backends_here=frozenset({"docker"}))
     assert variable(local, "worker:0", "OMP_NUM_THREADS") == "2"
     remote = plan_of(DOCKER | {"resources": {"pin": True}})
     assert variable(remote, "worker:0", "OMP_NUM_THREADS") is None
@@ -84,7 +85,7 @@ def test_gpus_are_divided_and_renumbered_inside_a_container(
     plan_of: Planner, requested: object, given: list[object], visible: str
 ) -> None:
     resources = {} if requested is None else {"resources": {"gpus": requested}}
-    plan = plan_of(DOCKER | resources, docker_is_local=True, gpus=(0, 1, 2, 3))
+    plan = plan_of(DOCKER | resources, backends_here=frozenset({"docker"}), gpus=(0, 1, 2, 3))
     assert [container.gpus for container in containers(plan)] == given
     assert variable(plan, "worker:1", "CUDA_VISIBLE_DEVICES") == visible
 
@@ -115,6 +116,6 @@ def test_a_bucket_is_not_mounted(plan_of: Planner) -> None:
 
 def test_a_plan_with_containers_is_the_same_after_it_is_saved_and_loaded(plan_of: Planner) -> None:
     resources = {"resources": {"gpus": [0, 1], "pin": True}}
-    plan = plan_of(DOCKER | resources, docker_is_local=True, gpus=(0, 1))
-    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    plan = plan_of(DOCKER | resources, backends_here=frozenset({"docker"}), gpus=(0, 1))
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     assert containers(loaded) == containers(plan)

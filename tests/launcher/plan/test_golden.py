@@ -16,10 +16,11 @@ import pytest
 
 from tfcluster.plan.build import make_plan
 from tfcluster.plan.context import PlanContext
-from tfcluster.plan.plan import Plan, plan_from_json, plan_to_json
+from tfcluster.plan.plan import Plan
 from tfcluster.plan.tf_config import Attempt
 from tfcluster.plan.tf_config import build as build_tf_config
 from tfcluster.spec.load import load
+from tfcluster.typed_json import from_json, to_json
 
 ROOT = Path(__file__).parents[3]
 SPECS = sorted((ROOT / "cluster_specs").glob("*.json*"))
@@ -31,9 +32,7 @@ def whole(plan: Plan) -> dict[str, Any]:
     ports = {task.id: task.port or 40000 + place for place, task in enumerate(plan.tasks)}
     attempt = Attempt(plan, 1, tuple(ports), ports)
     configs = {str(task): build_tf_config(attempt, task) for task in ports}
-    found: dict[str, Any] = json.loads(
-        json.dumps({"plan": plan_to_json(plan), "tf_config": configs})
-    )
+    found: dict[str, Any] = json.loads(json.dumps({"plan": to_json(plan), "tf_config": configs}))
     return found
 
 
@@ -45,7 +44,7 @@ def test_the_plan_of_an_example_spec_is_unchanged(path: Path, machine: PlanConte
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(json.dumps(found, indent=2) + "\n")
     assert found == json.loads(golden.read_text())
-    assert plan_from_json(found["plan"]) == plan
+    assert from_json(Plan, found["plan"]) == plan
 
 
 def test_every_example_spec_has_one_golden_file() -> None:

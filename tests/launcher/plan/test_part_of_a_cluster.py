@@ -21,9 +21,10 @@ from tfcluster.plan.placement import (
     local_tasks,
     place_tasks,
 )
-from tfcluster.plan.plan import Plan, TaskId, plan_from_json, plan_to_json
+from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.plan.tf_config import Attempt, build, environment, fixed
 from tfcluster.rundir.chaos import parse
+from tfcluster.typed_json import from_json, to_json
 
 THIS_HOST, OTHER_HOST = "192.168.7.1", "10.0.0.2"
 CLUSTER = {
@@ -89,7 +90,7 @@ def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
 
 def test_a_part_is_the_same_after_it_is_saved_and_loaded(whole: Plan) -> None:
     joined = keep_tasks(whole, OUR_TASKS)
-    assert plan_from_json(json.loads(json.dumps(plan_to_json(joined)))) == joined
+    assert from_json(Plan, json.loads(json.dumps(to_json(joined)))) == joined
 
 
 def test_parameter_servers_need_storage_that_all_machines_share(
@@ -160,9 +161,9 @@ def test_a_task_started_by_hand_gets_the_port_that_is_held_for_it(plan_of: Plann
     assert [held["task"] for held in order] == ["worker:0", "worker:1"]
     attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
     assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
-    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     assert [task.id for task in loaded.by_hand] == [second]
-    assert "elsewhere" not in plan_to_json(plan_of())
+    assert "elsewhere" not in to_json(plan_of())
 
 
 def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None:
@@ -176,7 +177,7 @@ def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None
     ("sections", "tasks", "message"),
     [
         ({}, "worker:0 worker:1", "--except leaves no task to start"),
-        ({"runtime": {"backend": "docker"}}, "worker:1", "a task in a container"),
+        ({"runtime": {"backend": "docker"}}, "worker:1", "docker makes the nodes"),
         (
             {"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:2222"]}},
             "worker:1",

@@ -19,9 +19,8 @@ from tfcluster.plan.plan import (
     Supervision,
     TaskId,
     TaskPlan,
-    plan_from_json,
-    plan_to_json,
 )
+from tfcluster.typed_json import from_json, to_json
 from tfcluster.ui.plan_view import format_exports, format_plan, format_task, task_json
 
 Planner = Callable[..., Plan]
@@ -89,7 +88,7 @@ def test_every_variable_is_shown_with_its_source_and_secrets_are_hidden() -> Non
     assert any(line.startswith("export TF_CONFIG=") for line in exports)
     assert "s3cret" not in "\n".join(lines)
     assert "s3cret" not in json.dumps(task_json(a_plan(), WORKER))
-    assert "s3cret" not in json.dumps(plan_to_json(a_plan()))
+    assert "s3cret" not in json.dumps(to_json(a_plan()))
 
 
 def test_exports_omit_secrets_and_name_those_missing_in_the_shell() -> None:
@@ -103,17 +102,17 @@ def test_exports_omit_secrets_and_name_those_missing_in_the_shell() -> None:
 
 def test_a_plan_is_the_same_after_it_is_saved_and_loaded() -> None:
     plan = a_plan()
-    loaded = plan_from_json(json.loads(json.dumps(plan_to_json(plan))))
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
     key = loaded.task(WORKER).command.env[1]
     assert (key.value, key.secret) == ("", True)
-    assert plan_to_json(loaded) == plan_to_json(plan)
+    assert to_json(loaded) == to_json(plan)
     assert (loaded.nodes, loaded.supervision) == (plan.nodes, plan.supervision)
     assert loaded.checkpoints == plan.checkpoints
 
 
 def test_unknown_keys_of_a_newer_version_are_ignored() -> None:
-    data = plan_to_json(a_plan()) | {"news": 1}
-    assert plan_from_json(json.loads(json.dumps(data))).name == "demo"
+    data = to_json(a_plan()) | {"news": 1}
+    assert from_json(Plan, json.loads(json.dumps(data))).name == "demo"
 
 
 def test_the_lines_of_a_remote_task_run_in_its_shell(plan_of: Planner, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import tfcluster.plan
 
 MODULES = sorted(Path(tfcluster.plan.__file__).parent.glob("*.py"))
 ALLOWED = {
-    "__future__", "ast", "collections", "dataclasses", "functools", "ipaddress", "json",
-    "posixpath", "re", "shlex", "tfcluster", "typing",
+    "__future__", "ast", "collections", "dataclasses", "functools", "ipaddress", "itertools",
+    "json", "posixpath", "re", "shlex", "tfcluster", "typing",
 }  # fmt: skip
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 

@@ -217,7 +217,7 @@ def test_gpus_requested_by_one_task_are_not_given_to_another(
 
 def test_an_evaluator_gets_no_gpu_of_another_task() -> None:
     ids = tasks("worker:0", "evaluator:0")
-    found = divide_gpus(ids, (0, 1), None, {ids[0]: [0, 1]})
+    found = divide_gpus(ids, (0, 1), None, {ids[0]: (0, 1)})
     assert found[ids[1]] == ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,31 +13,39 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_attempts import FakeHub
 
-from tfcluster.backends.base import Backend, Capabilities
+from tfcluster.nodes.orders import Answers
 from tfcluster.plan.plan import NodePlan
 from tfcluster.preflight import doctor
-from tfcluster.preflight.probes import NodeProbes
+from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir.paths import RunPaths
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
 REFUSED = "its agent could not carry out an order"
 HELD = {"type": "ports_held", "ports": {"worker:0": 2222, "worker:1": 2223}}
-Answers = dict[str, list[dict[str, Any]]]
+Messages = dict[str, list[dict[str, Any]]]
 
 
 class Agent:
-    """An agent that answers each kind of order with fixed messages; `gone` ends its link."""
+    """A node and its agent, which answers each kind of order with fixed messages.
 
-    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=True)
+    The message `gone` ends its link.
+    """
+
+    hosts: Mapping[str, str] = {}
     heard_goodbye, has_ended, heard_at = True, False, 0.0
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: Messages) -> None:
         self.welcome = {"type": "welcome", "pid": 5, "guard_pid": 6}
         self.files = SimpleNamespace(is_lost=False)
         self.is_closed = False
         self._answers = answers
         self._outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def __aenter__(self) -> Agent:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
 
     async def connect(self, node: NodePlan, **_: object) -> Agent:
         return self
@@ -60,22 +68,20 @@ class Agent:
         return ()
 
 
-Examine = Callable[[Answers], PreflightReport]
+Examine = Callable[[Messages], PreflightReport]
 
 
 @pytest.fixture
-def examine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Examine:
-    def run(answers: Answers) -> PreflightReport:
-        def backend_of(node: NodePlan) -> Backend:
-            agent: Any = Agent(answers)
-            return agent  # type: ignore[no-any-return]
-
+def examine(tmp_path: Path) -> Examine:
+    def run(answers: Messages) -> PreflightReport:
         async def within_seconds() -> PreflightReport:
             async with asyncio.timeout(10):
                 plan = replace(plan_of(), workdir=str(tmp_path))
-                return await doctor._examine(plan, tmp_path, deep=False)
+                agent: Any = Agent(answers)
+                return await doctor._examine(
+                    plan, tmp_path, deep=False, open_nodes=lambda *_: agent
+                )
 
-        monkeypatch.setattr(doctor, "backend_of", backend_of)
         return asyncio.run(within_seconds())
 
     return run
@@ -114,5 +120,5 @@ def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) 
     async def until(condition: Callable[[], bool], *, at: float | None = None) -> None:
         assert condition(), "no more messages will come"
 
-    report = asyncio.run(NodeProbes(plan_of(), paths, lines, until).run(["local"], {}))
+    report = asyncio.run(probe_nodes(plan_of(), paths, Answers(lines, until), ["local"], {}))
     assert [finding.what for finding in report.fatal] == ["the checks could not run: it went away"]

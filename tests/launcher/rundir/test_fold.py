@@ -10,11 +10,14 @@ import pytest
 
 from tfcluster.errors import PrepareError
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Status, to_line
+from tfcluster.rundir import fold
+from tfcluster.rundir.events import Event, to_line
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
+from tfcluster.typed_json import from_json
 
 STARTED = [
     ev.RunStarted(version="1", run="demo"),
@@ -122,7 +125,7 @@ def test_the_reason_is_kept_if_no_task_is_to_blame(state: RunSnapshot, paths: Ru
     replay(state, paths, [Outcome(Status.FAILED, 3, error).event()])
     assert (state.diagnosis, state.reason) == (None, "prepare failed on local")
     assert state.hint == "look at its log"
-    loaded = RunSnapshot.from_json(state.to_json())
+    loaded = from_json(RunSnapshot, state.to_json())
     assert (loaded.reason, loaded.hint) == (state.reason, state.hint)
 
 
@@ -133,7 +136,9 @@ def test_the_state_is_the_same_after_it_is_saved_and_loaded(
     cause = ev.Diagnosis(root_cause={"task": "worker:0"}, collateral=("worker:1",))
     lost = ev.LogLost(task="worker:0", attempt=1, bytes=7, reason="disk full")
     replay(state, paths, [*STARTED, error, lost, lost, ev.Warned(message="mind"), cause])
-    assert RunSnapshot.from_json(state.to_json() | {"of a newer version": 1, "_places": 1}) == state
+    assert (
+        from_json(RunSnapshot, state.to_json() | {"of a newer version": 1, "_places": 1}) == state
+    )
     assert state.task("worker:0").log_lost_bytes == 14
     assert state.warnings == ["mind"]
     assert (state.task("worker:0").error or {})["line"] == 3
@@ -147,7 +152,7 @@ def test_a_loss_that_is_nan_is_valid_json(state: RunSnapshot, paths: RunPaths) -
     written = metrics | {"loss": "NaN", "norm": "-Infinity"}
     assert json.loads(to_line(step, seq=1, time=0.0))["metrics"] == written
     assert state.to_json()["tasks"][0]["metrics"] == written
-    read = RunSnapshot.from_json(state.to_json()).task("worker:0").metrics
+    read = from_json(RunSnapshot, state.to_json()).task("worker:0").metrics
     assert math.isnan(read.pop("loss"))
     assert read == {"norm": -math.inf, "rate": 0.5, "big": 1.7e308, "count": 10**20}
 
@@ -157,7 +162,12 @@ def test_a_metric_beyond_float_is_rejected(state: RunSnapshot) -> None:
     damaged = state.to_json()
     damaged["tasks"][0]["metrics"] = {"loss": 10**400}
     with pytest.raises(ValueError, match="metrics"):
-        RunSnapshot.from_json(damaged)
+        from_json(RunSnapshot, damaged)
+
+
+def test_every_change_is_named_after_an_event() -> None:
+    changes = {name for name in vars(fold._Changes) if not name.startswith("_")}
+    assert changes - {"state", "now", "paths"} <= {kind.type for kind in Event.__subclasses__()}
 
 
 def test_every_event_has_a_unique_type() -> None:

@@ -11,8 +11,8 @@ from tests.launcher.conftest import MakeRun
 
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.registry import ProcessIdentity
+from tfcluster.rundir.states import Status
 
 
 def test_runs_are_found_by_id_suffix_name_and_spec_file(

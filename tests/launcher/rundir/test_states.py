@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tfcluster.rundir import states
-from tfcluster.rundir.events import Status
+from tfcluster.rundir.states import Status
 
 
 def reached(table: Mapping[str, Mapping[str, str]], first: str) -> set[str]:

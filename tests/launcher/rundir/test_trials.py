@@ -12,6 +12,7 @@ from tfcluster.rundir.events import Trial, to_line
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.typed_json import from_json
 
 FOUND = {"objective": "val_loss", "direction": "min"}
 
@@ -131,5 +132,5 @@ def test_trials_are_the_same_after_the_state_is_saved_and_loaded(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
     replay(state, paths, trial("0", "COMPLETED", score=0.5, values={"a": True}, **FOUND))
-    loaded = RunSnapshot.from_json(state.to_json())
+    loaded = from_json(RunSnapshot, state.to_json())
     assert (loaded.trials, loaded.best_trial) == (state.trials, "0")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import SpecError
-from tfcluster.spec.host_choice import HostChoice
+from tfcluster.spec import HostChoice
 from tfcluster.spec.load import LoadedSpec, from_value, load_file
 from tfcluster.spec.model import ClusterSpec
 
@@ -151,15 +151,19 @@ def test_a_bad_line_is_reported_with_its_place(
 def test_an_invalid_host_file_is_refused(tmp_path: Path) -> None:
     for name, content, message in (
         ("empty", b"# nothing\n\n", "no host is listed"),
-        ("binary", b"gpu1\n\xff\n", "not UTF-8"),
-        ("large", b"#" * 2_000_000, "larger than 1 MiB"),
+        ("binary", b"gpu1\n\xff\n", "byte 0xff is not UTF-8"),
+        ("large", b"#" * 5_000_000, "larger than 4 MiB"),
     ):
         (tmp_path / name).write_bytes(content)
         (problem,) = refused(LEAST, tmp_path, HostChoice(str(tmp_path / name)))
         assert problem[1] == message
-    for name in ("hosts.txt", f"{tmp_path}/none", str(tmp_path)):
+    for name, message in (
+        ("hosts.txt", "no such file"),
+        (f"{tmp_path}/none", "no such file"),
+        (str(tmp_path), "this is a folder, not a host file"),
+    ):
         (problem,) = refused(LEAST, tmp_path, HostChoice(name))
-        assert "cannot be read: " in problem[1]
+        assert problem[1] == message
     (problem,) = refused(LEAST, tmp_path, HostChoice("gpu1", "hosts"))
     assert problem == ("--hostfile", "cannot be combined with --hosts", "keep one of them")
 

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 from tools.generated import schema, spec_page
 
-from tfcluster.spec import published_schema, templates
+from tfcluster.cli import init
+from tfcluster.spec import published_schema
 from tfcluster.spec.load import load
 
 ROOT = Path(__file__).parents[3]
@@ -69,10 +70,10 @@ def test_an_example_spec_is_valid_for_the_loader_and_for_editors(path: Path) -> 
 
 def test_every_example_spec_is_a_template_with_a_description() -> None:
     readme = (ROOT / "cluster_specs" / "README.md").read_text()
-    assert [template.name for template in templates.templates()] == [p.stem for p in SPECS]
-    for template in templates.templates():
-        assert f"`{template.name}.json`" in readme
-        assert template.about.endswith(".")
+    assert [*init.templates()] == [p.stem for p in SPECS]
+    for name, path in init.templates().items():
+        assert f"`{name}.json`" in readme
+        assert init.about(path).endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from tests.launcher.conftest import plan_of
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event, Status
+from tfcluster.rundir.events import Event
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.supervisor import Supervisor
 

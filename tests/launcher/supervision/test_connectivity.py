@@ -13,7 +13,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay
 
 from tfcluster.plan.plan import NodePlan, Supervision, TaskId
-from tfcluster.rundir.events import Status
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import connectivity
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.connectivity import Cut, between

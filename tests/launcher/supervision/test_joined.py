@@ -12,7 +12,7 @@ from tests.launcher.supervision.story import COLLATERAL, Replay
 from tfcluster.errors import CollateralError, DeadlineError
 from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Status
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
 

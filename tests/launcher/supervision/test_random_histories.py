@@ -18,7 +18,7 @@ from tests.launcher.conftest import plan_of
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Status
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
 from tfcluster.supervision.supervisor import Supervisor

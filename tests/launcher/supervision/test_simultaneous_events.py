@@ -14,7 +14,7 @@ from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Status
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.attempt_state import AGENT_SLACK_S, FAILURE_GRACE_S
 from tfcluster.supervision.deadlines import STACKS_S

@@ -7,7 +7,7 @@ import signal
 from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Status
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.verdicts import LAST_WORD_S
 
 SEARCH = ("chief:0", "worker:0", "worker:1")

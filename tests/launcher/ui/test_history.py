@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.ui import history
 from tfcluster.ui.follow import format_status_line
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel

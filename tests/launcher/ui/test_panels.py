@@ -24,9 +24,9 @@ from tfcluster.plan.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.rundir.events import Status
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.ui.panels import (
     checkpoints_grid,
     closing_panel,
@@ -35,8 +35,8 @@ from tfcluster.ui.panels import (
     status_panel,
     task_ends_grid,
 )
+from tfcluster.ui.plan_view import start_panel
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
-from tfcluster.ui.start import start_panel
 from tfcluster.ui.terminal import Terminal
 
 OpenScreen = Callable[..., tuple[int, TextIO]]

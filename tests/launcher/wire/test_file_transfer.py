@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent.processes import living_children
-from tfcluster.backends.local import AgentProcess
+from tfcluster.backends.local.local_nodes import AgentProcess
 from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 from tfcluster.wire.link import AgentLink, Streams

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tfcluster_workers.hooks.replacing import replaces
+
 _MEANS = {"sum_over_batch_size", "mean", "mean_with_sample_weight"}
 _replica = threading.local()
 """The state of a replica's step: `share` (scalar tensor), `of_gradients` (scale gradients?)."""
@@ -103,10 +105,8 @@ def _count(part: Any) -> Any:
 
 
 def _patch_scaling(loss: Any) -> None:
-    scale, unscale = loss.scale_loss_for_distribution, loss.unscale_loss_for_distribution
-
-    @functools.wraps(scale)
-    def scale_loss_for_distribution(value: Any) -> Any:
+    @replaces(loss, "scale_loss_for_distribution")
+    def scale_loss_for_distribution(scale: Any, value: Any) -> Any:
         import tensorflow as tf
 
         known = share()
@@ -115,8 +115,8 @@ def _patch_scaling(loss: Any) -> None:
         # The mean over no examples is NaN; its weight is 0.
         return tf.math.multiply_no_nan(value, tf.cast(known, value.dtype))
 
-    @functools.wraps(unscale)
-    def unscale_loss_for_distribution(value: Any) -> Any:
+    @replaces(loss, "unscale_loss_for_distribution")
+    def unscale_loss_for_distribution(unscale: Any, value: Any) -> Any:
         import tensorflow as tf
 
         known = share()
@@ -124,20 +124,16 @@ def _patch_scaling(loss: Any) -> None:
             return unscale(value)
         return tf.math.divide_no_nan(value, tf.cast(known, value.dtype))
 
-    loss.scale_loss_for_distribution = scale_loss_for_distribution
-    loss.unscale_loss_for_distribution = unscale_loss_for_distribution
-
 
 def _patch_reduction(loss: Any, *, scales: bool) -> None:
     """Scale the mean that a loss function returns itself, which Keras passes on unscaled.
 
     If gradients are scaled instead, only the mean of an empty share is replaced: it is NaN.
     """
-    original = loss.reduce_values
-    signature = inspect.signature(original)
+    signature = inspect.signature(loss.reduce_values)
 
-    @functools.wraps(original)
-    def reduce_values(*args: Any, **kwargs: Any) -> Any:
+    @replaces(loss, "reduce_values")
+    def reduce_values(original: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         reduced, known = original(*args, **kwargs), share()
@@ -150,14 +146,10 @@ def _patch_reduction(loss: Any, *, scales: bool) -> None:
         is_scalar = tuple(bound.arguments["values"].shape) == ()
         return loss.scale_loss_for_distribution(reduced) if is_scalar else reduced
 
-    loss.reduce_values = reduce_values
-
 
 def _patch_moments(layer: Any) -> None:
-    original = layer._moments
-
-    @functools.wraps(original)
-    def _moments(self: Any, inputs: Any, mask: Any) -> Any:
+    @replaces(layer, "_moments")
+    def _moments(original: Any, self: Any, inputs: Any, mask: Any) -> Any:
         import tensorflow as tf
 
         mean, variance = original(self, inputs, mask)
@@ -169,21 +161,16 @@ def _patch_moments(layer: Any) -> None:
             tf.where(is_empty, tf.cast(self.moving_variance, variance.dtype), variance),
         )
 
-    layer._moments = _moments
-
 
 def _patch_losses_of_outputs(compile_loss: Any) -> None:
     """Weigh the loss of each output by share: Keras counts batches of unknown size as 1."""
-    original = compile_loss.call
 
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(compile_loss, "call")
+    def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if share() is not None:
             for metric in getattr(self, "metrics", ()):
                 _weigh_by_share(metric)
         return original(self, *args, **kwargs)
-
-    compile_loss.call = call
 
 
 def _weigh_by_share(metric: Any) -> None:

@@ -7,9 +7,9 @@ which the others wait for it forever. Keras 2 summed first, too.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
+from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import batches, release
 
 
@@ -33,10 +33,8 @@ def _is_replica_of_many() -> bool:
 
 
 def _sum_first(owner: Any) -> None:
-    original = owner.apply
-
-    @functools.wraps(original)
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+    @replaces(owner, "apply")
+    def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not _is_replica_of_many() or hasattr(self, "_gets_sums"):
             return original(self, grads, trainable_variables)
         _refuse_conditions(self)
@@ -47,8 +45,6 @@ def _sum_first(owner: Any) -> None:
         grads = list(grads)
         variables = None if trainable_variables is None else list(trainable_variables)
         return original(self, _summed(grads, variables or [None] * len(grads)), variables)
-
-    owner.apply = apply
 
 
 def _summed(grads: list[Any], variables: list[Any]) -> list[Any]:
@@ -92,12 +88,8 @@ def _refuse_conditions(optimizer: Any) -> None:
 
 
 def _skip_second_sum(owner: Any) -> None:
-    original = owner._all_reduce_sum_gradients
-
-    @functools.wraps(original)
-    def _all_reduce_sum_gradients(self: Any, grads_and_vars: Any) -> Any:
+    @replaces(owner, "_all_reduce_sum_gradients")
+    def _all_reduce_sum_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
         if _is_replica_of_many():
             return list(grads_and_vars)  # `apply` has summed them
         return original(self, grads_and_vars)
-
-    owner._all_reduce_sum_gradients = _all_reduce_sum_gradients

@@ -13,8 +13,9 @@ must have its type.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
+
+from tfcluster_workers.hooks.replacing import replaces
 
 _SEED_DISTANCE = 1_000_003
 """The distance between two replicas' seeds: larger than between the seeds of a script's layers."""
@@ -31,10 +32,8 @@ def patch() -> None:
 
 
 def _vary_by_replica(owner: Any) -> None:
-    original = owner.next
-
-    @functools.wraps(original)
-    def next_of_replica(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, "next")
+    def next_of_replica(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         from tfcluster_workers.keras3 import release
@@ -45,8 +44,6 @@ def _vary_by_replica(owner: Any) -> None:
             return seed
         number = tf.cast(replica.replica_id_in_sync_group, seed.dtype)
         return seed + tf.stack([number * _SEED_DISTANCE, tf.zeros_like(number)])
-
-    owner.next = next_of_replica
 
 
 class _SignedSeeds:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
+from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import batches, variables
 from tfcluster_workers.keras3.release import spans_workers
 
@@ -68,16 +69,12 @@ def patch(trainer: Any) -> None:
 
 
 def _patch_reduction(trainer: Any) -> None:
-    original = trainer.reduce_per_replica
-
-    @functools.wraps(original)
-    def reduce_per_replica(values: Any, strategy: Any, reduction: str) -> Any:
+    @replaces(trainer, "reduce_per_replica")
+    def reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
         if reduction not in {"auto", "mean"} or not spans_workers(strategy):
             return original(values, strategy, reduction)
         flat = _mean_over_replicas(strategy, trainer.tree.flatten(values))
         return trainer.tree.pack_sequence_as(values, flat)
-
-    trainer.reduce_per_replica = reduce_per_replica
 
 
 def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
@@ -100,19 +97,16 @@ def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
 
 
 def _patch_build(trainer: Any) -> None:
-    owner = trainer.TensorFlowTrainer
-    original = owner._maybe_symbolic_build
-
-    @functools.wraps(original)
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> Any:
+    @replaces(trainer.TensorFlowTrainer, "_maybe_symbolic_build")
+    def _maybe_symbolic_build(
+        original: Any, self: Any, iterator: Any = None, data_batch: Any = None
+    ) -> Any:
         if not spans_workers(self._distribute_strategy):
             return original(self, iterator=iterator, data_batch=data_batch)
         if iterator is not None:
             data_batch = _first_batch(trainer.tree, iterator, self._distribute_strategy)
         with self._distribute_strategy.scope():
             return self._symbolic_build(data_batch=data_batch)
-
-    owner._maybe_symbolic_build = _maybe_symbolic_build
 
 
 def _first_batch(tree: Any, iterator: Any, strategy: Any) -> Any:
@@ -146,16 +140,12 @@ def _has_static_shape(spec: Any) -> bool:
 
 
 def _patch_executions(owner: Any) -> None:
-    original = owner._make_function
-
-    @functools.wraps(original)
-    def _make_function(self: Any, step_function: Any) -> Any:
+    @replaces(owner, "_make_function")
+    def _make_function(original: Any, self: Any, step_function: Any) -> Any:
         one_step = original(self, step_function)
         if not spans_workers(self.distribute_strategy) or self.steps_per_execution == 1:
             return one_step
         return functools.partial(_execute, self, one_step, self.steps_per_execution)
-
-    owner._make_function = _make_function
 
 
 def _execute(model: Any, one_step: Any, steps: int, iterator: Any) -> Any:
@@ -190,15 +180,11 @@ def check_before_use(trainer: Any, require_patched: Callable[[], None]) -> None:
 
 
 def _check(owner: Any, name: str, step: str | None, require_patched: Callable[[], None]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, name)
+    def checked(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if spans_workers(self.distribute_strategy):
             require_patched()
             if step is not None:
                 variables.require_shared_metrics(self)
                 batches.weight_shares(self, step)
         return original(self, *args, **kwargs)
-
-    setattr(owner, name, checked)

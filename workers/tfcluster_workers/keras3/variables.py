@@ -7,10 +7,10 @@ N times. To 3.6 each worker also has its own moving averages of BatchNormalizati
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any
 
+from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import release
 
 
@@ -54,10 +54,8 @@ def _mean_of_replicas(make: Any, **kwargs: Any) -> Any:
 
 
 def _make_with(owner: Any, name: str, creator: Any) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def made(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @replaces(owner, name)
+    def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
         with tf.variable_creator_scope(creator):
@@ -65,15 +63,12 @@ def _make_with(owner: Any, name: str, creator: Any) -> None:
         vars(variable)["_creator"] = creator  # for a variable whose value is made later
         return variable
 
-    setattr(owner, name, made)
-
 
 def _use_creator_when_built(variable: Any) -> None:
     """Have a variable of a model that is not built yet use its creator when it is built."""
-    original = variable._deferred_initialize
 
-    @functools.wraps(original)
-    def _deferred_initialize(self: Any) -> Any:
+    @replaces(variable, "_deferred_initialize")
+    def _deferred_initialize(original: Any, self: Any) -> Any:
         import tensorflow as tf
 
         creator = vars(self).get("_creator")
@@ -81,8 +76,6 @@ def _use_creator_when_built(variable: Any) -> None:
             return original(self)
         with tf.variable_creator_scope(creator):
             return original(self)
-
-    variable._deferred_initialize = _deferred_initialize
 
 
 def require_shared_metrics(model: Any) -> None:

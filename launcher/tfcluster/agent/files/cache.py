@@ -9,7 +9,6 @@ a part at the end of each run.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import time
 
@@ -42,21 +41,13 @@ def remove_older(folder: str, seconds: float) -> None:
 
 def remove(folder: str) -> None:
     """Remove a folder and all below it; links are removed, never followed."""
+    import shutil  # costs memory; needed after a run, and by the file process
+
     if os.path.islink(folder):
         os.unlink(folder)
         return
-    try:
-        entries = list(os.scandir(folder))
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR):
-            return
-        raise
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False):
-            remove(entry.path)
-        else:
-            os.unlink(entry.path)
-    os.rmdir(folder)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        shutil.rmtree(folder)
 
 
 class CacheUse:

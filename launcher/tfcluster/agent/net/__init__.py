@@ -1,1 +1,1 @@
-"""The agent's network: its socket and session with the coordinator, ports, reachability."""
+"""The agent's network: its socket, session with the coordinator and ports."""

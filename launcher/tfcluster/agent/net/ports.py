@@ -18,7 +18,7 @@ import socket
 
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.agent.processes import IS_LINUX
+from tfcluster.agent.processes import IS_LINUX, first_environment, read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -222,19 +222,13 @@ def _pid_of_sockets(targets: set[str]) -> int | None:
     return None
 
 
-def _read(path: str) -> bytes:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        return file.read()
-    return b""
-
-
 def _command(pid: int) -> str | None:
-    words = _read(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    words = read_bytes(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
     return b" ".join(words).decode(errors="replace")[:200] or None
 
 
 def _run_id(pid: int) -> str | None:
-    for variable in _read(f"/proc/{pid}/environ").split(b"\0"):
+    for variable in first_environment(pid):
         if variable.startswith(b"TFCLUSTER_RUN_ID="):
             return variable.partition(b"=")[2].decode(errors="replace")
     return None

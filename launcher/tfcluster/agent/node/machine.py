@@ -89,7 +89,7 @@ def versions() -> dict[str, str]:
     for package in PACKAGES:
         for name in _DISTRIBUTIONS.get(package, (package,)):
             try:
-                found[package] = importlib.metadata.version(name)
+                found[package] = str(importlib.metadata.version(name))  # None if it is damaged
                 break
             except importlib.metadata.PackageNotFoundError:
                 continue

@@ -17,7 +17,7 @@ import socket
 import struct
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.agent.processes import IS_LINUX
+from tfcluster.agent.processes import IS_LINUX, read_bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,11 +87,7 @@ def _raise_loopback() -> None:
 
 def read_setting(name: str) -> str:
     """Return a file below /proc as stripped text, or "" if it does not exist."""
-    try:
-        with open(f"/proc/{name}") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    return read_bytes(f"/proc/{name}").decode(errors="replace").strip()
 
 
 def why_refused(error: OSError, read: Callable[[str], str] = read_setting) -> PrivateNetworkRefused:

@@ -6,6 +6,12 @@ It prints one line of JSON with `machine.facts` and the unreachable addresses. I
 node's task ports, beside the sockets that hold them for the agent, and connects to those of the
 other nodes, where the same program listens: TensorFlow itself would wait an hour for an unreachable
 peer. With ``deep`` it also imports TensorFlow, in a separate process.
+
+    python probe.py '{"attempt": 1, "others": […], "patience_s": 4}'
+
+With ``attempt``, after a failure, it only connects to the tasks of the other nodes and prints the
+attempt and the addresses that do not answer (``cut``). A refused connection is an answer: the host
+is up and its task has ended.
 """
 
 from __future__ import annotations
@@ -22,15 +28,32 @@ _DIAL_S = 3.0
 _LATE_S = 5.0
 """The extra time for a node that refuses connections: its probe may start late, on a busy machine
 or a slow disk. Connections that a firewall drops get no extra time."""
+_SLACK_S = 0.5
+"""The extra time for threads to end; a name look-up without an answer cannot be cancelled."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 
 def main(order: dict[str, Any]) -> None:
-    machine = _import_machine()
     until = time.monotonic() + order["patience_s"]
+    if "attempt" in order:
+        cut = dial_all(order["others"], lambda other: connect(other, until), until + _SLACK_S)
+        _print({"attempt": order["attempt"], "cut": cut})
+    else:
+        _probe(order, until)
+    os._exit(0)
+
+
+def _print(answer: dict[str, Any]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def _probe(order: dict[str, Any], until: float) -> None:
+    machine = _import_machine()
     rendezvous = Rendezvous(order["run"], order["node"])
     for mine in order["mine"]:
         rendezvous.listen(mine["port"], mine["callers"])
@@ -39,14 +62,13 @@ def main(order: dict[str, Any]) -> None:
         target=lambda: answer.update(_probe_machine(machine, order)), daemon=True
     )
     probing.start()
-    unreachable = dial_all(rendezvous, order["others"], until)
+    latest = until + _LATE_S + _DIAL_S
+    unreachable = dial_all(order["others"], lambda other: dial(rendezvous, other, until), latest)
     probing.join()
     # `clock` is read as late as possible: it is compared with the time when the line arrives.
     answer.update(not_listening=rendezvous.failures, unreachable=unreachable, clock=time.time())
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
+    _print(answer)
     rendezvous.wait_for_all(until + _LATE_S)  # other nodes may still have to connect to this one
-    os._exit(0)
 
 
 def _probe_machine(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
@@ -140,22 +162,39 @@ def open_listener(port: int) -> socket.socket:
 
 
 def dial_all(
-    rendezvous: Rendezvous, others: list[dict[str, Any]], until: float
+    others: list[dict[str, Any]], dial_one: Callable[[dict[str, Any]], str], latest: float
 ) -> list[list[object]]:
-    """Return (node, task, host, port, why) for each address that its node does not answer."""
-    found: list[list[object]] = []
+    """Dial all `others` at once, up to the moment `latest`.
 
-    def dial_one(other: dict[str, Any]) -> None:
-        why = dial(rendezvous, other, until)
-        if why:
-            found.append([other["node"], other["task"], other["host"], other["port"], why])
+    Return (node, task, host, port, why) for each address that its node does not answer.
+    """
+    reasons = ["no answer"] * len(others)
 
-    threads = [threading.Thread(target=dial_one, args=(other,), daemon=True) for other in others]
+    def note(number: int) -> None:
+        reasons[number] = dial_one(others[number])
+
+    threads = [threading.Thread(target=note, args=(n,), daemon=True) for n in range(len(others))]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(max(0.0, until + _LATE_S + _DIAL_S - time.monotonic()))
-    return found
+        thread.join(max(0.0, latest - time.monotonic()))
+    named = ("node", "task", "host", "port")
+    return [[*(o[n] for n in named), why] for o, why in zip(others, reasons) if why]
+
+
+def connect(other: dict[str, Any], until: float) -> str:
+    """Connect to the host of `other` until it answers; return why it did not, "" if it did."""
+    why = "no answer"
+    while (remaining := until - time.monotonic()) > 0:
+        try:
+            socket.create_connection((other["host"], other["port"]), remaining).close()
+            return ""
+        except ConnectionRefusedError:
+            return ""
+        except OSError as error:
+            why = error.strerror or str(error) or type(error).__name__
+        time.sleep(_RETRY_S)
+    return why
 
 
 def dial(rendezvous: Rendezvous, other: dict[str, Any], until: float) -> str:

@@ -15,7 +15,7 @@ import socket
 import struct
 import time
 
-from tfcluster.agent.processes import die_with_parent
+from tfcluster.agent.processes import close_from, die_with_parent, discard_streams
 from tfcluster.agent.tasks.task import exec_or_report
 
 TYPE_CHECKING = False
@@ -62,11 +62,10 @@ def _serve(line: socket.socket, agent: int) -> NoReturn:
     try:
         die_with_parent(agent)
         # Above all the agent's pipe to its guard, which must close when the agent ends.
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(null, 1)
-        os.closerange(3, line.fileno())
-        os.closerange(line.fileno() + 1, 256)
+        discard_streams(0, 1)
+        end = os.dup2(line.detach(), 3)
+        close_from(end + 1)
+        line = socket.socket(fileno=end)
         while True:
             head, fds, _flags, _address = socket.recv_fds(line, _NUMBER.size, _DESCRIPTORS)
             if not head:

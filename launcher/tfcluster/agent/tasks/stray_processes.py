@@ -17,12 +17,15 @@ on; it ends when the last of them has ended and the next attempt starts, or with
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
-import time
 
-from tfcluster.agent.processes import IS_LINUX, living_children, start_time
+from tfcluster.agent.processes import (
+    IS_LINUX,
+    first_environment,
+    kill_all,
+    living_children,
+    start_time,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,16 +45,12 @@ def end(
 
     Return the pids that still live after `timeout_s`. `reap` reaps every child that has ended.
     """
-    deadline = time.monotonic() + timeout_s
-    while True:
+
+    def find() -> list[int]:
         reap()
-        strays = list(_strays(tasks, is_stray)) if _has_orphans(tasks) else []
-        if not strays or time.monotonic() > deadline:
-            return strays
-        for pid in strays:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.001)
+        return list(_strays(tasks, is_stray)) if _has_orphans(tasks) else []
+
+    return kill_all(find, timeout_s)
 
 
 def began_since(moment: int) -> Callable[[int], bool]:
@@ -62,7 +61,7 @@ def began_since(moment: int) -> Callable[[int], bool]:
 def carries(marks: Collection[bytes]) -> Callable[[int], bool]:
     """Return a selector of processes whose first environment has all of `marks`."""
     required = frozenset(marks)
-    return lambda pid: bool(required) and required <= _environment(pid)
+    return lambda pid: bool(required) and required.issubset(first_environment(pid))
 
 
 def marks(env: dict[str, str]) -> frozenset[bytes]:
@@ -93,11 +92,3 @@ def _strays(tasks: Collection[int], is_stray: Callable[[int], bool]) -> Iterator
         if is_below_stray:
             yield pid
         waiting += [(child, is_below_stray) for child in children.get(pid, ())]
-
-
-def _environment(pid: int) -> frozenset[bytes]:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return frozenset(file.read().split(b"\0"))
-    except OSError:
-        return frozenset()

@@ -15,6 +15,7 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.processes import (
     IS_LINUX,
     die_with_parent,
+    discard_streams,
     restore_limit,
     signal_group,
     start_time,
@@ -262,8 +263,7 @@ def _become_task(cores: list[int] | None, output: int, events: int, agent: int) 
     die_with_parent(agent)
     if cores and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, cores)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
+    discard_streams(0)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.set_inheritable(events, True)

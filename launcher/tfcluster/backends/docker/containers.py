@@ -147,7 +147,6 @@ def run_argv(
 ) -> list[str]:
     """Return the arguments with which `docker` starts the container of `node`."""
     assert node.container is not None
-    python = node.interpreter.path if node.interpreter is not None else "python3"
     return [
         *("run", "--detach", "--init", "--pull", "never"),
         *("--name", container.name, "--hostname", node.name),
@@ -158,7 +157,7 @@ def run_argv(
         *_limits(node.container),
         *_mounts(node.container),
         *user,
-        *("--entrypoint", python, node.container.image),
+        *("--entrypoint", node.python, node.container.image),
         *("-I", "-S", "-c", Path(container_wait.__file__).read_text(encoding="utf-8")),
         relayed.container_socket_name(run_id, node.name),
     ]

@@ -11,19 +11,20 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tfcluster.backends.docker.client import Endpoint, endpoint, plain
-from tfcluster.rundir.registry import start_of
+from tfcluster.backends.past_runs import SilentError, is_orphan, this_process
 
 RUN = "tfcluster.run"
 COORDINATOR = "tfcluster.coordinator"
 _REMOVE_S = 15.0
 _RETRY_S = 0.5
+_REMOVALS = (("ps", ("rm", "--force", "--volumes")), ("network", ("network", "rm")))
+"""The listing that shows a thing → the command that removes it."""
 _LABELS_FORMAT = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
 
 _PATIENCE_S = 20.0
@@ -56,67 +57,32 @@ def labels(run_id: str) -> list[str]:
     return ["--label", f"{RUN}={run_id}", "--label", f"{COORDINATOR}={this_process()}"]
 
 
-def this_process() -> str:
-    """Return the name of this coordinator in labels and notes."""
-    pid = os.getpid()
-    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{start_of(pid)}"
+def find(
+    endpoint: str, run_id: str | None = None, *, patience_s: float
+) -> dict[str, tuple[str, ...]]:
+    """Return the containers and networks of `run_id`, else of all runs of this user on this host
+    whose coordinator is gone, by run. Raises SilentError."""
+    rows = _find_rows(endpoint, run_id, patience_s)
+    runs = dict.fromkeys(row.run_id for row in rows)
+    return {run: tuple(row.name for row in rows if row.run_id == run) for run in runs}
 
 
-class SilentDockerError(Exception):
-    """Docker did not answer; the text says why."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leftovers:
-    """The containers and networks of one run at one daemon."""
-
-    run_id: str
-    endpoint: Endpoint
-    containers: tuple[str, ...] = ()
-    networks: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.containers, *self.networks)
-
-
-def find(endpoint: Endpoint, run_id: str | None = None, *, patience_s: float) -> list[Leftovers]:
-    """Return the leftovers of `run_id`, else of all runs of this user on this host whose
-    coordinator is gone. Raises SilentDockerError."""
-    label = f"{RUN}={run_id}" if run_id else RUN
-    until = time.monotonic() + patience_s
-    rows = [
-        *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
-        *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
-    ]
-    matching = [row for row in rows if run_id or is_orphan(row.coordinator)]
-
-    def names(run: str, kind: str) -> tuple[str, ...]:
-        return tuple(row.name for row in matching if (row.run_id, row.kind) == (run, kind))
-
-    runs = dict.fromkeys(row.run_id for row in matching)
-    return [Leftovers(run, endpoint, names(run, "ps"), names(run, "network")) for run in runs]
-
-
-def remove(leftovers: Leftovers) -> str:
-    """Remove leftovers; return "", or docker's message if some of them stay.
+def remove(endpoint: str, run_id: str) -> str:
+    """Remove the run's containers and networks; return "", or docker's message if some stay.
 
     The run's sweeper may remove them at the same time, so only what still exists counts. Raises
-    SilentDockerError.
+    SilentError.
     """
     until, message = time.monotonic() + _REMOVE_S, ""
-    now = [leftovers]
-    while now and time.monotonic() < until:
-        for command, names in (
-            (("rm", "--force", "--volumes"), now[0].containers),
-            (("network", "rm"), now[0].networks),
-        ):
-            if names:
-                done = _docker(leftovers.endpoint, (*command, *names), _REMOVE_S)
+    rows = _find_rows(endpoint, run_id, _REMOVE_S)
+    while rows and time.monotonic() < until:
+        for kind, command in _REMOVALS:
+            if names := [row.name for row in rows if row.kind == kind]:
+                done = _docker(endpoint, (*command, *names), _REMOVE_S)
                 message = plain(done.stderr) or message
-        now = find(leftovers.endpoint, leftovers.run_id, patience_s=_REMOVE_S)
-        time.sleep(_RETRY_S if now else 0)
-    return (message or "it still exists") if now else ""
+        rows = _find_rows(endpoint, run_id, _REMOVE_S)
+        time.sleep(_RETRY_S if rows else 0)
+    return (message or "it still exists") if rows else ""
 
 
 class Sweeper:
@@ -163,14 +129,6 @@ class Sweeper:
         )
 
 
-def is_orphan(coordinator: str) -> bool:
-    """Return whether `coordinator` ran as this user on this host and is gone."""
-    parts = coordinator.split("/")
-    if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
-        return False
-    return not parts[2].isdecimal() or str(start_of(int(parts[2]))) != parts[3]
-
-
 @dataclass(frozen=True, slots=True)
 class _Row:
     kind: str
@@ -179,13 +137,23 @@ class _Row:
     coordinator: str
 
 
+def _find_rows(endpoint: str, run_id: str | None, patience_s: float) -> list[_Row]:
+    until = time.monotonic() + patience_s
+    label = f"{RUN}={run_id}" if run_id else RUN
+    rows = [
+        *_rows(endpoint, ("ps", "--all"), "{{.Names}}", label, until),
+        *_rows(endpoint, ("network", "ls"), "{{.Name}}", label, until),
+    ]
+    return [row for row in rows if run_id or is_orphan(row.coordinator)]
+
+
 def _rows(
-    endpoint: Endpoint, listing: tuple[str, str], name: str, label: str, until: float
+    endpoint: str, listing: tuple[str, str], name: str, label: str, until: float
 ) -> Iterator[_Row]:
     asked = (*listing, "--filter", f"label={label}", "--format", name + _LABELS_FORMAT)
     done = _docker(endpoint, asked, max(0.1, until - time.monotonic()))
     if done.returncode != 0:
-        raise SilentDockerError(plain(done.stderr))
+        raise SilentError(plain(done.stderr))
     for line in done.stdout.decode(errors="replace").splitlines():
         found, _, rest = line.partition("\t")
         run_id, _, coordinator = rest.partition("\t")
@@ -193,12 +161,12 @@ def _rows(
 
 
 def _docker(
-    endpoint: Endpoint, argv: Sequence[str], patience_s: float
+    endpoint: str, argv: Sequence[str], patience_s: float
 ) -> subprocess.CompletedProcess[bytes]:
-    env = endpoint.environ(os.environ)
+    env = Endpoint.parse(endpoint).environ(os.environ)
     try:
         return subprocess.run(["docker", *argv], env=env, capture_output=True, timeout=patience_s)
     except FileNotFoundError:
-        raise SilentDockerError("there is no docker client on this machine") from None
+        raise SilentError("there is no docker client on this machine") from None
     except subprocess.TimeoutExpired:
-        raise SilentDockerError(f"no answer for {patience_s:.0f} s") from None
+        raise SilentError(f"no answer for {patience_s:.0f} s") from None

@@ -181,13 +181,14 @@ CONNECT = """
 import asyncio, sys
 from pathlib import Path
 from tfcluster import backends
+from tfcluster.backends.base import RunContext
 from tfcluster.errors import SetupError
 from tfcluster.plan.plan import NodePlan
 
 node = NodePlan("local", "local", None, "/", network="private")
-backend = backends.get("local", runtime_dir=Path(sys.argv[1]))
+nodes = backends.open_nodes([node], RunContext("r", Path(sys.argv[1])))
 try:
-    asyncio.run(backend.connect(node, run_id="r", token="t"))
+    asyncio.run(nodes.connect(node, token="t"))
 except SetupError as error:
     print(type(error).__name__, error.exit_code, error)
 """

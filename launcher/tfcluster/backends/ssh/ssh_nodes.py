@@ -1,4 +1,4 @@
-"""The backend `ssh`: tasks run on hosts to which the system's ssh client logs in without a prompt.
+"""`SshNodes`: hosts to which the system's ssh client logs in without a prompt.
 
 The user's ssh configuration, jump hosts, agents and known hosts apply; host keys are verified as
 usual.
@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Capabilities, Tell, ignore_event
+from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire.link import AgentLink
@@ -64,26 +63,15 @@ _FIXES = (
 """(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
 
 
-class SshBackend:
-    """The backend called ``ssh``."""
+class SshNodes(Nodes):
+    """Hosts that are reached by ssh."""
 
-    capabilities = Capabilities(shares_filesystem=False, has_lease=True, holds_ports=True)
-    may_hold_resources = False
-
-    def __init__(self, runtime_dir: Path) -> None:
+    def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
+        super().__init__(planned, run)
         self._agents: dict[str, Mapping[str, Any] | None] = {}
         """Node → identity of the last agent reached there."""
 
-    async def connect(
-        self,
-        node: NodePlan,
-        *,
-        run_id: str,
-        token: str,
-        tell: Tell = ignore_event,
-        lease_s: float = 60.0,
-        is_fenced: bool = False,
-    ) -> AgentLink:
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         """Log in and connect to the run's agent. Raises SetupError with ssh's message."""
         if shutil.which("ssh") is None:
             raise SetupError("there is no ssh client on this machine", fix="install openssh-client")
@@ -91,47 +79,42 @@ class SshBackend:
             link = await relayed.connect(
                 node.name,
                 argv(node),
-                run_id=run_id,
+                self.run,
                 token=token,
-                lease_s=lease_s,
                 former=self._agents.get(node.name),
                 is_fenced=is_fenced,
             )
-        except NodeLostError as error:
-            raise NodeLostError(error.message, fix=_fix(error.message, node)) from error
+        except relayed.Unreached as error:
+            raise _lost(node, error) from error
         self._agents[node.name] = link.welcome.get("identity")
         return link
 
+    @staticmethod
     async def end_run(
-        self, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
+        node: NodePlan, *, run_id: str, former: Mapping[str, Any]
     ) -> Mapping[str, Any]:
-        """End the leftover processes of a lost run on `node`; see `EndsLostRuns`."""
         try:
             return await relayed.end_run(argv(node), run_id=run_id, former=former)
         except relayed.Unreached as error:
-            fix = _fix(f"cannot be reached: {error}", node)
-            raise NodeLostError(f"{node.name} cannot be reached: {error}", fix=fix) from error
-
-    async def repair(self) -> list[str]:
-        return []
-
-    async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        return []
+            raise _lost(node, error) from error
 
 
 def argv(node: NodePlan) -> list[str]:
     """Return the transport: ssh, and on the host a Python that waits for its orders."""
-    python = _quoted(node.interpreter.path if node.interpreter is not None else "python3")
+    python = _quoted(node.python)
     options = [word for option in OPTIONS for word in ("-o", option)]
     starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
     return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
 
-def _fix(message: str, node: NodePlan) -> str:
+def _lost(node: NodePlan, error: relayed.Unreached) -> NodeLostError:
+    """Return the error for a node, with what to do about the message of ssh or of a shell."""
+    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error), re.MULTILINE))
+    fix = next(fixes, "see `ssh -v {to}`")
     to = node.destination or node.name
-    reason = message.partition("cannot be reached: ")[2]
-    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, reason, re.MULTILINE))
-    return next(fixes, "see `ssh -v {to}`").format(to=to, name=node.name)
+    return NodeLostError(
+        f"{node.name} cannot be reached: {error}", fix=fix.format(to=to, name=node.name)
+    )
 
 
 def _quoted(path: str) -> str:

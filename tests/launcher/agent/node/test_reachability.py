@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 
-from tfcluster.agent.net import reachability
+from tfcluster.agent.node import probe
 
 
 def other(host: str, port: int) -> dict[str, object]:
@@ -16,7 +16,7 @@ def other(host: str, port: int) -> dict[str, object]:
 
 def run(*others: dict[str, object], timeout_s: float = 2.0) -> list[list[object]]:
     order = json.dumps({"attempt": 3, "others": others, "patience_s": timeout_s})
-    argv = [sys.executable, "-I", "-S", reachability.__file__, order]
+    argv = [sys.executable, "-I", "-S", probe.__file__, order]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
     report = json.loads(done.stdout)
     assert report["attempt"] == 3

@@ -1,4 +1,4 @@
-"""The backend `local`: the agent runs on this machine and ends with the coordinator."""
+"""`LocalNodes`: the agent runs on this machine and ends with the coordinator."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import IO, Any
 from tfcluster.agent import foreign_json, protocol
 from tfcluster.agent.entry import READY, REFUSED
 from tfcluster.agent.error_text import describe_error
-from tfcluster.agent.processes import IS_LINUX, kill_below, raise_limit, signal_group, start_time
-from tfcluster.backends import warm_agents
-from tfcluster.backends.base import Capabilities, Tell, agent_socket_name, ignore_event
+from tfcluster.agent.processes import kill_below, raise_limit, signal_group, start_time
+from tfcluster.backends.base import Nodes, agent_socket_name
+from tfcluster.backends.local import warm_agents
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plan.plan import NodePlan
 from tfcluster.wire.agent_handle import AgentHandle
@@ -47,39 +47,25 @@ def socket_path(runtime_dir: Path, run_id: str, node: str) -> Path:
     return path
 
 
-class LocalBackend:
-    """The backend called ``local``."""
+class LocalNodes(Nodes):
+    """This machine."""
 
-    capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=IS_LINUX)
-    may_hold_resources = False
+    python = sys.executable
 
-    def __init__(self, runtime_dir: Path, *, python: str = sys.executable) -> None:
-        self._runtime_dir, self._python = runtime_dir, python
-
-    async def connect(
-        self,
-        node: NodePlan,
-        *,
-        run_id: str,
-        token: str,
-        tell: Tell = ignore_event,
-        lease_s: float = 60.0,
-        is_fenced: bool = False,
-    ) -> AgentLink:
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         """Start this node's agent and connect to it.
 
         Raises NodeLostError, or SetupError if this machine refuses a private network.
         """
-        path = socket_path(self._runtime_dir, run_id, node.name)
-        identity = {"run_id": run_id, "node": node.name, "token": token}
+        path = socket_path(self.run.runtime_dir, self.run.run_id, node.name)
+        identity = {"run_id": self.run.run_id, "node": node.name, "token": token}
         process = await self._start_in_thread(self._config(identity, path, node), node)
 
         async def dial() -> Streams:
             return await asyncio.open_unix_connection(str(path))
 
-        link = AgentLink(
-            dial, {**identity, "stream_logs": False}, process, patience_s=min(lease_s, _PATIENCE_S)
-        )
+        patience_s = min(self.run.lease_s, _PATIENCE_S)
+        link = AgentLink(dial, {**identity, "stream_logs": False}, process, patience_s=patience_s)
         try:
             await link.open()
         except BaseException as error:
@@ -96,7 +82,7 @@ class LocalBackend:
         return {
             **identity,
             "socket": str(path),
-            "ports_dir": None if is_private else str(self._runtime_dir / "ports"),
+            "ports_dir": None if is_private else str(self.run.runtime_dir / "ports"),
             "network": node.network,
             "lease_s": None,
             "descriptors": raise_limit(),  # the limit the shell set, which is the tasks' limit
@@ -120,18 +106,12 @@ class LocalBackend:
     ) -> AgentProcess | warm_agents.Adopted:
         """Return a new agent, or a warm one that an earlier run left for this run."""
         if node.warm is None:
-            return AgentProcess(self._python, config)
+            return AgentProcess(self.python, config)
         python = node.interpreter.path if node.interpreter is not None else "python"
-        config["warm"] = warm_agents.config(self._runtime_dir, node.warm, python)
-        if adopted := warm_agents.adopt(self._runtime_dir, node.warm.key, config):
+        config["warm"] = warm_agents.config(self.run.runtime_dir, node.warm, python)
+        if adopted := warm_agents.adopt(self.run.runtime_dir, node.warm.key, config):
             return adopted
-        return AgentProcess(self._python, config, name=f"warm-{node.warm.key}")
-
-    async def repair(self) -> list[str]:
-        return []
-
-    async def close(self, *, keeps_folders: bool = False) -> list[str]:
-        return []
+        return AgentProcess(self.python, config, name=f"warm-{node.warm.key}")
 
 
 def _start_error(answer: bytes, last_words: str) -> SetupError:
@@ -161,7 +141,7 @@ class AgentProcess(AgentHandle):
         self._last_words = ""
         self._agent: tuple[int, int] | None = None
         """The agent's process id (also its process group) and start time, once known."""
-        package_root = str(Path(__file__).parents[2])
+        package_root = str(Path(__file__).parents[3])
         # -I -S: no code from the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
             # The run's id is for `ps`, and for the clean-up after a lost run.

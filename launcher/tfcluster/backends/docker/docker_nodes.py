@@ -1,0 +1,206 @@
+"""`DockerNodes`: one container per task, on a network that the run creates.
+
+The agent is the container's main process and is reached by `docker exec`, so the container ends
+with it. No port is published: only the daemon's machine reaches the tasks' ports from outside
+that network. Everything created has labels, and leftovers are found by these alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self
+
+from tfcluster.backends import past_runs, relayed
+from tfcluster.backends.base import Nodes, RunContext
+from tfcluster.backends.docker.client import (
+    Answer,
+    DockerError,
+    ask,
+    endpoint,
+    find_image,
+    is_here,
+    was_cut_off,
+)
+from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer, as_user, run_argv
+from tfcluster.backends.docker.leftovers import Sweeper, labels
+from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.plan.plan import Container, NodePlan
+from tfcluster.wire.link import AgentLink
+
+_START_S = 120.0
+_CANCELLED_START_S = 5.0
+"""Seconds to wait for a cancelled start; the sweeper removes what it creates."""
+_NO_NETWORK = "not found"
+_NO_PIDS_LIMIT = re.compile(r"WARNING: [^.]*\bpids limit\b[^.]*\.[^.]*discarded\.", re.IGNORECASE)
+"""A warning of daemons without the pids controller about a limit the user did not set."""
+
+
+class DockerNodes(Nodes):
+    """Containers at one daemon, and the network they share."""
+
+    def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
+        super().__init__(planned, run)
+        self._containers: dict[str, RunningContainer] = {}
+        self._starting: set[asyncio.Task[Answer]] = set()
+        self._network: asyncio.Task[None] | None = None
+        self._users: dict[str, tuple[str, ...]] = {}
+        """Node → the options for its tasks' user."""
+        self._sweeper: Sweeper | None = None
+        self._may_hold_resources = False
+        """True if the daemon may have something of the run."""
+
+    async def __aenter__(self) -> Self:
+        """Find the images, which may pull them, and make the network."""
+        past_runs.note(self.run.run_id, "docker", str(endpoint()))
+        self._sweeper = await Sweeper.start(self.run.run_id)
+        self._network = asyncio.create_task(self._make_network())
+        try:
+            await self._find_users()
+            await asyncio.shield(self._network)
+        except BaseException:
+            await self._end()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._end()
+
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
+        """Start the node's container and connect to its agent.
+
+        Raises SetupError with docker's message. Fencing needs nothing else: container
+        names are unique, so the previous container must be gone before a new one is created.
+        """
+        container = await self._start(node)
+        if self._starting:  # a relay would slow down the containers that start now
+            await asyncio.wait([*self._starting])
+        argv = container.exec_argv(node.python)
+        try:
+            return await relayed.connect(node.name, argv, self.run, token=token, place=container)
+        except relayed.Unreached as error:
+            await container.explain()
+            await container.end()
+            why = container.explanation or error
+            raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
+
+    async def repair(self) -> list[str]:
+        """Reconnect containers that were taken off the run's network; return what was done."""
+        repaired = await asyncio.gather(*(one.repair() for one in self._containers.values()))
+        return list(filter(None, repaired))
+
+    async def _end(self) -> None:
+        """Remove what the run created, unless folders in the containers must stay."""
+        if self._network is not None:  # the daemon still carries out what it was asked for
+            await asyncio.wait([self._network, *self._starting], timeout=_CANCELLED_START_S)
+        sweeper, self._sweeper = self._sweeper, None
+        assert sweeper is not None
+        run = self.run.run_id
+        if not self._may_hold_resources:
+            await sweeper.dismiss()
+            past_runs.forget(run)
+        elif self.keeps_folders:
+            await sweeper.dismiss()
+            names = ", ".join(one.name for one in self._containers.values())
+            kept = f"files were not gathered, so the containers stay: {names};"
+            self.run.warn_at_end(f"{kept} `tfcluster down {run}` removes them")
+        elif leftover := await sweeper.sweep(more_may_come=bool(self._starting)):
+            self.run.warn_at_end(leftover)
+        else:
+            past_runs.forget(run)
+
+    async def _start(self, node: NodePlan) -> RunningContainer:
+        run = self.run.run_id
+        if self._network is None:
+            self._network = asyncio.create_task(self._make_network())
+        await asyncio.shield(self._network)
+        if (before := self._containers.get(node.name)) is not None:
+            await before.end()  # container names are unique
+        container = RunningContainer(f"{run}-{node.name}", node.name, run)
+        self._containers[node.name] = container
+        answer = await self._run(run_argv(node, container, run, self._users[node.name]))
+        if not answer.is_ok:
+            await container.end()
+            if run in answer.stderr and _NO_NETWORK in answer.stderr:
+                self._network = None  # it was pruned while unused; create it again next time
+            raise DockerError(f"the container of {node.name} does not start", answer.stderr)
+        if "WARNING" in (stderr := _NO_PIDS_LIMIT.sub("", answer.stderr)):
+            self.run.warn_at_end(f"docker warned about {node.name}: {stderr}")
+        return container
+
+    async def _run(self, argv: list[str]) -> Answer:
+        starting = asyncio.create_task(ask(*argv, patience_s=_START_S))
+        self._starting.add(starting)
+        starting.add_done_callback(self._starting.discard)
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:  # the daemon still starts the container
+            await asyncio.wait([starting], timeout=_CANCELLED_START_S)
+            raise
+
+    async def _make_network(self) -> None:
+        """Create the run's network, called like the run."""
+        run = self.run.run_id
+        options = ["--internal"] if self.planned[0].network == "private" else []
+        before, self._may_hold_resources = self._may_hold_resources, True
+        try:
+            answer = await ask("network", "create", *labels(run), *options, run)
+        except SetupError as error:
+            if not isinstance(error, DockerError):  # there is no client
+                self._may_hold_resources = before
+            raise
+        if not answer.is_ok:
+            self._may_hold_resources = before or was_cut_off(answer.stderr)
+            raise DockerError("docker cannot make a network for the run", answer.stderr)
+
+    async def _find_users(self) -> None:
+        """Note the options for the tasks' users; never root unless spec or image sets it.
+
+        That is the spec's user, else the caller if tasks use folders of the daemon's machine,
+        else the image's user, else nobody.
+        """
+        users: dict[Container, tuple[str, ...]] = {}
+        for node in self.planned:
+            container = node.container
+            assert container is not None
+            alike = replace(container, cores=None, gpus=None)
+            if alike not in users:
+                users[alike] = await self._find_user(alike)
+            self._users[node.name] = users[alike]
+
+    async def _find_user(self, container: Container) -> tuple[str, ...]:
+        image_user = await find_image(container.image, self.run.tell)
+        caller = await _find_caller(container)
+        if container.user is not None:
+            return as_user(container.user)
+        return caller or (() if image_user else as_user(NOBODY))
+
+
+async def _find_caller(container: Container) -> tuple[str, ...]:
+    """Return the options that run tasks as the caller, where they use the caller's folders."""
+    if container.data_dir is None and container.shared_dir is None:
+        return ()
+    user = await _options_for_caller()
+    if user and container.shared_dir is not None:
+        with contextlib.suppress(OSError):  # docker reports a folder that is missing
+            os.makedirs(container.shared_dir, exist_ok=True)
+    return user
+
+
+async def _options_for_caller() -> tuple[str, ...]:
+    """Return options that run tasks as the caller, who then owns their files.
+
+    There are none if the daemon is on another machine. A rootless daemon maps its root to the
+    caller (docs.docker.com, rootless).
+    """
+    if not await asyncio.to_thread(is_here, os.environ):
+        return ()
+    found = await ask("info", "--format", "{{json .SecurityOptions}}")
+    if "name=rootless" in found.out:
+        return ("--user", "0:0", *HOME)
+    groups = [word for group in os.getgroups() for word in ("--group-add", str(group))]
+    return ("--user", f"{os.getuid()}:{os.getgid()}", *groups, *HOME)

@@ -1,0 +1,187 @@
+"""Notes about which runs may have left something at a backend, so that it is asked only then.
+
+A run that is about to create something outside this machine's processes (containers, networks)
+leaves a note in the home of all runs: the backend, its endpoint and the coordinator. The note is
+deleted once it is certain that nothing is left: the run removed everything, or never reached the
+backend, or the backend later has nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from tfcluster import kinds
+from tfcluster.rundir.paths import home
+from tfcluster.rundir.registry import start_of
+
+_NOTES = "leftovers"
+"""The folder in the home with one note per run; asking a backend is the slowest part of `ps`."""
+PATIENCE_S = 8.0
+"""Seconds that a command waits for a backend's answer."""
+
+
+class SilentError(Exception):
+    """A backend did not answer; the text says why."""
+
+
+class Finder(Protocol):
+    """The module `kinds.Kind.leftovers`. Its functions raise SilentError."""
+
+    def find(
+        self, endpoint: str, run_id: str | None, *, patience_s: float
+    ) -> Mapping[str, Sequence[str]]:
+        """Return run → names of what it left; None: all runs whose coordinator `is_orphan`."""
+
+    def remove(self, endpoint: str, run_id: str) -> str:
+        """Remove what a run left; return "", or the backend's message if some of it stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A backend, and which of its endpoints a run used."""
+
+    backend: str
+    endpoint: str
+    """The daemon of docker: ``DOCKER_HOST=…``."""
+
+    @property
+    def finder(self) -> Finder:
+        return cast("Finder", import_module(kinds.get(self.backend).leftovers or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """The names of all that one run left behind at one place."""
+
+    run_id: str
+    place: Place
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A place that does not answer."""
+
+    place: Place
+    why: str
+    runs: tuple[str, ...]
+    """The runs of which it may still have something."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.place.backend} ({self.place.endpoint}) does not answer: {self.why}; it may"
+            f" still have containers or networks of {', '.join(self.runs)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answers of the backends that were asked."""
+
+    leftovers: list[Leftovers] = field(default_factory=list)
+    silent: list[Silent] = field(default_factory=list)
+
+
+def this_process() -> str:
+    """Return the name of this coordinator in labels and notes."""
+    pid = os.getpid()
+    return f"{socket.gethostname()}/{os.getuid()}/{pid}/{start_of(pid)}"
+
+
+def is_orphan(coordinator: str) -> bool:
+    """Return whether `coordinator` ran as this user on this host and is gone."""
+    parts = coordinator.split("/")
+    if parts[:2] != [socket.gethostname(), str(os.getuid())] or len(parts) != 4:
+        return False
+    return not parts[2].isdecimal() or str(start_of(int(parts[2]))) != parts[3]
+
+
+def note(run_id: str, backend: str, endpoint: str) -> None:
+    """Note that the backend may have something of this run from now on."""
+    path = _path(run_id)
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.write_text(f"{backend}\n{endpoint}\n{this_process()}\n")
+
+
+def forget(run_id: str) -> None:
+    """Delete a run's note: nothing is left of it, or the user removed the run."""
+    with contextlib.suppress(OSError):
+        _path(run_id).unlink()
+
+
+def find_leftovers(*, excluded: Collection[str] = ()) -> Found:
+    """Return the leftovers of all runs of this host without a coordinator, except `excluded`."""
+    noted: dict[Place, list[str]] = {}
+    for run_id, place, coordinator in _notes():
+        if run_id not in excluded and is_orphan(coordinator):
+            noted.setdefault(place, []).append(run_id)
+    found = Found()
+    for place, runs in noted.items():
+        _ask(place, None, runs, found)
+    return found
+
+
+def find_leftovers_of(run_id: str) -> Found:
+    """Return the leftovers of one finished run, at the endpoint it used."""
+    found = Found()
+    for noted, place, _ in _notes():
+        if noted == run_id:
+            _ask(place, run_id, [run_id], found)
+    return found
+
+
+def _ask(place: Place, run_id: str | None, noted: Collection[str], found: Found) -> None:
+    """Add a backend's answer to `found`, and forget those of the `noted` runs that left nothing."""
+    try:
+        left = place.finder.find(place.endpoint, run_id, patience_s=PATIENCE_S)
+    except SilentError as error:
+        found.silent.append(Silent(place, str(error), tuple(noted)))
+        return
+    found.leftovers.extend(Leftovers(run, place, tuple(names)) for run, names in left.items())
+    for run in set(noted).difference(left):
+        forget(run)
+
+
+def remove_and_forget(left: Leftovers) -> str:
+    """Remove leftovers and the run's note; return "", or why some of them stay."""
+    try:
+        problem = left.place.finder.remove(left.place.endpoint, left.run_id)
+    except SilentError as error:
+        return str(error)
+    if not problem:
+        forget(left.run_id)
+    return problem
+
+
+def forget_removed(run_id: str) -> list[str]:
+    """Forget a run whose folder is removed, unless its backend answers that it has leftovers.
+
+    Return a sentence for each backend that does not answer; it is not asked about the run again.
+    Leftovers of a backend that answers are still found by `find_leftovers`.
+    """
+    silent = find_leftovers_of(run_id).silent
+    if silent:
+        forget(run_id)
+    return [str(one) for one in silent]
+
+
+def _path(run_id: str) -> Path:
+    return home() / _NOTES / run_id
+
+
+def _notes() -> Iterator[tuple[str, Place, str]]:
+    """Yield (run, place, coordinator) of each complete note of a backend that exists."""
+    folder = home() / _NOTES
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        with contextlib.suppress(OSError, ValueError):
+            backend, endpoint, coordinator, end = path.read_text().split("\n")
+            if not end and backend in kinds.REGISTRY:
+                yield path.name, Place(backend, endpoint), coordinator

@@ -1,0 +1,103 @@
+"""The backends that exist, and what the spec and the plan must know of each: its `Kind`.
+
+A backend is a folder of `tfcluster.backends` and a line of `REGISTRY`. The module named there
+holds `KIND`; it is imported to plan a spec, so it imports little. The class `Kind.nodes`, which
+makes and reaches the nodes (`tfcluster.backends.base`), is imported at the start of a run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+
+from tfcluster.errors import SetupError
+
+REGISTRY: dict[str, str] = {
+    "local": "tfcluster.backends.local",
+    "ssh": "tfcluster.backends.ssh",
+    "docker": "tfcluster.backends.docker",
+}
+"""The name that users write → the module with its `KIND`."""
+AUTO = "auto"
+"""Not a backend: tasks at this machine's addresses are `local`, all others `ssh`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """The properties of a backend; everything else decides by them, never by its name."""
+
+    shares_filesystem: bool = False
+    """The nodes are this machine: tasks write straight into the run folder and see all its files.
+    """
+    has_lease: bool = True
+    """A lost connection may be resumed; without a lease the agent kills its tasks at once."""
+    holds_ports: bool = True
+    """Ports stay bound between two attempts; otherwise a taken one is chosen again."""
+    makes_nodes: bool = False
+    """The nodes exist only for the run, so a spec has numbers of tasks instead of addresses."""
+    in_containers: bool = False
+    """Each node is a container for one task: from an image, with limits, all ports to itself and
+    a network of the run. Its files end with it, and nothing is imported ahead in it."""
+    on_one_machine: bool = False
+    """All nodes share the cores and GPUs of one machine."""
+    clears_up: bool = False
+    """Leftovers of nodes are removed, or named, even if a node did not hear of the run's end."""
+
+    @property
+    def has_addresses(self) -> bool:
+        """True if the nodes are hosts whose addresses the spec gives."""
+        return not (self.shares_filesystem or self.makes_nodes)
+
+    @property
+    def outlives_coordinator(self) -> bool:
+        """True if tasks run on, for as long as their lease, after the coordinator was killed."""
+        return self.has_lease and not self.clears_up
+
+
+class Kind:
+    """A backend as the spec and the plan see it. The defaults are those of hosts with addresses."""
+
+    capabilities = Capabilities()
+    nodes: str
+    """``module:class`` of its `backends.base.Nodes`."""
+    leftovers: str | None = None
+    """The module that finds and removes what lost runs left behind (`backends.past_runs`)."""
+    fetch: str = "scp -r {node}:{folder} ."
+    """The command by which a user copies `folder` from `node` of `run`."""
+    exposure: str | None = None
+    """A sentence about who can reach TensorFlow's ports; None: all who reach the task's machine."""
+    why_no_addresses: str = "it makes the nodes itself"
+    """The reason why a backend that makes nodes refuses the addresses of other machines."""
+
+    def place(self, task: str, number: int, host: str) -> tuple[str, str]:
+        """Return the node and the host name of a task (``worker-1``), the `number`-th of the spec.
+
+        `host`: the host of its address in the spec, loopback if it has none. A host name that is
+        known only once the nodes are allocated is empty.
+        """
+        return host, host
+
+    def is_here(self, environ: Mapping[str, str]) -> bool:
+        """Return whether tasks use the cores and GPUs of this machine."""
+        return self.capabilities.shares_filesystem
+
+
+@functools.cache
+def get(name: str) -> Kind:
+    """Return the kind called `name`; raises SetupError for one that this version does not have."""
+    if name not in REGISTRY:
+        raise SetupError(
+            f"this version of tfcluster has no backend {name}",
+            fix=f"use one of {', '.join(sorted(REGISTRY))}",
+        )
+    kind: Kind = import_module(REGISTRY[name]).KIND
+    return kind
+
+
+def resolve(backend: str, *, is_local: bool) -> str:
+    """Return the backend for a host of a spec with this ``runtime.backend``."""
+    if backend != AUTO:
+        return backend
+    return "local" if is_local else "ssh"
