@@ -13,7 +13,7 @@ from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError, PortInUseError, SetupError, join_first
+from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, NodesAllocated, Warned
@@ -25,7 +25,6 @@ from tfcluster.supervision.supervisor import Supervisor
 POLL_S: Final = 2.0
 DIAL_S: Final = 2.0
 """Time for a machine to answer."""
-_SHOWN = 3
 
 
 @dataclass(slots=True)
@@ -66,8 +65,7 @@ class Attempts:
             self.startup.plan = self.plan.at(hosts)
             addresses = {str(task.id): task.address for task in self.plan.tasks}
             self.record(NodesAllocated(hosts=hosts, addresses=addresses))
-        newest = self.run_gathering.newest
-        self.supervisor.begin_run(self.loop.now(), from_step=newest.step, from_name=newest.name)
+        self.supervisor.begin_run(self.loop.now(), self.run_gathering.newest)
         await self.loop.run_alongside(self._connect_all(self.plan.nodes))
         await self.loop.run_alongside(self.startup.find_code(self.plan.nodes))
         self.startup.preload(self.plan.nodes)
@@ -217,25 +215,22 @@ class Attempts:
 class ExternalPeers:
     """The cluster's tasks that are started on other machines or by hand."""
 
-    def __init__(self, plan: Plan, wait_for: Callable[[str | None], None]) -> None:
-        """Prepare the check; `wait_for` is called with what is waited for, or None."""
+    def __init__(self, plan: Plan, note_absent: Callable[[Sequence[str]], None]) -> None:
+        """Prepare the check; `note_absent` gets the peers that did not answer, with the reasons."""
         cluster = [task for task in plan.elsewhere if task.in_cluster]
         self._peers = cluster if plan.kind == "training" else []
-        self._wait_for, self._absent = wait_for, tuple[str, ...]()
+        self._note_absent = note_absent
         self.ports: Mapping[str, int] = {}
         """Task → port, for ports that were chosen at the start."""
 
-    def absent(self) -> Sequence[str]:
-        """Return the peers that did not answer the last dial, each with the reason."""
-        return self._absent
-
     async def follow(self, is_waiting: Callable[[], bool]) -> None:
         """Dial the peers every 2 s until cancelled, while a local task `is_waiting` for them."""
+        noted = tuple[str, ...]()
         while self._peers:
             absent = await self._dial_all() if is_waiting() else ()
-            if absent != self._absent:
-                self._absent = absent
-                self._wait_for(join_first(absent, _SHOWN) or None)
+            if absent != noted:
+                self._note_absent(absent)
+                noted = absent
             await asyncio.sleep(POLL_S)
 
     async def _dial_all(self) -> tuple[str, ...]:

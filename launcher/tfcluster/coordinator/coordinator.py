@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,7 +18,7 @@ from tfcluster.coordinator.attempts import Attempts, ExternalPeers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
-from tfcluster.errors import SetupError
+from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes.hub import Hub, Message, OpenNodes
 from tfcluster.nodes.reports import STEPS, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
@@ -29,11 +29,11 @@ from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.run_writer import RunWriter
-from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.supervisor import Supervisor
 
+_SHOWN = 3
 STACKS = signal.SIGUSR1
 """Makes `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
 
@@ -61,13 +61,8 @@ class Coordinator:
         self._hub = Hub(
             self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
         )
-        self._external_peers = ExternalPeers(plan, self._wait_for)
-        self._supervisor = Supervisor(
-            plan,
-            last_output=lambda: last_output(self.paths, self._supervisor.gang, self._now()),
-            last_line=lambda member: last_line(self.paths, member),
-            absent=self._external_peers.absent,
-        )
+        self._external_peers = ExternalPeers(plan, self._note_absent)
+        self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
         startup = self._startup = Startup(
@@ -171,8 +166,14 @@ class Coordinator:
             lambda: any(member.is_running and member.waits_for_peers for member in gang)
         )
 
-    def _wait_for(self, what: str | None) -> None:
-        self._hub.put(lambda: self.run_writer.wait_for(what))
+    def _note_absent(self, absent: Sequence[str]) -> None:
+        self._supervisor.peers_dialled(absent)
+        self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
+
+    def _read_logs(self, tasks: Sequence[str]) -> None:
+        gang, paths, now = self._supervisor.gang, self.paths, self._now()
+        lines = {task: last_line(paths, gang[task]) for task in tasks}
+        self._supervisor.logs_read(last_output(paths, gang, now), lines, now)
 
     async def _gather_latest(self) -> None:
         events = await self._run_gathering.gather_latest()
@@ -186,8 +187,9 @@ class Coordinator:
         self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
 
     def _carry_out(self) -> None:
-        for action in self._supervisor.orders.take():
-            self._do(action)
+        while orders := self._supervisor.take_orders():
+            for order in orders:
+                self._do(order)
 
     def _do(self, action: do.Action) -> None:
         match action:
@@ -205,6 +207,8 @@ class Coordinator:
                 self._background.create_task(self._gather_latest())
             case do.ProbeLinks(attempt):
                 self._probing = self._background.create_task(self._probe_links(attempt))
+            case do.ReadLogs(tasks):
+                self._read_logs(tasks)
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))
@@ -315,7 +319,7 @@ class Coordinator:
         outcome = self._supervisor.outcome
         if outcome is None:
             assert error is not None
-            outcome = Outcome(Status.FAILED, error.exit_code, error)
+            outcome = Outcome.of(error)
         self.run_writer.record(outcome.event())
         return outcome
 

@@ -10,32 +10,59 @@ restarts alone and has failed for good does not stop the others, but the run has
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import DeadlineError, TfclusterError
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import Event, RunFinished
 from tfcluster.rundir.states import Status
 
 
-@dataclass(frozen=True, slots=True)
-class TaskEnd:
-    """The end of one task, `ok` or not; or it is `running`, which includes a pending restart."""
+class Standing(NamedTuple):
+    """All facts about a task that decide how the run goes on.
 
-    id: TaskId
-    running: bool
+    A thousand tasks share a few standings, so nothing has to scan all of them after every event.
+    """
+
+    job: str
+    running: bool = False
+    """True until it has ended for good: also before its start and while a restart is pending."""
     ok: bool = False
     ended_by_us: bool = False
-    serves: bool = False
     collateral: bool = False
     """True if it failed, and its output says that another task's end caused this."""
+    serves: bool = False
     restarts_alone: bool = False
     """True if it can be restarted while the others go on: its failure does not stop them."""
     searches: bool = False
+    has_searched: bool = False
     works_on: bool = False
     """True for a chief that needs no other task: its search is over, or it trains without peers."""
+    is_alive: bool = False
+    """True from its start to its end."""
+    is_awaited: bool = False
+    """True after the order to start and before the answer: its process may already run."""
+    is_to_start: bool = False
+    is_restart_due: bool = False
+    is_stopping: bool = False
+    is_frozen: bool = False
+    waits: bool = False
+    """True if it waits for its peers."""
+    answer_by: float | None = None
+    """The time by which its agent must report, equal for tasks that were ordered together."""
+
+    @property
+    def is_core(self) -> bool:
+        """False for an evaluator, which only follows the checkpoints."""
+        return self.job != "evaluator"
+
+    @property
+    def waits_for_chief(self) -> bool:
+        """True for a tuner that asks its chief for work."""
+        return self.restarts_alone and self.waits
 
 
 class Next(Enum):
@@ -50,9 +77,9 @@ class Next(Enum):
     FAILED = "all tasks have ended and some failed"
 
 
-def judge(tasks: Sequence[TaskEnd], *, chief: TaskId, gang: bool) -> Next:
-    """Return the next step, given the tasks' ends; `gang` is false where they form no cluster."""
-    chief_done = any(task.id == chief and task.ok for task in tasks) and gang
+def judge(tasks: Collection[Standing], *, chief: Standing | None, gang: bool) -> Next:
+    """Return the next step for `tasks`; `gang` is false where they form no cluster."""
+    chief_done = chief is not None and chief.ok and gang
     failures = [task for task in tasks if is_failure(task, chief_done=chief_done)]
     if not any(task.running for task in tasks):
         return Next.FAILED if failures else Next.SUCCEED
@@ -66,7 +93,7 @@ def judge(tasks: Sequence[TaskEnd], *, chief: TaskId, gang: bool) -> Next:
     return Next.DESERTED if gang and _is_deserted(tasks, chief) else Next.GO_ON
 
 
-def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
+def is_failure(task: Standing, *, chief_done: bool) -> bool:
     """Return whether `task` failed.
 
     After the chief's success neither a collateral error nor a failed server counts.
@@ -76,11 +103,11 @@ def is_failure(task: TaskEnd, *, chief_done: bool) -> bool:
     return not (chief_done and (task.collateral or task.serves))
 
 
-def _is_deserted(tasks: Sequence[TaskEnd], chief: TaskId) -> bool:
+def _is_deserted(tasks: Collection[Standing], chief: Standing | None) -> bool:
     """Return whether all workers of a chief that hands out work (tuner, ps job) have ended."""
-    if any(task.id == chief and task.works_on for task in tasks):
+    if chief is not None and chief.works_on:
         return False
-    workers = [task for task in tasks if task.restarts_alone and task.id.job == "worker"]
+    workers = [task for task in tasks if task.restarts_alone and task.job == "worker"]
     if any(task.ok and not task.searches for task in workers):
         return False  # no server ends by itself: they trained, and so does the chief
     return bool(workers) and not any(task.running for task in workers)
@@ -101,7 +128,13 @@ class Outcome:
 
     status: Status
     exit_code: int
-    error: TfclusterError | None = None
+    error: TfclusterError | None = field(default=None, compare=False)  # errors are never equal
+
+    @classmethod
+    def of(cls, error: TfclusterError) -> Outcome:
+        """Return the outcome of a run that `error` has ended."""
+        status = Status.TIMED_OUT if isinstance(error, DeadlineError) else Status.FAILED
+        return cls(status, error.exit_code, error)
 
     def event(self) -> RunFinished:
         """Return the last event of the run."""
@@ -162,7 +195,26 @@ class ProbeLinks:
     attempt: int
 
 
-Action = Record | StopTasks | DumpStacks | StartAlone | GatherCheckpoints | DropNode | ProbeLinks
+@dataclass(frozen=True, slots=True)
+class ReadLogs:
+    """An order to read when any task last wrote, and the last lines of `tasks`.
+
+    Then call `Supervisor.logs_read`.
+    """
+
+    tasks: tuple[str, ...] = ()
+
+
+Action = (
+    Record
+    | StopTasks
+    | DumpStacks
+    | StartAlone
+    | GatherCheckpoints
+    | DropNode
+    | ProbeLinks
+    | ReadLogs
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -150,19 +151,15 @@ _EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Signals that come from another process: the task's last output is not their cause."""
 _MAX_NAMED = 3
 """The number of ended tasks that a reason lists."""
-_OBSERVED_REASONS = {
-    Kind.NODE_LOST: "its node is lost",
-    Kind.LINK_LOST: "link to its host lost",
-    Kind.FROZEN: "stopped by a signal",
-    Kind.LATE: "it did not end while the others failed because of it",
-    Kind.STALLED: "it reported nothing",
-    Kind.START_FAILED: "its command could not be started",
-}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failure:
-    """The failure of a task that ended badly, or that tfcluster found unable to go on."""
+    """The failure of a task that ended badly, or that tfcluster found unable to go on.
+
+    The properties decide once what it means, and nothing else looks at the task's output: verdicts,
+    the restart policy and the texts for the user only read them.
+    """
 
     task: str
     exit_code: int | None
@@ -187,25 +184,40 @@ class Failure:
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
 
-    @property
+    @cached_property
     def kind(self) -> Kind:
         if self.observed is not None:
             return self.observed
-        if self.killed_by is not None:
-            if self.killed_by == signal.SIGKILL and self.out_of_memory:
-                return Kind.OUT_OF_MEMORY
-            return Kind.COLLATERAL if self.is_collateral else Kind.SIGNAL
         if self._left_after_saving:
             return Kind.PREEMPTED
-        if self.is_collateral:
+        if self.killed_by == signal.SIGKILL and self.out_of_memory:
+            return Kind.OUT_OF_MEMORY
+        if self._blames_a_peer:
             return Kind.COLLATERAL
+        if self.killed_by is not None:
+            return Kind.SIGNAL
         if self._known_error is not None and self._known_error.kind is not None:
             return Kind(self._known_error.kind)
         return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
 
     @property
+    def is_collateral(self) -> bool:
+        """True if the task's own output says that it failed because of another task's end."""
+        return self.kind is Kind.COLLATERAL
+
+    @property
     def _left_after_saving(self) -> bool:
         return self.exit_code == PREEMPTED or (self.exit_code == TERMINATED and self.saved)
+
+    @property
+    def _blames_a_peer(self) -> bool:
+        if self.killed_by not in (None, signal.SIGABRT):
+            return False
+        if self._known_error is not None and self._known_error.is_root_cause:
+            return False
+        if self.exception is not None:
+            return log_errors.is_lost_peer_error(self.exception, self._traceback)
+        return log_errors.has_lost_peer_message(self.last_lines)
 
     @property
     def killed_by(self) -> int | None:
@@ -214,20 +226,7 @@ class Failure:
             return self.signal
         return self.exit_code - 128 if self.exit_code - 128 in _SHELL_SIGNALS else None
 
-    @property
-    def is_collateral(self) -> bool:
-        """True if the task's own output says that it failed because of another task's end."""
-        if self.observed is not None or self._left_after_saving:
-            return False
-        if self.killed_by not in (None, signal.SIGABRT):
-            return False
-        if self._known_error is not None and self._known_error.is_root_cause:
-            return False
-        if (raised := self.exception) is not None:
-            return log_errors.is_lost_peer_error(raised, self._traceback)
-        return log_errors.has_lost_peer_message(self.last_lines)
-
-    @property
+    @cached_property
     def exception(self) -> log_errors.RaisedError | None:
         """The exception that ended the task: as reported, else as found in its log."""
         if self.error is not None:
@@ -243,12 +242,11 @@ class Failure:
     @property
     def reason(self) -> str:
         """The reason in one line or a few, for the user."""
-        kind = self.kind
         if self.observed is not None:
-            return self.description or _OBSERVED_REASONS.get(self.observed, str(self.observed))
-        if kind is Kind.OUT_OF_MEMORY:
+            return self.description or str(self.observed)
+        if self.kind is Kind.OUT_OF_MEMORY:
             return f"out of memory: {self.out_of_memory}"
-        if kind is Kind.PREEMPTED:
+        if self.kind is Kind.PREEMPTED:
             return f"preempted: it left with exit code {self.exit_code} after saving its state"
         if (raised := self.exception) is not None:
             return _describe(raised)
@@ -263,30 +261,27 @@ class Failure:
     @property
     def hint(self) -> str | None:
         """The hint for the user, or None."""
-        if (known := self._known_error or self._usual_cause) is None:
+        if (known := self._explanation) is None:
             return None
         return WITHOUT_KERAS_3 if known.is_keras_3_only and self.asks_for_keras_3 else known.hint
 
     @property
     def docs(self) -> str | None:
         """The page that explains the failure (``docs/failures.md#anchor``), or None."""
-        known = self._known_error or self._usual_cause
-        return None if known is None else known.docs
+        return None if (known := self._explanation) is None else known.docs
 
     @property
     def _traceback(self) -> str:
-        if self.error is not None:
-            return str(self.error.get("traceback", ""))
-        return self.last_lines
+        return self.last_lines if self.error is None else str(self.error.get("traceback", ""))
 
-    @property
+    @cached_property
     def refused_arguments(self) -> str | None:
         """The script's message where it ended because it rejects its arguments, else None."""
         if self.exception is not None or self.killed_by is not None:
             return None
         return log_errors.refused_arguments(self.last_lines, self.exit_code)
 
-    @property
+    @cached_property
     def _known_error(self) -> KnownError | None:
         """The known error whose message the task ended with, or None."""
         if self.observed is not None:
@@ -300,14 +295,14 @@ class Failure:
         return find(log_errors.tail(self.last_lines), log=self.last_lines)
 
     @property
-    def _usual_cause(self) -> KnownError | None:
-        """The usual cause of such an end where no message identifies it, or None."""
-        kind = self.kind
-        if kind is Kind.SIGNAL and self.killed_by is not None:
-            return CIRCUMSTANCES.get(signal_name(self.killed_by))
-        if kind is Kind.EXIT_CODE:
-            return CIRCUMSTANCES.get(f"exit code {self.exit_code}")
-        return CIRCUMSTANCES.get(kind)
+    def _explanation(self) -> KnownError | None:
+        """The known error, else the usual cause of such an end, or None."""
+        end = str(self.kind)
+        if self.kind is Kind.SIGNAL and self.killed_by is not None:
+            end = signal_name(self.killed_by)
+        elif self.kind is Kind.EXIT_CODE:
+            end = f"exit code {self.exit_code}"
+        return self._known_error or CIRCUMSTANCES.get(end)
 
 
 def _describe(raised: log_errors.RaisedError) -> str:

@@ -1,113 +1,158 @@
-"""Keeps the tasks of a run with their failures (pure)."""
+"""Keeps the tasks of a run with their failures, and counts them by standing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from tfcluster.plan.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
-from tfcluster.supervision.decisions import TaskEnd
+from tfcluster.supervision.decisions import Next, Standing, judge
 from tfcluster.supervision.failure import Failure, Kind, explain_missing_peers
-from tfcluster.supervision.member import Member, SettingsRead, member_of
-from tfcluster.supervision.member_counts import MemberCounts
+from tfcluster.supervision.member import Member, member_of
 from tfcluster.supervision.restart_policy import TRAINERS, chief_among
 from tfcluster.supervision.verdicts import root_cause
 
 
+@dataclass
 class Gang:
     """The tasks of a run, in the plan's order, each in its newest attempt."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._members = {str(task.id): member_of(plan, task, 1) for task in plan.tasks}
-        self.member_counts = MemberCounts(self)
-        self._settings = SettingsRead(plan.settings)
-        self._has_trained = self._has_started = False
-        self.number = 0
-        """The gang's present attempt; a task that restarts alone may be in a later one."""
-        self.failures: list[Failure] = []
-        """Failures of this attempt, in order of arrival, without those in `task_failures`."""
-        self.task_failures: list[Failure] = []
-        """Failures of tasks that restart alone and have not been restarted since."""
+    plan: Plan
+    number: int = 0
+    """The gang's present attempt; a task that restarts alone may be in a later one."""
+    failures: list[Failure] = field(default_factory=list)
+    """Failures of this attempt, in order of arrival, without those in `task_failures`."""
+    task_failures: list[Failure] = field(default_factory=list)
+    """Failures of tasks that restart alone and have not been restarted since."""
+    has_started: bool = False
+    """True once any task has run, in this attempt or in an earlier one."""
+    _has_trained: bool = False
+    _settings_read: set[str] = field(default_factory=set)
+    _members: dict[str, Member] = field(default_factory=dict)
+    _standing: dict[str, Standing] = field(default_factory=dict)
+    _counts: dict[Standing, int] = field(default_factory=dict)
+    _waiting: dict[str, float] = field(default_factory=dict)
+    """The core members that wait for their peers → since when, the longest wait first."""
+
+    def __post_init__(self) -> None:
+        for task in self.plan.tasks:
+            self.put(member_of(self.plan, task, 1))
+
+    # -- members ----------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Member]:
         return iter(self._members.values())
 
-    def get(self, task: str | None, attempt: int | None = None) -> Member | None:
+    def __getitem__(self, task: str) -> Member:
+        return self._members[task]
+
+    def get(self, task: str, attempt: int | None = None) -> Member | None:
         """Return the member called `task`, or None if `attempt` is not its present one."""
-        member = self._members.get(task or "")
+        member = self._members.get(task)
         return member if member is None or attempt in (None, member.attempt) else None
+
+    def put(self, member: Member) -> None:
+        """Add `member`, or replace the one with its name: no member changes in another way."""
+        name, standing = member.name, member.standing
+        self._members[name] = member
+        self.has_started |= member.is_started
+        self._has_trained |= member.has_trained
+        if (before := self._standing.get(name)) != standing:
+            self._standing[name] = standing
+            self._counts[standing] = self._counts.get(standing, 0) + 1
+            if before is not None:
+                self._counts[before] -= 1
+                if not self._counts[before]:
+                    del self._counts[before]
+        if not (standing.is_alive and standing.waits and standing.is_core):
+            self._waiting.pop(name, None)
+        elif self._waiting.get(name) != member.waits_since and member.waits_since is not None:
+            self._waiting.pop(name, None)
+            self._waiting[name] = member.waits_since
 
     def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
         """Begin attempt `number` of `members`; return the tasks to start.
 
         An evaluator that runs, or has ended for good, stays in its attempt.
         """
-        self.number, self._has_started = number, self.has_started
-        requested = set(members)
-        enlisted: dict[str, Member] = {}
-        to_start = []
-        for task in self._plan.tasks:
+        before, requested, to_start = self._members, set(members), []
+        self.number, self.failures = number, []
+        self._members, self._standing, self._counts, self._waiting = {}, {}, {}, {}
+        for task in self.plan.tasks:
             if task.id not in requested:
                 continue
-            member = self._members[str(task.id)]
+            member = before[str(task.id)]
             must_start = member.is_lost or member.is_restart_due or member.is_to_start
-            if number == 1 or task.id.job != "evaluator" or must_start:
+            if number == 1 or member.is_core or must_start:
                 self._drop_failures(member)
-                member = member_of(self._plan, task, number)
+                member = member_of(self.plan, task, number)
                 to_start.append(task.id)
-            enlisted[str(task.id)] = member
-        self._members = enlisted
-        self.member_counts = MemberCounts(self)
-        self.failures = []
+            self.put(member)
         return to_start
 
     def renew(self, member: Member) -> Member:
         """Replace `member` by its next attempt, and return that."""
         self._drop_failures(member)
-        renewed = member_of(self._plan, self._plan.task(member.id), member.attempt + 1)
-        renewed.serves = member.serves
-        self._members[str(member.id)] = renewed
-        self.member_counts.count(renewed)
+        renewed = member_of(self.plan, self.plan.task(member.id), member.attempt + 1)
+        self.put(replace(renewed, serves=member.serves))
         return renewed
 
+    # -- questions --------------------------------------------------------------------------
+
     @property
-    def has_started(self) -> bool:
-        """True once any task has run, in this attempt or in an earlier one."""
-        return self._has_started or any(member.is_started for member in self)
+    def standings(self) -> Collection[Standing]:
+        """The distinct standings of all members."""
+        return self._counts.keys()
 
     @property
     def attempt(self) -> int:
         """The highest attempt number of any member."""
         return max(member.attempt for member in self)
 
+    @property
+    def waits_since(self) -> float | None:
+        """The time since which a core member has waited for its peers: the longest wait."""
+        return next(iter(self._waiting.values()), None)
+
+    def judge(self, chief: TaskId) -> Next:
+        """Return the next step of the run."""
+        is_gang = self.plan.kind != "plain"
+        return judge(self.standings, chief=self._standing.get(str(chief)), gang=is_gang)
+
+    def members(self, fits: Callable[[Standing], bool]) -> list[Member]:
+        """Return the members whose standing `fits`, in the plan's order."""
+        fitting = {standing for standing in self._counts if fits(standing)}
+        if not fitting:
+            return []
+        return [self._members[name] for name, one in self._standing.items() if one in fitting]
+
     def running(self) -> list[Member]:
-        return self.member_counts.members(lambda standing: standing.is_running)
+        return self.members(lambda standing: standing.is_alive)
 
     def core(self) -> list[Member]:
         """Return all members except evaluators, which only follow the checkpoints."""
-        return [member for member in self if member.id.job != "evaluator"]
+        return [member for member in self if member.is_core]
+
+    def active(self, fits: Callable[[Standing], bool] = lambda _: True) -> list[Member]:
+        """Return the running members whose standing `fits` and that are not being stopped."""
+        return self.members(lambda one: one.is_alive and not one.is_stopping and fits(one))
 
     def idle(self) -> list[Member]:
         """Return the running tasks that must be stopped once the chief has ended.
 
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
-        needs_servers = any(
-            standing.is_running
-            and standing.is_core
-            and not (standing.serves or standing.waits_for_chief)
-            for standing in self.member_counts.standings()
+        trains = any(
+            one.is_alive and one.is_core and not (one.serves or one.waits_for_chief)
+            for one in self.standings
         )
-        return self.member_counts.members(
-            lambda standing: (
-                standing.is_running
-                and not standing.is_stopping
-                and (standing.waits_for_chief or (standing.serves and not needs_servers))
-            )
-        )
+        return self.active(lambda one: one.waits_for_chief or (one.serves and not trains))
+
+    def frozen(self) -> list[Member]:
+        """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
+        return self.active(lambda one: one.is_core and one.is_frozen and not one.restarts_alone)
 
     def unfinished(self) -> list[Member]:
         """Return the workers that still run after the chief and are known to work independently.
@@ -128,75 +173,66 @@ class Gang:
 
         Some of them would wait for a further one for ever.
         """
-        evaluators = self.member_counts.members(
-            lambda standing: (
-                standing.is_running and not standing.is_core and not standing.is_stopping
-            )
-        )
         return [
             member
-            for member in evaluators
+            for member in self.active(lambda one: not one.is_core)
             if last_step is not None
             and member.evaluated_step is not None
             and member.evaluated_step >= last_step
         ]
 
-    def ends(self, chief: TaskId) -> list[TaskEnd]:
-        """Return the end of the chief, and of one member of each standing: enough for `judge`."""
-        member = self._members.get(str(chief))
-        return [*([member.end()] if member is not None else ()), *self.member_counts.ends()]
+    def unread_settings(self) -> str | None:
+        """Return a warning about settings that no task has read although some trained, or None."""
+        unread = {k: v for k, v in self.plan.settings.items() if k not in self._settings_read}
+        has_trained = self._has_trained or any(member.is_ok for member in self)
+        return warn_about_unread(unread) if has_trained and unread else None
 
-    def lose_node(self, node: str, reason: str) -> list[Member]:
-        """Mark all tasks of `node` that have not ended as lost, and return them."""
-        lost = [member for member in self if member.node == node and not member.is_over]
-        for member in lost:
-            member.is_lost = True
-            self._note(member, member.fails(observed=Kind.NODE_LOST, description=reason))
-        return lost
+    # -- reports, ends and failures ---------------------------------------------------------
 
     def note_report(self, member: Member, report: Mapping[str, Any], now: float) -> None:
         """Note a task's report about itself."""
-        member.note_report(report, now)
-        self._has_trained |= member.has_trained
-        self._settings.note(report)
+        self.put(member.after(report, now))
+        if report.get("type") == "setting_read":
+            self._settings_read.add(str(report.get("name")))
 
-    def unread_settings(self) -> str | None:
-        """Return a warning about settings that no task has read although some trained, or None."""
-        has_trained = self._has_trained or any(member.end().ok for member in self)
-        return self._settings.warning() if has_trained else None
+    def lose_node(self, node: str, reason: str) -> list[str]:
+        """Mark all tasks of `node` that have not ended as lost, and return them."""
+        lost = [member for member in self if member.node == node and not member.is_over]
+        for member in lost:
+            gone = replace(member, is_lost=True)
+            self._note(gone, gone.fails(observed=Kind.NODE_LOST, description=reason))
+        return [member.name for member in lost]
 
     def note_exit(
         self, member: Member, event: TaskExited, *, error: Mapping[str, Any] | None, last_lines: str
     ) -> None:
         """Note the end of a task; `error` is the exception it reported, if any."""
-        member.exit, member.frozen_by = event, None
+        member = replace(member, exit=event, frozen_by=None)
+        self.put(member)
         if member.failure is not None:
             return
         if event.ended_by == "tfcluster":
             if error is not None and self._fails_by_itself(member, error):
                 self._note(member, member.fails(error=error, exit_code=None, signal=None))
-            return
-        if event.signal is None and member.verdict is not None:
+        elif event.signal is None and member.verdict is not None:
             self.blame(member, Kind.PERMANENT, member.verdict)
-            return
-        if event.exit_code == 0:
-            return
-        facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
-        failure = member.fails(**facts)
-        if failure.is_collateral and (peers := self._finished_peers(member)):
-            description = explain_missing_peers(peers, failure)
-            failure = member.fails(**facts, observed=Kind.PERMANENT, description=description)
-        self._note(member, failure)
+        elif event.exit_code != 0:
+            facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
+            failure = member.fails(**facts)
+            if failure.is_collateral and (peers := self._finished_peers(member)):
+                description = explain_missing_peers(peers, failure)
+                failure = member.fails(**facts, observed=Kind.PERMANENT, description=description)
+            self._note(member, failure)
 
     def _finished_peers(self, chief: Member) -> list[str]:
         """Return the peers of `chief` if it is the chief and all of them have ended with 0."""
-        if self._plan.kind != "training":
+        if self.plan.kind != "training":
             return []
-        if chief.id != chief_among(self._plan, (member.id for member in self)):
+        if chief.id != chief_among(self.plan, (member.id for member in self)):
             return []
         trainers = [m for m in self if m.id.job in TRAINERS and not m.restarts_alone]
-        peers = [member for member in trainers if member is not chief]
-        return [str(member.id) for member in peers] if all(m.end().ok for m in peers) else []
+        peers = [member for member in trainers if member.id != chief.id]
+        return [peer.name for peer in peers] if all(peer.is_ok for peer in peers) else []
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
@@ -224,7 +260,7 @@ class Gang:
             return False
         if error is None:
             return cause.refused_arguments is not None and cause.exit_code == exit_code
-        return Failure(str(member.id), None, None, error=error).signature == cause.signature
+        return Failure(member.name, None, None, error=error).signature == cause.signature
 
     def blame(self, member: Member, kind: Kind, description: str) -> None:
         """Note a failure that tfcluster itself observed; the task must be stopped.
@@ -239,7 +275,32 @@ class Gang:
     def _drop_failures(self, member: Member) -> None:
         """Drop the failures of a task that is restarted: they no longer decide the outcome."""
         failures = self.task_failures
-        self.task_failures = [failure for failure in failures if failure.task != str(member.id)]
+        self.task_failures = [failure for failure in failures if failure.task != member.name]
 
     def _note(self, member: Member, failure: Failure) -> None:
+        self.put(replace(member, failure=failure))
         (self.task_failures if member.restarts_alone else self.failures).append(failure)
+
+
+_STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"
+_FIELDS: Final = {
+    "strategy": ("strategy.name", _STRATEGY),
+    "communication": ("strategy.communication", _STRATEGY),
+    "bytes_per_pack": ("strategy.bytes_per_pack", _STRATEGY),
+    "collective_timeout_s": ("strategy.collective_timeout_s", _STRATEGY),
+    "precision": ("keras.precision", "tfcluster_workers.keras_choice.apply_precision(keras)"),
+    "steps_per_execution": (
+        "keras.steps_per_execution",
+        "compile(steps_per_execution=tfcluster_workers.keras_choice.steps_per_execution())",
+    ),
+}
+"""Setting → its field of the spec, and the call by which a script applies it."""
+
+
+def warn_about_unread(settings: Mapping[str, object]) -> str:
+    """Return a warning about the `settings` that no task has read, with the fix."""
+    known = {name: _FIELDS.get(name, (name, "")) for name in settings}
+    fields = ", ".join(f"{known[name][0]} = {value}" for name, value in settings.items())
+    calls = " and ".join(dict.fromkeys(call for _, call in known.values() if call))
+    fix = f". The script must call {calls}" if calls else ""
+    return f"no task has read {fields}: it had no effect{fix}"

@@ -6,11 +6,13 @@ has a section in ``docs/failures.md``.
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 from typing import Final
 
 from tfcluster.supervision.keras_errors import KERAS_2_SCRIPT, OLD_KERAS
+from tfcluster.supervision.log_errors import MISSED_HEARTBEAT, NEVER_JOINED
 
 PERMANENT: Final = "permanent"
 PORT_TAKEN: Final = "port_taken"
@@ -58,17 +60,19 @@ class KnownError:
         return bool(self.pattern and re.search(self.pattern, text, re.MULTILINE))
 
 
+_permanent: Final = functools.partial(KnownError, kind=PERMANENT)
+_permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
+
 MESSAGES: tuple[KnownError, ...] = (
     KnownError(
         "container-lost",
         "a user or a docker daemon that exited did this: see `docker events` and the daemon's log",
         r"\bits container \S+ (?:was killed \(|is paused|has been removed|ended with)",
     ),
-    KnownError(
+    _permanent(
         "configured-at-startup",  # 34568, 30551, 55178
         "create the MultiWorkerMirroredStrategy before any other TensorFlow operation",
         r"Collective ops must be configured at program startup",
-        kind=PERMANENT,
     ),
     KnownError(
         "port-taken",  # 46602, 23434
@@ -83,169 +87,140 @@ MESSAGES: tuple[KnownError, ...] = (
         " metrics server, give each task another port",
         r"\[Errno (?:98|48)\]|[Aa]ddress already in use|EADDRINUSE",
     ),
-    KnownError(
+    _permanent_cause(
         "keras-3",  # 72388, keras 20585, ray 47464
         "Keras 3 fails on several workers (keras#20585), and it was not patched here: run a"
         " script with hooks on, or write `import tf_keras as keras`",
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
-        kind=PERMANENT,
-        is_root_cause=True,
         is_keras_3_only=True,
     ),
-    KnownError(
+    _permanent(
         "keras-3-parameter-server",
         "Keras 3's `fit` does not support parameter servers: use Keras 2 (`import tf_keras as"
         " keras`) or a custom training loop like jobs/parameter_server.py",
         r"you need to pass this dataset to ClusterCoordinator\.create_per_worker_dataset",
-        kind=PERMANENT,
         is_keras_3_only=True,
     ),
-    KnownError(
+    _permanent_cause(
         "keras-3-refused",
         "tfcluster's patch of Keras 3 does not cover this; the message says what to do",
         r"Keras3Error|whose `fit` tfcluster patches",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
-    KnownError(
+    _permanent(
         "old-keras",
         "the script uses a name that Keras removed before 2.15: the page lists the replacements",
         OLD_KERAS,
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "keras-2-script",
         "the script is written for Keras 2: --set keras.version=2 runs it with tf_keras; replace"
         " `import keras` with `import tf_keras as keras`",
         KERAS_2_SCRIPT,
-        kind=PERMANENT,
         is_keras_3_only=True,
     ),
-    KnownError(
+    _permanent(
         "estimator-removed",  # 76349
         "TensorFlow 2.15 was the last release with Estimator: choose a Python that has it with"
         " --python",
         r"has no attribute 'estimator'|No module named '?tensorflow_estimator"
         r"|cannot import name 'estimator_training'|ESTIMATOR_API_NAME",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "estimator-eager",  # 46556, 45918
         "Estimator with a strategy needs `tf.compat.v1.disable_eager_execution()` first",
         r"cannot pickle '_thread\.R?[Ll]ock' object"
         r"|MultiWorkerMirroredStrategy cannot be deep copied in eager mode",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent_cause(
         "file-shard",  # 36846, 35878
         "the dataset has fewer files than workers: use the DATA auto-shard policy",
         r"FILE based sharding|aren't enough elements in this dataset",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
-    KnownError(
+    _permanent(
         "tf-keras-missing",
         "install the tf-keras of TensorFlow's minor version (tf-keras 2.21 for TensorFlow 2.21)",
         r"do not have the tf_keras package|No module named 'tf_keras'",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "tensorboard-missing",
         "TensorFlow no longer installs TensorBoard: install tensorboard, or remove its callback",
         r"TBNotInstalledError|TensorBoard is not installed|No module named 'tensorboard'",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "versions",
         "incompatible packages: reinstall TensorFlow with its own requirements",
         r"Descriptors cannot (?:not )?be created directly|undefined symbol"
         r"|version `?GLIBC\w*_[\d.]+'? not found|numpy\.core\.multiarray failed to import"
         r"|numpy\.dtype size changed",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "tf1-script",
         "the script is written for TensorFlow 1, and TensorFlow 2 does not have this name: write"
         " `import tensorflow.compat.v1 as tf` where compat.v1 has it; the page lists the others",
         TF1_SCRIPT,
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "import-error",
         "install it for the Python that the start panel names, or choose another with --python",
         r"^(?:ModuleNotFoundError|ImportError)\b",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "syntax-error",
         "Python cannot parse the file; the tasks' Python may be older than yours",
         r"^(?:SyntaxError|IndentationError|TabError)\b",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "script-missing",
         "`script` is relative to `workdir`; files that git ignores are not copied to other hosts",
         r"can't open file '.*': \[Errno 2\]",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent_cause(
         "tf-config",
         "create the resolver, the server or the strategy from the TF_CONFIG that tfcluster sets:"
         " tf.distribute.cluster_resolver.TFConfigClusterResolver()",
         r"ClusterChangedError: the (?:strategy's cluster resolver|script makes a server)",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
-    KnownError(
+    _permanent_cause(
         "tf-config",
         "keep the TF_CONFIG that tfcluster sets: delete the lines that change it, or put"
         ' `if "TF_CONFIG" not in os.environ:` before them; if each task should train alone,'
         " --set job.kind=plain",
         r"^tfcluster_workers\.errors\.ClusterChangedError",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
-    KnownError(
+    _permanent(
         "tf-config",  # 31969, 62759
         "the script, or something it imports, changes TF_CONFIG: read it, but do not change it",
         r"(?s)TF_CONFIG.*JSONDecodeError|tfconfig_cluster_resolver\.py.*JSONDecodeError",
-        kind=PERMANENT,
         is_traced=True,
     ),
-    KnownError(
+    _permanent(
         "tf-config",
         "TF_CONFIG is not what TensorFlow expects: `tfcluster env` shows it",
         r"Disallowed task type found in cluster spec|not found in cluster_spec"
         r"|There must be at most one '\w+' job|exceeds the maximum id of"
         r"|must have one \"chief\" node|^KeyError: 'evaluator'"
         r"|Could not parse port for local server|as a host-port pair|was not defined in cluster",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent(
         "kerastuner",
         '`"kind": "tuner"` sets them; otherwise set all three in each task\'s `env`, or none:'
         " those of your shell are not passed on",
         r"KERASTUNER_(?:ORACLE_IP|ORACLE_PORT|TUNER_ID)",
-        kind=PERMANENT,
     ),
-    KnownError(
+    _permanent_cause(
         "chief-alone",
         "all workers must train the same number of steps, and save, evaluate and predict together:"
         " move these calls out of `if index == 0:`; workers other than the chief save into a"
         " folder of their own",
         r"did alone what all workers must do"
         r"|Collective instance \d+ expected type \d+ and data_type",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
-    KnownError(
+    _permanent_cause(
         "hosts-differ",  # 47203, 60847, 34156
         "the tasks differ: give each the same number of GPUs of one type, the same versions and"
         " the same script",
         r"is joining a group with size|but that group has size|incompatible device type"
         r"|Shape mismatch in the collective instance",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
     KnownError(
         "uneven-batches",  # 33086, 36153, 25254
@@ -275,12 +250,11 @@ MESSAGES: tuple[KnownError, ...] = (
         r"NonMatchingChecksumError|Incomplete or corrupted file detected"
         r"|\.incomplete\b|tensorflow_datasets/downloads(?!/manual)|/downloads/extracted/",
     ),
-    KnownError(
+    _permanent(
         "shared-file",
         "two tasks write this file at once: write it only in the first worker, or one file per"
         " task below $TFCLUSTER_CHECKPOINT_DIR",
         r"unable to lock file, errno = 11",
-        kind=PERMANENT,
     ),
     KnownError(
         "shared-file",
@@ -288,14 +262,12 @@ MESSAGES: tuple[KnownError, ...] = (
         " $TFCLUSTER_CHECKPOINT_DIR",
         r"_temp/part-\d+-of-\d+\S*; No such file or directory",
     ),
-    KnownError(
+    _permanent_cause(
         "damaged-data",
         "a file of the dataset is damaged: remove the dataset's folder, and the next run prepares"
         " it again",
         r"DataLossError(?s:.){0,2000}(?:corrupted|truncated) record at"
         r"|^(?:corrupted|truncated) record at",
-        kind=PERMANENT,
-        is_root_cause=True,
     ),
     KnownError(
         "name-lookup",
@@ -333,12 +305,12 @@ MESSAGES: tuple[KnownError, ...] = (
     KnownError(
         "peer-never-came",  # 60706, 98217
         "a peer did not join while TensorFlow waited: the log of the missing task says why",
-        r"Clean shutdown is not currently implemented",
+        NEVER_JOINED,
     ),
     KnownError(
         "heartbeat",  # 42498, 58434
         "a task sent no heartbeat for 10 s, TensorFlow's limit: its process was stopped or its"
         " machine swapped, slept or lost its network",
-        r"heartbeat timeout|stopped sending heartbeats|CoordinationService/Heartbeat",
+        MISSED_HEARTBEAT,
     ),
 )

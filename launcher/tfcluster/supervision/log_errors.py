@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+MISSED_HEARTBEAT = r"heartbeat timeout|stopped sending heartbeats|CoordinationService/Heartbeat"
+NEVER_JOINED = r"Clean shutdown is not currently implemented"
 _PEER_IS_LOST = re.compile(
     r"Collective ops is aborted by"
-    r"|heartbeat timeout|stopped sending heartbeats|CoordinationService/Heartbeat"
+    rf"|{MISSED_HEARTBEAT}|{NEVER_JOINED}"
     r"|set to ERROR in coordination service|Coordination agent is set to ERROR"
     r"|cluster check alive failed|Restart your program to reset"
-    r"|Clean shutdown is not currently implemented"
     r"|Terminating process because the \w+ (?:distributed service )?detected"
 )
 """tensorflow/core/common_runtime/base_collective_executor.cc, coordination_service.cc (also in

@@ -1,15 +1,15 @@
-"""One task in one attempt as the supervisor knows it, and the settings that tasks have read."""
+"""One task in one attempt as the supervisor knows it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tfcluster.plan.keras_settings import asks_for_keras_3
 from tfcluster.plan.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
-from tfcluster.supervision.decisions import TaskEnd
+from tfcluster.supervision.decisions import Standing
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.restart_policy import restarts_alone
 
@@ -20,9 +20,9 @@ COMMAND_GRACE_S = 10.0
 """The grace of tasks without hooks (the default of `docker stop`)."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Member:
-    """The state of one task in one attempt."""
+    """The state of one task in one attempt; `Gang.put` replaces it by the next one."""
 
     id: TaskId
     node: str
@@ -75,13 +75,15 @@ class Member:
     """The uncaught exception that it reported before it was asked to stop."""
     exit: TaskExited | None = None
     failure: Failure | None = None
-    changed: dict[str, Member] | None = field(default=None, repr=False, compare=False)
-    """The changed members of `MemberCounts`, to which every change adds this one."""
 
-    def __setattr__(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
-        if (changed := getattr(self, "changed", None)) is not None:
-            changed[str(self.id)] = self
+    @property
+    def name(self) -> str:
+        return str(self.id)
+
+    @property
+    def is_core(self) -> bool:
+        """False for an evaluator, which only follows the checkpoints."""
+        return self.id.job != "evaluator"
 
     @property
     def is_started(self) -> bool:
@@ -109,49 +111,89 @@ class Member:
     def is_to_start(self) -> bool:
         return not (self.is_ordered or self.is_over or self.is_cancelled)
 
-    @property
-    def is_awaited(self) -> bool:
-        """True after the order to start and before the answer: its process may already run."""
-        return self.is_ordered and not self.is_started and not self.is_over
-
     def is_overdue(self, now: float) -> bool:
         """Return whether its agent should have reported its start or its end by `now`."""
         is_late = self.answer_by is not None and self.answer_by <= now
-        return is_late and (self.is_running or self.is_awaited)
+        return is_late and self.is_ordered and not self.is_over
 
-    def note_start(self, now: float) -> None:
-        self.is_ordered, self.started_at = True, now
-        self.answer_by = None
+    @property
+    def is_ok(self) -> bool:
+        return self.exit is not None and self.exit.exit_code == 0 and self.failure is None
 
-    def note_report(self, report: Mapping[str, Any], now: float) -> None:
-        """Note a report of the task, which `report_checks` has validated."""
+    @property
+    def progress(self) -> int | None:
+        """The progress of the attempt: a step, or in a search a number of trials.
+
+        An interrupted trial begins from its start, so its steps are lost.
+        """
+        if self.searches:
+            return self.trials_ended or None
+        return self.step if self.is_core else self.evaluated_step
+
+    @property
+    def standing(self) -> Standing:
+        """All facts that decide how the run goes on."""
+        over, failure, ended = self.is_over, self.failure, self.exit
+        alive = self.started_at is not None and not over
+        awaited = self.is_ordered and self.started_at is None and not over
+        stopped = ended is not None and ended.ended_by == "tfcluster" and failure is None
+        return Standing(
+            job=self.id.job,
+            running=not (over or self.is_cancelled) or self.is_restart_due,
+            ok=self.is_ok,
+            ended_by_us=self.is_cancelled or stopped,
+            collateral=failure is not None and failure.is_collateral,
+            serves=self.serves,
+            restarts_alone=self.restarts_alone,
+            searches=self.searches,
+            has_searched=self.has_searched,
+            works_on=self.has_searched or (self.has_trained and not self.has_waited),
+            is_alive=alive,
+            is_awaited=awaited,
+            is_to_start=self.is_to_start,
+            is_restart_due=self.is_restart_due,
+            is_stopping=self.is_stopping,
+            is_frozen=self.frozen_by is not None,
+            waits=self.waits_since is not None,
+            answer_by=self.answer_by if alive or awaited else None,
+        )
+
+    def after(self, report: Mapping[str, Any], now: float) -> Member:
+        """Return the task after its `report`, which `nodes.task_reports` has validated."""
         match report:
-            case {"type": "waiting_for_peers"}:
-                self.waits_since = now if self.waits_since is None else self.waits_since
-                self.has_waited = True
-            case {"type": "ready"}:
-                self.waits_since, self.has_joined = None, True
-            case {"type": "serving"}:
-                self.serves = True
             case {"type": "progress", "step": int(step)}:
-                self.waits_since, self.has_joined, self.has_trained = None, True, True
-                self.step, self.heard_at = step, now
+                return replace(
+                    self,
+                    waits_since=None,
+                    has_joined=True,
+                    has_trained=True,
+                    step=step,
+                    heard_at=now,
+                )
+            case {"type": "waiting_for_peers"}:
+                since = now if self.waits_since is None else self.waits_since
+                return replace(self, waits_since=since, has_waited=True)
+            case {"type": "ready"}:
+                return replace(self, waits_since=None, has_joined=True)
+            case {"type": "serving"}:
+                return replace(self, serves=True)
             case {"type": "saves_on_sigterm"}:
-                self.saves_on_sigterm = True
+                return replace(self, saves_on_sigterm=True)
             case {"type": "saved"}:
-                self.saved, self.saved_step = True, _step_of(report)
+                return replace(self, saved=True, saved_step=report.get("step"))
             case {"type": "saved_elsewhere"}:
-                self.saved_step = _step_of(report)
+                return replace(self, saved_step=report.get("step"))
             case {"type": "evaluated"}:
-                self.has_evaluated, self.evaluated_step = True, _step_of(report)
+                return replace(self, has_evaluated=True, evaluated_step=report.get("step"))
             case {"type": "trial_ended"} | {"type": "trial", "status": "COMPLETED" | "FAILED"}:
-                self.trials_ended += 1
+                return replace(self, trials_ended=self.trials_ended + 1)
             case {"type": "error"} if not self.is_stopping:
-                self.raised = report
+                return replace(self, raised=report)
             case {"type": "search_ended"}:
-                self.has_searched = True
+                return replace(self, has_searched=True)
             case {"type": "verdict", "ok": False, "reason": str(reason)}:
-                self.verdict = reason
+                return replace(self, verdict=reason)
+        return self
 
     def stop_grace_s(self, most_s: float) -> float:
         """Return how many seconds a requested stop waits between SIGTERM and SIGKILL."""
@@ -161,42 +203,21 @@ class Member:
             return most_s
         return min(most_s, BOOT_GRACE_S if self.is_hooked else COMMAND_GRACE_S)
 
-    def end(self) -> TaskEnd:
-        ended = self.exit
-        return TaskEnd(
-            id=self.id,
-            running=not (self.is_over or self.is_cancelled) or self.is_restart_due,
-            ok=ended is not None and ended.exit_code == 0 and self.failure is None,
-            ended_by_us=self.is_cancelled
-            or (ended is not None and ended.ended_by == "tfcluster" and not self.failure),
-            serves=self.serves,
-            collateral=self.failure is not None and self.failure.is_collateral,
-            restarts_alone=self.restarts_alone,
-            searches=self.searches,
-            works_on=self.has_searched or (self.has_trained and not self.has_waited),
-        )
-
     def fails(self, **facts: Any) -> Failure:
-        """Set and return its `Failure`; `facts` are further fields of that."""
+        """Return its `Failure`; `facts` are further fields of that."""
         ended = self.exit
         end = {
             "exit_code": ended.exit_code if ended else None,
             "signal": ended.signal if ended else None,
         }
-        self.failure = Failure(
-            task=str(self.id),
+        return Failure(
+            task=self.name,
             node=self.node,
             attempt=self.attempt,
             saved=self.saved,
             asks_for_keras_3=self.asks_for_keras_3,
             **(end | facts),
         )
-        return self.failure
-
-
-def _step_of(report: Mapping[str, Any]) -> int | None:
-    step = report.get("step")
-    return step if isinstance(step, int) else None
 
 
 def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
@@ -210,40 +231,3 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         asks_for_keras_3=asks_for_keras_3(task.command.env),
         attempt=attempt,
     )
-
-
-_STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"
-_FIELDS: Final = {
-    "strategy": ("strategy.name", _STRATEGY),
-    "communication": ("strategy.communication", _STRATEGY),
-    "bytes_per_pack": ("strategy.bytes_per_pack", _STRATEGY),
-    "collective_timeout_s": ("strategy.collective_timeout_s", _STRATEGY),
-    "precision": ("keras.precision", "tfcluster_workers.keras_choice.apply_precision(keras)"),
-    "steps_per_execution": (
-        "keras.steps_per_execution",
-        "compile(steps_per_execution=tfcluster_workers.keras_choice.steps_per_execution())",
-    ),
-}
-"""Setting → its field of the spec, and the call by which a script applies it."""
-
-
-class SettingsRead:
-    """The plan's `settings` that no task has read yet."""
-
-    def __init__(self, settings: Mapping[str, object]) -> None:
-        self._unread = dict(settings)
-
-    def note(self, report: Mapping[str, Any]) -> None:
-        """Note a task's report; only ``setting_read`` matters here."""
-        if report.get("type") == "setting_read":
-            self._unread.pop(str(report.get("name")), None)
-
-    def warning(self) -> str | None:
-        """Return a warning about the settings that no task has read, with the fix, or None."""
-        if not self._unread:
-            return None
-        known = {name: _FIELDS.get(name, (name, "")) for name in self._unread}
-        fields = ", ".join(f"{known[name][0]} = {value}" for name, value in self._unread.items())
-        calls = " and ".join(dict.fromkeys(call for _, call in known.values() if call))
-        fix = f". The script must call {calls}" if calls else ""
-        return f"no task has read {fields}: it had no effect{fix}"

@@ -11,10 +11,11 @@ no restart can fix are permanent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plan.plan import Plan, Supervision, TaskId
 from tfcluster.supervision.failure import Failure, Kind
 
@@ -47,6 +48,10 @@ class RestartHistory:
     free_without_progress: int = 0
     signature: tuple[str, str | None, int | None] | None = None
     """The last failure's exception, file and line, if no newer checkpoint was saved since."""
+    saves: int = 0
+    """The number of saves of the run before the last restart."""
+    furthest: int = -1
+    """The highest step of any of its attempts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +96,8 @@ def decide(
     delay_s = min(LONGEST_BACKOFF_S, policy.backoff_s * 2**history.without_progress) * (
         1 + _JITTER * jitter
     )
-    after = RestartHistory(
+    after = replace(
+        history,
         spent=history.spent + (not free),
         free=history.free + free,
         without_progress=history.without_progress + 1,
@@ -121,11 +127,6 @@ def _refusal(
         used_up = f"supervision.max_restarts = {policy.max_restarts} is used up"
         return GiveUp(used_up if policy.max_restarts else _RESTARTS_ARE_OFF, exhausted=True)
     return None
-
-
-def is_free(failure: Failure) -> bool:
-    """Return whether a restart after `failure` does not count against the budget."""
-    return failure.kind in _FREE
 
 
 def attempts_in_all(history: RestartHistory, policy: Supervision) -> int:
@@ -181,3 +182,81 @@ def without(
     remaining = tuple(task for task in members if task not in lost)
     trainers = [task for task in remaining if task.job in TRAINERS]
     return remaining if len(trainers) >= max(1, least) else None
+
+
+@dataclass(slots=True)
+class Restarts:
+    """The restarts of a run; each unit, the gang (None) or a task, has its own budget."""
+
+    plan: Plan
+    newest: Newest = field(default_factory=Newest)
+    """The newest checkpoint in the run folder, from which the next attempt would start."""
+    _begun_from: Newest = field(default_factory=Newest)
+    _advanced: bool = False
+    """A checkpoint newer than the attempt's start was saved."""
+    _saves: int = 0
+    _histories: dict[TaskId | None, RestartHistory] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Note that an attempt of the gang begins from the newest gathered checkpoint."""
+        self._begun_from, self._advanced = self.newest, False
+
+    def note_saved(self, step: int | None) -> None:
+        """Note that the chief has saved; saving the step it began with is no progress."""
+        if step is None or step != self._begun_from.step:
+            self._advanced = True
+            self._saves += 1
+
+    def note_gathered(self, step: int | None, name: str | None) -> None:
+        """Note that a checkpoint of this attempt is in the run folder."""
+        self.note_saved(step)
+        if step is not None or self.newest.step is None:
+            self.newest = Newest(step, name)
+
+    def note_all_gathered(self, newest: Newest) -> None:
+        """Note that all checkpoints of the attempt are in the run folder, and the newest one."""
+        self.newest, before = newest, self._begun_from
+        if newest.step is None:
+            self._advanced |= newest.name not in (None, before.name)
+        else:
+            self._advanced |= newest.step != before.step
+
+    def history(self, unit: TaskId | None) -> RestartHistory:
+        return self._histories.get(unit, RestartHistory())
+
+    def decide(
+        self,
+        unit: TaskId | None,
+        failure: Failure,
+        *,
+        step: int | None,
+        jitter: Callable[[], float],
+    ) -> Restart | GiveUp:
+        """Decide as the function `decide` does, and count a restart.
+
+        `step` is how far the attempt came (`Member.progress`); it is progress where no earlier
+        attempt came as far, and in a search always. A checkpoint of the chief counts for a task
+        that restarts alone, too, except where the restart is free: otherwise the task could be
+        restarted for ever without progress.
+        """
+        if self.plan.joins:
+            return GiveUp("`join` restarts nothing: start it again on every machine")
+        if self.plan.by_hand:
+            return GiveUp("tfcluster cannot restart the tasks that you started by hand")
+        before = self.history(unit)
+        has_saved = self._saves > before.saves and failure.kind not in _FREE
+        reached = -1 if step is None else step
+        is_further = reached > before.furthest
+        history = replace(before, furthest=max(before.furthest, reached))
+        verdict = decide(
+            failure,
+            history,
+            self.plan.supervision,
+            advanced=self._advanced if unit is None else has_saved,
+            progressed=is_further or (step is not None and self.plan.kind == "tuner"),
+            jitter=jitter(),
+        )
+        if isinstance(verdict, Restart):
+            history = replace(verdict.history, saves=self._saves)
+        self._histories[unit] = history
+        return verdict

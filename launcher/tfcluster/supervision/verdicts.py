@@ -7,7 +7,7 @@ When one worker dies, TensorFlow ends the others within seconds with errors of t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,11 @@ from tfcluster.errors import (
     join_first,
 )
 from tfcluster.plan.plan import Plan, TaskPlan
+from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.supervision.failure import Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.member_counts import MemberCounts
-from tfcluster.supervision.restart_policy import GiveUp
 
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
@@ -43,32 +42,35 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
     return next(iter([*certain, *links, *uncaused, *failures]), None)
 
 
-def to_json(
-    failures: Sequence[Failure], elsewhere: Sequence[TaskPlan] = (), *, is_by_hand: bool = False
-) -> dict[str, Any] | None:
-    """Return the fields of the `diagnosis` event, or None without failures.
+def diagnosis(
+    failures: Sequence[Failure], plan: Plan, *, not_restarted: str | None = None
+) -> ev.Diagnosis | None:
+    """Return the event that names the root cause, or None without failures.
 
-    Where all failures are collateral and there are tasks `elsewhere`, one of those is the cause;
-    they were started on another machine, or by hand (`is_by_hand`).
+    Where all failures are collateral and there are tasks elsewhere, one of those is the cause;
+    they were started on another machine, or by hand. `not_restarted`: the reason for that.
     """
     cause = root_cause(failures)
     if cause is None:
         return None
-    if cause.is_collateral and elsewhere:
-        root: dict[str, Any] = {"task": "another machine", "reason": name_first_failed(elsewhere)}
-        if is_by_hand:
+    root: dict[str, Any]
+    if cause.is_collateral and (elsewhere := plan.elsewhere):
+        root = {"task": "another machine", "reason": _name_first_failed(elsewhere)}
+        if plan.by_hand:
             name = str(elsewhere[0].id) if len(elsewhere) == 1 else "a task started by hand"
-            reason = f"{name_first_failed(elsewhere)}; it was started by hand: see its terminal"
-            root = {"task": name, "reason": reason}
+            root["task"] = name
+            root["reason"] += "; it was started by hand: see its terminal"
         collateral = dict.fromkeys(failure.task for failure in failures)
     else:
         others = [failure for failure in failures if failure.task != cause.task]
         root = _facts(cause, also=_failed_alike(cause, others))
         collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
-    return {"root_cause": root, "collateral": tuple(collateral), "attempt": cause.attempt}
+    if not_restarted is not None:
+        root["not_restarted"] = not_restarted
+    return ev.Diagnosis(root_cause=root, collateral=tuple(collateral), attempt=cause.attempt)
 
 
-def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
+def _name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
     """Return the sentence that one of the tasks `elsewhere` failed first."""
     names = join_first([task.id for task in elsewhere])
     return f"{'one of ' if len(elsewhere) > 1 else ''}{names} failed first"
@@ -76,14 +78,12 @@ def name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
 
 def _failed_alike(cause: Failure, others: Sequence[Failure]) -> list[str]:
     """Return the tasks that failed by themselves just like `cause`: usually a shared mistake."""
-    if cause.is_collateral:
-        return []
-    return list(dict.fromkeys(f.task for f in others if _likeness(f) == _likeness(cause)))
 
+    def likeness(failure: Failure) -> tuple[object, ...]:
+        return (failure.kind, failure.signature or (failure.exit_code, failure.signal))
 
-def _likeness(failure: Failure) -> tuple[object, ...]:
-    end = (failure.exit_code, failure.signal)
-    return (failure.kind, failure.signature or end)
+    alike = [other.task for other in others if likeness(other) == likeness(cause)]
+    return [] if cause.is_collateral else list(dict.fromkeys(alike))
 
 
 def _facts(cause: Failure, *, also: list[str]) -> dict[str, Any]:
@@ -117,6 +117,10 @@ _MORE_TIME_TO_EVALUATE = (
     "Give it more time: --set supervision.finish_grace_s=SECONDS. An Estimator's evaluator waits"
     " 120 s before its first evaluation and 600 s between two; EvalSpec(start_delay_secs=0,"
     " throttle_secs=10) makes it evaluate sooner"
+)
+_MORE_TIME_WITHOUT_HOOKS = (
+    "Without hooks tfcluster cannot see what they did; if they still worked, give them more time:"
+    " --set supervision.finish_grace_s=SECONDS"
 )
 
 
@@ -166,47 +170,27 @@ def blame_frozen(member: Member) -> Verdict:
     return Verdict(Kind.FROZEN, [(member, description)], "another task was stopped")
 
 
-def find_frozen(gang: MemberCounts) -> list[Member]:
-    """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
-    return gang.members(
-        lambda standing: (
-            standing.is_core
-            and standing.is_running
-            and standing.is_frozen
-            and not (standing.restarts_alone or standing.is_stopping)
-        )
-    )
-
-
 def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | None) -> list[str]:
     """Return warnings about the tasks that are stopped although they have not failed."""
-    missed = {str(member.id): _not_evaluated(member, last_step) for member in late}
+    missed = {member.name: _not_evaluated(member, last_step) for member in late}
     warnings = [
         f"{name} was stopped {grace_s:g} s after the chief: it had {description}."
         f" {_MORE_TIME_TO_EVALUATE}"
         for name, description in missed.items()
         if description
     ]
-    others = [member for member in late if not missed[str(member.id)]]
-    return [*warnings, *_merely_late(others, grace_s)]
-
-
-def _merely_late(late: Sequence[Member], grace_s: float) -> list[str]:
-    if not late:
-        return []
-    names = ", ".join(str(member.id) for member in late)
-    warning = f"{names} did not end within {grace_s:g} s after the chief: stopped"
-    if all(member.is_hooked for member in late):
-        return [warning]
-    return [
-        f"{warning}. Without hooks tfcluster cannot see what they did; if they still worked, give"
-        " them more time: --set supervision.finish_grace_s=SECONDS"
-    ]
+    if others := [member for member in late if not missed[member.name]]:
+        names = ", ".join(member.name for member in others)
+        warning = f"{names} did not end within {grace_s:g} s after the chief: stopped"
+        if not all(member.is_hooked for member in others):
+            warning += f". {_MORE_TIME_WITHOUT_HOOKS}"
+        warnings.append(warning)
+    return warnings
 
 
 def _not_evaluated(member: Member, last_step: int | None) -> str:
     """Return what an evaluator has not evaluated; an empty string where nothing is known."""
-    if member.id.job != "evaluator" or not member.is_hooked:
+    if member.is_core or not member.is_hooked:
         return ""
     if not member.has_evaluated:
         return "evaluated nothing"
@@ -239,31 +223,36 @@ def deserted_grace_s(plan: Plan, core: Sequence[Member]) -> float:
     return min(LAST_WORD_S, grace_s) if plan.kind == "tuner" and has_lost_all else grace_s
 
 
+def find_missing(core: Sequence[Member], elsewhere: Sequence[str]) -> list[Member]:
+    """Return the tasks that others wait for.
+
+    Where all wait, none is missing: they cannot reach each other, and all are returned.
+    `elsewhere`: the tasks that are not started from here and cannot be reached, with the reason.
+    """
+    missing = [m for m in core if not m.waits_for_peers and not m.has_joined]
+    return missing or [m for m in core if m.waits_for_peers and not elsewhere]
+
+
 def blame_missing(
     core: Sequence[Member],
     deadline_s: float,
-    last_line: Callable[[Member], str],
+    last_lines: Mapping[str, str],
     now: float,
     elsewhere: Sequence[str],
 ) -> Verdict:
-    """Blame the tasks that others wait for, each with its age and last line.
-
-    Where all wait, none is missing: they cannot reach each other, and all are named.
-    `elsewhere`: the tasks that are not started from here and cannot be reached, with the reason.
-    """
-    absent = [m for m in core if not m.waits_for_peers and not m.has_joined]
-    absent = absent or [m for m in core if m.waits_for_peers and not elsewhere]
-    named = [(member, _describe_absence(member, last_line(member), now)) for member in absent]
-    lines = [f"{member.id} {description}" for member, description in named] + [*elsewhere]
-    listed = "".join(f"\n  {line}" for line in lines)
+    """Blame the tasks that others wait for (`find_missing`), each with its age and last line."""
+    named = [
+        (member, _describe_absence(member, last_lines.get(member.name, ""), now))
+        for member in find_missing(core, elsewhere)
+    ]
+    lines = [f"{member.name} {description}" for member, description in named] + [*elsewhere]
+    why = f"the tasks did not find each other within {deadline_s:g} s"
     error = DeadlineError(
-        f"the tasks did not find each other within {deadline_s:g} s:{listed}",
+        f"{why}:" + "".join(f"\n  {line}" for line in lines),
         fix="see the stacks of all tasks in their logs; "
         "to wait longer: --set supervision.start_deadline_s=SECONDS",
     )
-    outcome = Outcome(Status.TIMED_OUT, error.exit_code, error)
-    why = f"the tasks did not find each other within {deadline_s:g} s"
-    return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=outcome)
+    return Verdict(Kind.LATE, named, why, wants_stacks=True, outcome=Outcome.of(error))
 
 
 def _describe_absence(member: Member, last_line: str, now: float) -> str:
@@ -285,19 +274,14 @@ def blame_stalled(core: Sequence[Member], silent_s: float) -> Verdict:
     """Blame one task of a run without progress: a stopped one, else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
-        description = (
-            f"stopped by {signal_name(stopped[0].frozen_by or 0)}, and all others wait for it"
-        )
-        return Verdict(Kind.FROZEN, [(stopped[0], description)], description, wants_stacks=True)
+        by = signal_name(stopped[0].frozen_by or 0)
+        why = f"stopped by {by}, and all others wait for it"
+        return Verdict(Kind.FROZEN, [(stopped[0], why)], why, wants_stacks=True)
     last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     description = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
-    return Verdict(
-        Kind.STALLED,
-        [(last, description)],
-        f"no task reported anything for {silent_s:.0f} s",
-        wants_stacks=True,
-    )
+    why = f"no task reported anything for {silent_s:.0f} s"
+    return Verdict(Kind.STALLED, [(last, description)], why, wants_stacks=True)
 
 
 def run_deadline_outcome(deadline_s: float) -> Outcome:
@@ -307,26 +291,20 @@ def run_deadline_outcome(deadline_s: float) -> Outcome:
         fix="for a longer one: --set supervision.run_deadline_s=SECONDS; "
         "to continue from its newest checkpoint: `tfcluster up --resume RUN`",
     )
-    return Outcome(Status.TIMED_OUT, error.exit_code, error)
+    return Outcome.of(error)
 
 
-def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) -> Outcome:
-    """Return the outcome of a run that `cause` has ended for good.
-
-    `elsewhere`: the tasks that `join` has started on other machines.
-    """
-    error: TfclusterError | None = None
-    status = Status.FAILED
+def outcome_of(cause: Failure, why: str, plan: Plan) -> Outcome:
+    """Return the outcome of a run that `cause` has ended; `why` it is not restarted."""
     match cause.kind:
         case Kind.NODE_LOST:
-            error = NodeLostError(
-                f"node {cause.node} is lost: {cause.description}; its tasks were stopped"
-                f" ({why.why})",
+            error: TfclusterError = NodeLostError(
+                f"node {cause.node} is lost: {cause.description}; its tasks were stopped ({why})",
                 fix="to continue from the newest gathered checkpoint: `tfcluster up --resume`",
             )
         case Kind.LINK_LOST:
             error = NodeLostError(
-                f"{cause.description} ({why.why})",
+                f"{cause.description} ({why})",
                 fix="check the network between the hosts; then continue from the newest gathered"
                 " checkpoint: `tfcluster up --resume`",
             )
@@ -335,16 +313,17 @@ def outcome_of(cause: Failure, why: GiveUp, elsewhere: Sequence[TaskPlan] = ()) 
                 f"{cause.task} cannot start: {cause.description}",
                 fix="`tfcluster plan --task` shows its command",
             )
-        case Kind.COLLATERAL if elsewhere:
+        case Kind.COLLATERAL if plan.joins and plan.elsewhere:
             error = CollateralError(
                 "the tasks here failed as a consequence: "
-                f"{name_first_failed(elsewhere)}, on another machine",
+                f"{_name_first_failed(plan.elsewhere)}, on another machine",
                 fix="see the output on that machine; then start all of them again",
             )
         case Kind.STALLED:
-            status = Status.TIMED_OUT
             error = DeadlineError(
-                f"the run stalled: {cause.description} ({why.why})",
+                f"the run stalled: {cause.description} ({why})",
                 fix="see the stacks of all tasks in their logs",
             )
-    return Outcome(status, error.exit_code if error else 1, error)
+        case _:
+            return Outcome(Status.FAILED, 1)
+    return Outcome.of(error)

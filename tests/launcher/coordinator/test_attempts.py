@@ -30,6 +30,7 @@ from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.supervisor import Supervisor
 
 STOLEN = "UnknownError: Could not start gRPC server"
 
@@ -88,7 +89,7 @@ class Scene:
         self.on_connect: Callable[[], object] = int
         run_writer: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
         coordinator_loop = Loop(
-            self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.orders.take())
+            self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.take_orders())
         )
         run_gathering: Any = self.run_gathering
         startup = Startup(
@@ -220,7 +221,7 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     dead = threading.Event()
     monkeypatch.setattr(probes, "probe_this_node", lambda plan: dead.wait(60))
     history = replay_of()
-    history.supervisor = history.make_supervisor()  # nothing has started
+    history.supervisor = Supervisor(history.plan)  # nothing has started
     history.supervisor.begin_run(history.now)
     scene = Scene(history, tmp_path)
 

@@ -30,17 +30,9 @@ class Replay:
     orders: list[do.Action] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.supervisor = self.make_supervisor()
+        self.supervisor = Supervisor(self.plan, jitter=lambda: 0.0)
         self.supervisor.begin_run(self.now)
         self.begin(1)
-
-    def make_supervisor(self) -> Supervisor:
-        return Supervisor(
-            self.plan,
-            last_output=lambda: self.heard_at,
-            last_line=lambda member: f"last of {member.id}",
-            jitter=lambda: 0.0,
-        )
 
     def begin(self, number: int, *, within_s: float = 0.0) -> Replay:
         """Begin the attempt, and report the start of all its tasks."""
@@ -54,11 +46,16 @@ class Replay:
         return self
 
     def _take(self) -> None:
-        for action in self.supervisor.orders.take():
-            if isinstance(action, do.Record):
-                self.events.append(action.event)
-            else:
-                self.orders.append(action)
+        while orders := self.supervisor.take_orders():
+            for action in orders:
+                match action:
+                    case do.Record(event):
+                        self.events.append(event)
+                    case do.ReadLogs(tasks):
+                        lines = {task: f"last of {task}" for task in tasks}
+                        self.supervisor.logs_read(self.heard_at, lines, self.now)
+                    case _:
+                        self.orders.append(action)
 
     def after(self, seconds: float) -> Replay:
         """Let time pass, and act on each timer when it is due."""

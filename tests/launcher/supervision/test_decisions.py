@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tfcluster.plan.plan import TaskId
-from tfcluster.supervision.decisions import Next, TaskEnd, judge
+from tfcluster.supervision.decisions import Next, Standing, judge
 
 WORDS = {
     "runs": {"running": True},
@@ -16,13 +16,13 @@ WORDS = {
 }
 
 
-def ends(text: str) -> list[TaskEnd]:
-    """Return the tasks' ends from a text such as ``chief:0 ok, worker:0 runs``."""
+def standings(text: str) -> list[Standing]:
+    """Return the tasks' standings from a text such as ``chief:0 ok, worker:0 runs``."""
     found = []
     for part in text.split(", "):
         task, _, word = part.partition(" ")
-        kind = TaskId.parse(task)
-        found.append(TaskEnd(id=kind, serves=kind.job == "ps", **WORDS[word]))
+        job = TaskId.parse(task).job
+        found.append(Standing(job, serves=job == "ps", **WORDS[word]))
     return found
 
 
@@ -51,9 +51,8 @@ TABLE = [
 
 @pytest.mark.parametrize(("tasks", "expected"), TABLE)
 def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expected: Next) -> None:
-    found = ends(tasks)
-    chief = next((t.id for t in found if t.id.job == "chief"), TaskId("worker", 0))
-    assert judge(found, chief=chief, gang=True) is expected
+    found = standings(tasks)
+    assert judge(found, chief=found[0], gang=True) is expected
 
 
 @pytest.mark.parametrize(
@@ -67,4 +66,5 @@ def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expec
     ],
 )
 def test_plain_tasks_are_independent(tasks: str, expected: Next) -> None:
-    assert judge(ends(tasks), chief=TaskId("worker", 0), gang=False) is expected
+    found = standings(tasks)
+    assert judge(found, chief=found[0], gang=False) is expected

@@ -80,7 +80,7 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (fails("OSError", "[Errno 98] Address already in use"), Kind.EXCEPTION, None),
         (fails(f"{RUNTIME}.InternalError", ABORTED), Kind.COLLATERAL, None),
         (ended(None, None, observed=Kind.LATE, description="it hung"), Kind.LATE, "it hung"),
-        (ended(None, None, observed=Kind.FROZEN), Kind.FROZEN, "stopped by a signal"),
+        (ended(None, None, observed=Kind.FROZEN), Kind.FROZEN, "frozen"),
         (ended(0, observed=Kind.PERMANENT, description="no trial"), Kind.PERMANENT, "no trial"),
     ],
 )

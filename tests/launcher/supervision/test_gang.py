@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.plan.keras_settings import settings_json
 from tfcluster.plan.plan import EnvVar, TaskId
-from tfcluster.rundir.events import TaskExited
+from tfcluster.rundir.events import RunStopping, TaskExited
+from tfcluster.rundir.states import Status
 from tfcluster.spec.model import ClusterSpec
-from tfcluster.supervision.attempt_state import Orders
-from tfcluster.supervision.decisions import StopTasks
+from tfcluster.supervision.decisions import Next, Outcome, Record, StopTasks
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.gang import Gang
+from tfcluster.supervision.run_state import RunState
 
 SAVES = {"type": "saves_on_sigterm"}
 WAITS = {"type": "waiting_for_peers"}
@@ -23,10 +25,17 @@ PROGRESS = {"type": "progress", "step": 1}
 
 
 def started(*tasks: str, hooks: bool = True) -> Gang:
-    gang = Gang(plan_of(*tasks, hooks=hooks))
-    for member in gang:
-        member.started_at = 0.0
+    return start_all(Gang(plan_of(*tasks, hooks=hooks)))
+
+
+def start_all(gang: Gang) -> Gang:
+    for member in list(gang):
+        gang.put(replace(member, started_at=0.0))
     return gang
+
+
+def change(gang: Gang, task: str, **facts: Any) -> None:
+    gang.put(replace(gang[task], **facts))
 
 
 @pytest.mark.parametrize(
@@ -49,34 +58,39 @@ def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
 ) -> None:
     (member,) = started("worker:0", hooks=hooks)
     for report in reports:
-        member.note_report(report, 0.0)
+        member = member.after(report, 0.0)
     assert member.stop_grace_s(most_s) == expected
 
 
 def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
-    gang = started("worker:0", "worker:1", "worker:2")
-    saver = gang.get("worker:1")
-    assert saver is not None
-    saver.note_report(SAVES, 0.0)
-    orders, running = Orders(30.0), gang.running()
-    orders.stop(running, "", 0.0, grace_s=None)
-    stops = [action for action in orders.take() if isinstance(action, StopTasks)]
+    state = RunState(plan_of("worker:0", "worker:1", "worker:2"))
+    start_all(state.gang).note_report(state.gang["worker:1"], SAVES, 0.0)
+    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
+    stops = [order for order in state.orders if isinstance(order, StopTasks)]
     assert {stop.tasks: stop.grace_s for stop in stops} == {
         ("worker:0", "worker:2"): 2.0,
         ("worker:1",): 30.0,
     }
-    assert orders.longest_grace_s(running, None) == 30.0
-    orders.stop(running, "", 0.0, grace_s=0.0)
-    (at_once,) = [action for action in orders.take() if isinstance(action, StopTasks)]
+    state.orders.clear()
+    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=0.0)
+    (at_once,) = [order for order in state.orders if isinstance(order, StopTasks)]
     assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
-    assert orders.longest_grace_s([], None) == 0.0
+
+
+@pytest.mark.parametrize(("is_started", "longest_s"), [(True, 30.0), (False, 0.0)])
+def test_the_longest_grace_of_the_running_tasks_is_announced(
+    is_started: bool, longest_s: float
+) -> None:
+    state = RunState(plan_of("worker:0", "worker:1"))
+    if is_started:
+        start_all(state.gang).note_report(state.gang["worker:1"], SAVES, 0.0)
+    state.end_run("Ctrl-C", Outcome(Status.INTERRUPTED, 130), 0.0, grace_s=None)
+    assert state.orders[0] == Record(RunStopping(why="Ctrl-C", grace_s=longest_s))
 
 
 def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str = "") -> None:
-    member = gang.get(task)
-    assert member is not None
     event = TaskExited(task=task, attempt=1, exit_code=1, ended_by=ended_by)
-    gang.note_exit(member, event, error=None, last_lines=description)
+    gang.note_exit(gang[task], event, error=None, last_lines=description)
 
 
 def test_a_task_stopped_by_tfcluster_is_never_blamed() -> None:
@@ -103,15 +117,12 @@ def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> Non
 
 def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() -> None:
     gang = started("ps:0", "worker:0", "worker:1")
-    serving, training = gang.get("worker:0"), gang.get("worker:1")
-    assert serving is not None
-    assert training is not None
-    serving.note_report({"type": "serving"}, 0.0)
+    gang.note_report(gang["worker:0"], {"type": "serving"}, 0.0)
     assert gang.idle() == []
-    training.is_lost = True
-    ps, worker = gang.idle()
-    assert worker is serving
-    ps.is_stopping = worker.is_stopping = True
+    change(gang, "worker:1", is_lost=True)
+    assert [member.name for member in gang.idle()] == ["ps:0", "worker:0"]
+    for task in ("ps:0", "worker:0"):
+        change(gang, task, is_stopping=True)
     assert gang.idle() == []
 
 
@@ -119,9 +130,10 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     gang = started()
     gang.lose_node("local", "its agent went away")
     assert gang.running() == []
-    assert not any(end.running or end.ok for end in gang.ends(TaskId("worker", 0)))
+    assert not any(standing.running or standing.ok for standing in gang.standings)
+    assert gang.judge(TaskId("worker", 0)) is Next.FAILED
     assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
-    assert gang.get("worker:7") is gang.get(None) is None
+    assert gang.get("worker:7") is gang.get("worker:0", attempt=2) is None
 
 
 def test_a_gang_that_ran_before_a_restart_counts_as_started() -> None:

@@ -13,26 +13,16 @@ from tfcluster.errors import CollateralError, DeadlineError
 from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S
 
 
-class Part(Replay):
-    """A replay in which the tasks `absent` cannot be reached."""
-
-    absent: tuple[str, ...] = ()
-
-    def make_supervisor(self) -> Supervisor:
-        return Supervisor(self.plan, jitter=lambda: 0.0, absent=lambda: self.absent)
-
-
-def part(*local: str, of: tuple[str, ...], joins: bool = True, **supervision: Any) -> Part:
+def part(*local: str, of: tuple[str, ...], joins: bool = True, **supervision: Any) -> Replay:
     """Return a replay of the tasks `local`, which are a part of the gang `of`."""
     whole = plan_of(*of)
     tasks = tuple(task for task in whole.tasks if str(task.id) in local)
     others = tuple(task for task in whole.tasks if task not in tasks)
     policy = Supervision(**supervision)
-    return Part(replace(whole, joins=joins, tasks=tasks, elsewhere=others, supervision=policy))
+    return Replay(replace(whole, joins=joins, tasks=tasks, elsewhere=others, supervision=policy))
 
 
 THREE = ("worker:0", "worker:1", "worker:2")
@@ -107,13 +97,14 @@ def test_a_part_with_only_an_evaluator_has_no_gang() -> None:
 
 def test_the_start_deadline_names_absent_tasks_of_other_machines_and_no_waiting_task() -> None:
     replay = part("worker:1", of=THREE, start_deadline_s=10)
-    replay.absent = ("worker:0 at 10.0.0.1:2222: nothing listens there yet",)
+    absent = "worker:0 at 10.0.0.1:2222: nothing listens there yet"
+    replay.supervisor.peers_dialled([absent])
     replay.says("worker:1", "waiting_for_peers").after(12)
     replay.ended("worker:1")
     assert replay.outcome() == (Status.TIMED_OUT, 4)
     error = replay.supervisor.outcome and replay.supervisor.outcome.error
     assert isinstance(error, DeadlineError)
-    assert replay.absent[0] in error.message
+    assert absent in error.message
     assert "worker:1" not in error.message
     assert not [event for event in replay.events if isinstance(event, ev.Diagnosis)]
 

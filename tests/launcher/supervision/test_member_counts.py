@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from tests.launcher.conftest import plan_of
@@ -12,33 +12,32 @@ from tests.launcher.supervision.story import COLLATERAL, replay_of
 
 from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import TaskExited
-from tfcluster.supervision import member_counts
-from tfcluster.supervision.decisions import judge
+from tfcluster.supervision import decisions
+from tfcluster.supervision.decisions import Standing, judge
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 
 CHIEF = TaskId("worker", 0)
 
 
-def _exit(member: Member, code: int, by: str = "itself") -> None:
-    member.exit = TaskExited(
-        task=str(member.id), attempt=1, exit_code=code, signal=None, ended_by=by
-    )
+def _exit(member: Member, code: int, by: str = "itself") -> Member:
+    event = TaskExited(task=member.name, attempt=1, exit_code=code, signal=None, ended_by=by)
+    return replace(member, exit=event)
 
 
-CHANGES: list[Callable[[Gang, Member, float], object]] = [
-    lambda gang, member, now: member.note_start(now),
-    lambda gang, member, now: member.note_report({"type": "waiting_for_peers"}, now),
-    lambda gang, member, now: member.note_report({"type": "ready"}, now),
-    lambda gang, member, now: setattr(member, "answer_by", now + 15),
-    lambda gang, member, now: setattr(member, "is_stopping", True),
-    lambda gang, member, now: setattr(member, "frozen_by", 19),
+CHANGES: list[Callable[[Gang, Member, float], Member]] = [
+    lambda gang, member, now: replace(member, is_ordered=True, started_at=now, answer_by=None),
+    lambda gang, member, now: member.after({"type": "waiting_for_peers"}, now),
+    lambda gang, member, now: member.after({"type": "ready"}, now),
+    lambda gang, member, now: replace(member, answer_by=now + 15),
+    lambda gang, member, now: replace(member, is_stopping=True),
+    lambda gang, member, now: replace(member, frozen_by=19),
     lambda gang, member, now: _exit(member, 0),
     lambda gang, member, now: _exit(member, 1),
     lambda gang, member, now: _exit(member, 143, by="tfcluster"),
-    lambda gang, member, now: member.fails(last_lines=COLLATERAL),
-    lambda gang, member, now: setattr(member, "is_lost", True),
-    lambda gang, member, now: setattr(member, "is_restart_due", True),
+    lambda gang, member, now: replace(member, failure=member.fails(last_lines=COLLATERAL)),
+    lambda gang, member, now: replace(member, is_lost=True),
+    lambda gang, member, now: replace(member, is_restart_due=True),
     lambda gang, member, now: gang.renew(member),
 ]
 
@@ -48,20 +47,18 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
     chance = random.Random(seed)
     gang = Gang(plan_of("worker:0", "worker:1", "worker:2", "ps:0", "evaluator:0"))
     for now in range(60):
-        chance.choice(CHANGES)(gang, chance.choice([*gang]), float(now))
+        gang.put(chance.choice(CHANGES)(gang, chance.choice([*gang]), float(now)))
         members = [*gang]
-        living = [m for m in members if m.is_running or m.is_awaited]
+        living = [m for m in members if m.is_ordered or m.is_started if not m.is_over]
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
-        assert gang.member_counts.waits_since() == min(filter(None, waiting), default=None)
-        assert {
-            standing.answer_by for standing in gang.member_counts.standings() if standing.may_run
-        } == {m.answer_by for m in living}
-        for is_gang in (True, False):
-            every = [member.end() for member in members]
-            assert judge(gang.ends(CHIEF), chief=CHIEF, gang=is_gang) is judge(
-                every, chief=CHIEF, gang=is_gang
-            )
+        assert gang.waits_since == min(filter(None, waiting), default=None)
+        assert {one.answer_by for one in gang.standings if one.is_alive or one.is_awaited} == {
+            member.answer_by for member in living
+        }
+        every = [member.standing for member in members]
+        assert set(gang.standings) == set(every)
+        assert gang.judge(CHIEF) is judge(every, chief=gang[str(CHIEF)].standing, gang=True)
 
 
 def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
@@ -72,23 +69,24 @@ def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
 
 
 def _evaluations_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
-    """Return how often a standing or an end is evaluated per task."""
+    """Return how often a standing is evaluated, or looked at to judge, per task."""
     evaluations = 0
-    standing_of, end = member_counts.standing_of, Member.end
+    standing: Callable[[Member], Standing] = vars(Member)["standing"].fget
+    is_failure = decisions.is_failure
 
-    def counted(member: Member) -> Any:
+    def counted(member: Member) -> Standing:
         nonlocal evaluations
         evaluations += 1
-        return standing_of(member)
+        return standing(member)
 
-    def counted_end(member: Member) -> Any:
+    def counted_failure(task: Standing, *, chief_done: bool) -> bool:
         nonlocal evaluations
         evaluations += 1
-        return end(member)
+        return is_failure(task, chief_done=chief_done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(member_counts, "standing_of", counted)
-        patch.setattr(Member, "end", counted_end)
+        patch.setattr(Member, "standing", property(counted))
+        patch.setattr(decisions, "is_failure", counted_failure)
         names = [f"worker:{index}" for index in range(size)]
         replay = replay_of(*names)
         for kind in ("waiting_for_peers", "ready", "progress"):

@@ -6,11 +6,14 @@ random faults into the tasks; then it lets the run end undisturbed.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import random
 import signal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
@@ -49,14 +52,17 @@ class Process:
     """True if it serves, or has joined a strategy in which all tasks train every step together."""
 
 
+Make = Callable[[Plan, Callable[[], float]], Any]
+
+
 class World:
     """A simulation of agents and tasks under one supervisor; `step` causes a random event."""
 
-    def __init__(self, plan: Plan, seed: int) -> None:
+    def __init__(self, plan: Plan, seed: int, make: Make = Supervisor) -> None:
         self.plan, self.random = plan, random.Random(seed)
         self.now = 100.0
         self.node_loss_rate = self.random.choice((0.0, 0.04, 0.2))
-        self.supervisor = Supervisor(plan, jitter=self.random.random)
+        self.supervisor = make(plan, self.random.random)
         self.alive: dict[tuple[str, int], Process] = {}
         self.to_restart: list[do.StartAlone] = []
         self.codes: dict[str, int | None] = {}
@@ -91,20 +97,26 @@ class World:
                 self.alive[str(task), number] = Process(task, number, node)
 
     def obey(self) -> None:
-        for action in self.supervisor.orders.take():
-            match action:
-                case do.Record(event):
-                    self.events.append(event)
-                case do.StopTasks(node, tasks, grace_s):
-                    self._stop(node, tasks, grace_s)
-                case do.StartAlone():
-                    self.to_restart.append(action)
-                case do.GatherCheckpoints():
-                    self.is_gathering = True
-                case do.DropNode(node):
-                    self._lose(node)
-                case do.DumpStacks():
-                    pass
+        while orders := self.supervisor.take_orders():
+            for action in orders:
+                self._obey(action)
+
+    def _obey(self, action: do.Action) -> None:
+        match action:
+            case do.Record(event):
+                self.events.append(event)
+            case do.StopTasks(node, tasks, grace_s):
+                self._stop(node, tasks, grace_s)
+            case do.StartAlone():
+                self.to_restart.append(action)
+            case do.GatherCheckpoints():
+                self.is_gathering = True
+            case do.DropNode(node):
+                self._lose(node)
+            case do.ReadLogs():
+                self.supervisor.logs_read(0.0, {}, self.now)
+            case do.DumpStacks():
+                pass
 
     def _stop(self, node: str, tasks: tuple[str, ...], grace_s: float) -> None:
         for process in self.alive.values():
@@ -384,8 +396,8 @@ def kinds() -> dict[str, Plan]:
 KINDS = kinds()
 
 
-def play(plan: Plan, seed: int) -> World:
-    world = World(plan, seed)
+def play(plan: Plan, seed: int, make: Make = Supervisor) -> World:
+    world = World(plan, seed, make)
     for _ in range(world.random.choice((5, 30, 120, 400))):
         world.obey()
         if world.supervisor.outcome is not None:
@@ -451,3 +463,45 @@ def test_a_task_that_always_fails_the_same_way_is_given_up(kind: str, code: int,
         world._exit(process, code, last=last)
 
     always(inject, kind)
+
+
+class Recorded:
+    """A supervisor that notes its inputs, so that they can be replayed to another one."""
+
+    def __init__(self, plan: Plan, jitter: Callable[[], float]) -> None:
+        self.supervisor = Supervisor(plan, lambda: 0.5)
+        self.inputs: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.supervisor, name)
+        if not inspect.ismethod(found):
+            return found
+
+        def note(*values: Any, **facts: Any) -> Any:
+            self.inputs.append((name, values, facts))
+            return found(*values, **facts)
+
+        return note
+
+
+def replay(supervisor: Supervisor, inputs: Iterable[tuple[str, Any, Any]]) -> Supervisor:
+    for name, values, facts in inputs:
+        getattr(supervisor, name)(*values, **facts)
+    return supervisor
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_supervisors_with_the_same_history_are_equal_and_a_copy_continues(kind: str) -> None:
+    plan = KINDS[kind]
+    for seed in range(5):
+        recorded = play(plan, seed, Recorded).supervisor
+        inputs = recorded.inputs
+        halfway = replay(Supervisor(plan, jitter=lambda: 0.5), inputs[: len(inputs) // 2])
+        copied = copy.deepcopy(halfway)
+        assert copied == halfway
+        replay(halfway, inputs[len(inputs) // 2 :])
+        assert copied != halfway
+        replay(copied, inputs[len(inputs) // 2 :])
+        assert copied == halfway == recorded.supervisor
+        assert copied.outcome is not None
+        assert copied.outcome.event() == recorded.outcome.event()

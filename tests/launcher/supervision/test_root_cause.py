@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.launcher.conftest import plan_of
 
 from tfcluster.rundir import events as ev
 from tfcluster.supervision.failure import Failure, Kind
-from tfcluster.supervision.verdicts import root_cause, to_json
+from tfcluster.supervision.verdicts import diagnosis, root_cause
 
 RUNTIME = "tensorflow.python.framework.errors_impl"
 ABORTED = "Collective ops is aborted by: Socket closed"
@@ -37,6 +38,7 @@ def killed(task: str) -> Failure:
     return Failure(task, None, signal.SIGKILL, last_lines=ABORTED)
 
 
+PLAN = plan_of("worker:0", "worker:1", "worker:2")
 ZERO, ONE, TWO = "worker:0", "worker:1", "worker:2"
 
 
@@ -65,16 +67,15 @@ def test_the_first_failure_that_is_not_collateral_is_the_cause(
 
 def test_a_run_without_failures_has_no_diagnosis() -> None:
     assert root_cause([]) is None
-    assert to_json([]) is None
+    assert diagnosis([], PLAN) is None
 
 
 def test_a_diagnosis_has_the_fields_of_the_event() -> None:
     cause = Failure(
         ONE, 1, None, node="gpu2", attempt=3, error=report("ModuleNotFoundError", "No module")
     )
-    facts = to_json([victim(ZERO), cause, victim(TWO)])
-    assert facts == {
-        "root_cause": {
+    assert diagnosis([victim(ZERO), cause, victim(TWO)], PLAN) == ev.Diagnosis(
+        root_cause={
             "task": ONE,
             "node": "gpu2",
             "attempt": 3,
@@ -87,33 +88,32 @@ def test_a_diagnosis_has_the_fields_of_the_event() -> None:
             "hint": cause.hint,
             "docs": "docs/failures.md#import-error",
         },
-        "collateral": (ZERO, TWO),
-        "attempt": 3,
-    }
-    assert ev.Diagnosis(**facts).collateral == (ZERO, TWO)
+        collateral=(ZERO, TWO),
+        attempt=3,
+    )
 
 
 def test_a_shared_mistake_is_reported_once_and_no_task_is_collateral() -> None:
-    facts = to_json([raised(ZERO), raised(ONE, message="no, says 1"), raised(TWO)])
-    assert facts is not None
-    assert facts["root_cause"]["also"] == [ONE, TWO]
-    assert facts["root_cause"]["reason"].endswith("(main.py:12)\nthe same on worker:1, worker:2")
-    assert facts["collateral"] == ()
+    found = diagnosis([raised(ZERO), raised(ONE, message="no, says 1"), raised(TWO)], PLAN)
+    assert found is not None
+    assert found.root_cause["also"] == [ONE, TWO]
+    assert found.root_cause["reason"].endswith("(main.py:12)\nthe same on worker:1, worker:2")
+    assert found.collateral == ()
 
 
 def test_a_task_with_another_mistake_is_neither_listed_with_the_cause_nor_collateral() -> None:
-    facts = to_json([raised(ZERO), raised(ONE, line=99), killed(TWO)])
-    assert facts is not None
-    assert "also" not in facts["root_cause"]
-    assert facts["collateral"] == ()
+    found = diagnosis([raised(ZERO), raised(ONE, line=99), killed(TWO)], PLAN)
+    assert found is not None
+    assert "also" not in found.root_cause
+    assert found.collateral == ()
 
 
 def test_if_all_failures_are_collateral_the_hint_names_the_network() -> None:
-    facts = to_json([victim(ZERO), victim(ONE)])
-    assert facts is not None
-    assert facts["root_cause"]["kind"] == "collateral"
-    assert "network" in facts["root_cause"]["hint"]
-    assert facts["collateral"] == (ONE,)
+    found = diagnosis([victim(ZERO), victim(ONE)], PLAN)
+    assert found is not None
+    assert found.root_cause["kind"] == "collateral"
+    assert "network" in found.root_cause["hint"]
+    assert found.collateral == (ONE,)
 
 
 KINDS = st.sampled_from([victim, raised, killed, lambda task: observed(task, Kind.LATE)])

@@ -16,10 +16,10 @@ from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.attempt_state import AGENT_SLACK_S, FAILURE_GRACE_S
-from tfcluster.supervision.deadlines import STACKS_S
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.supervisor import EVALUATOR_S, START_ANSWER_S
+from tfcluster.supervision.reactions import EVALUATOR_S, STACKS_S
+from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
+from tfcluster.supervision.supervisor import START_ANSWER_S, Supervisor
 from tfcluster.supervision.verdicts import FROZEN_S
 
 EVALUATED = ("worker:0", "worker:1", "evaluator:0")
@@ -42,7 +42,7 @@ def begun_without_starts(plan: Plan) -> Replay:
         [],
         [],
     )
-    replay.supervisor = replay.make_supervisor()
+    replay.supervisor = Supervisor(replay.plan, jitter=lambda: 0.0)
     replay.supervisor.begin_run(100.0)
     replay.supervisor.begin(1, tuple(task.id for task in plan.tasks))
     return replay

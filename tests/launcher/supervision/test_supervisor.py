@@ -16,10 +16,10 @@ from tfcluster.plan.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.attempt_state import AGENT_SLACK_S, FAILURE_GRACE_S
-from tfcluster.supervision.deadlines import STACKS_S
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.supervisor import EVALUATOR_S, Supervisor
+from tfcluster.supervision.reactions import EVALUATOR_S, STACKS_S
+from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
+from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 
@@ -436,4 +436,4 @@ def test_reports_of_an_earlier_attempt_are_ignored(attempt: int) -> None:
     replay.supervisor.exited(stale, replay.now)
     replay.supervisor.reported("worker:0", attempt, {"type": "progress", "step": 5}, replay.now)
     assert replay.supervisor.next_attempt is None
-    assert replay.supervisor.orders.take() == []
+    assert replay.supervisor.take_orders() == []

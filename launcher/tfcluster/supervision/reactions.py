@@ -1,0 +1,245 @@
+"""Reacts to what has changed: follows the tasks' ends, and acts on the timers that are due."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tfcluster.rundir import events as ev
+from tfcluster.supervision import connectivity, verdicts
+from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
+from tfcluster.supervision.failure import Kind
+from tfcluster.supervision.member import Member
+from tfcluster.supervision.restarts import cancel_restarts, loss_of, restart_alone, revive
+from tfcluster.supervision.run_state import RunState, Stage
+from tfcluster.supervision.verdicts import CAUSE_WAIT_S, Verdict
+
+EVALUATOR_S: Final = 10.0
+"""The time that an evaluator gets to end by itself after the last checkpoint; most do."""
+FINISHING_S: Final = 5.0
+"""The time after the chief's success at which running tasks are named; most end with it."""
+STACKS_S: Final = 1.0
+"""The time that tasks get to write their stacks before they are stopped."""
+
+
+def react(state: RunState, now: float) -> None:
+    """React to an input: every input ends with this."""
+    if state.outcome is not None:
+        return
+    _probe_links_once(state)
+    if state.next_attempt is None:
+        if state.is_training and "stacks" not in state.timers:
+            _follow(state, state.judge(), now)
+        if state.is_training:
+            _set_deadlines(state)
+        state.enter_next_stage()
+    state.watch_agents()
+
+
+def _probe_links_once(state: RunState) -> None:
+    """Have the links between nodes probed if tasks failed but none by itself.
+
+    This happens once per attempt and at once: the links may work again soon.
+    """
+    failures = state.gang.failures
+    if not failures or state.has_probed_links or not state.forms_gang:
+        return
+    if connectivity.can_break(state.plan) and all(
+        failure.is_collateral or failure.kind is Kind.LATE for failure in failures
+    ):
+        state.has_probed_links = True
+        state.orders.append(ProbeLinks(state.gang.number))
+
+
+def _follow(state: RunState, verdict: Next, now: float) -> None:
+    if verdict is not state.verdict:  # the timers of the earlier verdict no longer apply
+        state.verdict = verdict
+        for name in ("cause", "late", "finishing"):
+            state.timers.pop(name, None)
+        if state.is_finishing and state.policy.finish_grace_s > FINISHING_S:
+            state.timers["finishing"] = now + FINISHING_S
+    match verdict:
+        case Next.FAIL if verdicts.leaves_preempted(state.gang.core()):
+            state.timers.setdefault("cause", now + state.policy.grace_s)
+        case Next.FAIL:
+            state.end_gang("another task failed", now)
+        case Next.AWAIT_CAUSE if frozen := state.gang.frozen():
+            _act_on(state, verdicts.blame_frozen(frozen[0]), now)
+        case Next.AWAIT_CAUSE:
+            state.timers.setdefault("cause", now + CAUSE_WAIT_S)
+        case Next.DESERTED:
+            wait_s = verdicts.deserted_grace_s(state.plan, state.gang.core())
+            state.timers.setdefault("late", now + wait_s)
+        case Next.FINISH:
+            _finish(state, now)
+        case Next.FAILED if state.gang.failures and state.forms_gang:
+            state.end_gang("all have ended", now)
+        case Next.SUCCEED | Next.FAILED:
+            state.conclude(verdict)
+
+
+def _finish(state: RunState, now: float) -> None:
+    cancel_restarts(state)
+    if (verdict := state.judge()) is not Next.FINISH:
+        _follow(state, verdict, now)
+        return
+    state.stop_tasks(state.gang.idle(), "the chief has finished", now)
+    for member in state.gang.satisfied(state.last_step):
+        state.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
+    state.timers.setdefault("late", now + state.policy.finish_grace_s)
+
+
+def _set_deadlines(state: RunState) -> None:
+    """Set the start and stall deadlines anew; a run that finishes has `finish_grace_s` instead."""
+    if state.verdict is not Next.GO_ON:
+        state.set_timer("start", None)
+        state.set_timer("stall", None)
+    elif state.forms_gang and "stacks" not in state.timers:
+        state.set_timer("start", _start_due(state))
+        state.set_timer("stall", state.silence.due(state.policy))
+
+
+def _start_due(state: RunState) -> float | None:
+    """Return when the start counts as failed; None while no task waits for its peers.
+
+    Only tasks that wait now count: the wait of a task that was restarted alone begins again.
+    """
+    since = state.gang.waits_since
+    if since is None or any(one.has_searched and one.is_core for one in state.gang.standings):
+        return None  # a tuner that joins after the search waits until the run is over
+    return since + state.policy.start_deadline_s
+
+
+# -- timers ---------------------------------------------------------------------------------
+
+
+def act_on_timer(state: RunState, timer: str, now: float) -> None:
+    """Act on a timer that is due."""
+    kind, _, task = timer.partition(" ")
+    member = state.gang.get(task)
+    match kind:
+        case "agents":
+            for node in dict.fromkeys(m.node for m in state.gang if m.is_overdue(now)):
+                state.orders.append(DropNode(node))
+                lose_node(state, node, "its agent does not answer", now)
+        case "run" if state.ending is None:
+            outcome = verdicts.run_deadline_outcome(state.policy.run_deadline_s or 0.0)
+            state.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
+        case "start":
+            missing = verdicts.find_missing(state.gang.core(), state.absent)
+            state.orders.append(ReadLogs(tuple(member.name for member in missing)))
+        case "stall":
+            state.orders.append(ReadLogs())
+        case "stacks" if state.ending is not None:
+            state.end_run(state.why_end, state.ending, now)
+        case "stacks":
+            state.end_gang(state.why_end, now)
+        case "restart" if member is not None:
+            restart_alone(state, member)
+        case "frozen" if member is not None and member.is_running:
+            if not (state.is_finishing or member.is_stopping or "stacks" in state.timers):
+                _act_on(state, verdicts.blame_frozen(member), now)
+        case _:
+            _act_on_verdict_timer(state, kind, member, now)
+
+
+def _act_on_verdict_timer(state: RunState, kind: str, member: Member | None, now: float) -> None:
+    """Act on a timer that `_follow` has set."""
+    core = state.gang.core()
+    match kind, state.verdict:
+        case "cause", Next.FAIL:
+            state.end_gang("it did not leave with the others", now)
+        case "cause", _:
+            is_part = bool(state.plan.elsewhere)
+            _act_on(state, verdicts.blame_survivors(core, is_part=is_part), now)
+        case "late", Next.DESERTED:
+            _act_on(state, verdicts.blame_deserted_chief(core), now)
+        case "late", _:
+            _end_late(state, now)
+        case "finishing", _:
+            if waits := [member.name for member in state.gang.active()]:
+                left_s = state.policy.finish_grace_s - FINISHING_S
+                state.record(ev.Finishing(tasks=waits, left_s=left_s))
+        case "satisfied", _:
+            done = [one for one in state.gang.satisfied(state.last_step) if one is member]
+            state.stop_tasks(done, "it has evaluated the last checkpoint", now)
+
+
+def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
+    """Record that `node` is lost, and restart or end what ran on it."""
+    if state.outcome is not None:
+        return
+    state.record(ev.NodeLost(node=node, reason=reason))
+    lost = state.gang.lose_node(node, reason)
+    if state.stage is Stage.STARTING:
+        state.fail_unbegun(loss_of(node, node, reason))
+    elif state.forms_gang and any(state.gang[task].is_core for task in lost):
+        state.end_gang("a node is lost", now)
+    for task in lost:
+        revive(state, task, now)
+    react(state, now)
+
+
+def end_hang(
+    state: RunState, last_output: float, last_lines: Mapping[str, str], now: float
+) -> None:
+    """Act on a start or a silence that takes too long, now that the logs have been read."""
+    core, start = state.gang.core(), state.timers.get("start")
+    if start is not None and start <= now:
+        limit_s, absent = state.policy.start_deadline_s, state.absent
+        _act_on(state, verdicts.blame_missing(core, limit_s, last_lines, now, absent), now)
+    elif "stall" in state.timers:
+        state.silence.note_output(last_output)
+        _end_silence(state, core, now)
+
+
+def _end_silence(state: RunState, core: list[Member], now: float) -> None:
+    due, since = state.silence.due(state.policy), state.silence.heard_at
+    limit_s = state.policy.stall_deadline_s
+    if due is None or since is None or due > now or not any(member.is_running for member in core):
+        return
+    state.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit_s))
+    if limit_s is None:
+        state.silence.was_noticed = True
+        state.dump_stacks()
+    else:
+        _act_on(state, verdicts.blame_stalled(core, now - since), now)
+
+
+def _end_late(state: RunState, now: float) -> None:
+    """Stop all tasks that still run `finish_grace_s` after the chief's success.
+
+    A worker that still works independently makes the run fail: its work is interrupted.
+    """
+    grace_s, unfinished = state.policy.finish_grace_s, state.gang.unfinished()
+    description = f"it had not finished {grace_s:g} s after the chief and was stopped"
+    for member in unfinished:
+        state.gang.blame(member, Kind.UNFINISHED, description)
+    failed = {member.id for member in unfinished}
+    late = [m for m in state.gang.active(lambda one: not one.serves) if m.id not in failed]
+    for warning in verdicts.warn_about_late(late, grace_s, state.last_step):
+        state.record(ev.Warned(message=warning))
+    state.stage = Stage.ENDING_RUN  # the exits decide the outcome
+    state.stop_tasks(state.gang.running(), "the others have ended", now)
+
+
+def _act_on(state: RunState, verdict: Verdict, now: float) -> None:
+    """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
+    for member, description in verdict.blamed:
+        state.gang.blame(member, verdict.kind, description)
+    state.ending = verdict.outcome or state.ending
+    if verdict.wants_stacks:
+        state.dump_stacks()
+        state.set_timer("start", None)
+        state.set_timer("stall", None)
+        state.timers["stacks"], state.why_end = now + STACKS_S, verdict.why_end
+    elif verdict.outcome is not None:
+        if not verdict.blamed:
+            state.diagnose()
+        state.end_run(verdict.why_end, verdict.outcome, now)
+    else:
+        blamed = [state.gang[member.name] for member, _ in verdict.blamed]
+        frozen = [member for member in blamed if member.frozen_by is not None]
+        state.stop_tasks(frozen, verdict.why_end, now, grace_s=0.0)
+        if not blamed or not all(member.restarts_alone for member in blamed):
+            state.end_gang(verdict.why_end, now)

@@ -1,0 +1,150 @@
+"""Restarts the gang or single tasks: applies the policy to the state of a run, and orders them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tfcluster.plan.plan import TaskId
+from tfcluster.rundir import events as ev
+from tfcluster.supervision import restart_policy
+from tfcluster.supervision.decisions import NextAttempt, StartAlone
+from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.member import Member
+from tfcluster.supervision.restart_policy import GiveUp, Restart
+from tfcluster.supervision.run_state import RunState, Stage
+
+NODE_GONE = GiveUp("its node is gone for good", exhausted=True)
+
+
+def restart_gang(state: RunState, now: float) -> None:
+    """Restart the gang or give up, once all have ended and the checkpoints are gathered."""
+    cause = state.cause()
+    progress = [member.progress for member in state.gang.core()]
+    step = max((step for step in progress if step is not None), default=None)
+    verdict = state.restarts.decide(None, cause, step=step, jitter=state.jitter)
+    if isinstance(verdict, GiveUp):
+        _give_up(state, cause, verdict, now)
+    elif (loss := _loss(state)) is not None:
+        _give_up(state, loss, NODE_GONE, now)
+    else:
+        state.diagnose()
+        _order_gang(state, cause, verdict)
+
+
+def restart_smaller_gang(state: RunState, now: float) -> None:
+    """Decide again after a node is gone: the next gang may have to do without it."""
+    if (loss := _loss(state)) is not None:
+        _give_up(state, loss, NODE_GONE, now)
+    else:
+        _order_gang(state, state.cause())
+
+
+def _loss(state: RunState) -> Failure | None:
+    """Return the failure of a task that must start with the gang but lost its node, or None."""
+    for member in state.gang:
+        why = state.gone.get(member.node)
+        if why is not None and member.id in state.members and not member.restarts_alone:
+            return loss_of(member.node, member.name, why)
+    return None
+
+
+def loss_of(node: str, task: str, reason: str) -> Failure:
+    return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, description=reason)
+
+
+def _give_up(state: RunState, cause: Failure, why: GiveUp, now: float) -> None:
+    """Start a smaller gang without the lost tasks if it is large enough, else fail."""
+    members = restart_policy.without(state.plan, state.members, cause, why)
+    if members is None:
+        state.fail(cause, why.why, now)
+    else:
+        state.diagnose(why.why)
+        state.members = members
+        _order_gang(state, cause)
+
+
+def _order_gang(state: RunState, cause: Failure, verdict: Restart | None = None) -> None:
+    """Order the next attempt; without a `verdict` it does not count, as for a smaller gang."""
+    if verdict is None:
+        verdict = Restart(state.policy.backoff_s, state.restarts.history(None))
+    on_gone = {task.id for task in state.plan.tasks if task.node in state.gone}
+    state.members = members = tuple(task for task in state.members if task not in on_gone)
+    number = state.gang.attempt + 1
+    state.next_attempt = NextAttempt(number, members, verdict.delay_s, verdict.fresh_ports)
+    fewer = members if len(members) < len(state.plan.tasks) else None
+    _record(state, None, cause, verdict, attempt=number, members=fewer)
+
+
+def _record(
+    state: RunState,
+    unit: TaskId | None,
+    failure: Failure,
+    verdict: Restart,
+    *,
+    attempt: int,
+    members: tuple[TaskId, ...] | None = None,
+) -> None:
+    """Record a restart; `members` is set where the gang has become smaller."""
+    newest = state.restarts.newest
+    event = ev.Restarting(
+        task=str(unit) if unit else None,
+        reason=f"{failure.task}: {failure.reason}",
+        attempt=attempt,
+        of=restart_policy.attempts_in_all(verdict.history, state.policy),
+        from_step=newest.step,
+        from_checkpoint=newest.name if newest.step is None else None,
+        delay_s=round(verdict.delay_s, 3),
+        members=tuple(map(str, members)) if members is not None else None,
+    )
+    state.record(event)
+
+
+def revive(state: RunState, task: str, now: float) -> None:
+    """Schedule a restart of `task` alone if it has failed and is still needed."""
+    member = state.gang[task]
+    failure = member.failure
+    if failure is None or member.is_restart_due or not _is_needed(state, member):
+        return
+    verdict: GiveUp | Restart = NODE_GONE
+    if member.node not in state.gone:
+        step, jitter = member.progress, state.jitter
+        verdict = state.restarts.decide(member.id, failure, step=step, jitter=jitter)
+    if isinstance(verdict, GiveUp):
+        state.record(ev.Warned(message=f"{task} is not restarted: {verdict.why}"))
+        return
+    state.gang.put(replace(member, is_restart_due=True))
+    if state.is_training:
+        state.timers[f"restart {task}"] = now + verdict.delay_s
+    _record(state, member.id, failure, verdict, attempt=member.attempt + 1)
+
+
+def _is_needed(state: RunState, member: Member) -> bool:
+    """Return whether a task that has failed is needed again while the run goes on.
+
+    An evaluator is needed as long as the run goes on: one that fails while the gang is being
+    stopped starts again together with it.
+    """
+    if not member.restarts_alone or not member.is_over:
+        return False
+    if member.is_core:
+        return state.is_training and not state.is_finishing
+    starts_with_gang = member.is_lost and not state.is_training
+    return state.stage is not Stage.ENDING_RUN and not starts_with_gang
+
+
+def restart_alone(state: RunState, member: Member) -> None:
+    """Restart `member` now that its delay is over."""
+    if member.node in state.gone:
+        state.gang.put(replace(member, is_restart_due=False))
+    else:
+        renewed = state.gang.renew(member)
+        state.orders.append(StartAlone(renewed.id, renewed.attempt))
+
+
+def cancel_restarts(state: RunState) -> None:
+    """Cancel pending starts and restarts after the chief's success; they are no failures."""
+    for member in state.gang.members(
+        lambda one: one.is_core and (one.is_restart_due or one.is_to_start)
+    ):
+        state.gang.put(replace(member, is_restart_due=False, is_cancelled=True))
+        state.timers.pop(f"restart {member.name}", None)

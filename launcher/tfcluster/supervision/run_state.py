@@ -1,0 +1,300 @@
+"""All that changes in a run, and how an attempt or the run ends.
+
+Only the run's `Supervisor` has a `RunState`; the functions that change it take it as their first
+argument, and none keeps it. Two runs with the same history have equal states.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
+
+from tfcluster.plan.plan import Plan, Supervision, TaskId
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event
+from tfcluster.rundir.states import Status
+from tfcluster.supervision import verdicts
+from tfcluster.supervision.decisions import (
+    Action,
+    DumpStacks,
+    GatherCheckpoints,
+    Next,
+    NextAttempt,
+    Outcome,
+    Record,
+    StopTasks,
+)
+from tfcluster.supervision.failure import Failure
+from tfcluster.supervision.gang import Gang
+from tfcluster.supervision.member import Member
+from tfcluster.supervision.restart_policy import Restarts
+
+AGENT_SLACK_S: Final = 15.0
+"""The time after the grace in which an agent must report the end of its tasks; then it is lost."""
+FAILURE_GRACE_S: Final = 1.0
+"""The time that survivors of a failure, which cannot save, get after SIGTERM."""
+NOTICE_S: Final = 600.0
+"""The silence after which a run without a stall deadline reports it, once."""
+_GAPS_ALLOWED: Final = 3.0
+"""The silence allowed in any case, as a multiple of the longest gap between two steps."""
+
+
+class Stage(Enum):
+    """The stages of an attempt."""
+
+    STARTING = "its tasks are not ordered to start yet"
+    TRAINING = "its tasks run"
+    ENDING_GANG = "a task failed, the others are being stopped"
+    GATHERING = "all have ended, the chief's last checkpoints are being gathered"
+    ENDING_RUN = "everything is being stopped, the outcome is known"
+
+
+@dataclass(slots=True)
+class Silence:
+    """The signs of life of one attempt; times are seconds of the coordinator's clock."""
+
+    heard_at: float | None = None
+    """The last sign of life after the first progress; None before it."""
+    longest_gap_s: float = 0.0
+    was_noticed: bool = False
+    """True once a silence has been reported that no deadline ends."""
+    _ready_at: float | None = None
+
+    def note(self, report: Mapping[str, Any], now: float) -> None:
+        """Note a report of any task of the gang."""
+        match report.get("type"):
+            case "progress":
+                since = self.heard_at
+                if since is None and report.get("steps_per_execution"):
+                    since = self._ready_at  # its first execution was as long as the next will be
+                if since is not None:
+                    self.longest_gap_s = max(self.longest_gap_s, now - since)
+                self.heard_at = now
+            case "ready" if self._ready_at is None:
+                self._ready_at = now
+            case "alive" | "evaluated" | "saved" | "saved_elsewhere" if self.heard_at is not None:
+                self.heard_at = now
+
+    def note_output(self, at: float) -> None:
+        """Note that a task has written a line at `at`."""
+        if self.heard_at is not None:
+            self.heard_at = max(self.heard_at, at)
+
+    def due(self, policy: Supervision) -> float | None:
+        """Return when a silence is too long; None before the first progress or once noticed."""
+        if self.heard_at is None or self.was_noticed:
+            return None
+        limit = policy.stall_deadline_s or NOTICE_S
+        return self.heard_at + max(limit, _GAPS_ALLOWED * self.longest_gap_s)
+
+
+@dataclass(slots=True)
+class RunState:
+    """The state of a run, attempt after attempt; `outcome` is set when it is over."""
+
+    plan: Plan
+    jitter: Callable[[], float] = field(default=random.random, compare=False)
+    gang: Gang = field(init=False)
+    restarts: Restarts = field(init=False)
+    chief: TaskId = field(init=False)
+    """The task whose exit and checkpoints count; a smaller gang may have another one."""
+    members: tuple[TaskId, ...] = field(init=False)
+    """The tasks of the present gang, or of the next one once it is decided."""
+    stage: Stage = Stage.STARTING
+    verdict: Next = Next.GO_ON
+    timers: dict[str, float] = field(default_factory=dict)
+    """Timer → when it is due; those of one task are called ``NAME TASK``."""
+    orders: list[Action] = field(default_factory=list)
+    """The orders that the coordinator has not taken yet."""
+    silence: Silence = field(default_factory=Silence)
+    has_probed_links: bool = False
+    absent: tuple[str, ...] = ()
+    """The tasks that are not started from here and cannot be reached, each with the reason."""
+    gone: dict[str, str] = field(default_factory=dict)
+    """Nodes that are gone for good → why."""
+    why_end: str = ""
+    """The reason to stop the tasks once their stacks are written."""
+    next_attempt: NextAttempt | None = None
+    """The next attempt, once the gang is to be restarted."""
+    outcome: Outcome | None = None
+    ending: Outcome | None = None
+    """The outcome of the run, where it is known before its tasks have ended."""
+
+    def __post_init__(self) -> None:
+        self.gang, self.restarts = Gang(self.plan), Restarts(self.plan)
+        self.chief = self.plan.chief
+        self.members = tuple(task.id for task in self.plan.tasks)
+
+    @property
+    def policy(self) -> Supervision:
+        return self.plan.supervision
+
+    @property
+    def forms_gang(self) -> bool:
+        """False for `plain` tasks, which wait for no other."""
+        return self.plan.kind != "plain"
+
+    @property
+    def is_training(self) -> bool:
+        return self.stage is Stage.TRAINING
+
+    @property
+    def is_finishing(self) -> bool:
+        """True after the chief's success, while other tasks still run."""
+        return self.verdict is Next.FINISH
+
+    @property
+    def is_ending(self) -> bool:
+        """True while the tasks of the gang are being stopped, or have been."""
+        return self.stage in (Stage.ENDING_GANG, Stage.GATHERING, Stage.ENDING_RUN)
+
+    @property
+    def last_step(self) -> int | None:
+        """The step of the last checkpoint, which may be reported but not yet gathered."""
+        chief = self.gang.get(str(self.chief))
+        steps = (self.restarts.newest.step, chief.saved_step if chief else None)
+        return max((step for step in steps if step is not None), default=None)
+
+    def judge(self) -> Next:
+        return self.gang.judge(self.chief)
+
+    def must_stop(self, member: Member) -> bool:
+        """Return whether `member` must be stopped if it starts now; an evaluator goes on."""
+        return self.stage is Stage.ENDING_RUN or (self.is_ending and member.is_core)
+
+    # -- orders and timers ------------------------------------------------------------------
+
+    def record(self, event: Event) -> None:
+        self.orders.append(Record(event))
+
+    def stop_tasks(
+        self,
+        members: Sequence[Member],
+        why: str,
+        now: float,
+        *,
+        grace_s: float | None = FAILURE_GRACE_S,
+    ) -> None:
+        """Order `members` to stop; if `grace_s` is None each gets as long as it can use."""
+        graces = [self.grace_s(member, grace_s) for member in members]
+        tasks = defaultdict[tuple[str, float], list[str]](list)
+        for member, grace in zip(members, graces, strict=True):
+            tasks[member.node, grace].append(member.name)
+        for (node, grace), names in tasks.items():
+            self.orders.append(StopTasks(node, tuple(names), grace, why))
+        for member, grace in zip(members, graces, strict=True):
+            answer_by = now + grace + AGENT_SLACK_S
+            if member.is_stopping and member.answer_by is not None:
+                answer_by = min(answer_by, member.answer_by)  # asking again gives no more time
+            self.gang.put(replace(member, is_stopping=True, answer_by=answer_by))
+            self.record(ev.TaskStopping(task=member.name, attempt=member.attempt, why=why))
+
+    def grace_s(self, member: Member, grace_s: float | None) -> float:
+        """Return how long, in seconds, `stop` would wait for `member` after SIGTERM."""
+        return member.stop_grace_s(self.policy.grace_s) if grace_s is None else grace_s
+
+    def dump_stacks(self) -> None:
+        """Order the stacks of the hooked tasks that run: SIGUSR1 would kill the others."""
+        tasks = defaultdict[str, list[str]](list)
+        for member in self.gang.running():
+            if member.is_hooked:
+                tasks[member.node].append(member.name)
+        self.orders += [DumpStacks(node, tuple(names)) for node, names in tasks.items()]
+
+    def set_timer(self, name: str, at: float | None) -> None:
+        """Set timer `name` to `at`, or clear it if `at` is None."""
+        if at is None:
+            self.timers.pop(name, None)
+        else:
+            self.timers[name] = at
+
+    def keep_timers(self, *names: str) -> None:
+        """Clear all timers but `names` and those of evaluators that are stopped (SIGSTOP).
+
+        An evaluator goes on when the gang is stopped. A task that waits for its restart starts with
+        the next gang, so restart timers are cleared.
+        """
+        kept = {*names, *(f"frozen {m.id}" for m in self.gang if not m.is_core)}
+        self.timers = {name: at for name, at in self.timers.items() if name in kept}
+
+    def watch_agents(self) -> None:
+        """Set the timer by which agents must have reported the ordered starts and stops."""
+        due = [one.answer_by for one in self.gang.standings if one.answer_by is not None]
+        self.set_timer("agents", min(due, default=None))
+
+    # -- stages -----------------------------------------------------------------------------
+
+    def enter_next_stage(self) -> None:
+        """Enter the next stage if all tasks that the present one waits for have ended."""
+        tasks = self.gang.standings
+        if self.stage is Stage.ENDING_GANG:
+            if not any(task.is_core and (task.is_alive or task.is_awaited) for task in tasks):
+                self.stage = Stage.GATHERING
+                self.orders.append(GatherCheckpoints())
+        elif self.stage is Stage.ENDING_RUN and not any(task.is_alive for task in tasks):
+            self.conclude(self.judge())
+
+    def end_gang(self, why: str, now: float) -> None:
+        """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints."""
+        if not self.is_ending:
+            self.stage = Stage.ENDING_GANG
+            self.keep_timers("run", "stacks")
+            self.stop_tasks(self.gang.active(lambda one: one.is_core), why, now)
+
+    def end_run(
+        self, why: str, outcome: Outcome, now: float, *, grace_s: float | None = FAILURE_GRACE_S
+    ) -> None:
+        """Stop all tasks early and end the run with `outcome`."""
+        if self.outcome is not None:
+            return
+        if self.gang.failures and outcome.status is not Status.INTERRUPTED:
+            self.diagnose()
+        running = self.gang.running()
+        self._end(outcome)
+        longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
+        self.record(ev.RunStopping(why=why, grace_s=longest))
+        self.stop_tasks(running, why, now, grace_s=grace_s)
+
+    def _end(self, outcome: Outcome | None) -> None:
+        self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
+        self.timers.clear()
+
+    def fail(self, cause: Failure, why: str, now: float) -> None:
+        """End the run as failed because of `cause`, which is not restarted for `why`."""
+        self.diagnose(why)
+        self._end(verdicts.outcome_of(cause, why, self.plan))
+        self.stop_tasks(self.gang.running(), "another task failed", now)
+
+    def fail_unbegun(self, cause: Failure) -> None:
+        """End the run as failed before any task has run that could be diagnosed or stopped."""
+        self._end(verdicts.outcome_of(cause, "the run had not begun", self.plan))
+
+    def conclude(self, verdict: Next) -> None:
+        if self.ending is not None:
+            self.outcome = self.ending
+        elif verdict in (Next.SUCCEED, Next.FINISH):
+            self.outcome = Outcome(Status.SUCCEEDED, 0)
+        else:
+            self.diagnose()
+            self.outcome = verdicts.outcome_of(self.cause(), "it is not restarted", self.plan)
+
+    # -- causes -----------------------------------------------------------------------------
+
+    def cause(self) -> Failure:
+        cause = verdicts.root_cause(self._failures)
+        assert cause is not None
+        return cause
+
+    def diagnose(self, not_restarted: str | None = None) -> None:
+        """Record the root cause, with the reason it is not restarted."""
+        event = verdicts.diagnosis(self._failures, self.plan, not_restarted=not_restarted)
+        if event is not None:
+            self.record(event)
+
+    @property
+    def _failures(self) -> list[Failure]:
+        return self.gang.failures or self.gang.task_failures
