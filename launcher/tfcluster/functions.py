@@ -47,17 +47,15 @@ class Package:
 
     name: str
     folder: str
-    """Relative to `workdir`."""
-    workdir: Path
+    """Relative to the working directory of the tasks, which is the present one."""
     is_bytecode: bool
     """True if it holds code that only Pythons of the same minor version load."""
 
     def spec(self) -> dict[str, Any]:
         """Return the spec without its cluster."""
-        job = {"module": FUNCTION_MODULE, "args": [self.folder], "include": [self.folder]}
         return {
             "name": self.name,
-            "job": {**job, "workdir": str(self.workdir)},
+            "job": {"module": FUNCTION_MODULE, "args": [self.folder], "include": [self.folder]},
             "checkpoints": {"outputs": [f"{self.folder}/{_VALUE}"]},
             "supervision": {"max_restarts": 0},
         }
@@ -68,18 +66,13 @@ class Package:
         The versions of other machines are not known yet; their tasks check it.
         """
         own = ".".join(map(str, _PYTHON))
-        for node in plan.nodes:
-            python = node.interpreter
-            if self.is_bytecode and python is not None and python.version is not None:
-                version = ".".join(python.version.split(".")[:2])
-                if version != own:
-                    raise InterpreterError(
-                        f"a function of Python {own} cannot run in Python {version}"
-                        f" ({python.path}, {python.why}): bytecode loads only in the same minor"
-                        " version",
-                        fix=f"choose a Python {own} for the tasks (python=PATH), or call tfcluster"
-                        f" from Python {version}",
-                    )
+        for python in [node.interpreter for node in plan.nodes if self.is_bytecode]:
+            if python and python.version and not f"{python.version}.".startswith(f"{own}."):
+                raise InterpreterError(
+                    f"a function of Python {own} cannot run in Python {python.version}:"
+                    f" bytecode loads only in the same minor version ({python.path}, {python.why})",
+                    fix=f"choose a Python {own} for the tasks: python=PATH",
+                )
 
 
 @contextlib.contextmanager
@@ -89,9 +82,8 @@ def package(
     kwargs: Mapping[str, Any] = _NOTHING,
     *,
     name: str | None = None,
-    workdir: Path | None = None,
 ) -> Iterator[Package]:
-    """Put `function` and its arguments into a folder of `workdir`, which is removed at the end.
+    """Put `function` and its arguments into a folder, which is removed at the end.
 
     Objects of `__main__`, so of a script or a notebook, travel with their code; objects of modules
     are imported by the task. Raises FunctionError for what cannot be pickled or is too large.
@@ -101,7 +93,7 @@ def package(
     parts |= {f"args[{index}]": arg for index, arg in enumerate(args)}
     parts |= {f"kwargs[{key!r}]": arg for key, arg in kwargs.items()}
     pickled = _dump(parts, (function, tuple(args), dict(kwargs)))
-    with _placed({}, pickled, name or own_name, workdir or Path.cwd()) as placed:
+    with _placed({}, pickled, name or own_name) as placed:
         yield placed
 
 
@@ -112,7 +104,6 @@ def package_cell(
     name: str,
     push: Mapping[str, Any] = _NOTHING,
     pull: Sequence[str] = (),
-    workdir: Path | None = None,
 ) -> Iterator[Package]:
     """Put the source of a cell and the variables to `push` into a folder, like `package`.
 
@@ -121,8 +112,7 @@ def package_cell(
     pickled = _dump(push, dict(push))
     pickled.sources[name] = source
     pickled.code.append(source)
-    cell = {"cell": name, "pull": list(pull)}
-    with _placed(cell, pickled, "cell", workdir or Path.cwd()) as placed:
+    with _placed({"cell": name, "pull": list(pull)}, pickled, "cell") as placed:
         yield placed
 
 
@@ -166,9 +156,10 @@ def _dump(parts: Mapping[str, Any], whole: Any) -> _Pickled:
     try:
         pickled = _pickle(whole)
     except Exception as error:
-        blamed, reason = _first_failing(parts) or ("the call", describe_error(error))
+        blamed = next(filter(lambda name: not _can_pickle(parts[name]), parts), "the call")
+        message = f"{blamed} cannot be pickled: {describe_error(error)}"
         fix = "create it inside of the function, or pass a path or plain values"
-        raise FunctionError(f"{blamed} cannot be pickled: {reason}", fix=fix) from error
+        raise FunctionError(message, fix=fix) from error
     if (size := len(pickled.content)) > budgets.FUNCTION_BYTES:
         largest = max(parts, key=lambda name: len(_pickle(parts[name]).content))
         raise FunctionError(
@@ -179,13 +170,11 @@ def _dump(parts: Mapping[str, Any], whole: Any) -> _Pickled:
     return pickled
 
 
-def _first_failing(parts: Mapping[str, Any]) -> tuple[str, str] | None:
-    for name, part in parts.items():
-        try:
-            _pickle(part)
-        except Exception as error:
-            return name, describe_error(error)
-    return None
+def _can_pickle(value: Any) -> bool:
+    with contextlib.suppress(Exception):
+        _pickle(value)
+        return True
+    return False
 
 
 def _pickle(value: Any) -> _Pickled:
@@ -236,11 +225,8 @@ def _source_of(code: CodeType) -> str:
 
 
 @contextlib.contextmanager
-def _placed(
-    call: Mapping[str, Any], pickled: _Pickled, name: str, workdir: Path
-) -> Iterator[Package]:
-    workdir = workdir.absolute()
-    folder = f".tfcluster/function-{secrets.token_hex(4)}"
+def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[Package]:
+    workdir, folder = Path.cwd(), f".tfcluster/function-{secrets.token_hex(4)}"
     named = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "function"
     content = {
         **call,
@@ -252,7 +238,7 @@ def _placed(
     }
     try:
         _write(workdir / folder, content, "\n".join(pickled.code))
-        yield Package(named, folder, workdir, pickled.is_bytecode)
+        yield Package(named, folder, pickled.is_bytecode)
     finally:
         shutil.rmtree(workdir / folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # others are in it

@@ -16,6 +16,11 @@ from tfcluster import functions
 WORKER = {"TFCLUSTER_TASK": "worker:0"}
 
 
+@pytest.fixture(autouse=True)
+def in_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
 def defined(path: Path, source: str) -> dict[str, Any]:
     """Return the names that the script `path` with this source defines when it runs."""
     path.write_text(source)
@@ -30,7 +35,7 @@ def call(boot: Boot, placed: functions.Package, **options: Any) -> Ended:
 
 def value(placed: functions.Package) -> dict[str, Any]:
     """Return the record in the chief's file."""
-    found = pickle.loads((placed.workdir / placed.folder / "value.pkl").read_bytes())
+    found = pickle.loads(Path(placed.folder, "value.pkl").read_bytes())
     assert isinstance(found, dict)
     return found
 
@@ -56,7 +61,7 @@ def train(x, *, fail=False):
 
 def test_a_function_of_a_script_brings_what_it_uses(tmp_path: Path, boot: Boot) -> None:
     names = defined(tmp_path / "train.py", SCRIPT)
-    with functions.package(names["train"], (2,), workdir=tmp_path) as placed:
+    with functions.package(names["train"], (2,)) as placed:
         ended = call(boot, placed)
         found = pickle.loads(value(placed)["content"])
 
@@ -71,7 +76,7 @@ def test_an_error_names_the_line_although_the_script_is_not_there(
 ) -> None:
     script = tmp_path / "train.py"
     names = defined(script, SCRIPT)
-    with functions.package(names["train"], (2,), {"fail": True}, workdir=tmp_path) as placed:
+    with functions.package(names["train"], (2,), {"fail": True}) as placed:
         script.unlink()
         ended = call(boot, placed)
 
@@ -88,14 +93,14 @@ def test_an_error_names_the_line_although_the_script_is_not_there(
 
 @pytest.mark.parametrize("task", ["worker:1", "evaluator:0"])
 def test_only_the_chief_writes_its_value(tmp_path: Path, boot: Boot, task: str) -> None:
-    with functions.package(sum, ([1, 2],), workdir=tmp_path) as placed:
+    with functions.package(sum, ([1, 2],)) as placed:
         assert call(boot, placed, env={"TFCLUSTER_TASK": task}).code == 0
         assert value(placed) == {"error": "its function has not returned"}
 
 
 def test_a_value_that_cannot_be_returned_does_not_fail_the_job(tmp_path: Path, boot: Boot) -> None:
     names = defined(tmp_path / "f.py", "import threading\ndef f(): return threading.Lock()\n")
-    with functions.package(names["f"], workdir=tmp_path) as placed:
+    with functions.package(names["f"]) as placed:
         assert call(boot, placed).code == 0
         assert value(placed)["error"].startswith("_thread.lock cannot be pickled")
 
@@ -105,7 +110,7 @@ def test_a_cell_runs_in_any_python_with_the_variables_given(
 ) -> None:
     source = "total = sum(numbers)\nprint(__name__, total)\ndef unused(): pass\n"
     with functions.package_cell(
-        source, name="Cell In[3]", push={"numbers": [1, 2]}, pull=["total"], workdir=tmp_path
+        source, name="Cell In[3]", push={"numbers": [1, 2]}, pull=["total"]
     ) as placed:
         assert not placed.is_bytecode
         ended = call(boot, placed, python=python)
@@ -118,7 +123,7 @@ def test_a_cell_runs_in_any_python_with_the_variables_given(
 
 def test_an_error_in_a_cell_names_the_cell(tmp_path: Path, python: str, boot: Boot) -> None:
     source = "\ndef f():\n    return 1 / 0\nf()\n"
-    with functions.package_cell(source, name="Cell In[3]", workdir=tmp_path) as placed:
+    with functions.package_cell(source, name="Cell In[3]") as placed:
         ended = call(boot, placed, python=python)
 
     assert '  File "Cell In[3]", line 3, in f\n    return 1 / 0\n' in ended.err
@@ -128,14 +133,14 @@ def test_an_error_in_a_cell_names_the_cell(tmp_path: Path, python: str, boot: Bo
 
 
 def test_a_cell_that_does_not_define_what_is_pulled(tmp_path: Path, boot: Boot) -> None:
-    with functions.package_cell("x = 1", name="c", pull=["loss"], workdir=tmp_path) as placed:
+    with functions.package_cell("x = 1", name="c", pull=["loss"]) as placed:
         ended = call(boot, placed)
     assert "the cell does not define loss (--pull)" in ended.err
 
 
 def test_bytecode_of_another_python_is_refused(tmp_path: Path, python: str, boot: Boot) -> None:
     names = defined(tmp_path / "f.py", "def f(): pass\n")
-    with functions.package(names["f"], workdir=tmp_path) as placed:
+    with functions.package(names["f"]) as placed:
         ended = call(boot, placed, python=python)
     if python == sys.executable:
         assert ended.code == 0
@@ -153,7 +158,7 @@ def test_a_module_that_the_task_does_not_have(
     import only_here  # type: ignore[import-not-found]
 
     monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with functions.package(only_here.f, workdir=tmp_path) as placed:
+    with functions.package(only_here.f) as placed:
         ended = call(boot, placed)
     assert "the function needs the module only_here" in ended.err
 
@@ -167,13 +172,13 @@ def test_modules_beside_the_running_script_are_found(
     monkeypatch.syspath_prepend(folder)
     import beside_it  # type: ignore[import-not-found]
 
-    with functions.package(beside_it.f, workdir=tmp_path) as placed:
+    with functions.package(beside_it.f) as placed:
         assert call(boot, placed).out == "found\n"
 
 
 def test_without_hooks_it_runs_as_a_plain_module(tmp_path: Path, boot: Boot) -> None:
     names = defined(tmp_path / "train.py", SCRIPT)
-    with functions.package(names["train"], (2,), workdir=tmp_path) as placed:
+    with functions.package(names["train"], (2,)) as placed:
         workers = Path(functions.__file__).parents[2] / "workers"
         done = subprocess.run(
             [sys.executable, "-m", "tfcluster_workers.function", placed.folder],
@@ -187,6 +192,6 @@ def test_without_hooks_it_runs_as_a_plain_module(tmp_path: Path, boot: Boot) -> 
 
 
 def test_the_function_of_a_run_that_has_ended(tmp_path: Path, boot: Boot) -> None:
-    with functions.package(print, workdir=tmp_path) as placed:
+    with functions.package(print) as placed:
         pass
     assert "is gone: a function is kept only during its run" in call(boot, placed).err
