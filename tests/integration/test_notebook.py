@@ -47,6 +47,18 @@ def test_an_exception_of_a_function_names_cell_and_line(notebook: Notebook) -> N
     assert "return 1 / 0" in done.text, "the log has the source of the cell's line"
 
 
+def test_a_restart_calls_the_function_again(notebook: Notebook) -> None:
+    done = notebook.run(
+        "def f():\n"
+        "    attempt = os.environ['TFCLUSTER_ATTEMPT']\n"
+        "    if attempt == '1': os.kill(os.getpid(), 9)\n"
+        "    return attempt\n"
+        "sets = ['supervision.max_restarts=1', 'supervision.backoff_s=0.1']\n"
+        "print(tfcluster.run(f, sets=sets).value)"
+    )
+    assert done.text == "2\n", done.shown
+
+
 def test_what_cannot_be_sent_is_refused_before_the_start(notebook: Notebook) -> None:
     before = len(notebook.line.runs())
     done = notebook.run("tfcluster.run(print, args=(__import__('threading').Lock(),))")
