@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import shlex
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any, Final
 
@@ -56,16 +57,20 @@ def load_ipython_extension(shell: InteractiveShell) -> None:
 def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
     """Run the cell on the workers of one cluster; ``%%tfcluster --help`` lists the options."""
     try:
-        options = _options.main(shlex.split(line), "%%tfcluster", standalone_mode=False)
+        options = _parse(line)
         if isinstance(options, dict):  # else it has printed the help
             _run(shell, cell, **options)
-    except click.ClickException as error:
-        raise _without_traceback(UsageError(error.format_message())) from None
-    except SyntaxError as error:  # of the cell
-        text = "".join(traceback.format_exception_only(error))
-        raise _without_traceback(UsageError(text.strip())) from None
     except (TfclusterError, KeyboardInterrupt) as error:
         raise _without_traceback(error) from None
+
+
+def _parse(line: str) -> Any:
+    try:
+        return _options.main(shlex.split(line), "%%tfcluster", standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(error.format_message()) from error
+    except ValueError as error:  # such as a quotation mark without its partner
+        raise UsageError(f"%%tfcluster {line}: {error}") from error
 
 
 def _run(
@@ -75,13 +80,22 @@ def _run(
     # The magic is the cell's first line: tracebacks then have the line numbers of the notebook.
     source, name = f"\n{cell}", _cell_name()
     if options["python"] is None and options["hosts"] is None:
-        compile(source, name, "exec", dont_inherit=True)
+        _check_syntax(source, name)
     with functions.package_cell(source, name=name, push=variables, pull=_names(pull)) as package:
         run = api.start_package(package, workers=workers, **options)
         result = _watch(shell, run)
     result.check()
     if pull:
         shell.push(result.value)
+
+
+def _check_syntax(source: str, name: str) -> None:
+    """Raise UsageError for a cell that is not Python, before anything is started."""
+    try:
+        compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = "".join(traceback.format_exception_only(error))
+        raise UsageError(text.strip()) from error
 
 
 def _cell_name() -> str:
@@ -123,28 +137,34 @@ def _root_cause(run: Run) -> list[str]:
 
 def _watch(shell: InteractiveShell, run: Run) -> Result:
     """Show the run until its end; an interrupt stops it first."""
-    view: RunView | _CellView
-    if hasattr(shell, "kernel"):
-        view = _CellView(run)
-    else:
-        view = RunView(run.paths, Terminal())
-        view.start()
     try:
-        return _wait(run, view)
+        with _view(shell, run) as update:
+            while True:
+                try:
+                    return run.wait(_PAUSE_S)
+                except TimeoutError:
+                    update()
     except BaseException:
         run.stop()  # it has ended, unless the interrupt came while the view was drawn
         raise
-    finally:
-        view.finish()
 
 
-def _wait(run: Run, view: RunView | _CellView) -> Result:
-    while True:
+@contextlib.contextmanager
+def _view(shell: InteractiveShell, run: Run) -> Iterator[Callable[[], None]]:
+    """Show the run while the block calls the function that it gets."""
+    if hasattr(shell, "kernel"):
+        cell = _CellView(run)
         try:
-            return run.wait(_PAUSE_S)
-        except TimeoutError:
-            if isinstance(view, _CellView):
-                view.update()
+            yield cell.update
+        finally:
+            cell.finish()
+    else:
+        view = RunView(run.paths, Terminal())
+        view.start()
+        try:
+            yield lambda: None
+        finally:
+            view.finish()
 
 
 class _CellView:

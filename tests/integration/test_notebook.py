@@ -101,6 +101,7 @@ def test_a_failing_cell_shows_its_diagnosis(notebook: Notebook) -> None:
     ("line", "cell", "error"),
     [
         ("-n 0", "1", "Invalid value for '-n': 0 is not in the range x>=1"),
+        ("--set 'a", "1", "%%tfcluster -n 1 --set 'a: No closing quotation"),
         ("--push no_such", "1", "the notebook does not define no_such (--push)"),
         ("--pull no_such", "1", "the cell does not define no_such (--pull)"),
         ("--set job.nothing=1", "1", "job.nothing"),
