@@ -138,7 +138,7 @@ def start(
         return Run(start_and_leave(made))
     from tfcluster.coordinator.foreground import start_thread
 
-    return run_handle.start_in_thread(lambda: start_thread(made))
+    return Run(start_thread(made, run_handle.end_with_process))
 
 
 def run(

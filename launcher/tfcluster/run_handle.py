@@ -22,7 +22,7 @@ from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.waiting import PAUSE_S, Waiting, block, each, each_async, pause
+from tfcluster.rundir.waiting import Waiting, block, each, each_async, pause
 
 if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Gathered
@@ -93,20 +93,14 @@ class JobFailed(TfclusterError):
         return f"JobFailed: {self}".splitlines()
 
 
+@dataclass(frozen=True, slots=True)
 class Run:
     """A run: of this process, of another one, or one that has ended."""
 
-    def __init__(self, paths: RunPaths) -> None:
-        self.paths = paths
+    paths: RunPaths
 
     def __repr__(self) -> str:
         return f"Run({self.id!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Run) and self.paths == other.paths
-
-    def __hash__(self) -> int:
-        return hash(self.paths)
 
     @property
     def id(self) -> str:
@@ -270,7 +264,8 @@ class Run:
         return result
 
     def _end(self) -> Waiting[Result]:
-        while not (state := self.state()).status.is_final:
+        state_file = registry.StateFile(self.paths)
+        while not (self._is_over(state_file) and (state := self.state()).status.is_final):
             yield
         while (thread := _threads.get(self.paths)) is not None and thread.is_alive():
             yield  # it closes its control socket
@@ -312,21 +307,28 @@ class Run:
             if not is_last:
                 yield None
 
+    def _is_over(self, state_file: registry.StateFile) -> bool:
+        """Return whether the run has ended; much cheaper than `state` while nothing changes."""
+        thread = _threads.get(self.paths)
+        return state_file.is_over() or (thread is not None and not thread.is_alive())
+
     def _rounds(self, follow: bool) -> Iterator[bool]:
         """Yield False while more may come, then True for the last round."""
-        while follow and not self.state().status.is_final:
+        state_file = registry.StateFile(self.paths)
+        while follow and not self._is_over(state_file):
             yield False
         yield True
 
 
-def start_in_thread(start: Callable[[], tuple[RunPaths, threading.Thread]]) -> Run:
-    """Return the run that `start` starts in a thread; it ends with this process."""
+def end_with_process(paths: RunPaths) -> None:
+    """Note that this thread coordinates the run, which has to end before the process does."""
     if not _threads:
+        # Its own exit function must run after `_stop_all`.
+        import concurrent.futures.thread  # noqa: F401
+
         # `atexit` would come too late: by then threads, which the stop needs, cannot start.
         threading._register_atexit(_stop_all)  # type: ignore[attr-defined]
-    paths, thread = start()
-    _threads[paths] = thread
-    return Run(paths)
+    _threads[paths] = threading.current_thread()
 
 
 def describe_failure(state: RunSnapshot) -> tuple[str, str]:
@@ -373,7 +375,7 @@ def _stop_interrupted(*runs: Run) -> None:
                 with contextlib.suppress(TfclusterError):
                     run.ask_to_stop(why="Ctrl-C" if len(runs) == 1 else "exit", now=now)
             while any(_threads[run.paths].is_alive() for run in runs):
-                time.sleep(PAUSE_S)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
+                time.sleep(0.02)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
             return
 
 

@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import is_alive
+from tests.launcher.conftest import MakeRun
 
 import tfcluster
+from tfcluster import run_handle
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -388,6 +390,18 @@ tfcluster.start({spec("sleeps")!r}).wait()
     assert caught.value.exit_code == 3
     assert run.stop().status == "lost"
     assert run.state().ended_at is not None, "it was cleaned up"
+
+
+def test_a_run_of_this_process_that_could_not_record_its_end_is_lost(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make_run(status=tfcluster.Status.RUNNING)
+    coordinator = threading.Thread(target=lambda: None)
+    coordinator.start()
+    coordinator.join()
+    monkeypatch.setitem(run_handle._threads, paths, coordinator)
+
+    assert tfcluster.Run(paths).wait(timeout=5).status == "lost"
 
 
 # -- the package ---------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ import click
 from tfcluster.api import get_run
 from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import files
+from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts
-from tfcluster.ui.follow import RunView, StateFile
+from tfcluster.ui.follow import RunView
 from tfcluster.ui.history import format_attached, format_restart
 from tfcluster.ui.merged_logs import LogFilter
 from tfcluster.ui.tail import end_of_lines
@@ -49,7 +50,7 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         events_offset=0 if as_json else end_of_lines(paths.events),
     )
     try:
-        view.run(is_over=StateFile(paths).is_over)
+        view.run(is_over=registry.StateFile(paths).is_over)
     except KeyboardInterrupt:
         terminal.clear_status()
         short = state.run[-4:]

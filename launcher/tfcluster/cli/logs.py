@@ -17,7 +17,7 @@ from tfcluster.plan.plan import TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts, rank
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui.follow import RunView, StateFile, line_style_for
+from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.lines import escape_json
 from tfcluster.ui.merged_logs import LogFilter, MergedLogs
 from tfcluster.ui.tail import end_of_lines
@@ -64,7 +64,7 @@ def command(
     if as_json:
         if collapse:
             raise UsageError("--collapse and --json exclude each other", fix="leave out one")
-        is_over = StateFile(paths).is_over
+        is_over = registry.StateFile(paths).is_over
         _emit(MergedLogs(paths, log_filter), terminal, is_over=lambda: not follow or is_over())
     elif follow:
         view = RunView(
@@ -75,7 +75,7 @@ def command(
             shows_messages=False,
             events_offset=end_of_lines(paths.events),
         )
-        view.run(is_over=StateFile(paths).is_over)
+        view.run(is_over=registry.StateFile(paths).is_over)
     else:
         merged = MergedLogs(paths, log_filter, line_style_for(terminal, terminal.stdout, collapse))
         for block in merged.drain():

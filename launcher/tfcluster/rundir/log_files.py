@@ -64,6 +64,9 @@ class GrowingFile:
 
     def read(self, *, with_rest: bool = False) -> Iterator[bytes]:
         """Yield the lines since the last call; `with_rest`: a last one without newline too."""
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_size == self._offset:
+                return
         with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:

@@ -154,6 +154,33 @@ def load_plan(paths: RunPaths) -> Plan:
         raise RunFolderError(f"{paths.plan} cannot be read: {describe_error(error)}") from error
 
 
+class StateFile:
+    """A reader of ``state.json`` that parses it again only when it was replaced."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        self._paths = paths
+        self._stamp: tuple[int, int] | None = None
+        self._snapshot: RunSnapshot | None = None
+
+    def read(self) -> RunSnapshot | None:
+        """Return the newest readable state, or None if there has been none yet."""
+        try:
+            stat = self._paths.state.stat()
+            if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
+                self._snapshot = _read(self._paths)
+                self._stamp = (stat.st_mtime_ns, stat.st_ino)
+        except (OSError, DamagedRunError):
+            pass
+        return self._snapshot
+
+    def is_over(self) -> bool:
+        """Return whether the run has ended, its coordinator has died, or its folder is gone."""
+        snapshot = self.read()
+        if snapshot is None or snapshot.status.is_final or not self._paths.state.exists():
+            return True
+        return coordinator_of(snapshot).is_alive() is False
+
+
 def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:
     return ProcessIdentity(
         host=snapshot.host, boot_id=snapshot.boot_id, pid=snapshot.pid, start=snapshot.pid_start

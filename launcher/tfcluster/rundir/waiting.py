@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Generator, Iterator
-from typing import Final, TypeVar
+from typing import TypeVar
 
-PAUSE_S: Final = 0.05
+_FASTEST_S, _SLOWEST_S = 0.01, 0.1
+"""Shortest and longest pause: it doubles while nothing happens."""
 
 T = TypeVar("T")
 Waiting = Generator[None, None, T]
@@ -15,6 +16,7 @@ Waiting = Generator[None, None, T]
 
 def block(waiting: Waiting[T], timeout: float | None = None) -> T:
     """Return the result of a wait; raises TimeoutError after `timeout` seconds."""
+    pauses = _pauses()
     until = None if timeout is None else time.monotonic() + timeout
     while True:
         try:
@@ -23,36 +25,48 @@ def block(waiting: Waiting[T], timeout: float | None = None) -> T:
             return end.value  # type: ignore[no-any-return]
         if until is not None and time.monotonic() >= until:
             raise TimeoutError("the run has not ended in time; it continues")
-        time.sleep(PAUSE_S)
+        time.sleep(next(pauses))
 
 
 async def pause(waiting: Waiting[T]) -> T:
     """Return the result of a wait."""
     import asyncio  # slow, and most callers do not need it
 
+    pauses = _pauses()
     while True:
         try:
             next(waiting)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        await asyncio.sleep(PAUSE_S)
+        await asyncio.sleep(next(pauses))
 
 
 def each(items: Iterator[T | None]) -> Iterator[T]:
     """Yield the items; None means that there is nothing yet."""
+    pauses = _pauses()
     for item in items:
         if item is not None:
+            pauses = _pauses()
             yield item
         else:
-            time.sleep(PAUSE_S)
+            time.sleep(next(pauses))
 
 
 async def each_async(items: Iterator[T | None]) -> AsyncIterator[T]:
     """Yield the items; None means that there is nothing yet."""
     import asyncio
 
+    pauses = _pauses()
     for item in items:
         if item is not None:
+            pauses = _pauses()
             yield item
         else:
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(next(pauses))
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = _FASTEST_S
+    while True:
+        yield pause_s
+        pause_s = min(pause_s * 2, _SLOWEST_S)

@@ -17,10 +17,9 @@ from typing import Any
 from tfcluster.agent import foreign_json
 from tfcluster.rundir.log_files import prepare_label
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.registry import coordinator_of
+from tfcluster.rundir.registry import StateFile
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.formats import (
@@ -246,35 +245,6 @@ class RunView:
         lines = self.logs.skip_to_newest()
         self._terminal.say(f"… {lines:,} lines not shown, the terminal was too slow: they are in")
         self._terminal.say(f"  {self._paths.logs}")
-
-
-class StateFile:
-    """A reader of ``state.json`` that parses it again only when it was replaced."""
-
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
-        self._stamp: tuple[int, int] | None = None
-        self._snapshot: RunSnapshot | None = None
-
-    def read(self) -> RunSnapshot | None:
-        """Return the newest readable state, or None if there has been none yet."""
-        try:
-            stat = self._paths.state.stat()
-            if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = from_json(
-                    RunSnapshot, foreign_json.read_json_object(self._paths.state)
-                )
-                self._stamp = (stat.st_mtime_ns, stat.st_ino)
-        except (OSError, ValueError):
-            pass
-        return self._snapshot
-
-    def is_over(self) -> bool:
-        """Return whether the run has ended, its coordinator has died, or its folder is gone."""
-        snapshot = self.read()
-        if snapshot is None or snapshot.status.is_final or not self._paths.state.exists():
-            return True
-        return coordinator_of(snapshot).is_alive() is False
 
 
 def line_style_for(terminal: Terminal, stream: Stream, collapse: bool) -> LineStyle:

@@ -65,7 +65,11 @@ class Office:
             **sections,
         }
         self.write("spec.json", json.dumps(spec))
-        return Path(_home()) / self.desk.name / "spec.json"
+        return self.seen("spec.json")
+
+    def seen(self, name: str) -> Path:
+        """Return the path of a file of the desk, as commands that are started there see it."""
+        return Path(_home()) / self.desk.name / name
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         process = self.home.start(
