@@ -19,8 +19,9 @@ from IPython.display import display
 from tfcluster import api, functions
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import JobFailed, Result, Run
+from tfcluster.rundir.registry import StateFile
 from tfcluster.rundir.states import Status
-from tfcluster.ui.follow import RunView, StateFile, format_status_line
+from tfcluster.ui.follow import RunView, format_status_line
 from tfcluster.ui.formats import cut_to_columns
 from tfcluster.ui.history import log_of_cause
 from tfcluster.ui.merged_logs import LineStyle, MergedLogs
