@@ -64,9 +64,12 @@ def reader(kind: Any) -> Reader:
         return _reader_of_union(args)
     if origin is Literal:
         return _checked(lambda value: value in args)
-    if origin in (tuple, list):
-        read_item = reader(args[0])
-        return lambda value: origin(map(read_item, _list(value)))
+    if origin is tuple and Ellipsis not in args:
+        readers = [reader(item) for item in args]
+        return lambda value: tuple(r(v) for r, v in zip(readers, _list(value), strict=True))
+    if origin in (tuple, list, Sequence):
+        read_item, make = reader(args[0]), list if origin is list else tuple
+        return lambda value: make(map(read_item, _list(value)))
     if isinstance(origin, type) and issubclass(origin, Mapping):
         read_item = reader(args[1])
         return lambda value: {key: read_item(item) for key, item in _object(value).items()}

@@ -235,6 +235,19 @@ def test_an_internal_error_is_reported_and_recorded(shell: CommandLine) -> None:
     assert str(folder / "fault.txt") in state["hint"]
 
 
+def test_the_record_of_an_internal_error_has_no_secrets(shell: CommandLine) -> None:
+    shell.script("task.py", SLEEPS)
+    shell.script("sitecustomize.py", FAULT.replace("boom", "boom s3cret-value"))
+    shell.env |= {"PYTHONPATH": str(shell.cwd), "API_KEY": "s3cret-value"}
+
+    done = shell.run("run", "-d", "--set", "job.env.API_KEY=null", "task.py")
+
+    assert done.code == 70, done.err
+    folder = shell.last_run()
+    assert "RuntimeError: boom ********" in (folder / "fault.txt").read_text()
+    assert "s3cret-value" not in (folder / "coordinator.log").read_text()
+
+
 def test_runs_of_one_name_started_in_one_second_share_nothing(shell: CommandLine) -> None:
     shell.script("family.py", FAMILY)
     spec = shell.spec("s.json", {"script": "family.py"})

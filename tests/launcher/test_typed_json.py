@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -34,6 +34,7 @@ class Whole:
     name: str
     parts: tuple[Part, ...] = ()
     by_name: Mapping[str, Part] = field(default_factory=dict)
+    pairs: Sequence[tuple[int, str]] = ()
     gpus: int | tuple[int, ...] | Literal["all"] | None = None
     colour: Colour = Colour.RED
     is_new: bool = field(default=False, metadata=ONLY_IF_SET)
@@ -43,7 +44,7 @@ class Whole:
 
 @pytest.mark.parametrize("gpus", [None, 2, (0, 1), "all"])
 def test_a_value_is_the_same_after_it_is_written_and_read(gpus: Any) -> None:
-    whole = Whole("w", (Part(1.5), Part(2, "b")), {"x": Part(0)}, gpus, is_new=True)
+    whole = Whole("w", (Part(1.5), Part(2, "b")), {"x": Part(0)}, ((1, "a"),), gpus, is_new=True)
     assert from_json(Whole, json.loads(json.dumps(to_json(whole)))) == whole
 
 
@@ -67,6 +68,10 @@ DAMAGES: dict[str, tuple[object, str]] = {
     "a boolean as a number": ({"name": "w", "parts": [{"size": True}]}, "size cannot be True"),
     "NaN": ({"name": "w", "parts": [{"size": float("nan")}]}, "size cannot be nan"),
     "an item of another type": ({"name": "w", "parts": [3]}, r"parts cannot be \[3\]"),
+    "a pair of three": (
+        {"name": "w", "pairs": [[1, "a", 2]]},
+        r"pairs cannot be \[\[1, 'a', 2\]\]",
+    ),
     "a number for an object": ({"name": "w", "by_name": 3}, "by_name cannot be 3"),
     "an unknown choice": ({"name": "w", "parts": [{"size": 1, "kind": "c"}]}, "kind cannot be 'c'"),
     "an unknown state": ({"name": "w", "colour": "blue"}, "colour cannot be 'blue'"),

@@ -4,3 +4,11 @@ Standard library only, Python ≥ 3.9: the agent runs on nodes that have nothing
 installed. It stays in memory beside every training run, so it avoids modules that cost memory or
 start-up time (asyncio, subprocess, dataclasses).
 """
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, NoReturn, TextIO
+else:  # importing typing would cost a megabyte; annotations are not evaluated
+    Any = NoReturn = TextIO = object
+
+__all__ = ["Any", "NoReturn", "TextIO"]

@@ -6,25 +6,24 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import time
+from collections.abc import Callable
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import describe_error
+from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.ports import PortHolder, PortTaken
 from tfcluster.agent.net.session import CoordinatorLink
+from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.runner import TaskRunner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable
-    from typing import Any
-
     from tfcluster.agent.files.cache import CacheUse
     from tfcluster.agent.files.file_process import FileClient
-    from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
 FILE_ORDERS = ("receive", "scan", "read", "got", "hurry", "cancel", "look")
 

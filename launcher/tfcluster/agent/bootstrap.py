@@ -14,10 +14,7 @@ import hashlib
 import json
 import os
 import sys
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 HAVE = b"\x00tfcluster-bundle have\n"
 NEED = b"\x00tfcluster-bundle need\n"

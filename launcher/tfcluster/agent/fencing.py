@@ -17,6 +17,7 @@ import signal
 import time
 import zlib
 
+from tfcluster.agent import Any
 from tfcluster.agent.processes import (
     first_environment,
     is_alive,
@@ -24,11 +25,6 @@ from tfcluster.agent.processes import (
     read_bytes,
     start_time,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 
 END_S = 10.0
 """The time for a guard to end the tasks of a killed agent."""
@@ -95,9 +91,8 @@ def end(previous: dict[str, Any], timeout_s: float = END_S) -> bool | None:
 
 def end_process(pid: int) -> bool:
     """Kill a visible process; return whether it has ended within `END_S`."""
-    process = (pid, start_time(pid))
-    _signal(*process, signal.SIGKILL)
-    return _await_end([process], END_S)
+    started = start_time(pid)
+    return not kill_all(lambda: [pid] if is_alive(pid, started) else [], END_S)
 
 
 def end_lost_run(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,7 @@ import json
 import os
 import stat
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
+from tfcluster.agent import Any
 
 LARGEST_FILE = 256 << 20
 """The largest file that is read, in bytes: ten times the state of ten thousand tasks."""

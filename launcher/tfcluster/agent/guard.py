@@ -14,6 +14,7 @@ import contextlib
 import os
 import signal
 
+from tfcluster.agent import NoReturn
 from tfcluster.agent.processes import (
     become_subreaper,
     discard_streams,
@@ -116,8 +117,3 @@ def _read_records(from_agent: int) -> tuple[dict[int, int], dict[str, str]]:
             else:
                 files.pop(value, None)
     return groups, files
-
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import NoReturn

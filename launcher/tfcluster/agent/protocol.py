@@ -19,13 +19,10 @@ from __future__ import annotations
 import json
 import struct
 from collections import deque
+from collections.abc import Iterator
 
+from tfcluster.agent import Any
 from tfcluster.agent.foreign_json import parse_json_object
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing typing would cost the agent a megabyte
-    from collections.abc import Iterator
-    from typing import Any
 
 VERSION = 1
 MAGIC = b"\x00tfcluster-agent 1\n"

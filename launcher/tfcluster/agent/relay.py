@@ -16,14 +16,10 @@ import socket
 import sys
 import time
 
-from tfcluster.agent import fencing
+from tfcluster.agent import Any, NoReturn, fencing
 from tfcluster.agent.net.listener import process_of
 from tfcluster.agent.net.private_folders import make_private, place_of
 from tfcluster.agent.processes import close_from, set_process_name
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
 
 _CHUNK = 1 << 18
 _LOCK_S = 20.0

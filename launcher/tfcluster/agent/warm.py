@@ -15,18 +15,14 @@ import select
 import signal
 import socket
 import time
+from collections.abc import Iterator
 
+from tfcluster.agent import Any
+from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.listener import is_own_user, listen
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import reap_orphans, set_process_name
 from tfcluster.agent.tasks.preloader import read_message
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
 
 PROCESS_NAME = "tfcluster-warm"
 """The process name while it waits, which tells it from an orphan of a run."""
@@ -85,7 +81,9 @@ class WarmWait:
                 continue
             peer, _ = listener.accept()
             request = read_message(peer, _REQUEST_S) if is_own_user(peer) else {}
-            if _has_hung_up(peer):  # this process was stopped; the client gave up waiting
+            if select.select([peer], [], [], 0)[0]:
+                # Readable without an answer is the end: this process was stopped, and the client
+                # gave up waiting.
                 peer.close()
                 continue
             if request.get("op") == "run":
@@ -123,15 +121,3 @@ def _locked(folder: str) -> Iterator[None]:
 def _has_listener(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(path) == 0
-
-
-def _has_hung_up(peer: socket.socket) -> bool:
-    peer.setblocking(False)
-    try:
-        return peer.recv(1) == b""
-    except BlockingIOError:
-        return False  # it waits for an answer
-    except OSError:
-        return True
-    finally:
-        peer.settimeout(_REQUEST_S)

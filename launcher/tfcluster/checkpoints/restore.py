@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePath
 from posixpath import basename
 from typing import Protocol
@@ -36,21 +35,12 @@ KEPT_FOR_READERS = 5
 """The number of checkpoints that stay for a slow reader, however few the store keeps."""
 
 
-@dataclass(frozen=True, slots=True)
-class PutBack:
-    """The state that an attempt starts from."""
-
-    step: int | None
-    """The value of TFCLUSTER_RESTORED_STEP; None on a fresh start or if unknown."""
-    replaced: tuple[Path, ...]
-    """The folders that now hold the previous contents of the directories (one generation)."""
-
-
-def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> PutBack:
+def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> None:
     """Make each directory hold exactly `state` (see `Store.state`), all of them or none.
 
-    Everything is first copied next to the directories and then renamed. Raises OSError before
-    anything is replaced, SourceChangedError if the store is damaged.
+    Everything is first copied next to the directories and then renamed; a folder beside each one
+    keeps its previous contents. Raises OSError before anything is replaced, SourceChangedError if
+    the store is damaged.
     """
     targets = list(directories)
     staged: list[Path] = []
@@ -60,14 +50,14 @@ def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> PutBack:
             staging = tempfile.mkdtemp(prefix=f"{target.name}{_INCOMING}", dir=target.parent)
             staged.append(Path(staging))
             fill(Path(staging), state)
-        replaced = [_swap(new, target) for new, target in zip(staged, targets, strict=True)]
+        for new, target in zip(staged, targets, strict=True):
+            _swap(new, target)
     finally:
         for leftover in staged:
             shutil.rmtree(leftover, ignore_errors=True)
     if state:  # for an empty folder no start needs to wait for the disk
         for target in targets:
             sync_folder(target.parent)
-    return PutBack(newest_of(state).step, tuple(filter(None, replaced)))
 
 
 def newest_of(state: Iterable[Gathered]) -> Newest:
@@ -177,9 +167,8 @@ def _saved(gathered: Gathered) -> int:
     return gathered.checkpoint.saved_ns
 
 
-def _swap(new: Path, target: Path) -> Path | None:
-    """Rename `new` to `target`; return where a `target` that was not empty is kept now."""
-    replaced = None
+def _swap(new: Path, target: Path) -> None:
+    """Rename `new` to `target`; a `target` that is not empty is kept under another name."""
     if target.is_dir() and any(target.iterdir()):
         replaced = target.with_name(f"{target.name}{_REPLACED}")
         shutil.rmtree(replaced, ignore_errors=True)
@@ -188,4 +177,3 @@ def _swap(new: Path, target: Path) -> Path | None:
         target.rmdir()
     new.chmod(0o755)
     new.rename(target)
-    return replaced

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from importlib import import_module
 from socket import gethostname
 from typing import TYPE_CHECKING
@@ -76,13 +75,13 @@ class _ShownRun:
         )
         self._view.start()
 
-    def announced(self, ports: Mapping[str, int]) -> None:
+    def announced(self, plan: Plan) -> None:
         from tfcluster.ui.plan_view import start_panel
         from tfcluster.ui.render import render
 
         resume = self._options.resume
         resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None
-        panel = start_panel(self._plan, self._paths, ports, resumes=resumes)
+        panel = start_panel(plan, self._paths, resumes=resumes)
         self._view.say(render(panel, self._terminal))
 
     def left(self) -> None:

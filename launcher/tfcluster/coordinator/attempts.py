@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
@@ -117,18 +116,18 @@ class Attempts:
         self.due_alone.clear()
         # Tasks that the user starts by hand restore the same state as the others.
         by_hand = [task.id for task in self.plan.by_hand if self.hub.uses_run_folder(task.node)]
-        restored = await self.loop.run_alongside(
+        step = await self.loop.run_alongside(
             self.run_gathering.put_state_back([*to_start, *by_hand])
         )
         self.run_gathering.follow_chief(chief_among(self.plan, members))
-        self._order_start(number, members, to_start, restored)
+        self._order_start(number, members, to_start, step)
 
     def _order_start(
-        self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], restored: PutBack
+        self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], step: int | None
     ) -> None:
         """Order the start of `tasks` that are still to start after the state was put back."""
         if due := self.supervisor.order(tasks, number, self.loop.now()):
-            self.startup.start_tasks(number, members, only=due, restored_step=restored.step)
+            self.startup.start_tasks(number, members, only=due, restored_step=step)
 
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
@@ -152,12 +151,12 @@ class Attempts:
         members = tuple(member.id for member in self.supervisor.gang)
         put_back = self.run_gathering.put_state_back([order.task])
         try:
-            restored = await self.loop.run_alongside(put_back)
+            step = await self.loop.run_alongside(put_back)
         except SetupError as error:
             task, number = str(order.task), order.attempt
             self.supervisor.start_failed(task, number, error.message, self.loop.now())
         else:
-            self._order_start(order.attempt, members, [order.task], restored)
+            self._order_start(order.attempt, members, [order.task], step)
 
     async def _reconnect(self) -> None:
         """Give lost nodes a new agent; once it answers, no old task lives on the node.
@@ -212,38 +211,31 @@ class Attempts:
         self.supervisor.node_gone(node, error.message, self.loop.now())
 
 
-class ExternalPeers:
-    """The cluster's tasks that are started on other machines or by hand."""
+async def follow_peers(
+    plan: Callable[[], Plan],
+    is_waiting: Callable[[], bool],
+    note_absent: Callable[[Sequence[str]], None],
+) -> None:
+    """Dial the tasks that are started elsewhere every 2 s, while a local task `is_waiting`.
 
-    def __init__(self, plan: Plan, note_absent: Callable[[Sequence[str]], None]) -> None:
-        """Prepare the check; `note_absent` gets the peers that did not answer, with the reasons."""
-        cluster = [task for task in plan.elsewhere if task.in_cluster]
-        self._peers = cluster if plan.kind == "training" else []
-        self._note_absent = note_absent
-        self.ports: Mapping[str, int] = {}
-        """Task → port, for ports that were chosen at the start."""
-
-    async def follow(self, is_waiting: Callable[[], bool]) -> None:
-        """Dial the peers every 2 s until cancelled, while a local task `is_waiting` for them."""
-        noted = tuple[str, ...]()
-        while self._peers:
-            absent = await self._dial_all() if is_waiting() else ()
-            if absent != noted:
-                self._note_absent(absent)
-                noted = absent
-            await asyncio.sleep(POLL_S)
-
-    async def _dial_all(self) -> tuple[str, ...]:
-        dials = (_dial(task, self.ports.get(str(task.id), task.port)) for task in self._peers)
-        return tuple(filter(None, await asyncio.gather(*dials)))
+    Runs until cancelled. `note_absent` gets the tasks that did not answer, with the reasons.
+    """
+    noted = tuple[str, ...]()
+    while plan().kind == "training" and plan().elsewhere:
+        dials = [_dial(task) for task in plan().elsewhere if task.in_cluster and is_waiting()]
+        absent = tuple(filter(None, await asyncio.gather(*dials)))
+        if absent != noted:
+            note_absent(absent)
+            noted = absent
+        await asyncio.sleep(POLL_S)
 
 
-async def _dial(task: TaskPlan, port: int) -> str:
+async def _dial(task: TaskPlan) -> str:
     """Return why `task` cannot be reached; empty if something listens on its port."""
-    where = f"{task.id} at {task.host}:{port}"
+    where = f"{task.id} at {task.address}"
     try:
         async with asyncio.timeout(DIAL_S):
-            _, writer = await asyncio.open_connection(task.bare_host, port)
+            _, writer = await asyncio.open_connection(task.bare_host, task.port)
     except ConnectionRefusedError:
         return f"{where}: nothing listens there yet"
     except TimeoutError:

@@ -125,7 +125,7 @@ def _follow(messages: Iterator[Any], plan: Plan, watcher: Watcher) -> object:
         match message:
             case RunPaths():
                 watcher.opened(message, plan)
-            case dict():
+            case Plan():
                 watcher.announced(message)
             case _:
                 return message
@@ -212,7 +212,7 @@ def _run(launch: Launch, writer: int) -> None:
     with _redirected_output(session.paths.coordinator_log):
         tell(session.paths)
         session.run_writer.on_event = note_start
-        end = session.run(lambda ports: tell(dict(ports)))
+        end = session.run(tell)
         if end.outcome.error is not None:
             os.write(2, f"tfcluster: {end.outcome.error}\n".encode(errors="replace"))
         tell(end)

@@ -14,7 +14,7 @@ from typing import Any
 from tfcluster import __version__
 from tfcluster.backends import open_nodes
 from tfcluster.coordinator import gathering
-from tfcluster.coordinator.attempts import Attempts, ExternalPeers
+from tfcluster.coordinator.attempts import Attempts, follow_peers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
@@ -48,12 +48,12 @@ class Coordinator:
         run_gathering: RunGathering,
         *,
         open_nodes: OpenNodes = open_nodes,
-        announce: Callable[[Mapping[str, int]], None] = lambda ports: None,
+        announce: Callable[[Plan], None] = lambda plan: None,
         start_options: StartOptions,
     ) -> None:
         """Prepare the run.
 
-        `announce` is called with each task's port (none for `plain` jobs) before the start.
+        `announce` is called before the start with the plan, now with every host and port.
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
@@ -61,14 +61,13 @@ class Coordinator:
         self._hub = Hub(
             self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
         )
-        self._external_peers = ExternalPeers(plan, self._note_absent)
         self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
         startup = self._startup = Startup(
             plan, self.paths, run_gathering, hub, until, self._announce, wait_for, start_options
         )
-        self._announced = announce
+        self._announced, self._announced_plan = announce, plan
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self._attempts = Attempts(
             self._supervisor, startup, run_writer, self._loop, self._connect, self._record
@@ -151,9 +150,9 @@ class Coordinator:
             by_hand=[str(task.id) for task in self.plan.by_hand if task.node == node.name],
         )
 
-    def _announce(self, ports: Mapping[str, int]) -> None:
-        self._external_peers.ports = ports
-        self._announced(ports)
+    def _announce(self, plan: Plan) -> None:
+        self._announced_plan = plan
+        self._announced(plan)
 
     async def _probe_links(self, attempt: int) -> None:
         plan, paths, hub = self.plan, self.paths, self._hub
@@ -162,8 +161,10 @@ class Coordinator:
 
     async def _follow_external_peers(self) -> None:
         gang = self._supervisor.gang
-        await self._external_peers.follow(
-            lambda: any(member.is_running and member.waits_for_peers for member in gang)
+        await follow_peers(
+            lambda: self._announced_plan,
+            lambda: any(member.is_running and member.waits_for_peers for member in gang),
+            self._note_absent,
         )
 
     def _note_absent(self, absent: Sequence[str]) -> None:

@@ -33,8 +33,8 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.typed_json import to_json
 
-Announce = Callable[[Mapping[str, int]], None]
-"""A function that is called with each task's port before the first start."""
+Announce = Callable[[Plan], None]
+"""A function that is called before the first start with the plan, now with every host and port."""
 
 SIGNALS = {
     signal.SIGINT: Stop("Ctrl-C", 130),
@@ -77,8 +77,8 @@ class Watcher(Protocol):
     def opened(self, paths: RunPaths, plan: Plan) -> None:
         """Called when the run folder exists."""
 
-    def announced(self, ports: Mapping[str, int]) -> None:
-        """Called with each task's port before the first start."""
+    def announced(self, plan: Plan) -> None:
+        """Called before the first start with the plan, now with every host and port."""
 
     def left(self) -> None:
         """Called when all tasks of a run in the background run, and the starter leaves it."""
@@ -139,12 +139,12 @@ class Session:
             return await coordinator.run()
 
     def _announcing(self, resume: Resume, announce: Announce) -> Announce:
-        def record_and_announce(ports: Mapping[str, int]) -> None:
+        def record_and_announce(plan: Plan) -> None:
             resumed = Resumed(
                 run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint
             )
             self.run_writer.record(resumed)
-            announce(ports)
+            announce(plan)
 
         return record_and_announce
 
@@ -157,7 +157,8 @@ class Session:
             fix=f"please report it with {self.paths.fault}",
         )
         with contextlib.suppress(OSError):
-            self.paths.fault.write_text("".join(traceback.format_exception(fault)))
+            trace = "".join(traceback.format_exception(fault))
+            self.paths.fault.write_text(secrets.redact(trace, self._secrets))
         return self._fail(error)
 
     def _fail(self, error: TfclusterError) -> Outcome:
@@ -190,7 +191,7 @@ def start_thread(launch: Launch, note: Callable[[RunPaths], None]) -> RunPaths:
             opened.set_exception(error)
             return
         opened.set_result(session.paths)
-        session.run(lambda ports: None, handles_signals=False)
+        session.run(lambda plan: None, handles_signals=False)
 
     threading.Thread(target=run, name=f"tfcluster {launch.plan.name}", daemon=True).start()
     return opened.result()

@@ -17,7 +17,7 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
 from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
-from tfcluster.checkpoints.restore import PutBack, newest_in, newest_of, newest_reported
+from tfcluster.checkpoints.restore import newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError
@@ -81,9 +81,10 @@ class RunGathering:
         `gather_latest` found."""
         return self._shared_newest if self._is_shared else newest_of(self._store.state())
 
-    async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
+    async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         """Make the tasks' directories hold the newest complete state; nothing on a fresh start.
 
+        Return the value of TFCLUSTER_RESTORED_STEP; None on a fresh start or if it is unknown.
         Raises RunFolderError.
         """
         if self._before is None:
@@ -105,7 +106,7 @@ class RunGathering:
         finally:
             self._is_filling = False
 
-    async def _put_back(self, tasks: Sequence[TaskId]) -> PutBack:
+    async def _put_back(self, tasks: Sequence[TaskId]) -> int | None:
         tries = 0
         while True:
             try:

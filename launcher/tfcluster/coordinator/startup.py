@@ -59,8 +59,8 @@ class Startup:
     run_gathering: RunGathering
     hub: Hub
     until: Until
-    announce: Callable[[Mapping[str, int]], None]
-    """Called with each task's port just before the first start."""
+    announce: Callable[[Plan], None]
+    """Called just before the first start with the plan, now with every host and port."""
     wait_for: Callable[[str | None], None] = lambda what: None
     """Called with what a long wait is for, and with None when it is over."""
     start_options: StartOptions = field(default_factory=StartOptions)
@@ -231,7 +231,7 @@ class Startup:
         attempt = Attempt(self.plan, number, tuple(members), ports)
         if not self._is_announced:  # not in attempt 1 if that ended before its start
             self._is_announced = True
-            self.announce({str(task): port for task, port in ports.items()})
+            self.announce(self.plan.at(ports=ports))
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = orders.start(
                 attempt,

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -53,23 +52,15 @@ print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
 
 _ANSWER_S: Final = 30.0
 NAME_ONE: Final = "give a Python, or the folder of a virtual environment: --python PATH"
-ON_PATH: Final = "python3 on PATH"
 _INSTALLED: Final = re.compile(
     r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info"  # egg: Debian's packages
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """A Python whose version and packages may still be being read."""
+Choice = Callable[[], Interpreter]
+"""A Python whose version and packages may still be being read: the call, once, waits for them.
 
-    result: Callable[[], Interpreter]
-    """Waits for them; to be called once. Raises InterpreterError if the Python does not work."""
-
-
-def known(interpreter: Interpreter) -> Choice:
-    """Return the choice of an interpreter of which nothing has to be read."""
-    return Choice(lambda: interpreter)
+It raises InterpreterError if the Python does not work."""
 
 
 def choose(
@@ -90,23 +81,29 @@ def choose(
         if path is None:
             raise UsageError(f"{missing_message(explicit, base)} ({explicit_why})", fix=NAME_ONE)
         return read(path, explicit_why, environ=environ, cwd=workdir)
-    path, why = next(_candidates(workdir, environ))
-    return read(path, why, environ=environ, cwd=workdir)
+    path, why, may_be_shim = next(_candidates(workdir, environ))
+    return read(path, why, environ=environ, cwd=workdir, may_be_shim=may_be_shim)
 
 
 def read(
-    path: str, why: str, *, environ: Mapping[str, str] = os.environ, cwd: Path = Path("/")
+    path: str,
+    why: str,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    cwd: Path = Path("/"),
+    may_be_shim: bool = False,
 ) -> Choice:
     """Read a Python's version and packages.
 
     Those of a virtual environment are read from its folders. Any other Python is run, which takes
-    a tenth of a second behind a version manager's shim.
+    a tenth of a second behind a version manager's shim. `may_be_shim`: return the Python that the
+    shim has chosen, because it may choose another one in another folder.
     """
     found = _read_venv(Path(path))
     if found is not None and "tensorflow" in found[1]:
-        return known(Interpreter(path, why, *found))
+        return lambda: Interpreter(path, why, *found)
     process = _start_probe(path, environ, cwd)
-    return Choice(lambda: _read_probe(process, path, why))
+    return lambda: _read_probe(process, path, why, may_be_shim)
 
 
 def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
@@ -131,17 +128,17 @@ def missing_message(python: str, base: Path) -> str:
     return f"there is no Python at {os.path.abspath(base / os.path.expanduser(python))}"
 
 
-def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str, str, bool]]:
     for name in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         if (prefix := environ.get(name)) and (found := _python_in(Path(prefix))):
-            yield found, f"${name}"
+            yield found, f"${name}", False
     for folder in (workdir, *workdir.parents):
         if found := _python_in(folder / ".venv"):
             place = "in" if folder == workdir else "above"
-            yield found, f".venv {place} the workdir"
+            yield found, f".venv {place} the workdir", False
     if on_path := shutil.which("python3", path=environ.get("PATH")):
-        yield on_path, ON_PATH
-    yield sys.executable, "the Python of tfcluster itself"
+        yield on_path, "python3 on PATH", True
+    yield sys.executable, "the Python of tfcluster itself", False
 
 
 def _python_in(prefix: Path) -> str | None:
@@ -195,7 +192,9 @@ def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess
         raise _not_working(path, describe_error(error)) from error
 
 
-def _read_probe(process: subprocess.Popen[str], path: str, why: str) -> Interpreter:
+def _read_probe(
+    process: subprocess.Popen[str], path: str, why: str, may_be_shim: bool
+) -> Interpreter:
     with process:
         try:
             out, errors = process.communicate(timeout=_ANSWER_S)
@@ -211,9 +210,7 @@ def _read_probe(process: subprocess.Popen[str], path: str, why: str) -> Interpre
     packages = _known(names)
     if has_tensorflow:
         packages.setdefault("tensorflow", "unknown")
-    # A version manager's shim may choose another Python in another folder: keep this choice.
-    chosen = (executable if why == ON_PATH else None) or path
-    return Interpreter(chosen, why, version, packages)
+    return Interpreter((may_be_shim and executable) or path, why, version, packages)
 
 
 def _not_working(path: str, why: str) -> InterpreterError:

@@ -6,12 +6,13 @@ import os
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
-from tfcluster.discovery.interpreters import Choice, choose, known
+from tfcluster.discovery.interpreters import Choice, choose
 from tfcluster.errors import InterpreterError, UsageError
 from tfcluster.plan import command
 from tfcluster.plan.context import LOCAL, PlanContext
@@ -132,7 +133,7 @@ def _with_job(
     meanwhile()
     return replace(
         context,
-        interpreters={node: choice.result() for node, choice in choices.items()},
+        interpreters={node: choice() for node, choice in choices.items()},
         env_file=env_file,
         imports=code.imports if code is not None else None,
         code=code or _read_job_code(spec, (workdir, Path(context.bundles[LOCAL]) / "workers")),
@@ -143,42 +144,37 @@ def _interpreters(
     spec: ClusterSpec, context: PlanContext, workdir: Path, python: str | None
 ) -> dict[str, Choice]:
     """Return node → Python; for a remote node only the path, as the spec gives it."""
-    found = {}
+    found: dict[str, Choice] = {}
     for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
-        path, why = (python, "--python") if python else _path_and_field(spec, tasks[0].host)
+        path, field = (python, ("--python",)) if python else requested_python(spec, tasks[0].host)
+        why = ".".join(field)
         if tasks[0].kind.capabilities.in_containers:
-            found[node] = known(_image_python(path, why))
+            found[node] = partial(_image_python, path, why, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
         if node == LOCAL:
             found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
-            found[node] = known(Interpreter(path or "python3", why or "python3 on its PATH"))
+            found[node] = partial(Interpreter, path or "python3", why or "python3 on its PATH")
     return found
 
 
-def _image_python(path: str | None, why: str) -> Interpreter:
+def _image_python(path: str | None, why: str, *, is_option: bool) -> Interpreter:
     """Return the Python of a container, in which a path relative to the spec means nothing."""
     if path is not None and "/" in path and not path.startswith("/"):
-        if why == "--python":
+        if is_option:
             fix = "leave it out, or give a path in the image: --python /opt/tf/bin/python"
             raise InterpreterError(f"{path} is not a path in a Docker image ({why})", fix=fix)
         return Interpreter("python3", f"the image's; {why} is a path of this machine")
     return Interpreter(path or "python3", why or "the image's")
 
 
-def requested_python(spec: ClusterSpec, host: str) -> tuple[str, tuple[str, ...]] | None:
-    """Return the Python that the spec requests for `host`, and the field's path; or None."""
-    for key in (host, "*"):
-        settings = spec.runtime.hosts.get(key)
-        if settings is not None and settings.python:
-            return settings.python, ("runtime", "hosts", key, "python")
-    return (spec.runtime.python, ("runtime", "python")) if spec.runtime.python else None
-
-
-def _path_and_field(spec: ClusterSpec, host: str) -> tuple[str | None, str]:
-    found = requested_python(spec, host)
-    return (found[0], ".".join(found[1])) if found is not None else (None, "")
+def requested_python(spec: ClusterSpec, host: str) -> tuple[str | None, tuple[str, ...]]:
+    """Return the Python that the spec requests for `host`, or None, and the field's path."""
+    found = spec.runtime.of_host(host, "python")
+    if found[0] is None and spec.runtime.python is not None:
+        return spec.runtime.python, ("runtime", "python")
+    return found
 
 
 def _read_env_file(spec: ClusterSpec, context: PlanContext) -> tuple[tuple[str, str], ...]:

@@ -301,11 +301,8 @@ def _missing_python(
     spec: ClusterSpec, folder: str, environ: Mapping[str, str], tasks: Collection[PlacedTask]
 ) -> Iterator[Mistake]:
     local_tasks = by_node(tasks).get(LOCAL)
-    requested = requested_python(spec, local_tasks[0].host) if local_tasks else None
-    if requested is None:
-        return
-    path, field = requested
-    if interpreters.find(path, Path(folder), environ) is None:
+    path, field = requested_python(spec, local_tasks[0].host) if local_tasks else (None, ())
+    if path is not None and interpreters.find(path, Path(folder), environ) is None:
         message = interpreters.missing_message(path, Path(folder))
         yield Mistake(field, message, interpreters.NAME_ONE)
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plan.plan import Command, Plan
 from tfcluster.supervision.connectivity import DialPlan
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from tfcluster.typed_json import from_json
 
 PATIENCE_S = 8.0
 """Time for the nodes to reach each other."""
@@ -122,16 +119,9 @@ def read(line: str, *, now: float, ports: Sequence[int] = (), peers: int = 0) ->
         data["clock_ahead_s"] = float(data["clock"]) - now
         if missing := {field.name for field in fields(ProbeAnswer)} - data.keys():
             raise ValueError(f"without {', '.join(sorted(missing))}")
-        return _adapter().validate_python(data)
+        return from_json(ProbeAnswer, data)
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"not a probe's answer: {error}") from error
-
-
-@functools.cache
-def _adapter() -> TypeAdapter[ProbeAnswer]:
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(ProbeAnswer)
 
 
 def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs
-from tfcluster.checkpoints.restore import Follower, PutBack, newest_of, put_back
+from tfcluster.checkpoints.restore import Follower, newest_of, put_back
 from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes import remote_checkpoints
@@ -158,10 +158,10 @@ class TaskFolders:
             lambda: None if self._at_full_speed else rate,
         )
 
-    async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
+    async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
         """Make the tasks' folders hold `state`: first the remote ones, then all local ones or none.
 
-        Raises SourceChangedError, OSError.
+        Return its step; None if it is unknown. Raises SourceChangedError, OSError.
         """
         local, remote = list[Path](), list[tuple[TaskId, Site]]()
         for task in tasks:
@@ -173,8 +173,8 @@ class TaskFolders:
         if remote:
             await self._send(state, remote)
         if local:
-            return await asyncio.to_thread(put_back, state, local)
-        return PutBack(newest_of(state).step, ())
+            await asyncio.to_thread(put_back, state, local)
+        return newest_of(state).step
 
     async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
         with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from tfcluster.plan.command import Program
     from tfcluster.spec.fields import Section
     from tfcluster.spec.model import ClusterSpec
-    from tfcluster.spec.sections import Host
 
 T = TypeVar("T", CheckpointPlan, Resources, Supervision)
 _KERAS_3_FAILS = (
@@ -198,17 +197,12 @@ class _PlanBuilder:
         """Return the workdir on this machine, or the path of its copy on another node."""
         if node == LOCAL:
             return self.workdir
-        chosen = (host.workdir for host in self._host_settings(node) if host.workdir)
-        return remote_paths.workdir(node, next(chosen, None))
+        return remote_paths.workdir(node, self.spec.runtime.of_host(node, "workdir")[0])
 
     def _destination(self, placed: PlacedTask) -> str | None:
         if not placed.kind.capabilities.has_addresses:
             return None
-        return next((host.ssh for host in self._host_settings(placed.host) if host.ssh), None)
-
-    def _host_settings(self, host: str) -> list[Host]:
-        hosts = self.spec.runtime.hosts
-        return [hosts[key] for key in (host, "*") if key in hosts]
+        return self.spec.runtime.of_host(placed.host, "ssh")[0]
 
     def _python(self, node: str) -> str:
         python = self.context.interpreters.get(node)

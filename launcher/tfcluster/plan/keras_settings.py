@@ -66,11 +66,8 @@ def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
 
 def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
     """Return the data folder for tasks of `host` and the field that sets it, or None."""
-    for key in (host, "*"):
-        settings = spec.runtime.hosts.get(key)
-        if settings is not None and settings.data_dir:
-            return settings.data_dir, f"runtime.hosts.{key}.data_dir"
-    return None
+    folder, field = spec.runtime.of_host(host, "data_dir")
+    return (folder, ".".join(field)) if folder is not None else None
 
 
 TESTED: Final = ("3.3.0", "3.15.1")

@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal
 
 from tfcluster import kinds
 from tfcluster.kinds import Capabilities
@@ -16,6 +17,8 @@ from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 Kind = Literal["training", "tuner", "plain"]
 Network = Literal["host", "private"]
 
+MASK: Final = "********"
+"""The text that hides a secret."""
 _TASK = re.compile(rf"({'|'.join(JOBS)})[:-](\d+)")
 
 
@@ -65,7 +68,7 @@ class EnvVar:
 
     @property
     def shown(self) -> str:
-        return "********" if self.secret else self.value
+        return MASK if self.secret else self.value
 
     def to_json(self) -> dict[str, Any]:
         """Return the variable for JSON, without the value of a secret."""
@@ -200,7 +203,8 @@ class TaskPlan:
 
     @property
     def address(self) -> str:
-        return f"{self.host}:{self.port}"
+        """``host:port``; empty if the host is chosen at the start."""
+        return f"{self.host}:{self.port}" if self.host else ""
 
     @property
     def bare_host(self) -> str:
@@ -275,10 +279,19 @@ class Plan:
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The cluster's other tasks, which are started by hand or on another machine."""
 
-    def at(self, hosts: Mapping[str, str]) -> Plan:
-        """Return the plan with the host names of allocated nodes (node → host name)."""
-        tasks = (replace(task, host=hosts.get(task.node, task.host)) for task in self.tasks)
-        return replace(self, tasks=tuple(tasks))
+    def at(
+        self,
+        hosts: Mapping[str, str] = MappingProxyType({}),
+        ports: Mapping[TaskId, int] = MappingProxyType({}),
+    ) -> Plan:
+        """Return the plan with what was chosen at the start: node → host name, and task → port."""
+
+        def chosen(task: TaskPlan) -> TaskPlan:
+            host, port = hosts.get(task.node, task.host), ports.get(task.id, task.port)
+            return replace(task, host=host, port=port)
+
+        tasks, elsewhere = tuple(map(chosen, self.tasks)), tuple(map(chosen, self.elsewhere))
+        return replace(self, tasks=tasks, elsewhere=elsewhere)
 
     @property
     def by_hand(self) -> tuple[TaskPlan, ...]:

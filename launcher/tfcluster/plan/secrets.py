@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 from tfcluster.errors import TfclusterError
-from tfcluster.plan.plan import Plan
+from tfcluster.plan.plan import MASK, Plan
 
-MASK: Final = "********"
 MIN_LENGTH: Final = 6
 """The least length, in characters, of a value that is searched for in text; shorter ones would be
 found everywhere."""

@@ -21,7 +21,7 @@ from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.plan.context import LOCAL
 from tfcluster.plan.plan import NodePlan, Plan
-from tfcluster.preflight import probes, rules
+from tfcluster.preflight import probes
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir import run_writer
@@ -56,7 +56,7 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     Raises UsageError for a `python` that does not exist.
     """
     workdir = Path.cwd()
-    found = interpreters.choose(python, "--python", base=workdir, workdir=workdir).result()
+    found = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
     answer = replace(
         probes.machine_facts(LOCAL, home()),
         python=found.version or "",
@@ -64,7 +64,7 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
         executable=found.path,
         imported=machine.import_tensorflow(found.path) if deep else None,
     )
-    return PreflightReport((LOCAL,), (answer,), rules.judge([answer], Needs()))
+    return PreflightReport.of([answer], Needs())
 
 
 def _obstacle_finding(error: SetupError) -> Finding:

@@ -139,10 +139,8 @@ def probe_this_node(plan: Plan) -> PreflightReport:
 
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
-    answers = tuple(_planned_answer(plan, node, ProbeAnswer(node.name)) for node in plan.nodes)
-    needs = replace(_unplanned_needs(plan), tensorflow=False)
-    nodes = tuple(answer.node for answer in answers)
-    return PreflightReport(nodes, answers, rules.judge(answers, needs))
+    answers = [_planned_answer(plan, node, ProbeAnswer(node.name)) for node in plan.nodes]
+    return PreflightReport.of(answers, replace(_unplanned_needs(plan), tensorflow=False))
 
 
 def probe_this_node_in_detail(
@@ -153,10 +151,13 @@ def probe_this_node_in_detail(
     `folder`: the parent of run folders; `locks`: the lock files of ports that other runs hold;
     `deep`: import TensorFlow, which takes seconds.
     """
-    answers = tuple(_detailed_answer(plan, node, folder, deep=deep) for node in plan.nodes)
-    findings = (*rules.judge(answers, _unplanned_needs(plan)), *_taken_ports(plan, locks))
-    nodes = tuple(answer.node for answer in answers)
-    return PreflightReport(nodes, answers, ()).with_more(findings)
+    answers = []
+    for node in plan.nodes:
+        answer = _planned_answer(plan, node, machine_facts(node.name, folder))
+        if deep and answer.executable:
+            answer = replace(answer, imported=machine.import_tensorflow(answer.executable))
+        answers.append(answer)
+    return PreflightReport.of(answers, _unplanned_needs(plan)).with_more(_taken_ports(plan, locks))
 
 
 def machine_facts(node: str, folder: Path) -> ProbeAnswer:
@@ -184,13 +185,6 @@ def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer) -> ProbeAnsw
         unwritable=machine.unwritable(folders_of(plan, node.name)),
         ports=tuple(task.port for task in tasks if task.port),
     )
-
-
-def _detailed_answer(plan: Plan, node: NodePlan, folder: Path, *, deep: bool) -> ProbeAnswer:
-    answer = _planned_answer(plan, node, machine_facts(node.name, folder))
-    if not deep or not answer.executable:
-        return answer
-    return replace(answer, imported=machine.import_tensorflow(answer.executable))
 
 
 def _foreign_names(tasks: list[TaskPlan]) -> list[str]:

@@ -218,6 +218,12 @@ class PreflightReport:
     findings: tuple[Finding, ...]
     """The fatal ones first."""
 
+    @classmethod
+    def of(cls, answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
+        """Return the report of nodes that all gave an answer."""
+        nodes = tuple(answer.node for answer in answers)
+        return cls(nodes, tuple(answers), judge(answers, needs))
+
     @property
     def fatal(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.is_fatal)
@@ -257,11 +263,6 @@ class PreflightReport:
             tuple(ProbeAnswer(**answer) for answer in data["seen"]),
             tuple(Finding(**answer) for answer in data["findings"]),
         )
-
-
-def answer_of(answers: Sequence[ProbeAnswer], node: str) -> ProbeAnswer | None:
-    """Return the answer of `node`, or None."""
-    return next((answer for answer in answers if answer.node == node), None)
 
 
 def read_report(paths: RunPaths) -> PreflightReport | None:

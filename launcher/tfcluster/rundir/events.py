@@ -11,33 +11,32 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, dataclass_transform
 
 from tfcluster.rundir.snapshot import to_json_numbers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+@dataclass(frozen=True, kw_only=True)
 class Event:
-    """The base of all events; `type` is the class name in snake case."""
+    """The base of all events, which are frozen dataclasses; `type` is the name in snake case."""
 
     type: ClassVar[str] = "event"
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        # dataclass(slots=True) creates the class twice, with the same name.
+    def __init_subclass__(cls) -> None:
         cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        dataclass(frozen=True, kw_only=True)(cls)
 
     def to_json(self) -> dict[str, Any]:
         pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
         return {"type": self.type} | {name: value for name, value in pairs if value is not None}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStarted(Event):
     version: str
     run: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunQueued(Event):
     """The run waits until its nodes are allocated."""
 
@@ -45,7 +44,6 @@ class RunQueued(Event):
     """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodesAllocated(Event):
     """The nodes whose host names the plan could not know are there."""
 
@@ -55,7 +53,6 @@ class NodesAllocated(Event):
     """Task → address; its port may still be 0."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Event):
     """The run starts from a checkpoint of an earlier one (``up --resume``)."""
 
@@ -67,7 +64,6 @@ class Resumed(Event):
     """The checkpoint's name (``ckpt-12``) where its step is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConnected(Event):
     node: str
     pid: int
@@ -77,13 +73,11 @@ class NodeConnected(Event):
     """The identity of agent and guard, by which `agent.fencing` proves that they have ended."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLost(Event):
     node: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeUnreachable(Event):
     """The connection to a node broke; its tasks run on until its lease ends."""
 
@@ -93,7 +87,6 @@ class NodeUnreachable(Event):
     """The reason where it is known, for example a paused container."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReconnected(Event):
     """A node is back: an unreachable one with agent and tasks, or a lost one with a new agent."""
 
@@ -104,19 +97,16 @@ class NodeReconnected(Event):
     """The identity of a new agent, as in `NodeConnected`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PortsHeld(Event):
     node: str
     ports: Mapping[str, int]
     """Task → port, held for the whole run."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStarted(Event):
     node: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareFinished(Event):
     node: str
     exit_code: int | None
@@ -125,7 +115,6 @@ class PrepareFinished(Event):
     duration_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStarted(Event):
     task: str
     attempt: int
@@ -133,7 +122,6 @@ class TaskStarted(Event):
     pid: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskReady(Event):
     """The task has joined the cluster, or begun to train."""
 
@@ -141,7 +129,6 @@ class TaskReady(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress(Event):
     task: str
     attempt: int
@@ -158,7 +145,6 @@ class Progress(Event):
         return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial(Event):
     """A trial of a search, reported by `task`: the chief's oracle or the tuner that ran it."""
 
@@ -181,7 +167,6 @@ class Trial(Event):
     """The end of the traceback of a failed trial."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskError(Event):
     """An uncaught Python exception, reported by the task itself."""
 
@@ -194,7 +179,6 @@ class TaskError(Event):
     traceback: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointGathered(Event):
     path: str
     step: int | None
@@ -204,7 +188,6 @@ class CheckpointGathered(Event):
     kind: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Gathering(Event):
     """The run waits for files to be copied; repeated from time to time."""
 
@@ -216,7 +199,6 @@ class Gathering(Event):
     of: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Finishing(Event):
     """The chief has succeeded and other tasks still run; sent some seconds after its end."""
 
@@ -225,7 +207,6 @@ class Finishing(Event):
     """The time they may still run before they are stopped."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LogLost(Event):
     task: str
     attempt: int
@@ -233,14 +214,12 @@ class LogLost(Event):
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStopping(Event):
     task: str
     attempt: int
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExited(Event):
     task: str
     attempt: int
@@ -255,7 +234,6 @@ class TaskExited(Event):
     """The evidence that the kernel killed it for lack of memory; None where there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFrozen(Event):
     """A signal has stopped the task's process (SIGSTOP, SIGTSTP); it neither runs nor ends."""
 
@@ -264,7 +242,6 @@ class TaskFrozen(Event):
     signal: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskThawed(Event):
     """A stopped process runs again (SIGCONT)."""
 
@@ -272,7 +249,6 @@ class TaskThawed(Event):
     attempt: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stalled(Event):
     """No task has reported anything for `silent_s`; the stacks are in the logs."""
 
@@ -281,7 +257,6 @@ class Stalled(Event):
     """The spec's ``stall_deadline_s``, which leads to a restart; if None, training goes on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Restarting(Event):
     """Another attempt follows: of the whole gang, or of `task` alone."""
 
@@ -300,7 +275,6 @@ class Restarting(Event):
     """The smaller gang, where some tasks are left out from now on."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ChaosInjected(Event):
     """A fault was injected (``up --chaos``)."""
 
@@ -311,7 +285,6 @@ class ChaosInjected(Event):
     step: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis(Event):
     root_cause: Mapping[str, Any]
     """The fields task, node, attempt, kind, reason, and where they are known exit_code or signal,
@@ -320,7 +293,6 @@ class Diagnosis(Event):
     attempt: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Warned(Event):
     """A warning to the user; the run goes on."""
 
@@ -329,7 +301,6 @@ class Warned(Event):
     """True for a warning at the end of the run: the summary shows it, a live view need not."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStopping(Event):
     """The run is being stopped early; `why` is shown to the user."""
 
@@ -338,7 +309,6 @@ class RunStopping(Event):
     """The time the tasks get to save and exit before they are killed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunFinished(Event):
     status: str
     exit_code: int

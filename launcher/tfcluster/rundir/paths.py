@@ -57,11 +57,44 @@ def _runtime_dirs(name: str, environ: Mapping[str, str]) -> Iterator[Path]:
         yield Path(tempfile.gettempdir()) / name
 
 
+class _InRunFolder:
+    """A property of `RunPaths`: the path with a fixed name in the run's folder."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, owner: type[RunPaths]) -> Path:
+        return paths.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """The paths of one run's folder, ``<home>/runs/<id>``."""
 
     root: Path
+
+    spec = _InRunFolder("spec.json")
+    plan = _InRunFolder("plan.json")
+    state = _InRunFolder("state.json")
+    events = _InRunFolder("events.jsonl")
+    reserve = _InRunFolder(".reserve")
+    """A file that reserves space for the last events of a run that fills its disk."""
+    preflight = _InRunFolder("preflight.json")
+    """The results of the checks before the start."""
+    fault = _InRunFolder("fault.txt")
+    """The traceback of an internal error (exit 70)."""
+    coordinator_log = _InRunFolder("coordinator.log")
+    """The output of a coordinator in the background; missing if it wrote nothing."""
+    waited = _InRunFolder(".waited")
+    """A file that exists once `tfcluster wait` has reported how the run ended."""
+    logs = _InRunFolder("logs")
+    checkpoints = _InRunFolder("checkpoints")
+    """The checkpoints gathered from the chief."""
+    outputs = _InRunFolder("outputs")
+    curves = _InRunFolder("tensorboard")
+    """The TensorBoard folders of all tasks."""
+    tuner = _InRunFolder("tuner")
+    """The ``TFCLUSTER_TUNER_DIR`` of a tuner job, which all its tasks share."""
 
     @classmethod
     def of(cls, run_id: str, home_dir: Path | None = None) -> RunPaths:
@@ -70,51 +103,6 @@ class RunPaths:
     @property
     def run_id(self) -> str:
         return self.root.name
-
-    @property
-    def spec(self) -> Path:
-        return self.root / "spec.json"
-
-    @property
-    def plan(self) -> Path:
-        return self.root / "plan.json"
-
-    @property
-    def state(self) -> Path:
-        return self.root / "state.json"
-
-    @property
-    def events(self) -> Path:
-        return self.root / "events.jsonl"
-
-    @property
-    def reserve(self) -> Path:
-        """A file that reserves space for the last events of a run that fills its disk."""
-        return self.root / ".reserve"
-
-    @property
-    def preflight(self) -> Path:
-        """The results of the checks before the start."""
-        return self.root / "preflight.json"
-
-    @property
-    def fault(self) -> Path:
-        """The traceback of an internal error (exit 70)."""
-        return self.root / "fault.txt"
-
-    @property
-    def coordinator_log(self) -> Path:
-        """The output of a coordinator in the background; missing if it wrote nothing."""
-        return self.root / "coordinator.log"
-
-    @property
-    def waited(self) -> Path:
-        """A file that exists once `tfcluster wait` has reported how the run ended."""
-        return self.root / ".waited"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
 
     def attempt_logs(self, attempt: int) -> Path:
         return self.logs / f"attempt-{attempt}"
@@ -129,32 +117,13 @@ class RunPaths:
         """Return the log of a step that runs once on each node before the tasks, like `prepare`."""
         return self.logs / step / f"{node}.log"
 
-    @property
-    def checkpoints(self) -> Path:
-        """The checkpoints gathered from the chief."""
-        return self.root / "checkpoints"
-
     def task_checkpoints(self, task: TaskId) -> Path:
         """Return the ``TFCLUSTER_CHECKPOINT_DIR`` of a local task."""
         return self.root / "tasks" / task.file_name / "checkpoints"
 
-    @property
-    def outputs(self) -> Path:
-        return self.root / "outputs"
-
-    @property
-    def curves(self) -> Path:
-        """The TensorBoard folders of all tasks."""
-        return self.root / "tensorboard"
-
     def tensorboard(self, task: TaskId) -> Path:
         """Return the ``TFCLUSTER_TENSORBOARD_DIR`` of a local task."""
         return self.curves / task.file_name
-
-    @property
-    def tuner(self) -> Path:
-        """The ``TFCLUSTER_TUNER_DIR`` of a tuner job, which all its tasks share."""
-        return self.root / "tuner"
 
     @property
     def control_socket(self) -> Path:

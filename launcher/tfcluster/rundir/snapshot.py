@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from math import isfinite, isnan
+from math import isfinite
 from typing import Annotated, Any
 
 from tfcluster.rundir.states import Status
@@ -80,11 +80,8 @@ def to_json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
 
     Python's float() and JavaScript's Number() can read ``"NaN"`` and ``"-Infinity"`` back.
     """
-    return {name: value if isfinite(value) else _name_of(value) for name, value in metrics.items()}
-
-
-def _name_of(value: float) -> str:
-    return "NaN" if isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    names = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+    return {n: value if isfinite(value) else names[str(value)] for n, value in metrics.items()}
 
 
 @dataclass(slots=True)

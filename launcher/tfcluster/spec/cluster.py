@@ -51,16 +51,16 @@ class Address:
     def is_loopback(self) -> bool:
         return is_loopback(self.host)
 
-    @property
-    def key(self) -> tuple[str, int]:
-        """A key that is equal for two spellings of one address (``[::1]`` and ``[0:0::1]``)."""
-        try:
-            return str(ipaddress.ip_address(self.host.strip("[]"))), self.port
-        except ValueError:
-            return self.host.lower(), self.port
-
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
+
+
+def host_key(host: str) -> str:
+    """Return a key that is equal for two spellings of one host (``[::1]`` and ``0:0::1``)."""
+    try:
+        return str(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return host.lower()
 
 
 def is_loopback(host: str) -> bool:
@@ -232,7 +232,7 @@ def _check_addresses(cluster: Jobs) -> Iterator[Mistake]:
     all_placed = [(path, parse(entry.address)) for path, entry in iter_entries(cluster)]
     seen: dict[tuple[str, int], str] = {}
     for path, at in all_placed:
-        first = seen.setdefault(at.key, f"{path[0]}:{path[1]}")
+        first = seen.setdefault((host_key(at.host), at.port), f"{path[0]}:{path[1]}")
         if at.port and first != f"{path[0]}:{path[1]}":
             yield Mistake(path, f"{at} is already the address of {first}", "use another port")
     remote = next((at for _, at in all_placed if not at.is_loopback), None)

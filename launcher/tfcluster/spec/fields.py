@@ -108,7 +108,7 @@ def field_error(message: str, fix: str) -> PydanticCustomError:
 
 def documented(default: Any, description: str, example: Any, **limits: Any) -> Any:
     """Return a field with the description, default and example that the schema must have."""
-    shown = limits.pop("shown_default", default)
+    shown = limits.pop("shown_default", [] if default == () else default)
     extra = {"default": shown} if shown is not default else None
     return Field(
         default, description=description, examples=[example], json_schema_extra=extra, **limits

@@ -126,7 +126,7 @@ def _is_file(text: str) -> bool:
 
 def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostSlots, ...]:
     """Return the hosts of (place, words) items; `source` is named in problems of the whole."""
-    found: dict[tuple[str, int], HostSlots] = {}
+    found: dict[str, HostSlots] = {}
     problems: list[Problem] = []
     for place, words in items:
         try:
@@ -134,7 +134,7 @@ def _collect(items: Iterator[tuple[str, list[str]]], source: str) -> tuple[HostS
         except SpecError as error:
             problems += error.problems
             continue
-        first = found.setdefault(cluster.parse(f"{host.host}:0").key, host)
+        first = found.setdefault(cluster.host_key(host.host), host)
         if first is not host:
             fix = "keep one; for several tasks on a host write slots=2, or host:2"
             problems.append(Problem(place, f"{host.host} is already listed: {first.place}", fix))

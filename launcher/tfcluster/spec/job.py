@@ -58,7 +58,7 @@ class Step(Section):
         None, "Any program, as a list: name, then arguments.", ["bash", "train.sh"], min_length=1
     )
     args: Listed[str] = documented(
-        (), "Arguments after the script, module or command.", ["--epochs", "30"], shown_default=[]
+        (), "Arguments after the script, module or command.", ["--epochs", "30"]
     )
 
     @model_validator(mode="after")
@@ -138,20 +138,17 @@ class Job(Step):
         (),
         "Variables taken from the launcher's environment, never shown or stored.",
         ["WANDB_API_KEY"],
-        shown_default=[],
     )
     not_secret: Listed[Name] = documented(
         (),
         "Variables that are not secret although their names end in KEY, TOKEN, PASSWORD and so on.",
         ["PAD_TOKEN"],
-        shown_default=[],
     )
     include: Listed[Text] = documented(
         (),
         "Globs of files to copy to remote hosts although git ignores them or they look like"
         " credentials.",
         ["data/*.csv"],
-        shown_default=[],
     )
     kind: Literal["training", "tuner", "plain"] = documented(
         "training",

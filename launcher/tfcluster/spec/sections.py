@@ -155,6 +155,15 @@ class Runtime(Section):
         {"*": {"python": "/opt/tf/bin/python"}, "10.0.0.1": {"ssh": "anna@gpu1"}},
     )
 
+    def of_host(
+        self, host: str, name: Literal["python", "data_dir", "ssh", "workdir"]
+    ) -> tuple[str | None, tuple[str, ...]]:
+        """Return a setting of `host`, or of all hosts, and the path of its field; None if unset."""
+        for key in (host, "*"):
+            if key in self.hosts and (value := getattr(self.hosts[key], name)):
+                return value, ("runtime", "hosts", key, name)
+        return None, ()
+
 
 def _check_memory(value: str) -> str:
     if not _MEMORY.fullmatch(value):
@@ -240,7 +249,6 @@ class Checkpoints(Section):
         (),
         "Globs of files below the workdir to copy from the chief's node at the end.",
         ["*.keras", "plots/**"],
-        shown_default=[],
     )
     to: Text | None = documented(
         None, "Folder for a copy of the newest checkpoint and the outputs at the end.", "results"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.errors import Problem, SpecError, join_first
 from tfcluster.spec import HostChoice
-from tfcluster.spec.cluster import Address, iter_entries
+from tfcluster.spec.cluster import host_key, iter_entries
 from tfcluster.spec.fields import Path, drop_x_keys, shorten
 from tfcluster.spec.hosts import drop_host_settings
 from tfcluster.spec.overrides import Override
@@ -27,10 +27,6 @@ class _Task:
     index: int
     host: str
     port: int
-
-    @property
-    def key(self) -> str:
-        return _host_key(self.host)
 
     def __str__(self) -> str:
         return f"{self.job}:{self.index}"
@@ -141,11 +137,11 @@ def _split_items(texts: Sequence[str]) -> Iterator[str]:
 
 def _match_item(item: str, tasks: Sequence[_Task], *, place: str) -> set[_Task]:
     """Return the tasks that `item` names; raises SpecError."""
-    if all_of_host := {task for task in tasks if task.key == _host_key(item)}:
+    if all_of_host := {task for task in tasks if host_key(task.host) == host_key(item)}:
         return all_of_host
     match = re.fullmatch(r"(\[[^\]]*\]|[^:]*):(.*)", item)
     host, name = (match[1], match[2]) if match else (item, "")
-    on_host = [task for task in tasks if task.key == _host_key(host)]
+    on_host = [task for task in tasks if host_key(task.host) == host_key(host)]
     if not on_host:
         message = f"no task is on the host {shorten(host)}"
         raise SpecError([Problem(place, message, _suggest_hosts(tasks))])
@@ -182,9 +178,3 @@ def _check_required_jobs(
         message = f"no {job} would remain; the spec has {len(of_job)}, on {hosts}"
         other = "" if job == "worker" else f', or use a spec without "{job}"'
         yield Problem(place, message, f"keep one of them{other}")
-
-
-def _host_key(host: str) -> str:
-    """Return a key that is equal for two spellings of one host."""
-    bare = host.strip("[]")
-    return Address(f"[{bare}]" if ":" in bare else bare, 0).key[0]

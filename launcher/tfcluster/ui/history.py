@@ -13,6 +13,7 @@ from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui import pages
 from tfcluster.ui.formats import format_bytes, format_duration, plural
+from tfcluster.ui.render import Facts
 
 _FROM_THE_BEGINNING = "from the beginning: no checkpoint in $TFCLUSTER_CHECKPOINT_DIR"
 _RESTARTS_LISTED = 10
@@ -75,25 +76,23 @@ def _format_position(step: int | None, name: str | None) -> str:
 
 def list_facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     """Return name and value of what not every run has: its resume, restarts, injected faults."""
-    pairs = []
-    if source := snapshot.resumed_from:
-        resume = format_resume(str(source.get("run")), source.get("step"), source.get("checkpoint"))
-        pairs.append(("resumed", resume))
-    if snapshot.by_hand:
-        tasks = [f"{task} at {address}" for task, address in snapshot.by_hand.items()]
-        pairs.append(("by hand", ", ".join(tasks)))
-    if (attempt := attempt_of_all(snapshot)) > 1:
-        limits = [event["of"] for event in snapshot.restarts if "of" in event]
-        pairs.append(("attempt", f"{attempt} of {limits[-1]}" if limits else str(attempt)))
-    if snapshot.restarts:
-        pairs.append(("restarts", _list_restarts(snapshot.restarts)))
-    if snapshot.chaos:
-        pairs.append(("injected", "\n".join(map(_format_fault, snapshot.chaos))))
-    return tuple(pairs)
+    source, attempt = snapshot.resumed_from or {}, attempt_of_all(snapshot)
+    resume = format_resume(str(source.get("run")), source.get("step"), source.get("checkpoint"))
+    limit = "".join([f" of {event['of']}" for event in snapshot.restarts if "of" in event][-1:])
+    by_hand = (f"{task} at {address}" for task, address in snapshot.by_hand.items())
+    return Facts.of(
+        ("resumed", resume if source else None),
+        ("by hand", ", ".join(by_hand)),
+        ("attempt", f"{attempt}{limit}" if attempt > 1 else None),
+        ("restarts", _list_restarts(snapshot.restarts)),
+        ("injected", "\n".join(map(_format_fault, snapshot.chaos))),
+    ).pairs
 
 
-def format_gathering(progress: Mapping[str, Any]) -> str:
-    """Return ``checkpoints from 10.0.0.1, 1.2 GB of 3.0 GB``."""
+def format_gathering(progress: Mapping[str, Any] | None) -> str:
+    """Return ``checkpoints from 10.0.0.1, 1.2 GB of 3.0 GB``; empty if nothing is gathered."""
+    if not progress:
+        return ""
     node = f" from {progress['node']}" if progress.get("node") else ""
     text = f"{progress.get('what', 'files')}{node}"
     if progress.get("of"):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
 
 from tfcluster.errors import SetupError, UsageError
@@ -51,11 +50,11 @@ def read(place: str) -> str:
     text = (folder() / f"{name}.md").read_text(encoding="utf-8")
     if not anchor:
         return _ANCHOR.sub("", text)
-    sections = {anchor: heading for heading in _headings(text) for anchor in heading.anchors}
+    sections = _sections(text)
     if anchor not in sections:
         fix = _suggest(anchor, sections, f"`tfcluster help {name}` prints the whole page")
         raise UsageError(f"the page {name!r} has no section {anchor!r}", fix=fix)
-    return _section(text, sections[anchor])
+    return sections[anchor]
 
 
 def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -65,19 +64,14 @@ def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-@dataclass(frozen=True, slots=True)
-class _Heading:
-    """A heading of a page: its line number from 0, its level, and the anchors of links to it."""
+def _sections(text: str) -> dict[str, str]:
+    """Return the sections of a page, each under all anchors of links to it.
 
-    line: int
-    level: int
-    anchors: frozenset[str]
-
-
-def _headings(text: str) -> Iterator[_Heading]:
-    """Yield the headings of a page in order; a ``#`` in a code block is not a heading."""
-    is_code, anchors = False, set[str]()
-    for number, line in enumerate(text.splitlines()):
+    A section ends at the next heading of its level or above; a ``#`` in a code block is none.
+    """
+    lines, is_code, anchors = text.splitlines(), False, set[str]()
+    headings: list[tuple[int, int, set[str]]] = []
+    for number, line in enumerate(lines):
         if line.startswith("```"):
             is_code = not is_code
         elif not is_code:
@@ -85,16 +79,14 @@ def _headings(text: str) -> Iterator[_Heading]:
             if match := re.match(r"(#+) (.*)", line):
                 # GitHub's rule for the anchor of a heading.
                 slug = re.sub(r"[^\w\- ]", "", match[2].lower()).strip().replace(" ", "-")
-                yield _Heading(number, len(match[1]), frozenset({slug, *anchors}))
+                headings.append((number, len(match[1]), {slug, *anchors}))
                 anchors = set()
-
-
-def _section(text: str, start: _Heading) -> str:
-    """Return the text from `start` up to the next heading of its level or above."""
-    ends = (h for h in _headings(text) if h.line > start.line and h.level <= start.level)
-    end = next(ends, None)
-    lines = text.splitlines()[start.line : end.line if end else None]
-    return _ANCHOR.sub("", "\n".join(lines)).strip() + "\n"
+    sections = dict[str, str]()
+    for place, (start, level, names) in enumerate(headings, 1):
+        end = next((at for at, other, _ in headings[place:] if other <= level), None)
+        section = _ANCHOR.sub("", "\n".join(lines[start:end])).strip() + "\n"
+        sections |= dict.fromkeys(names, section)
+    return sections
 
 
 def _title(page: Path) -> str:

@@ -45,10 +45,8 @@ def closing_panel(
     `load_hint` is one line of Python that loads the newest checkpoint; `home_bytes` is the size of
     all runs together.
     """
-    pairs = (*history.list_facts(snapshot), *_places(snapshot, paths))
-    parts: list[Part] = [task_ends_grid(snapshot), Facts(pairs)]
-    if load_hint:
-        parts.append(Facts((("load it", load_hint),)))
+    facts = Facts.of(*history.list_facts(snapshot), *_places(snapshot, paths))
+    parts: list[Part] = [task_ends_grid(snapshot), facts, Facts.of(("load it", load_hint))]
     parts += trial_table(snapshot)
     parts += _notes(snapshot)
     if home_bytes is not None and home_bytes > LARGE_HOME_BYTES:
@@ -86,21 +84,21 @@ def status_panel(
     """Return the panel of `status`; `now` is in seconds since the epoch."""
     ran = (snapshot.ended_at or now) - snapshot.started_at
     status = f"{snapshot.status}{_exit_code_suffix(snapshot)}{_host_suffix(snapshot, this_host)}"
-    pairs = [("status", status)]
-    # Nobody knows when a lost run ended.
-    if snapshot.status is not Status.LOST:
-        pairs.append(("ran" if snapshot.status.is_final else "running for", format_duration(ran)))
-    if snapshot.gathering:
-        pairs.append(("gathering", history.format_gathering(snapshot.gathering)))
-    if snapshot.waits_for:
-        pairs.append(("waiting for", snapshot.waits_for))
-    if lost := [f"{node} is {state}" for node, state in snapshot.nodes.items() if state == "lost"]:
-        pairs.append(("nodes", ", ".join(lost)))
-    pairs += history.list_facts(snapshot)
-    if snapshot.spec:
-        pairs.append(("spec", snapshot.spec))
-    pairs += _places(snapshot, paths)
-    parts: list[Part] = [Facts(tuple(pairs)), _progress_grid(snapshot, now)]
+    is_lost = snapshot.status is Status.LOST  # nobody knows when such a run ended
+    facts = Facts.of(
+        ("status", status),
+        (
+            "ran" if snapshot.status.is_final else "running for",
+            None if is_lost else format_duration(ran),
+        ),
+        ("gathering", history.format_gathering(snapshot.gathering)),
+        ("waiting for", snapshot.waits_for),
+        ("nodes", ", ".join(f"{n} is lost" for n, s in snapshot.nodes.items() if s == "lost")),
+        *history.list_facts(snapshot),
+        ("spec", snapshot.spec),
+        *_places(snapshot, paths),
+    )
+    parts: list[Part] = [facts, _progress_grid(snapshot, now)]
     parts += trial_table(snapshot, now=None if snapshot.status.is_final else now)
     parts += [*history.format_reason(snapshot), *history.format_cause(snapshot), *_notes(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
@@ -165,7 +163,7 @@ def trial_table(snapshot: RunSnapshot, *, now: float | None = None) -> list[Part
     parts: list[Part] = [_trial_grid(shown, now)]
     if more := len(ranked) - len(shown):
         parts.append(f"and {plural(more, 'more trial')}: `tfcluster status --json`")
-    return [*parts, Facts((("best", _format_best_trial(snapshot)),))]
+    return [*parts, Facts.of(("best", _format_best_trial(snapshot)))]
 
 
 def format_trial(trial: Mapping[str, Any]) -> str | None:
@@ -286,12 +284,11 @@ def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
 
 def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ...]:
     logs = paths.attempt_logs(snapshot.attempt) if snapshot.attempt else paths.logs
-    pairs = [("logs", str(logs))]
-    if snapshot.checkpoints:
-        newest = snapshot.checkpoints[-1]
+    where = ""
+    for newest in snapshot.checkpoints[-1:]:
         which = f"{found} in " if (found := history.format_checkpoint(newest)) else ""
-        pairs.append(("checkpoint", f"{which}{paths.root / str(newest['path'])}"))
-    return tuple(pairs)
+        where = f"{which}{paths.root / str(newest['path'])}"
+    return ("logs", str(logs)), ("checkpoint", where)
 
 
 def _closing_title(snapshot: RunSnapshot) -> str:

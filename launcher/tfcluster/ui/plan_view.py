@@ -98,7 +98,7 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
 
 def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) -> list[str]:
     """Return the whole plan as lines; only words that cannot be broken are wider than `width`."""
-    parts: list[Part] = [Facts(_facts(plan)), "", _task_grid(plan)]
+    parts: list[Part] = [_facts(plan), "", _task_grid(plan)]
     if plan.notes or obstacles:
         parts.append("")
     parts += [f"note: {note}" for note in plan.notes]
@@ -109,30 +109,27 @@ def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) 
 def start_panel(
     plan: Plan,
     paths: RunPaths,
-    ports: Mapping[str, int] | None = None,
     *,
     resumes: tuple[str, int | None, str | None] | None = None,
 ) -> Panel:
     """Return the panel of a run that starts: Python, tasks, open ports, notes, run folder.
 
-    `ports` maps task → reserved port, where the plan left the port to be chosen; `resumes` is the
-    run to resume from, its step, and the name of its checkpoint.
+    `resumes` is the run to resume from, its step, and the name of its checkpoint.
     """
-    ports = ports or {}
-    pairs = [("image", ", ".join(plan.images))] if plan.images else []
-    pairs += [*_pythons(plan), ("workdir", _workdir_and_copies(plan))]
-    pairs.append(("strategy", format_strategy(plan)))
-    cluster = [task for task in plan.listening if task.in_cluster]
-    if listening := [ports.get(str(task.id), task.port) for task in cluster]:
-        pairs.append(("open ports", describe_ports(plan, listening)))
-    if plan.joins and plan.elsewhere:
-        others = [f"{task.id} at {task.address}" for task in plan.elsewhere]
-        pairs.append(("elsewhere", join_first(others, _MAX_LISTED)))
-    pairs.append(("folder", str(paths.root)))
-    if resumes is not None:
-        pairs.append(("resumes", format_resume(*resumes)))
-    parts: list[Part] = [Facts(tuple(pairs)), _start_grid(plan, ports)]
-    parts += _manual_starts(plan, paths, ports)
+    listening = [task.port for task in plan.listening if task.in_cluster]
+    others = [f"{task.id} at {task.address}" for task in plan.elsewhere if plan.joins]
+    facts = Facts.of(
+        ("image", ", ".join(plan.images)),
+        *_pythons(plan),
+        ("workdir", _workdir_and_copies(plan)),
+        ("strategy", format_strategy(plan)),
+        ("open ports", describe_ports(plan, listening) if listening else None),
+        ("elsewhere", join_first(others, _MAX_LISTED) if others else None),
+        ("folder", str(paths.root)),
+        ("resumes", format_resume(*resumes) if resumes else None),
+    )
+    parts: list[Part] = [facts, _start_grid(plan)]
+    parts += _manual_starts(plan, paths)
     parts += [f"note: {note}" for note in plan.notes]
     return Panel(paths.run_id, tuple(parts))
 
@@ -244,24 +241,19 @@ def _assignment(var: EnvVar, *, is_remote: bool) -> str:
     return f"{hidden}export {var.name}={value}  # {source}"
 
 
-def _facts(plan: Plan) -> tuple[tuple[str, str], ...]:
-    pairs = [("name", plan.name)]
-    if plan.spec_path:
-        pairs.append(("spec", plan.spec_path))
-    strategy = (
-        "none: plain tasks form no cluster" if plan.kind == "plain" else format_strategy(plan)
+def _facts(plan: Plan) -> Facts:
+    is_plain = plan.kind == "plain"
+    return Facts.of(
+        ("name", plan.name),
+        ("spec", plan.spec_path),
+        ("strategy", "none: plain tasks form no cluster" if is_plain else format_strategy(plan)),
+        ("open ports", describe_listeners(plan) if plan.listening else None),
+        ("image", ", ".join(plan.images)),
+        *_workdirs(plan),
+        *_pythons(plan),
+        *_commands(plan),
+        *(("prepare", join(command.argv)) for command in list(plan.prepare.values())[:1]),
     )
-    pairs.append(("strategy", strategy))
-    if plan.listening:
-        pairs.append(("open ports", describe_listeners(plan)))
-    if plan.images:
-        pairs.append(("image", ", ".join(plan.images)))
-    pairs += _workdirs(plan)
-    pairs += _pythons(plan)
-    pairs += _commands(plan)
-    for command in list(plan.prepare.values())[:1]:
-        pairs.append(("prepare", join(command.argv)))
-    return tuple(pairs)
 
 
 def _commands(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -330,12 +322,11 @@ def _workdir_and_copies(plan: Plan) -> str:
     return f"{plan.workdir}, a copy {where}"
 
 
-def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> list[Part]:
+def _manual_starts(plan: Plan, paths: RunPaths) -> list[Part]:
     """Return the command for each task that the user starts by hand (``--except``)."""
     parts: list[Part] = []
     for task in plan.by_hand:
-        port = ports.get(str(task.id), task.port)
-        parts.append(f"start {task.id} by hand, at {task.host}:{port}:")
+        parts.append(f"start {task.id} by hand, at {task.address}:")
         if task.node == LOCAL:
             exports = f'eval "$(tfcluster env {paths.run_id[-4:]} {task.id})"'
             parts.append(Verbatim((f"({exports} && {start_line(task)})",)))
@@ -347,19 +338,18 @@ def _manual_starts(plan: Plan, paths: RunPaths, ports: Mapping[str, int]) -> lis
     return parts
 
 
-def _start_grid(plan: Plan, ports: Mapping[str, int]) -> Grid:
+def _start_grid(plan: Plan) -> Grid:
     if len(plan.tasks) > _MAX_LISTED:
         counts = Counter(task.node for task in plan.tasks)
         rows = tuple((node.name, str(counts[node.name])) for node in plan.nodes)
         return Grid(("node", "tasks"), rows, frozenset({"tasks"}))
-    return Grid.of(
-        plan.tasks,
-        _TASK_COLUMNS
-        | {"address": lambda task: f"{task.host}:{ports.get(str(task.id), task.port) or '?'}"},
-    )
+    address = {"address": lambda task: f"{task.host}:{task.port or '?'}"}
+    return Grid.of(plan.tasks, _TASK_COLUMNS | address)
 
 
 def _address(task: TaskPlan) -> str:
+    if not task.host:
+        return "chosen at start"
     return task.address if task.port else f"{task.host}, port chosen at start"
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, answer_of, format_gpus
+from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import UNLIMITED, Facts, Grid, draw, part_lines
+from tfcluster.ui.render import UNLIMITED, Grid, draw, part_lines
 from tfcluster.ui.terminal import Painted
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.text import Text
 
 _MAX_NODES = 8
 _MIN_NODE_WIDTH = 26
@@ -110,17 +110,21 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
 }
 
 
-def _cell(report: PreflightReport, check: str, node: str) -> tuple[str, list[Finding]]:
-    answer = answer_of(report.answers, node)
-    found = [f for f in report.findings if (f.node, f.check) == (node, check)]
-    return (_ROWS[check](answer) if answer is not None else ""), found
-
-
 def _rows(
     report: PreflightReport, nodes: Sequence[str]
-) -> list[tuple[str, list[tuple[str, list[Finding]]]]]:
-    rows = [(check, [_cell(report, check, node) for node in nodes]) for check in _ROWS]
-    return [(check, cells) for check, cells in rows if any(v or found for v, found in cells)]
+) -> Iterator[tuple[str, list[tuple[str, list[Finding]]]]]:
+    """Yield each check with the values and findings of `nodes`, if there are any."""
+    answers = {answer.node: answer for answer in report.answers}
+    for check, show in _ROWS.items():
+        cells = [
+            (
+                show(answers[node]) if node in answers else "",
+                [f for f in report.findings if (f.node, f.check) == (node, check)],
+            )
+            for node in nodes
+        ]
+        if any(value or found for value, found in cells):
+            yield check, cells
 
 
 def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
@@ -128,13 +132,11 @@ def _plain(report: PreflightReport, nodes: Sequence[str], width: int) -> str:
     rows = [(check, [_mark_cell(*cell) for cell in cells]) for check, cells in _rows(report, nodes)]
     grid = Grid(("", *nodes), tuple((check, *cells) for check, cells in rows))
     lines = part_lines(grid, UNLIMITED)
-    if max(map(len, lines)) <= width:
-        return "\n".join(lines)
-    found = []
-    for number, node in enumerate(nodes):
-        pairs = tuple((check, cells[number]) for check, cells in rows if cells[number])
-        found += [node, *(f"  {line}" for line in part_lines(Facts(pairs), width - 2))]
-    return "\n".join(found)
+    if max(map(len, lines)) > width:
+        by_node = zip(nodes, *(cells for _, cells in rows), strict=True)
+        grid = Grid(("", *(check for check, _ in rows)), tuple(by_node))
+        lines = part_lines(grid, width)
+    return "\n".join(lines)
 
 
 def _mark_cell(value: str, found: Sequence[Finding]) -> str:
@@ -154,20 +156,17 @@ def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colour
     for node in nodes:
         table.add_column(Text(sanitize_text(node)), overflow="fold")
     for check, cells in _rows(report, nodes):
-        _add_row(table, check, cells)
+        table.add_row(Text(check, style="dim"), *(_screen_cell(*cell) for cell in cells))
     lines = draw(table, width, colours=colours).rstrip().split("\n")
     return "\n".join(lines if lines[0].strip() else lines[1:])
 
 
-def _add_row(table: Table, check: str, cells: Sequence[tuple[str, list[Finding]]]) -> None:
+def _screen_cell(value: str, found: Sequence[Finding]) -> Text:
     from rich.text import Text
 
-    texts = []
-    for value, found in cells:
-        text = Text(sanitize_text(value) if not found else "")
-        for finding in found:
-            tone = "red" if finding.is_fatal else "yellow"
-            text.append(sanitize_text(f"{finding.what}\n→ {finding.fix}\n"), style=tone)
-        text.rstrip()
-        texts.append(text)
-    table.add_row(Text(check, style="dim"), *texts)
+    text = Text(sanitize_text(value) if not found else "")
+    for finding in found:
+        tone = "red" if finding.is_fatal else "yellow"
+        text.append(sanitize_text(f"{finding.what}\n→ {finding.fix}\n"), style=tone)
+    text.rstrip()
+    return text

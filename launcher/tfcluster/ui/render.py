@@ -28,6 +28,11 @@ class Facts:
 
     pairs: tuple[tuple[str, str], ...]
 
+    @classmethod
+    def of(cls, *pairs: tuple[str, str | None]) -> Facts:
+        """Return `pairs` without those that have no value."""
+        return cls(tuple((name, value) for name, value in pairs if value))
+
     @property
     def name_width(self) -> int:
         return max((len(name) for name, _ in self.pairs), default=0)
@@ -204,6 +209,6 @@ def _stacked(grid: Grid, width: int) -> list[str]:
     lines = []
     for first, *rest in grid.rows:
         lines.append(first)
-        pairs = ((h, cell) for h, cell in zip(grid.headers[1:], rest, strict=True) if cell)
-        lines += [f"  {line}" for line in _facts(Facts(tuple(pairs)), width - 2)]
+        facts = Facts.of(*zip(grid.headers[1:], rest, strict=True))
+        lines += [f"  {line}" for line in _facts(facts, width - 2)]
     return lines

@@ -65,7 +65,11 @@ class Office:
             **sections,
         }
         self.write("spec.json", json.dumps(spec))
-        return Path(_home()) / self.desk.name / "spec.json"
+        return self.seen("spec.json")
+
+    def seen(self, name: str) -> Path:
+        """Return the path of a file of the desk, as commands that are started there see it."""
+        return Path(_home()) / self.desk.name / name
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
         return self.python("-m", "tfcluster.cli.main", *arguments, env=env)
@@ -74,7 +78,7 @@ class Office:
         """Start a Python at the desk that can import tfcluster."""
         process = self.home.start(
             [sys.executable, *arguments],
-            env={"PYTHONPATH": _import_path(), "TERM": "dumb", **(env or {})},
+            env={"PYTHONPATH": import_path(), "TERM": "dumb", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -183,7 +187,7 @@ def _home() -> str:
     return str(Path("~").expanduser())
 
 
-def _import_path() -> str:
+def import_path() -> str:
     """Return a PYTHONPATH to the launcher under test, even if another one is installed."""
     found = [importlib.util.find_spec(name) for name in ("tfcluster", "tfcluster_workers")]
     return ":".join(str(Path(spec.origin or "").parents[1]) for spec in found if spec is not None)

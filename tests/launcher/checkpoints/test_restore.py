@@ -9,7 +9,7 @@ import pytest
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import put_back
+from tfcluster.checkpoints.restore import newest_of, put_back
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Store
 
@@ -49,10 +49,10 @@ STATE = {
 def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> None:
     tasks = [tmp_path / "tasks" / name for name in ("worker-0", "worker-1")]
 
-    result = put_back(store.state(), tasks)
+    put_back(store.state(), tasks)
 
-    assert result.step == 20
-    assert result.replaced == ()
+    assert newest_of(store.state()).step == 20
+    assert not [*tmp_path.rglob("*.replaced")]
     assert [names(task) for task in tasks] == [STATE, STATE]
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
 
@@ -85,11 +85,10 @@ def test_the_previous_contents_of_a_directory_are_kept_next_to_it(
     write_prefix(task, "ckpt-99")
     (task / "log.csv").write_text("epoch,loss")
 
-    result = put_back(store.state(), [task])
+    put_back(store.state(), [task])
 
     assert names(task) == STATE
-    assert result.replaced == (tmp_path / "worker-0.replaced",)
-    assert names(result.replaced[0]) == {
+    assert names(tmp_path / "worker-0.replaced") == {
         "ckpt-99.index",
         "ckpt-99.data-00000-of-00001",
         "log.csv",
@@ -100,9 +99,10 @@ def test_without_a_state_every_directory_is_empty(tmp_path: Path) -> None:
     tasks = [tmp_path / "worker-0", tmp_path / "worker-1"]
     write_prefix(tasks[1], "ckpt-5")
 
-    result = put_back((), tasks)
+    put_back((), tasks)
 
-    assert (result.step, result.replaced) == (None, (tmp_path / "worker-1.replaced",))
+    assert newest_of(()).step is None
+    assert [*tmp_path.glob("*.replaced")] == [tmp_path / "worker-1.replaced"]
     assert [list(task.iterdir()) for task in tasks] == [[], []]
 
 
@@ -148,4 +148,4 @@ def test_the_step_of_a_backup_is_used_only_without_other_checkpoints(tmp_path: P
     store = Store(tmp_path / "alone")
     store.add(backup, chief, step=4)
 
-    assert put_back(store.state(), [tmp_path / "worker-0"]).step == 4
+    assert newest_of(store.state()).step == 4

@@ -21,7 +21,6 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.agent import protocol
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.startup import StartOptions
@@ -254,7 +253,7 @@ class SlowGathering(RunGathering):
 
     agents: Mapping[str, Agent] = {}
 
-    async def put_state_back(self, *args: Any, **how: Any) -> PutBack:
+    async def put_state_back(self, *args: Any, **how: Any) -> int | None:
         found = await super().put_state_back(*args, **how)
         for agent in self.agents.values():
             agent.deliver("put back")

@@ -15,7 +15,6 @@ from typing import Any, cast
 import pytest
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, RunOver
@@ -65,11 +64,11 @@ class FakeGathering:
         self.during_restore: Callable[[], object] = int
         self.calls: list[str] = []
 
-    async def put_state_back(self, tasks: Iterable[TaskId]) -> PutBack:
+    async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         self.calls.append("put back")
         self.during_restore()
         await asyncio.sleep(0.01)
-        return PutBack(None, ())
+        return None
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         self.calls.append("gather latest")

@@ -14,7 +14,6 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.preflight.test_doctor import Agent
 
-from tfcluster.checkpoints.restore import PutBack
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
@@ -217,11 +216,11 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
     run_writer.on_event = lambda event: restarting.set() if isinstance(event, Restarting) else None
     plan = replace(plan_of(), workdir=str(paths.root), supervision=Supervision(backoff_s=0.0))
 
-    async def put_back(folders: TaskFolders, *_: object) -> PutBack:
+    async def put_back(folders: TaskFolders, *_: object) -> int | None:
         if moment == "put back" and len(node.links) == 1:
             node.links[0].end_link()
             await restarting.wait()
-        return PutBack(None, ())
+        return None
 
     monkeypatch.setattr(TaskFolders, "put_back", put_back)
     monkeypatch.setattr(orders, "SHOWN_AFTER_S", 0.1)

@@ -18,7 +18,6 @@ from tests.launcher.conftest import plan_of
 from tfcluster.checkpoints import restore
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
-from tfcluster.checkpoints.restore import PutBack
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.errors import RunFolderError
@@ -83,18 +82,18 @@ class LocalFolders:
     def workdir(self, task: TaskId) -> Path:
         return self._paths.root
 
-    async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> PutBack:
-        return PutBack(None, ())
+    async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
+        return None
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
     """Make restores raise these errors, one at a time, and then succeed."""
     remaining = list(errors)
 
-    async def put_back(*_: Any) -> PutBack:
+    async def put_back(*_: Any) -> int | None:
         if remaining:
             raise remaining.pop(0)
-        return PutBack(7, ())
+        return 7
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
 
@@ -103,7 +102,7 @@ def test_a_restore_is_retried_when_its_checkpoint_was_rotated_away(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failing(monkeypatch, [SourceChangedError("ckpt-1"), FileNotFoundError("ckpt-2")])
-    assert asyncio.run(run_gathering.put_state_back([])).step == 7
+    assert asyncio.run(run_gathering.put_state_back([])) == 7
 
 
 def test_a_disk_that_stays_full_is_an_environment_error(
@@ -293,10 +292,10 @@ def test_a_folder_is_not_gathered_while_it_is_being_restored(
     chief = TaskId("worker", 0)
     found: list[Event] = []
 
-    async def put_back(*_: Any) -> PutBack:
+    async def put_back(*_: Any) -> int | None:
         write_prefix(paths.task_checkpoints(chief), "ckpt-7")
         found.extend(await run_gathering.gather_latest())
-        return PutBack(7, ())
+        return 7
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
     asyncio.run(run_gathering.put_state_back([chief]))

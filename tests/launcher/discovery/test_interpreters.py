@@ -27,7 +27,7 @@ def make_venv(folder: Path, *packages: str, config: str = "") -> Path:
 
 def test_versions_of_a_virtual_environment_are_read_from_its_folders(tmp_path: Path) -> None:
     python = make_venv(tmp_path / "v", "tensorflow_cpu-2.21.0", "tf_keras-2.21.0", "six-1.16")
-    found = read(str(python), "why").result()
+    found = read(str(python), "why")()
     assert (found.path, found.version, found.why) == (str(python), "3.11.7", "why")
     assert found.packages == {"tensorflow": "2.21.0", "tf-keras": "2.21.0"}
 
@@ -35,7 +35,7 @@ def test_versions_of_a_virtual_environment_are_read_from_its_folders(tmp_path: P
 def test_a_python_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     python = make_venv(tmp_path / "v", "numpy-1.26")
     with pytest.raises(InterpreterError, match="does not work as Python: asked") as caught:
-        read(str(python), "why").result()
+        read(str(python), "why")()
     assert caught.value.exit_code == 3
     assert "--python" in caught.value.fix
 
@@ -44,7 +44,7 @@ def test_a_python_outside_a_virtual_environment_is_run_for_its_versions(tmp_path
     (tmp_path / "tensorflow.py").write_text("raise SystemExit('imported!')\n")
     link = tmp_path / "python"
     link.symlink_to(sys.executable)
-    found = read(str(link), "why", environ={"PYTHONPATH": str(tmp_path)}).result()
+    found = read(str(link), "why", environ={"PYTHONPATH": str(tmp_path)})()
     assert found.version == ".".join(map(str, sys.version_info[:3]))
     assert "tensorflow" in found.packages
 
@@ -78,7 +78,7 @@ def test_the_first_python_in_the_documented_order_is_chosen(
 ) -> None:
     work, environ = environments(tmp_path)
     remaining = {name: value for name, value in environ.items() if name not in missing}
-    found = choose(None, "", base=tmp_path, workdir=work, environ=remaining).result()
+    found = choose(None, "", base=tmp_path, workdir=work, environ=remaining)()
     assert (found.path, found.why) == (str(tmp_path / expected), why)
 
 
@@ -86,9 +86,7 @@ def test_without_any_environment_python3_on_path_is_chosen(tmp_path: Path) -> No
     _, environ = environments(tmp_path)
     workdir = tmp_path / "elsewhere"
     workdir.mkdir()
-    found = choose(
-        None, "", base=tmp_path, workdir=workdir, environ={"PATH": environ["PATH"]}
-    ).result()
+    found = choose(None, "", base=tmp_path, workdir=workdir, environ={"PATH": environ["PATH"]})()
     assert (found.path, found.why) == (str(tmp_path / "path/bin/python3"), "python3 on PATH")
 
 
@@ -97,21 +95,21 @@ def test_a_shim_on_path_is_replaced_by_the_python_it_chooses(tmp_path: Path) -> 
     shim.write_text(f'#!/bin/sh\n[ "$PWD" = "{tmp_path}" ] && exec "{sys.executable}" "$@"\n')
     shim.chmod(0o755)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ=environ)()
     assert (found.path, found.why) == (sys.executable, "python3 on PATH")
-    asked = choose(str(shim), "--python", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    asked = choose(str(shim), "--python", base=tmp_path, workdir=tmp_path, environ=environ)()
     assert asked.path == str(shim)
 
 
 def test_the_python_of_tfcluster_is_the_last_choice(tmp_path: Path) -> None:
-    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"}).result()
+    found = choose(None, "", base=tmp_path, workdir=tmp_path, environ={"PATH": "/nowhere"})()
     assert found.path == sys.executable
 
 
 @pytest.mark.parametrize("python", ["venv", "venv/bin/python", "python3"])
 def test_a_requested_python_may_be_a_file_a_folder_or_a_name(tmp_path: Path, python: str) -> None:
     _, environ = environments(tmp_path)
-    found = choose(python, "--python", base=tmp_path, workdir=tmp_path, environ=environ).result()
+    found = choose(python, "--python", base=tmp_path, workdir=tmp_path, environ=environ)()
     assert Path(found.path).is_absolute()
     assert found.why == "--python"
 
@@ -119,6 +117,4 @@ def test_a_requested_python_may_be_a_file_a_folder_or_a_name(tmp_path: Path, pyt
 def test_a_requested_python_that_does_not_exist_is_not_replaced_by_another(tmp_path: Path) -> None:
     work, environ = environments(tmp_path)
     with pytest.raises(UsageError, match=r"no Python at /no/python \(runtime\.python\)"):
-        choose(
-            "/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ
-        ).result()
+        choose("/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ)()

@@ -44,6 +44,7 @@ OpenScreen = Callable[..., tuple[int, TextIO]]
 GOLDEN = Path(__file__).parent / "golden"
 START = 1_700_000_000.0
 PATHS = RunPaths(Path("/home/anna/.local/state/tfcluster/runs/mnist-2w-20260914-153012-k7f3"))
+PORTS = {TaskId("worker", 0): 40001, TaskId("worker", 1): 40002}
 
 
 def plan() -> Plan:
@@ -135,7 +136,7 @@ def panels() -> list[Panel]:
     )
     assert cause is not None
     return [
-        start_panel(plan(), PATHS, {"worker:0": 40001, "worker:1": 40002}),
+        start_panel(plan().at(ports=PORTS), PATHS),
         cause,
         closing_panel(
             failed_run(),

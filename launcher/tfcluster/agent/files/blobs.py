@@ -6,12 +6,9 @@ import contextlib
 import errno
 import hashlib
 import os
+from collections.abc import Callable, Iterable
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
+from tfcluster.agent import Any
 
 PARTIAL = ".partial"
 """The suffix of files that are not complete yet."""

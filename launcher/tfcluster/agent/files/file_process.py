@@ -14,21 +14,15 @@ import selectors
 import signal
 import socket
 import time
+from collections.abc import Callable
 
-from tfcluster.agent import protocol
+from tfcluster.agent import Any, NoReturn, protocol
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.files.cache import new_transit_folder, remove
 from tfcluster.agent.files.incoming import Incoming
 from tfcluster.agent.files.outgoing import Outgoing, find_marked_folder
+from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.processes import close_from, die_with_parent
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn
-
-    from tfcluster.agent.net.session import CoordinatorLink
-
 
 NICENESS = 10
 ALIVE_S = 2.0

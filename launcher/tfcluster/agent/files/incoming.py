@@ -11,18 +11,15 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import BadTree, Blob, NotInCache, check, copy, move
 from tfcluster.agent.files.cache import new_transit_folder, remove, remove_older
 from tfcluster.agent.net.private_folders import make_folders
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from typing import Any
-
-    Send = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 
 _PAGE = 10_000
 """The digests in one answer: 0.7 MB."""
@@ -82,9 +79,8 @@ class Incoming:
         self._transit = transit or new_transit_folder(cache)
         """The folder of files that are not to be cached, until they are moved to their places."""
         self._send = send
-        self._parts: dict[int, list[dict[str, Any]]] = {}
         self._orders: dict[int, dict[str, Any]] = {}
-        self._wanted: dict[int, set[str]] = {}
+        """Number → the order with all `files` listed so far, and the digests that are `wanted`."""
         self._senders: dict[str, int] = {}
         """Digest → the order under which it is requested, for all orders that need it."""
         self._open: dict[str, Blob] = {}
@@ -99,17 +95,18 @@ class Incoming:
         in the folder stay, except those in `removed`.
         """
         number = order["id"]
-        self._parts.setdefault(number, []).extend(order["files"])
+        files = self._orders.get(number, {"files": []})["files"]
+        files += order["files"]
+        self._orders[number] = {**order, "files": files, "wanted": set()}
         if order.get("more"):
             return
-        files = self._parts.pop(number)
         if order.get("unless_there") and os.path.isdir(order["into"]):
+            del self._orders[number]
             self._send({"type": "received", "id": number})
             return
         try:
             check(files)
             check({"path": path, "link": "."} for path in order.get("removed", ()))
-            self._orders[number] = {**order, "files": files}
             self._request_missing(number)
             self._finish_if_complete(number)
         except (OSError, BadTree) as error:
@@ -120,7 +117,7 @@ class Incoming:
         sender = self._senders.get(digest)
         if sender is None:
             return
-        waiting = [n for n, wanted in self._wanted.items() if digest in wanted]
+        waiting = self._waiting_for(digest)
         try:
             blob = self._open.get(digest) or self._begin(digest, sender)
             if blob.add(offset, data):
@@ -134,7 +131,7 @@ class Incoming:
                 self._fail(number, error)
             return
         for number in waiting:
-            self._wanted[number].discard(digest)
+            self._orders[number]["wanted"].discard(digest)
         for number in waiting:
             try:
                 self._finish_if_complete(number)
@@ -143,15 +140,12 @@ class Incoming:
 
     def cancel(self, number: int) -> None:
         """Drop an order; files that other orders need too are requested under one of those."""
-        self._parts.pop(number, None)
         self._orders.pop(number, None)
-        self._wanted.pop(number, None)
         for digest in [d for d, n in self._senders.items() if n == number]:
             del self._senders[digest]
             if (blob := self._open.pop(digest, None)) is not None:
                 blob.discard()
-            waiting = [n for n, wanted in self._wanted.items() if digest in wanted]
-            if waiting:
+            if waiting := self._waiting_for(digest):
                 self._request(waiting[0], [digest])
 
     def forget(self) -> None:
@@ -160,15 +154,17 @@ class Incoming:
             blob.discard()
         self._open.clear()
         self._senders.clear()
-        self._parts.clear()
         self._orders.clear()
-        self._wanted.clear()
+
+    def _waiting_for(self, digest: str) -> list[int]:
+        return [number for number, order in self._orders.items() if digest in order["wanted"]]
 
     def _request_missing(self, number: int, *gone: str) -> None:
         """Request an order's missing files, except those that another order has requested."""
-        digests = {file["sha512"] for file in self._orders[number]["files"] if "sha512" in file}
+        order = self._orders[number]
+        digests = {file["sha512"] for file in order["files"] if "sha512" in file}
         missing = {digest for digest in digests if self._find(digest) is None} | {*gone}
-        self._wanted[number] = missing
+        order["wanted"] = missing
         self._request(number, sorted(missing - self._senders.keys()))
 
     def _request(self, number: int, digests: list[str]) -> None:
@@ -189,7 +185,7 @@ class Incoming:
         return next((path for path in places if os.path.exists(path)), None)
 
     def _finish_if_complete(self, number: int) -> None:
-        if self._wanted[number]:
+        if self._orders[number]["wanted"]:
             return
         order = self._orders.pop(number)
         others = {f.get("sha512") for o in self._orders.values() for f in o["files"]}
@@ -201,7 +197,6 @@ class Incoming:
             self._orders[number] = order
             self._request_missing(number, error.digest)
             return
-        del self._wanted[number]
         self._send({"type": "received", "id": number})
 
     def _fail(self, number: int, error: Exception) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable, Iterator
 
-from tfcluster.agent import budgets
+from tfcluster.agent import Any, budgets
 from tfcluster.agent.error_text import reason_of
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from typing import Any
-
-    Send = Callable[[dict[str, Any]], None]
-    SendBytes = Callable[[str, int, bytes], None]
+Send = Callable[[dict[str, Any]], None]
+SendBytes = Callable[[str, int, bytes], None]
 
 _CHUNK = 256 << 10
 """The bytes sent at once; log bytes and exits wait for one such piece at most."""

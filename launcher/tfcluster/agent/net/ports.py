@@ -16,18 +16,14 @@ import json
 import os
 import socket
 
+from tfcluster.agent import Any
 from tfcluster.agent.foreign_json import parse_json_object
+from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX, first_environment, read_bytes
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
-
-    _Held = tuple[int, list[socket.socket], int]
-    """The port, the sockets bound to it, and the descriptor that holds its lock file."""
+_Held = tuple[int, socket.socket, int]
+"""The port, the socket bound to it, and the descriptor that holds its lock file."""
 
 
 class PortTaken(Exception):
@@ -75,19 +71,18 @@ class PortHolder:
     def _hold_one(self, requested: dict[str, Any]) -> None:
         task, port = requested["task"], requested["port"]
         bound = _bind_exclusively(port)
-        if not bound:
+        if bound is None:
             raise PortTaken(requested, find_holder(port, self._folder))
-        port = bound[0].getsockname()[1]
+        port = bound.getsockname()[1]
         lock = self._lock(port)
         if lock is None:
-            _close(bound)
+            bound.close()
             raise PortTaken({**requested, "port": port}, find_holder(port, self._folder))
-        for held in bound:
-            if IS_LINUX:
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-                held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            else:
-                held.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
+        if IS_LINUX:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        else:
+            bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
         self._held[task] = (port, bound, lock)
 
     def _lock(self, port: int) -> int | None:
@@ -123,8 +118,8 @@ class PortHolder:
                 self._give_back(self._held.pop(task))
 
     def _give_back(self, held: _Held) -> None:
-        port, sockets, lock = held
-        _close(sockets)
+        port, bound, lock = held
+        bound.close()
         if self._folder is not None:
             path = _lock_file(self._folder, port)
             with contextlib.suppress(OSError):
@@ -137,14 +132,8 @@ def _lock_file(folder: str, port: int) -> str:
     return os.path.join(folder, f"{port}.json")
 
 
-def _close(sockets: list[socket.socket]) -> None:
-    for held in sockets:
-        held.close()
-
-
-def _bind_exclusively(port: int) -> list[socket.socket]:
-    """Bind the port on every address of both families; return the sockets, or [] if it is taken."""
-    chosen_by_kernel = port == 0
+def _bind_exclusively(port: int) -> socket.socket | None:
+    """Bind the port on every address of both families; return None if it is taken."""
     for family, any_address in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
         try:
             held = socket.socket(family, socket.SOCK_STREAM)
@@ -153,7 +142,7 @@ def _bind_exclusively(port: int) -> list[socket.socket]:
         try:
             if family == socket.AF_INET6:
                 held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            if not chosen_by_kernel:
+            if port:
                 # A port in TIME_WAIT is free. With port 0 the option could share a bound port.
                 held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             held.bind((any_address, port))
@@ -162,17 +151,19 @@ def _bind_exclusively(port: int) -> list[socket.socket]:
             if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 continue  # IPv6 is switched off
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
-                return []
+                return None
             raise
-        return [held]
-    return []
+        return held
+    return None
 
 
 def taken_by(port: int, folder: str | None) -> dict[str, Any] | None:
     """Return the holder of the port (see `find_holder`), or None if the port is free."""
     bound = _bind_exclusively(port)
-    _close(bound)
-    return None if bound else find_holder(port, folder)
+    if bound is None:
+        return find_holder(port, folder)
+    bound.close()
+    return None
 
 
 def find_holder(port: int, folder: str | None) -> dict[str, Any]:

@@ -6,9 +6,7 @@ import errno
 import os
 import stat
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import TextIO
+from tfcluster.agent import TextIO
 
 
 def make_folders(folder: str) -> None:

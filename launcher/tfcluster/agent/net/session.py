@@ -10,17 +10,11 @@ import os
 import selectors
 import sys
 import time
+from collections.abc import Callable
 
-from tfcluster.agent import budgets, fencing, protocol
-from tfcluster.agent.guard import file_identity
+from tfcluster.agent import Any, budgets, fencing, protocol
+from tfcluster.agent.guard import Recorder, file_identity
 from tfcluster.agent.net.listener import ENOUGH_QUEUED, Connection, is_own_user, listen
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
 
 PING_S = 2.0
 FIRST_HELLO_S = 10.0

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection, Iterator, Sequence
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
-
-    KillCounts = dict[str, int]
-    """Folder of a cgroup → out-of-memory kills counted there."""
+KillCounts = dict[str, int]
+"""Folder of a cgroup → out-of-memory kills counted there."""
 
 COUNTERS = ("memory.events", "memory.oom_control")
 _SYS = "/sys/devices/system"

@@ -15,15 +15,12 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.node import limits
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from typing import Any
 
 PACKAGES = ("tensorflow", "keras", "tf-keras", "numpy", "protobuf")
 _DISTRIBUTIONS = {

@@ -15,13 +15,10 @@ import fcntl
 import os
 import socket
 import struct
+from collections.abc import Callable
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.processes import IS_LINUX, read_bytes
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000
 _GET_FLAGS, _SET_FLAGS, _IS_UP = 0x8913, 0x8914, 0x1
@@ -71,11 +68,8 @@ def _unshare_flags(flags: int) -> None:
 
 
 def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY)
-    try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
+    with open(path, "w") as file:
+        file.write(text)
 
 
 def _raise_loopback() -> None:

@@ -15,12 +15,9 @@ import socket
 import struct
 import time
 
+from tfcluster.agent import Any, NoReturn
 from tfcluster.agent.processes import close_from, die_with_parent, discard_streams
 from tfcluster.agent.tasks.task import exec_or_report
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, NoReturn
 
 _NUMBER = struct.Struct(">I")
 _DESCRIPTORS = 3

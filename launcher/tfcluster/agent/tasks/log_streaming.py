@@ -5,17 +5,12 @@ from __future__ import annotations
 import contextlib
 import selectors
 import time
+from collections.abc import Callable
 
 from tfcluster.agent import protocol
+from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.output import drain, size_of
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from tfcluster.agent.net.session import CoordinatorLink
-    from tfcluster.agent.tasks.task import Task
-
+from tfcluster.agent.tasks.task import Task
 
 SMALL_READ = 256 << 10
 """The bytes from all pipes below which a pause follows, unless one pipe was half full."""
@@ -74,27 +69,6 @@ class Pipes:
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
 
-class EndedLogs:
-    """The places of ended tasks' output in their log files, for a coordinator that reconnects."""
-
-    def __init__(self) -> None:
-        self._places: dict[str, tuple[str, int, int]] = {}
-        """Stream → path, first and last offset of the task's output."""
-
-    def add(self, task: Task) -> None:
-        self._places[task.stream_name] = (task.log.path, task.log_begin, task.log.size)
-
-    def missing(self, offsets: dict[str, int]) -> Iterator[bytes]:
-        """Yield frames with the rest of each stream, of which a coordinator has `offsets`."""
-        for name, (path, begin, end) in self._places.items():
-            at = offsets.get(name, begin)
-            with contextlib.suppress(OSError), open(path, "rb") as log:
-                log.seek(at)
-                while at < end and (data := log.read(min(_READ_BYTES, end - at))):
-                    yield protocol.data_frame(protocol.LOG, name, at, data)
-                    at += len(data)
-
-
 class LogStreams:
     """The log streams of all tasks of one run on this node."""
 
@@ -104,7 +78,8 @@ class LogStreams:
         """Prepare; the caller sets `link` before the first task begins."""
         self.pipes = Pipes(selector)
         self._tasks: set[Task] = set()
-        self._ended_logs = EndedLogs()
+        self._ended: dict[str, tuple[str, int, int]] = {}
+        """Stream of an ended task → path of its log, first and last offset of its output."""
 
     def begin(self, task: Task) -> None:
         """Drain and stream a task's output from now on."""
@@ -120,7 +95,7 @@ class LogStreams:
         if task.log.lost_bytes:
             self._report_loss(task)
         if self.link.has_lease:
-            self._ended_logs.add(task)
+            self._ended[task.stream_name] = (task.log.path, task.log_begin, task.log.size)
 
     def drain(self, task: Task) -> int:
         """Move a task's waiting output to its log; return the number of bytes."""
@@ -146,8 +121,15 @@ class LogStreams:
         for task in self._tasks:
             task.streamed = offsets.get(task.stream_name, task.log_begin)
         if self.link.wants_logs:
-            for frame in self._ended_logs.missing(offsets):
-                self.link.queue(frame)
+            for name, (path, begin, end) in self._ended.items():
+                self._send_ended(name, path, offsets.get(name, begin), end)
+
+    def _send_ended(self, name: str, path: str, at: int, end: int) -> None:
+        with contextlib.suppress(OSError), open(path, "rb") as log:
+            log.seek(at)
+            while at < end and (data := log.read(min(_READ_BYTES, end - at))):
+                self.link.queue(protocol.data_frame(protocol.LOG, name, at, data))
+                at += len(data)
 
     def stream(self) -> None:
         """Send what there is room for."""

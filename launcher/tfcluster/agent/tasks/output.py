@@ -11,13 +11,10 @@ import fcntl
 import os
 import time
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_folders
 from tfcluster.agent.processes import IS_LINUX
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
 
 PIPE_BYTES = 1 << 20
 _F_SETPIPE_SZ, _F_GETPIPE_SZ = 1031, 1032

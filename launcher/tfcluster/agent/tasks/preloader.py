@@ -16,19 +16,15 @@ import socket
 import struct
 import time
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import parse_json_object
+from tfcluster.agent.guard import Recorder
+from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.processes import IS_LINUX, signal_group, start_time
 from tfcluster.agent.protocol import MAX_PAYLOAD
 from tfcluster.agent.tasks.output import open_pipe
 from tfcluster.agent.tasks.task import environment, fork_and_exec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.net.session import CoordinatorLink
 
 IMPORT_S = 120.0
 """The time for the imports; longer ones hang, on a dead file server for example."""

@@ -7,25 +7,20 @@ import os
 import selectors
 import signal
 import time
+from collections.abc import Collection
 
+from tfcluster.agent import Any
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import parse_json_object
+from tfcluster.agent.guard import Recorder
+from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
-from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, StartError, Task, fork_and_exec
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Any
-
-    from tfcluster.agent.guard import Recorder
-    from tfcluster.agent.net.session import CoordinatorLink
-    from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
-    from tfcluster.agent.tasks.log_streaming import LogStreams
-    from tfcluster.agent.tasks.preloader import Preloader
-    from tfcluster.agent.tasks.task import Fork
+from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
+from tfcluster.agent.tasks.log_streaming import LogStreams
+from tfcluster.agent.tasks.preloader import Preloader
+from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, Fork, StartError, Task, fork_and_exec
 
 PROGRESS_BACKLOG = 1000
 """The unacknowledged messages from which on progress is dropped: newer progress replaces it."""

@@ -18,6 +18,7 @@ on; it ends when the last of them has ended and the next attempt starts, or with
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection, Iterator
 
 from tfcluster.agent.processes import (
     IS_LINUX,
@@ -26,10 +27,6 @@ from tfcluster.agent.processes import (
     living_children,
     start_time,
 )
-
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
 
 PATIENCE_S = 1.5
 """The wait for killed processes; one in uninterruptible sleep runs no more of the user's code."""

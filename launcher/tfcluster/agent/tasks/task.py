@@ -8,8 +8,9 @@ import signal
 import socket
 import time
 import warnings  # noqa: F401 (os.execvpe imports it: better once here than in every fork)
+from collections.abc import Callable
 
-from tfcluster.agent import budgets
+from tfcluster.agent import Any, NoReturn, budgets
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.processes import (
@@ -23,13 +24,7 @@ from tfcluster.agent.processes import (
 from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any, NoReturn
-
-    Fork = Callable[[dict[str, Any], int, int], tuple[int, int]]
-
+Fork = Callable[[dict[str, Any], int, int], tuple[int, int]]
 
 EVENTS_FD = "TFCLUSTER_EVENTS_FD"
 MAX_EVENT = 64 << 10

@@ -1,0 +1,237 @@
+"""What every backend must do, checked with real nodes: ``python -m tests.backend_contract FILE``.
+
+FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``; see
+`Rig`. Prints one line per check: its name, then ``ok`` or the error. The checks run as a process
+of their own, since a backend may only be reachable from another network namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster import backends, kinds
+from tfcluster.backends.base import Nodes, RunContext
+from tfcluster.errors import SetupError
+from tfcluster.plan.plan import NodePlan
+from tfcluster.typed_json import from_json
+from tfcluster.wire.link import AgentLink
+
+HANG_S, LEASE_S = 60.0, 3.0
+PRINT = "import os; print('hello from', os.environ['WHO'], flush=True)"
+KILL = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+
+
+@dataclass
+class Rig:
+    """Nodes of one backend for one run, and what was heard of them."""
+
+    nodes: list[NodePlan]
+    broken: NodePlan | None
+    """A node that cannot be reached; None where a backend has none."""
+    folder: Path
+    number: int
+
+    def __post_init__(self) -> None:
+        self.queued: list[str] = []
+        self.warnings: list[str] = []
+        self.run = RunContext(
+            f"contract-{os.getpid()}-{self.number}",
+            self.folder,
+            LEASE_S,
+            queued=self.queued.append,
+            warn_at_end=self.warnings.append,
+        )
+
+    def open(self) -> Nodes:
+        return backends.open_nodes(self.nodes, self.run)
+
+    def task(self, code: str, node: NodePlan, *, attempt: int = 1) -> dict[str, Any]:
+        """Return the order that starts a task of `code`."""
+        argv = [node.python, "-u", "-c", code]
+        log = str(self.folder / f"{self.run.run_id}-{attempt}.log")
+        task = {"task": "worker:0", "argv": argv, "env": {"WHO": node.name}, "log": log}
+        return {"type": "start", "attempt": attempt, "tasks": [{**task, "cwd": "/"}]}
+
+
+async def until(link: AgentLink, kind: str) -> Mapping[str, Any]:
+    """Return the agent's next message of this kind."""
+    async for message in link:
+        if message["type"] == kind:
+            return message
+    raise AssertionError(f"no {kind}: {link.why_gone()}")
+
+
+async def end(link: AgentLink) -> None:
+    await link.send({"type": "shutdown"})
+    await link.close()
+
+
+async def all_nodes_connect_at_once_and_run_a_task(rig: Rig) -> None:
+    async with rig.open() as nodes:
+        links = await asyncio.gather(
+            *(nodes.connect(node, token=f"t-{node.name}") for node in rig.nodes)
+        )
+        for node, link in zip(rig.nodes, links, strict=True):
+            await link.send(rig.task(PRINT, node))
+            exited = await until(link, "task_exited")
+            assert (exited["exit_code"], exited["ended_by"]) == (0, "itself"), exited
+        await asyncio.gather(*map(end, links))
+        assert all(link.heard_goodbye for link in links)
+
+
+async def output_arrives(rig: Rig) -> None:
+    """On this machine it is in the log file, from elsewhere it is sent."""
+    node = rig.nodes[0]
+    async with rig.open() as nodes:
+        link = await nodes.connect(node, token="t")
+        order = rig.task(PRINT, node)
+        await link.send(order)
+        sent, has_exited = b"", False
+        async for message in link:
+            sent += message["data"] if message["type"] == "log" else b""
+            has_exited |= message["type"] == "task_exited"
+            if has_exited and (node.is_here or sent.endswith(b"\n")):
+                break
+        log = Path(order["tasks"][0]["log"])
+        found = await asyncio.to_thread(log.read_bytes) if node.is_here else sent
+        assert found.decode() == f"hello from {node.name}\n", found
+        await end(link)
+
+
+async def allocated_hosts_have_names(rig: Rig) -> None:
+    """A host name that the plan could not know is known once the nodes are open."""
+    kind = kinds.get(rig.nodes[0].backend)
+    places = (kind.place(f"worker-{n}", n, "127.0.0.1") for n in range(len(rig.nodes)))
+    unknown = {node for node, host in places if host == ""}
+    async with rig.open() as nodes:
+        assert set(nodes.hosts) == unknown
+        assert all(nodes.hosts.values())
+
+
+async def an_agent_that_was_killed_is_replaced(rig: Rig) -> None:
+    node = rig.nodes[0]
+    async with rig.open() as nodes:
+        first = await nodes.connect(node, token="t")
+        await first.send(rig.task(KILL, node))
+        async for _ in first:
+            pass
+        await first.close()
+        second = await nodes.connect(node, token="t", is_fenced=first.has_ended)
+        await second.send(rig.task(PRINT, node, attempt=2))
+        while (exited := await until(second, "task_exited"))["attempt"] != 2:
+            pass
+        assert exited["exit_code"] == 0
+        await end(second)
+
+
+async def nothing_to_repair_is_nothing_to_say(rig: Rig) -> None:
+    async with rig.open() as nodes:
+        link = await nodes.connect(rig.nodes[0], token="t")
+        assert await nodes.repair() == []
+        await end(link)
+
+
+async def a_start_may_be_cancelled(rig: Rig) -> None:
+    """Whatever was begun is undone: the same nodes can be opened again at once."""
+
+    async def use() -> None:
+        async with rig.open() as nodes:
+            await nodes.connect(rig.nodes[0], token="t")
+
+    for wait_s in (0.0, 0.05, 0.5):
+        using = asyncio.create_task(use())
+        await asyncio.sleep(wait_s)
+        using.cancel()
+        await asyncio.wait([using])
+    async with rig.open() as nodes:
+        await end(await nodes.connect(rig.nodes[0], token="t"))
+
+
+async def an_error_in_the_block_ends_the_nodes(rig: Rig) -> None:
+
+    async def fail() -> None:
+        async with rig.open() as nodes:
+            link = await nodes.connect(rig.nodes[0], token="t")
+            await link.close()
+            raise RuntimeError("a bug")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        await fail()
+    async with rig.open() as nodes:
+        await end(await nodes.connect(rig.nodes[0], token="t"))
+
+
+async def a_node_that_cannot_be_reached_is_named_in_a_setup_error(rig: Rig) -> None:
+    if rig.broken is None:
+        return
+    rig.nodes = [rig.broken]
+    with pytest.raises(SetupError):
+        async with rig.open() as nodes:
+            await nodes.connect(rig.broken, token="t")
+
+
+async def capabilities_are_kept(rig: Rig) -> None:
+    """What a backend claims to be able to do, it can do."""
+    kind, found = kinds.get(rig.nodes[0].backend), backends.class_of(rig.nodes[0])
+    its = kind.capabilities
+    if its.outlives_coordinator:
+        assert found.end_run is not Nodes.end_run
+    if its.clears_up:
+        assert kind.leftovers is not None
+    if its.has_addresses:
+        assert kind.place("worker-0", 0, "10.0.0.1") == ("10.0.0.1", "10.0.0.1")
+    assert "{folder}" in kind.fetch
+
+
+CHECKS: tuple[Callable[[Rig], Awaitable[None]], ...] = (
+    all_nodes_connect_at_once_and_run_a_task,
+    output_arrives,
+    allocated_hosts_have_names,
+    an_agent_that_was_killed_is_replaced,
+    nothing_to_repair_is_nothing_to_say,
+    a_start_may_be_cancelled,
+    an_error_in_the_block_ends_the_nodes,
+    a_node_that_cannot_be_reached_is_named_in_a_setup_error,
+    capabilities_are_kept,
+)
+NAMES = tuple(check.__name__ for check in CHECKS)
+
+
+async def _within_time(check: Callable[[Rig], Awaitable[None]], rig: Rig) -> None:
+    async with asyncio.timeout(HANG_S):
+        await check(rig)
+
+
+def results(output: str) -> Mapping[str, str]:
+    """Return check → ``ok`` or the error, from the output of this program."""
+    found = dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
+    return {name: found.get(name, f"was not run: {output}") for name in NAMES}
+
+
+def main() -> None:
+    facts = json.loads(Path(sys.argv[1]).read_text())
+    kinds.REGISTRY.update(facts.get("registry", {}))
+    nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
+    broken = from_json(NodePlan, facts["broken"]) if facts.get("broken") else None
+    with tempfile.TemporaryDirectory(prefix="tfc-") as folder:
+        for number, (name, check) in enumerate(zip(NAMES, CHECKS, strict=True)):
+            try:
+                asyncio.run(_within_time(check, Rig(list(nodes), broken, Path(folder), number)))
+                print(name, "ok", flush=True)
+            except Exception:
+                print(name, json.dumps(traceback.format_exc()), flush=True)
+
+
+if __name__ == "__main__":
+    main()

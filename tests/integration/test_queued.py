@@ -1,0 +1,104 @@
+"""A run waits in a queue until its nodes are allocated; its backend is the template."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.integration.commandline import CommandLine
+
+ROOT = Path(__file__).parents[2]
+MAIN = """
+from tfcluster import kinds
+kinds.REGISTRY["template"] = "tests.template_backend"
+from tfcluster.cli.main import entry
+entry()
+"""
+SHOW = "import os; print(os.environ['TF_CONFIG'], flush=True)"
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Queue:
+    """A command line with the template backend, and the slots of its queue."""
+
+    def __init__(self, shell: CommandLine) -> None:
+        self.shell, self.slots = shell, shell.root / "queue"
+        self.slots.mkdir()
+        shell.env |= {"TEMPLATE_QUEUE": str(self.slots), "PYTHONPATH": str(ROOT)}
+        shell.script("train.py", SHOW)
+        job = {"script": "train.py", "hooks": "off"}
+        self.spec = shell.spec("spec.json", job, runtime={"backend": "template"})
+
+    def start(self, *args: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", MAIN, *args],
+            env=self.shell.env,
+            cwd=self.shell.cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def say(self, *args: str) -> str:
+        out, err = self.start(*args).communicate(timeout=60)
+        return out + err
+
+    def free(self, *hosts: str) -> None:
+        for host in hosts:
+            (self.slots / f"{host}.free").touch()
+
+    def reasons(self) -> list[str]:
+        events = self.shell.events() if self.shell.runs() else []
+        return [event["reason"] for event in events if event["type"] == "run_queued"]
+
+
+@pytest.fixture
+def queue(shell: CommandLine) -> Queue:
+    return Queue(shell)
+
+
+def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue) -> None:
+    up = queue.start("up", str(queue.spec))
+    wait_until(lambda: queue.reasons() == ["0 of 2 slots are free"])
+    assert "queued" in queue.say("ps")
+    status = queue.say("status")
+    assert "queued" in status
+    assert "nodes: 0 of 2 slots are free" in status
+
+    queue.free("127.0.0.1", "localhost")
+    _, err = up.communicate(timeout=60)
+    assert up.returncode == 0, err
+    (allocated,) = [e for e in queue.shell.events() if e["type"] == "nodes_allocated"]
+    assert allocated["hosts"] == {"node-0": "127.0.0.1", "node-1": "localhost"}
+    config = json.loads(queue.shell.log("worker:1"))
+    hosts = [address.partition(":")[0] for address in config["cluster"]["worker"]]
+    assert hosts == ["127.0.0.1", "localhost"]
+    assert f"127.0.0.1:{config['cluster']['worker'][0].rpartition(':')[2]}" in err
+    assert sorted(path.suffix for path in queue.slots.iterdir()) == [".free", ".free"]
+
+
+def test_a_queued_run_can_be_stopped_and_takes_no_nodes(queue: Queue) -> None:
+    up = queue.start("up", str(queue.spec))
+    queue.free("127.0.0.1")
+    wait_until(lambda: queue.reasons()[-1:] == ["1 of 2 slots are free"])
+    assert "stopping" in queue.say("down")
+    _, err = up.communicate(timeout=60)
+    assert up.returncode == 143, err
+    assert [path.name for path in queue.slots.iterdir()] == ["127.0.0.1.free"]
+    assert queue.shell.state()["status"] == "interrupted"
+
+
+def test_a_plan_for_a_queue_shows_that_hosts_are_chosen_at_the_start(queue: Queue) -> None:
+    plan = queue.say("plan", str(queue.spec))
+    assert "worker:0  node-0  chosen at start" in plan

@@ -1,0 +1,64 @@
+"""The local backend and the template for new ones keep the contract of all backends.
+
+`ssh` and `docker` are checked in tests/integration, against real hosts and a real daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests import template_backend
+from tests.backend_contract import NAMES, results
+
+ROOT = Path(__file__).parents[3]
+LOCAL = {"nodes": [{"name": "local", "backend": "local", "interpreter": None, "workdir": "/"}]}
+TEMPLATE = {
+    "registry": {"template": "tests.template_backend"},
+    "nodes": [
+        {"name": f"node-{number}", "backend": "template", "interpreter": None, "workdir": "/"}
+        for number in range(2)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="tfc-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture(scope="module", params=[LOCAL, TEMPLATE], ids=["local", "template"])
+def outcomes(request: pytest.FixtureRequest, folder: Path) -> Mapping[str, str]:
+    """Run all checks once; two slots are free."""
+    facts: dict[str, Any] = request.param
+    (folder / "facts.json").write_text(json.dumps(facts))
+    queue = folder / "queue"
+    queue.mkdir(exist_ok=True)
+    for host in ("127.0.0.1", "localhost"):
+        (queue / f"{host}.free").touch()
+    env = {**os.environ, "HOME": str(folder), "TEMPLATE_QUEUE": str(queue), "PYTHONPATH": str(ROOT)}
+    argv = [sys.executable, "-m", "tests.backend_contract", str(folder / "facts.json")]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
+    assert sorted(path.name for path in queue.iterdir()) == ["127.0.0.1.free", "localhost.free"]
+    return results(done.stdout + done.stderr)
+
+
+@pytest.mark.parametrize("check", NAMES)
+def test_the_contract_is_kept(outcomes: Mapping[str, str], check: str) -> None:
+    assert outcomes[check] == "ok"
+
+
+def test_the_template_is_small() -> None:
+    """A new backend is one folder and one line of `kinds.REGISTRY`."""
+    folder = Path(template_backend.__file__).parent
+    assert sum(len(path.read_text().splitlines()) for path in folder.glob("*.py")) <= 120
