@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tfcluster.discovery.planning import Planned as Planned
     from tfcluster.errors import CollateralError as CollateralError
     from tfcluster.errors import DeadlineError as DeadlineError
+    from tfcluster.errors import FunctionError as FunctionError
     from tfcluster.errors import InterpreterError as InterpreterError
     from tfcluster.errors import NodeLostError as NodeLostError
     from tfcluster.errors import PortInUseError as PortInUseError
@@ -38,7 +39,8 @@ if TYPE_CHECKING:
     from tfcluster.spec.load import LoadedSpec as LoadedSpec
 
 _ERRORS = (
-    *("CollateralError", "DeadlineError", "InterpreterError", "NodeLostError", "PortInUseError"),
+    *("CollateralError", "DeadlineError", "FunctionError", "InterpreterError"),
+    *("NodeLostError", "PortInUseError"),
     *("PreflightError", "PrepareError", "Problem", "RunFolderError", "SetupError", "SpecError"),
     *("TfclusterError", "UnknownRunError", "UsageError"),
 )
@@ -64,6 +66,13 @@ if not TYPE_CHECKING:  # a type checker would find every name
         from importlib import import_module
 
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
+
+def load_ipython_extension(shell: object) -> None:
+    """Define ``%%tfcluster``; called by ``%load_ext tfcluster``."""
+    from tfcluster.ipython import load_ipython_extension
+
+    load_ipython_extension(shell)
 
 
 def __dir__() -> list[str]:

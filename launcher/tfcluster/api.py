@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
 
 if TYPE_CHECKING:
+    from tfcluster import functions
     from tfcluster.coordinator.foreground import End, Launch, Watcher
     from tfcluster.coordinator.resume import Resume
     from tfcluster.discovery.planning import Planned
@@ -141,23 +142,62 @@ def start(
 
 
 def run(
-    script: str | os.PathLike[str],
+    program: str | os.PathLike[str] | Callable[..., Any],
     *,
     workers: int = 2,
-    args: Sequence[str] = (),
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
     name: str | None = None,
     sets: Sequence[str] = (),
     hosts: str | None = None,
     python: str | None = None,
 ) -> Result:
-    """Run `script` as the workers of one cluster to its end; like ``tfcluster run``.
+    """Run a script or a function as the workers of one cluster to its end.
 
-    Ctrl-C stops the run. Tasks on this machine run in the Python that calls this, unless `python`
-    names another one. Raises JobFailed unless the run succeeds, and what `start` raises.
+    A script gets the strings `args`, as with ``tfcluster run``. A function is called on every
+    worker with `args` and `kwargs`; `Result.value` is what it returned on the chief. Tasks on this
+    machine run in the Python that calls this, unless `python` names another one.
+
+    Ctrl-C stops the run. Raises JobFailed unless the run succeeds, FunctionError for a function or
+    argument that cannot be sent, and what `start` raises.
     """
-    python = python or (sys.executable if hosts is None else None)
-    spec = spec_of_program(os.fspath(script), args, workers=workers, name=name)
+    if callable(program):
+        from tfcluster import functions
+
+        with functions.package(program, args, kwargs or {}, name=name) as package:
+            started = start_package(package, workers, sets=sets, hosts=hosts, python=python)
+            return started.wait().check()
+    if kwargs:
+        raise UsageError("kwargs are for a function; a script gets args")
+    spec = spec_of_program(os.fspath(program), args, workers=workers, name=name)
+    python = _python_here(python, hosts, sets)
     return start(spec, sets=sets, hosts=hosts, python=python).wait().check()
+
+
+def start_package(
+    package: functions.Package,
+    workers: int,
+    *,
+    sets: Sequence[str] = (),
+    hosts: str | None = None,
+    python: str | None = None,
+) -> Run:
+    """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
+    python = _python_here(python, hosts, sets)
+    spec = {"cluster": {"worker": workers}, **package.spec()}
+    planned = make_plan(spec, sets=sets, hosts=hosts, python=python)
+    package.require_same_python(planned.plan)
+    return start(planned)
+
+
+_OF_TASKS: Final = ("cluster", "runtime.backend", "runtime.hosts", "runtime.python")
+"""Beginnings of fields that say where tasks run, and in which Python."""
+
+
+def _python_here(python: str | None, hosts: str | None, sets: Sequence[str]) -> str | None:
+    """Return `python`, or for tasks on this machine the Python that this process runs in."""
+    is_chosen = hosts is not None or any(field.startswith(_OF_TASKS) for field in sets)
+    return python or (None if is_chosen else sys.executable)
 
 
 def runs(*, live_only: bool = False) -> list[Run]:

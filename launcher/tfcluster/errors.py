@@ -5,7 +5,8 @@
     TfclusterError                  70  an internal error of tfcluster
     ├── UsageError                   2  the command line or the spec must change
     │   ├── SpecError                2  all problems of one spec file, each with its place
-    │   └── UnknownRunError          2  RUN names no run, or more than one
+    │   ├── UnknownRunError          2  RUN names no run, or more than one
+    │   └── FunctionError            2  a function, its arguments or its value cannot be sent
     ├── SetupError                   3  the environment: the machine, a node, the run folder
     │   ├── PortInUseError           3  another process holds a fixed port
     │   ├── InterpreterError         3  a Python does not work, or lacks what the job needs
@@ -85,6 +86,10 @@ class SpecError(UsageError):
 
 class UnknownRunError(UsageError):
     """A RUN argument that names no run, or more than one where exactly one is needed."""
+
+
+class FunctionError(UsageError):
+    """A function, its arguments or its value that cannot be sent between processes."""
 
 
 class SetupError(TfclusterError):

@@ -65,6 +65,13 @@ class Result:
         """The last loss that the chief reported."""
         return self.metrics.get("loss")
 
+    @property
+    def value(self) -> Any:
+        """The value that the function returned on the chief. Raises FunctionError."""
+        from tfcluster import functions
+
+        return functions.value(self.run.paths)
+
     def check(self) -> Result:
         """Return this result; raise JobFailed unless the run succeeded."""
         if self.status is not Status.SUCCEEDED:
@@ -80,6 +87,10 @@ class JobFailed(TfclusterError):
         self.exit_code = NodeLostError.exit_code if result.exit_code is None else result.exit_code
         self.result, self.run = result, result.run
         self.diagnosis = result.run.diagnosis
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows of it: the diagnosis, not the way through tfcluster."""
+        return f"JobFailed: {self}".splitlines()
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from tests.integration.live import is_alive
 from tests.launcher.conftest import MakeRun
 
 import tfcluster
-from tfcluster import run_handle
+from tfcluster import errors, run_handle
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -418,6 +418,8 @@ def test_importing_the_package_imports_nothing_slow() -> None:
 
 def test_every_name_of_the_package_exists_and_another_is_an_attribute_error() -> None:
     assert [name for name in tfcluster.__all__ if not hasattr(tfcluster, name)] == []
+    failures = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert {name for name in failures if name.endswith("Error")} <= set(tfcluster.__all__)
     assert set(tfcluster.__all__) <= set(dir(tfcluster))
     with pytest.raises(AttributeError, match="'strat'"):
         _ = tfcluster.strat  # type: ignore[attr-defined]

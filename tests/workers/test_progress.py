@@ -15,8 +15,8 @@ from typing import Any
 import numpy
 import pytest
 
-from tfcluster_workers import context, event_channel, import_hooks, reporting
-from tfcluster_workers.hooks import keras_hooks
+from tfcluster_workers import context, event_channel, reporting
+from tfcluster_workers.hooks import import_hooks, keras_hooks
 
 
 class Clock:

@@ -41,7 +41,9 @@ def main() -> None:
     present_as_plain_python(kind, target, arguments)
     try:
         inject_start_faults()
-        if kind == "module":
+        if target == "tfcluster_workers.function":
+            run_function(*arguments)
+        elif kind == "module":
             run_module(target)
         elif os.path.isdir(target) or script_paths.is_archive(target):
             run_folder(target)
@@ -61,8 +63,8 @@ def main() -> None:
 def wait_for_task() -> None:
     """Import the modules in `sys.argv`; returns in a fork of this process, with a task's argv."""
     load_own_package()
-    from tfcluster_workers import event_channel, import_hooks, script_paths  # noqa: F401
-    from tfcluster_workers.hooks import tf_config_changes  # noqa: F401
+    from tfcluster_workers import event_channel, script_paths  # noqa: F401
+    from tfcluster_workers.hooks import import_hooks, tf_config_changes  # noqa: F401
 
     initial_modules = frozenset(sys.modules)
     from tfcluster_workers.preload import importer
@@ -94,8 +96,8 @@ def is_path_safe() -> bool:
 
 def prepare_reporting() -> None:
     """Take over the agent's socket and attach the hooks that wait for TensorFlow or Keras."""
-    from tfcluster_workers import event_channel, import_hooks
-    from tfcluster_workers.hooks import tf_config_changes
+    from tfcluster_workers import event_channel
+    from tfcluster_workers.hooks import import_hooks, tf_config_changes
 
     event_channel.install(event_channel.take_over(os.environ))
     has_agent = event_channel.current().is_open
@@ -177,6 +179,14 @@ def run_module(name: str) -> None:
 
     new_main_module()
     runpy._run_module_as_main(name)  # type: ignore[attr-defined]
+
+
+def run_function(folder: str) -> None:
+    """Call a function of another process, without runpy's frames in its tracebacks."""
+    from tfcluster_workers import function
+
+    new_main_module()
+    function.main(folder)
 
 
 def run_folder(path: str) -> None:

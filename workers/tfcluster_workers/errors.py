@@ -9,11 +9,15 @@ JobError
 ├── OtherModelError          jobs/parts/saved_models.py: a checkpoint of another model
 ├── UnknownRunError          gathered.py: no run of this name
 ├── NoCheckpointError        gathered.py: a run or folder without checkpoints
+├── CallError                function.py: a pickled function that cannot be loaded here
 ├── ClusterChangedError      hooks/cluster_check.py: the script joins another cluster than its run's
 └── DataError                data/errors.py, with subclasses
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
 
 
 class JobError(Exception):
@@ -22,6 +26,34 @@ class JobError(Exception):
 
 class OptionError(JobError, ValueError):
     """Options that do not work together or with the cluster."""
+
+
+class CallError(JobError):
+    """A function or cell from another process that cannot be loaded, or gives no value."""
+
+    @classmethod
+    def of_other_python(cls, written_by: Sequence[int]) -> CallError:
+        needed, own = (".".join(map(str, found[:2])) for found in (written_by, sys.version_info))
+        return cls(
+            f"the function was pickled by Python {needed}, and {sys.executable} is Python {own}:"
+            f" bytecode loads only in the same minor version. Choose a Python {needed} for the"
+            f" tasks (python=PATH), or start the run from Python {own}"
+        )
+
+    @classmethod
+    def of_missing_module(cls, error: ModuleNotFoundError) -> CallError:
+        return cls(
+            f"the function needs the module {error.name}, which {sys.executable} does not find."
+            " Install it there, put it into the working directory, or send it with the function:"
+            f" cloudpickle.register_pickle_by_value({error.name})"
+        )
+
+    @classmethod
+    def of_content(cls, error: Exception) -> CallError:
+        return cls(
+            "the function or its arguments cannot be unpickled here:"
+            f" {type(error).__name__}: {error}"
+        )
 
 
 class ClusterChangedError(JobError, RuntimeError):

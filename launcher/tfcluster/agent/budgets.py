@@ -69,6 +69,8 @@ LISTED_OUTPUTS = 200_000
 """The files and folders below a working directory from which outputs are gathered."""
 LISTED_BYTES = 32 << 20
 """The size of all names in one listing."""
+FUNCTION_BYTES = 64 << 20
+"""The size of a pickled function with its arguments, and that of the value it returns."""
 FILE_BYTES_AHEAD = 16 << 20
 """The bytes of a file that may be sent and not yet written; an agent stops at half of it."""
 

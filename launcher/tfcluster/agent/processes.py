@@ -65,7 +65,8 @@ def discard_streams(*numbers: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for number in numbers:
         os.dup2(null, number)
-    os.close(null)
+    if null > max(numbers):  # else one of them was closed before
+        os.close(null)
 
 
 def _stat_fields(pid: int) -> list[bytes]:

@@ -216,6 +216,8 @@ def _first_file(program: command.Program, folders: tuple[Path, ...]) -> Path | N
         return folders[0] / program.script
     if program.module is None:
         return None
+    if program.module == command.FUNCTION_MODULE:
+        return folders[0].joinpath(*program.args, command.FUNCTION_CODE)
     return next(_module_files(program.module, folders), None)
 
 

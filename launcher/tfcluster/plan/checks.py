@@ -64,7 +64,8 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
     programs = command.programs(spec.job)
     if not any(program.has_hooks for program in programs):
         return False
-    if any((program.module or "").startswith("tfcluster_workers.") for program in programs):
+    modules = {program.module or "" for program in programs} - {command.FUNCTION_MODULE}
+    if any(module.startswith("tfcluster_workers.") for module in modules):
         return True
     return bool(context.packages & _TENSORFLOW)
 

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from tfcluster.spec.job import Job, Step, TaskStep
 
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
+FUNCTION_MODULE: Final = "tfcluster_workers.function"
+"""The program of a function or a notebook cell; see `tfcluster.functions`."""
+FUNCTION_CODE: Final = "code.py"
+"""The file, in the folder that is the program's argument, with the source of that function."""
 DATA_OPTIONS: Final = ("--dataset", "--data-dir")
 
 

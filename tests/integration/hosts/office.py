@@ -72,8 +72,12 @@ class Office:
         return Path(_home()) / self.desk.name / name
 
     def start(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
+        return self.python("-m", "tfcluster.cli.main", *arguments, env=env)
+
+    def python(self, *arguments: str, env: Mapping[str, str] | None = None) -> Run:
+        """Start a Python at the desk that can import tfcluster."""
         process = self.home.start(
-            [sys.executable, "-m", "tfcluster.cli.main", *arguments],
+            [sys.executable, *arguments],
             env={"PYTHONPATH": import_path(), "TERM": "dumb", **(env or {})},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -193,6 +193,23 @@ def test_hosts_are_clean_after_the_lease_of_a_killed_coordinator(office: Office)
     office.folders_stay = True  # files that were saved there and not gathered are kept
 
 
+USES_API = """
+import sys, tfcluster
+run = tfcluster.start(sys.argv[1])
+tasks = sorted({line.task for line in run.logs(follow=True)})
+print(*tasks, run.wait().check().status)
+"""
+
+
+def test_a_python_process_runs_tasks_on_hosts(office: Office) -> None:
+    office.add_hosts(2)
+
+    run = office.python("-c", USES_API, str(office.spec(count=5)))
+
+    assert run.end() == 0, run.said
+    assert run.said == "worker:0 worker:1 succeeded\n"
+
+
 def kill_coordinator(office: Office) -> None:
     for pid, words in office.home.processes().items():
         if "tfcluster.cli.main" in words:

@@ -12,7 +12,7 @@ import tfcluster.plan
 MODULES = sorted(Path(tfcluster.plan.__file__).parent.glob("*.py"))
 ALLOWED = {
     "__future__", "ast", "collections", "dataclasses", "functools", "ipaddress", "itertools",
-    "json", "posixpath", "re", "shlex", "tfcluster", "typing",
+    "json", "posixpath", "re", "shlex", "tfcluster", "types", "typing",
 }  # fmt: skip
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 

@@ -41,8 +41,9 @@ _DESCRIPTORS = 4
 _MAX_REASON = 2000
 """Characters of a reason that are sent."""
 _TASK_MODULES = (
-    "callbacks", "chaos", "event_channel", "failures", "hooks.iterator_ends", "hooks.keras_hooks",
-    "hooks.save_hooks", "hooks.tensorflow_hooks", "import_hooks", "keras3.patching", "reporting",
+    "callbacks", "chaos", "event_channel", "failures", "hooks.import_hooks", "hooks.iterator_ends",
+    "hooks.keras_hooks", "hooks.save_hooks", "hooks.tensorflow_hooks", "keras3.patching",
+    "reporting",
 )  # fmt: skip
 """Modules of tfcluster_workers that every task needs; importing them has no side effects."""
 _SUFFIXES = frozenset(importlib.machinery.all_suffixes())

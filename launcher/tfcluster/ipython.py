@@ -1,0 +1,214 @@
+"""The magic ``%%tfcluster`` of notebooks: runs the cell on several workers, with a live view."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import shlex
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any, Final
+
+import click
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from tfcluster import api, functions
+from tfcluster.errors import TfclusterError, UsageError
+from tfcluster.run_handle import JobFailed, Result, Run
+from tfcluster.rundir.registry import StateFile
+from tfcluster.rundir.states import Status
+from tfcluster.ui.follow import RunView, format_status_line
+from tfcluster.ui.formats import cut_to_columns
+from tfcluster.ui.history import log_of_cause
+from tfcluster.ui.merged_logs import LineStyle, MergedLogs
+from tfcluster.ui.panels import root_cause_panel
+from tfcluster.ui.render import plain_text
+from tfcluster.ui.tail import last_lines
+from tfcluster.ui.terminal import Terminal
+
+_LINES: Final = 20
+_COLUMNS: Final = 120
+_PAUSE_S: Final = 0.25
+
+
+@click.command("%%tfcluster", context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("-n", "workers", type=click.IntRange(1), default=2, show_default=True, metavar="N",
+              help="Number of workers.")  # fmt: skip
+@click.option("--push", default="", metavar="A,B", help="Variables that the cell gets.")
+@click.option("--pull", default="", metavar="A,B",
+              help="Variables of the cell on the chief to set in the notebook.")  # fmt: skip
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
+@click.option("-H", "--hosts", metavar="HOSTS", help="Run the workers on these hosts.")
+@click.option("--python", metavar="PATH",
+              help="Python of the workers (default: the notebook's).")  # fmt: skip
+def _options(**options: Any) -> dict[str, Any]:
+    """Run the cell on N workers of one cluster; it sees no variables but those pushed."""
+    return options
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Define the magic in this notebook; called by ``%load_ext tfcluster``."""
+    shell.register_magic_function(MethodType(run_cell, shell), "cell", "tfcluster")
+
+
+def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
+    """Run the cell on the workers of one cluster; ``%%tfcluster --help`` lists the options."""
+    try:
+        options = _parse(line)
+        if isinstance(options, dict):  # else it has printed the help
+            _run(shell, cell, **options)
+    except (TfclusterError, KeyboardInterrupt) as error:
+        raise _without_traceback(error) from None
+
+
+def _parse(line: str) -> Any:
+    try:
+        return _options.main(shlex.split(line), "%%tfcluster", standalone_mode=False)
+    except click.ClickException as error:
+        raise UsageError(error.format_message()) from error
+    except ValueError as error:  # such as a quotation mark without its partner
+        raise UsageError(f"%%tfcluster {line}: {error}") from error
+
+
+def _run(
+    shell: InteractiveShell, cell: str, *, workers: int, push: str, pull: str, **options: Any
+) -> None:
+    variables = _pushed(shell, _names(push))
+    # The magic is the cell's first line: tracebacks then have the line numbers of the notebook.
+    source, name = f"\n{cell}", _cell_name()
+    if options["python"] is None and options["hosts"] is None:
+        _check_syntax(source, name)
+    with functions.package_cell(source, name=name, push=variables, pull=_names(pull)) as package:
+        run = api.start_package(package, workers=workers, **options)
+        result = _watch(shell, run)
+    result.check()
+    if pull:
+        shell.push(result.value)
+
+
+def _check_syntax(source: str, name: str) -> None:
+    """Raise UsageError for a cell that is not Python, before anything is started."""
+    try:
+        compile(source, name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        text = "".join(traceback.format_exception_only(error))
+        raise UsageError(text.strip()) from error
+
+
+def _cell_name() -> str:
+    """Return ``Cell In[3]`` for the cell that called the magic."""
+    frames = (frame.f_code.co_filename for frame, _ in traceback.walk_stack(None))
+    names = ((file, functions.name_in_tracebacks(file)) for file in frames)
+    return next((name for file, name in names if name != file), "<cell>")
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _pushed(shell: InteractiveShell, names: list[str]) -> dict[str, Any]:
+    if missing := [name for name in names if name not in shell.user_ns]:
+        raise UsageError(f"the notebook does not define {', '.join(missing)} (--push)")
+    return {name: shell.user_ns[name] for name in names}
+
+
+def _without_traceback(error: BaseException) -> BaseException:
+    """Return `error`, of which a notebook will show the text, and not the way through tfcluster."""
+    lines = str(error).splitlines()
+    if isinstance(error, KeyboardInterrupt):
+        lines = ["KeyboardInterrupt: the run was stopped"]
+    elif isinstance(error, JobFailed):
+        lines = _root_cause(error.run) or lines
+    error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # see IPython's docs
+    return error
+
+
+def _root_cause(run: Run) -> list[str]:
+    state = run.state()
+    log = log_of_cause(state)
+    panel = root_cause_panel(state, run.paths, last_lines(run.folder / log) if log else ())
+    if panel is None:
+        return []
+    return [f"{run.id} {state.status}", *plain_text(panel, _COLUMNS).splitlines()]
+
+
+def _watch(shell: InteractiveShell, run: Run) -> Result:
+    """Show the run until its end; an interrupt stops it first."""
+    try:
+        with _view(shell, run) as update:
+            while True:
+                try:
+                    return run.wait(_PAUSE_S)
+                except TimeoutError:
+                    update()
+    except BaseException:
+        run.stop()  # it has ended, unless the interrupt came while the view was drawn
+        raise
+
+
+@contextlib.contextmanager
+def _view(shell: InteractiveShell, run: Run) -> Iterator[Callable[[], None]]:
+    """Show the run while the block calls the function that it gets."""
+    if hasattr(shell, "kernel"):
+        cell = _CellView(run)
+        try:
+            yield cell.update
+        finally:
+            cell.finish()
+    else:
+        view = RunView(run.paths, Terminal())
+        view.start()
+        try:
+            yield lambda: None
+        finally:
+            view.finish()
+
+
+class _CellView:
+    """The output of a cell: a status line and the last lines of the tasks, updated in place."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._state = run, StateFile(run.paths)
+        self._logs = MergedLogs(run.paths, line_style=LineStyle(is_screen=True, collapse=True))
+        self._lines = deque[str](maxlen=_LINES)
+        self._hidden, self._shown = 0, ""
+        self._output = display(self._content(), raw=True, display_id=True)
+
+    def update(self) -> None:
+        """Show what is new."""
+        self._show(self._logs.advance())
+
+    def finish(self) -> None:
+        """Show the rest of a run that has ended."""
+        self._show(self._logs.drain())
+        self._logs.close()
+
+    def _show(self, blocks: Iterator[bytes]) -> None:
+        for block in blocks:
+            lines = block.decode(errors="replace").splitlines()
+            self._hidden += max(0, len(self._lines) + len(lines) - _LINES)
+            self._lines += lines
+        content = self._content()
+        if content["text/plain"] != self._shown:
+            self._shown = content["text/plain"]
+            self._output.update(content, raw=True)
+
+    def _content(self) -> dict[str, str]:
+        lines = [cut_to_columns(line, _COLUMNS) for line in self._lines]
+        if self._hidden:
+            lines.insert(0, f"… {self._hidden:,} earlier lines: tfcluster logs {self._run.id}")
+        parts = ["\n".join(lines), self._status()]
+        shown = "".join(f"<pre>{html.escape(part)}</pre>" for part in parts if part)
+        return {"text/plain": "\n".join(filter(None, parts)), "text/html": shown}
+
+    def _status(self) -> str:
+        snapshot = self._state.read()
+        if snapshot is None:
+            return str(Status.STARTING)
+        status = format_status_line(snapshot, {}, now=time.time(), width=_COLUMNS)
+        newest = self._run.newest_checkpoint if snapshot.status.is_final else None
+        return f"{status}\ncheckpoint {newest.path}" if newest is not None else status

@@ -1,0 +1,187 @@
+"""Functions are packed with what they need; what cannot be sent is named before anything starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+import tfcluster
+from tfcluster import functions
+from tfcluster.agent import budgets
+from tfcluster.discovery.machine_facts import gather
+from tfcluster.errors import FunctionError, InterpreterError, UsageError
+from tfcluster.nodes import code_sync
+from tfcluster.plan.checks import needs_tensorflow
+from tfcluster.plan.plan import Interpreter
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.spec.load import from_value
+
+
+@pytest.fixture(autouse=True)
+def in_new_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def in_main(source: str, name: str = "f") -> Any:
+    """Return `name` as a script that holds only `source` defines it."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, "<script>", "exec"), names)
+    return names[name]
+
+
+def test_the_folder_lasts_as_long_as_the_run(tmp_path: Path) -> None:
+    with functions.package(sum, ([1],)) as placed:
+        folder = tmp_path / placed.folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert placed.spec()["job"]["include"] == [placed.folder]
+        assert placed.name == "sum"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_files_of_tfcluster_in_the_workdir_stay(tmp_path: Path) -> None:
+    schema = tmp_path / ".tfcluster" / "spec-v1.schema.json"
+    schema.parent.mkdir()
+    schema.touch()
+    with functions.package(sum, ([1],)):
+        pass
+    assert list(schema.parent.iterdir()) == [schema]
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    arguments = (1, {"lock": threading.Lock()})
+    with pytest.raises(FunctionError, match=r"args\[1\] cannot be pickled: .*lock") as raised:
+        functions.package(print, arguments).__enter__()
+    assert "create it inside of the function" in raised.value.fix
+
+    function = in_main("import threading\nLOCK = threading.Lock()\ndef f(): return LOCK\n")
+    with pytest.raises(FunctionError, match=r"the function f cannot be pickled: .*lock"):
+        functions.package(function).__enter__()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_too_large_is_named(tmp_path: Path) -> None:
+    data = bytes(budgets.FUNCTION_BYTES)
+    with pytest.raises(FunctionError, match=r"takes 64 MiB, most of it kwargs\['data'\]") as raised:
+        functions.package(print, (b"x",), {"data": data}).__enter__()
+    assert raised.value.fix == "save the data to a file and pass its path"
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / ".tfcluster").touch()
+    with pytest.raises(FunctionError, match="cannot be written to"):
+        functions.package(print).__enter__()
+
+
+def test_another_minor_version_is_refused_before_the_start(tmp_path: Path) -> None:
+    plan = plan_of()
+    other = Interpreter("/opt/py/bin/python", "--python", "3.9.18", {})
+    plan = replace(plan, nodes=(replace(plan.nodes[0], interpreter=other),))
+    with functions.package(in_main("def f(): pass")) as placed:
+        placed.require_same_python(plan_of())
+        with pytest.raises(InterpreterError, match=r"cannot run in Python 3\.9\.18: .* \(/opt/py"):
+            placed.require_same_python(plan)
+    with functions.package(print) as placed:
+        placed.require_same_python(plan)  # no bytecode is sent
+
+
+SCRIPT = """
+import sys, tensorflow.keras as K, json
+from tfcluster import functions
+from pathlib import Path
+
+def helper(): return K.Model
+class Net:
+    def fit(self): return helper()
+def train(): return Net().fit()
+
+with functions.package(train) as placed:
+    print(Path(placed.folder, "code.py").read_text())
+"""
+
+
+def test_the_source_of_what_travels_is_kept_for_the_checks(tmp_path: Path) -> None:
+    """A plan reads it to learn what the job imports; what else the script imports is no concern."""
+    stand_in = tmp_path / "lib" / "tensorflow" / "keras" / "__init__.py"
+    stand_in.parent.mkdir(parents=True)
+    stand_in.write_text("class Model: pass\n")
+    (stand_in.parents[1] / "__init__.py").touch()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    env = {**os.environ, "PYTHONPATH": str(tmp_path / "lib")}
+    argv = [sys.executable, "train.py"]
+    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert lines[0] == "import tensorflow.keras"
+    assert {"def train(): return Net().fit()", "def helper(): return K.Model"} <= {*lines}
+    assert "def fit(self): return helper()" in lines
+    assert not any("json" in line for line in lines)
+
+
+@pytest.mark.parametrize("source", ["import tensorflow as tf", "import json"])
+def test_a_plan_knows_what_a_cell_imports(tmp_path: Path, source: str) -> None:
+    with functions.package_cell(source, name="Cell In[1]") as placed:
+        value = {**placed.spec(), "cluster": {"worker": 2}}
+        spec = from_value(value, where="test").spec
+        context = gather(spec, spec_dir=tmp_path, bundle="/nowhere", python=sys.executable)
+    assert needs_tensorflow(spec, context) is ("tensorflow" in source)
+
+
+def returned(tmp_path: Path, record: dict[str, Any]) -> RunPaths:
+    paths = RunPaths(tmp_path / "run-1")
+    file = paths.outputs / ".tfcluster" / "function-1" / "value.pkl"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(pickle.dumps(record))
+    return paths
+
+
+def test_the_value_of_the_chief_is_read_from_the_run_folder(tmp_path: Path) -> None:
+    content = pickle.dumps({"loss": 0.5})
+    paths = returned(tmp_path, {"python": list(sys.version_info[:2]), "content": content})
+    assert functions.value(paths) == {"loss": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"error": "it is too large"}, "the chief returned no value: it is too large"),
+        ({"python": (3, 9), "content": b""}, r"the value holds code of Python 3\.9"),
+        ({"python": None, "content": b"cno_such_module\nX\n."}, "cannot be read: .*no_such_module"),
+    ],
+)
+def test_a_value_that_cannot_be_read(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    with pytest.raises(FunctionError, match=message):
+        functions.value(returned(tmp_path, record))
+
+
+def test_a_run_without_a_value(tmp_path: Path) -> None:
+    with pytest.raises(FunctionError, match="run-1 has no value of the chief"):
+        functions.value(RunPaths(tmp_path / "run-1"))
+
+
+def test_a_script_gets_no_kwargs() -> None:
+    with pytest.raises(UsageError, match="kwargs are for a function; a script gets args"):
+        tfcluster.run("train.py", kwargs={"epochs": 3})
+
+
+def test_another_run_does_not_copy_the_folder(tmp_path: Path) -> None:
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
+    with functions.package(print) as placed:
+        assert code_sync.snapshot(tmp_path).files == ()
+        sent = {file.path for file in code_sync.snapshot(tmp_path, [placed.folder]).files}
+    names = {"call.pkl", "value.pkl", "cloudpickle/cloudpickle.py"}
+    assert {f"{placed.folder}/{name}" for name in names} <= sent
+
+
+def test_importing_the_module_does_not_import_cloudpickle() -> None:
+    code = "import tfcluster.functions, json, sys; print(json.dumps([*sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"cloudpickle", "pydantic", "rich", "IPython"} & {*json.loads(done.stdout)}
