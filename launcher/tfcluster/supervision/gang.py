@@ -66,7 +66,7 @@ class Gang:
                 self._counts[before] -= 1
                 if not self._counts[before]:
                     del self._counts[before]
-        if not (standing.is_alive and standing.waits and standing.is_core):
+        if not (standing.is_alive and standing.waits_for_peers and standing.is_core):
             self._waiting.pop(name, None)
         elif self._waiting.get(name) != member.waits_since and member.waits_since is not None:
             self._waiting.pop(name, None)
