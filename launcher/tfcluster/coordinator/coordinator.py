@@ -162,7 +162,7 @@ class Coordinator:
         )
 
     def _note_absent(self, absent: Sequence[str]) -> None:
-        self._supervisor.peers_dialled(absent)
+        self._hub.put(lambda: self._supervisor.peers_dialled(absent))
         self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
 
     def _read_logs(self, tasks: Sequence[str]) -> None:
