@@ -98,6 +98,7 @@ class RunState:
 
     plan: Plan
     jitter: Callable[[], float] = field(default=random.random, compare=False)
+    """Returns a random number for `restart_policy.decide`."""
     gang: Gang = field(init=False)
     restarts: Restarts = field(init=False)
     chief: TaskId = field(init=False)
