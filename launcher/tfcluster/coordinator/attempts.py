@@ -19,7 +19,6 @@ from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
-from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
 
 POLL_S: Final = 2.0
@@ -119,7 +118,7 @@ class Attempts:
         restored = await self.loop.run_alongside(
             self.run_gathering.put_state_back([*to_start, *by_hand])
         )
-        self.run_gathering.follow_chief(chief_among(self.plan, members))
+        self.run_gathering.follow_chief(self.supervisor.chief)
         self._order_start(number, members, to_start, restored)
 
     def _order_start(
