@@ -118,7 +118,7 @@ class Attempts:
         restored = await self.loop.run_alongside(
             self.run_gathering.put_state_back([*to_start, *by_hand])
         )
-        self.run_gathering.follow_chief(self.supervisor.chief)
+        self.run_gathering.follow_chief(self.supervisor.gang.chief)
         self._order_start(number, members, to_start, restored)
 
     def _order_start(
@@ -143,7 +143,7 @@ class Attempts:
 
     async def _restart_alone(self, order: StartAlone) -> None:
         await self._reconnect()
-        if order.task == self.supervisor.chief:  # it continues from what it saved last
+        if order.task == self.supervisor.gang.chief:  # it continues from what it saved last
             gather = self.run_gathering.gather_latest(others_train=True)
             for event in await self.loop.run_alongside(gather):
                 self.record(event)

@@ -250,7 +250,7 @@ class Coordinator:
     def _on_task(self, message: Message, event: Event | None) -> None:
         task, attempt, now = message["task"], message["attempt"], self._now()
         is_current = self._supervisor.gang.get(task, attempt) is not None
-        is_chief = TaskId.parse(task) == self._supervisor.chief and is_current
+        is_chief = TaskId.parse(task) == self._supervisor.gang.chief and is_current
         match message["type"]:
             case "task_started":
                 self._supervisor.started(task, attempt, now)
