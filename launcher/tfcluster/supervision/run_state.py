@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
 
-from tfcluster.plan.plan import Plan, Supervision, TaskId
+from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
@@ -101,8 +101,6 @@ class RunState:
     """Returns a random number for `restart_policy.decide`."""
     gang: Gang = field(init=False)
     restarts: Restarts = field(init=False)
-    members: tuple[TaskId, ...] = field(init=False)
-    """The tasks of the present gang, or of the next one once it is decided."""
     stage: Stage = Stage.STARTING
     verdict: Next = Next.GO_ON
     timers: dict[str, float] = field(default_factory=dict)
@@ -125,7 +123,6 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.gang, self.restarts = Gang(self.plan), Restarts(self.plan)
-        self.members = tuple(task.id for task in self.plan.tasks)
 
     @property
     def policy(self) -> Supervision:

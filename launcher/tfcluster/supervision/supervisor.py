@@ -57,7 +57,7 @@ class Supervisor(RunState):
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
         to_start = self.gang.enlist(members, number)
-        self.members, self.verdict = members, Next.GO_ON
+        self.verdict = Next.GO_ON
         self.restarts.begin()
         self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
         self.silence, self.has_probed_links = Silence(), False
