@@ -168,7 +168,7 @@ class Coordinator:
         )
 
     def _note_absent(self, absent: Sequence[str]) -> None:
-        self._supervisor.peers_dialled(absent)
+        self._hub.put(lambda: self._supervisor.peers_dialled(absent))
         self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
 
     def _read_logs(self, tasks: Sequence[str]) -> None:
@@ -259,7 +259,7 @@ class Coordinator:
     def _on_task(self, message: Message, event: Event | None) -> None:
         task, attempt, now = message["task"], message["attempt"], self._now()
         is_current = self._supervisor.gang.get(task, attempt) is not None
-        is_chief = TaskId.parse(task) == self._supervisor.chief and is_current
+        is_chief = TaskId.parse(task) == self._supervisor.gang.chief and is_current
         match message["type"]:
             case "task_started":
                 self._supervisor.started(task, attempt, now)
