@@ -52,7 +52,6 @@ READS_ITS_OWN_JSON = {
     # These read what the process that started them wrote:
     *("agent/bootstrap.py", "agent/entry.py", "agent/tasks/host_network_spawner.py"),
     "agent/node/probe.py",
-    "rundir/chaos.py",
     *("cli/init.py", "spec/published_schema.py"),  # files of the package
 }
 

@@ -18,7 +18,6 @@ from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
-from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
 
 POLL_S: Final = 2.0
@@ -119,7 +118,7 @@ class Attempts:
         step = await self.loop.run_alongside(
             self.run_gathering.put_state_back([*to_start, *by_hand])
         )
-        self.run_gathering.follow_chief(chief_among(self.plan, members))
+        self.run_gathering.follow_chief(self.supervisor.gang.chief)
         self._order_start(number, members, to_start, step)
 
     def _order_start(
@@ -144,7 +143,7 @@ class Attempts:
 
     async def _restart_alone(self, order: StartAlone) -> None:
         await self._reconnect()
-        if order.task == self.supervisor.chief:  # it continues from what it saved last
+        if order.task == self.supervisor.gang.chief:  # it continues from what it saved last
             gather = self.run_gathering.gather_latest(others_train=True)
             for event in await self.loop.run_alongside(gather):
                 self.record(event)

@@ -162,7 +162,7 @@ class Coordinator:
         )
 
     def _note_absent(self, absent: Sequence[str]) -> None:
-        self._supervisor.peers_dialled(absent)
+        self._hub.put(lambda: self._supervisor.peers_dialled(absent))
         self._hub.put(lambda: self.run_writer.wait_for(join_first(absent, _SHOWN) or None))
 
     def _read_logs(self, tasks: Sequence[str]) -> None:
@@ -284,7 +284,7 @@ class Coordinator:
     def _is_chief(self, message: msg.TaskMessage) -> bool:
         """Return whether the message is of the chief in its present attempt."""
         is_current = self._supervisor.gang.get(message.task, message.attempt) is not None
-        return is_current and TaskId.parse(message.task) == self._supervisor.chief
+        return is_current and TaskId.parse(message.task) == self._supervisor.gang.chief
 
     def _on_closed(self, node: str, why: str) -> None:
         if not self._is_closing:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from tfcluster.agent import foreign_json
 from tfcluster.plan.command import programs
 from tfcluster.plan.context import LOCAL, PlanContext
 from tfcluster.plan.plan import Interpreter
@@ -58,10 +59,15 @@ def settings_json(spec: ClusterSpec) -> str:
     return json.dumps(settings | {"hooks": has_hooks(spec)})
 
 
+def settings_in(env: Iterable[EnvVar]) -> dict[str, Any]:
+    """Return the settings in the variables of a task."""
+    text = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
+    return foreign_json.parse_json_object(text)
+
+
 def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
     """Return whether the spec of a task with these variables has ``keras.version: 3``."""
-    settings = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
-    return '"keras_version": "3"' in settings
+    return settings_in(env).get("keras_version") == "3"
 
 
 def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:

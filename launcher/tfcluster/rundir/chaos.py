@@ -21,6 +21,7 @@ from typing import Any, Final, NoReturn
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
+from tfcluster.plan.keras_settings import settings_in
 from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -36,7 +37,6 @@ GRAMMAR: Final = (
 )
 
 _SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
-_SETTINGS_VARIABLE: Final = "TFCLUSTER_SETTINGS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,8 @@ def environment(
     entries = settings_for(faults, task, attempt)
     if not entries:
         return ()
-    settings = next((var.value for var in command.env if var.name == _SETTINGS_VARIABLE), "{}")
-    return (
-        EnvVar(
-            _SETTINGS_VARIABLE, json.dumps(json.loads(settings) | {"chaos": entries}), "--chaos"
-        ),
-    )
+    settings = settings_in(command.env) | {"chaos": entries}
+    return (EnvVar("TFCLUSTER_SETTINGS", json.dumps(settings), "--chaos"),)
 
 
 def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fault | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,9 +69,9 @@ PATIENCE_S = 4.0
 """The time nodes keep dialling: the third packet of a connection goes out after three seconds."""
 ANSWER_S = 12.0
 """The time the coordinator waits for their reports."""
-_TASK = r"/job:(?P<job>\w+)/replica:\d+/task:(?P<index>\d+)"
+_TASK = r"/job:(\w+)/replica:\d+/task:(\d+)"
 _MISSED_HEARTBEAT = re.compile(
-    rf"{_TASK} heartbeat timeout|stopped sending heartbeats\):\s*{_TASK.replace('?P<', '?P<b')}"
+    rf"{_TASK} heartbeat timeout|stopped sending heartbeats\):\s*{_TASK}"
 )
 
 
@@ -143,21 +143,14 @@ def find_missed_heartbeats(failures: Iterable[Failure], nodes: Mapping[str, str]
     """
     found: dict[str, str] = {}
     for failure in failures:
-        for task in _find_silent_tasks(
-            f"{failure.last_lines}\n{(failure.error or {}).get('message', '')}"
-        ):
+        here = nodes.get(failure.task)
+        text = f"{failure.last_lines}\n{(failure.error or {}).get('message', '')}"
+        for groups in _MISSED_HEARTBEAT.findall(text):
+            task = ":".join(filter(None, groups))
             node = nodes.get(task)
-            if node is not None and node != nodes.get(failure.task):
-                description = (
-                    f"{nodes[failure.task]} got no heartbeat of {task} for TensorFlow's 10 s"
-                )
-                found.setdefault(
-                    node, f"link to host {node} lost: {description}; now it answers again"
+            if node is not None and node not in (here, *found):
+                found[node] = (
+                    f"link to host {node} lost: {here} got no heartbeat of {task} for TensorFlow's"
+                    " 10 s; now it answers again"
                 )
     return found
-
-
-def _find_silent_tasks(text: str) -> Iterator[str]:
-    for match in _MISSED_HEARTBEAT.finditer(text):
-        job, index = match["job"] or match["bjob"], match["index"] or match["bindex"]
-        yield f"{job}:{index}"

@@ -22,7 +22,7 @@ from tfcluster.rundir.states import Status
 
 
 class Standing(NamedTuple):
-    """All facts about a task that decide how the run goes on.
+    """All facts about a task that decide how the run goes on; see also `Member`.
 
     A thousand tasks share a few standings, so nothing has to scan all of them after every event.
     """
@@ -36,7 +36,6 @@ class Standing(NamedTuple):
     """True if it failed, and its output says that another task's end caused this."""
     serves: bool = False
     restarts_alone: bool = False
-    """True if it can be restarted while the others go on: its failure does not stop them."""
     searches: bool = False
     has_searched: bool = False
     works_on: bool = False
@@ -49,10 +48,9 @@ class Standing(NamedTuple):
     is_restart_due: bool = False
     is_stopping: bool = False
     is_frozen: bool = False
-    waits: bool = False
-    """True if it waits for its peers."""
+    waits_for_peers: bool = False
     answer_by: float | None = None
-    """The time by which its agent must report, equal for tasks that were ordered together."""
+    """Equal for tasks that were ordered together."""
 
     @property
     def is_core(self) -> bool:
@@ -62,7 +60,7 @@ class Standing(NamedTuple):
     @property
     def waits_for_chief(self) -> bool:
         """True for a tuner that asks its chief for work."""
-        return self.restarts_alone and self.waits
+        return self.restarts_alone and self.waits_for_peers
 
 
 class Next(Enum):

@@ -21,6 +21,8 @@ class Gang:
     """The tasks of a run, in the plan's order, each in its newest attempt."""
 
     plan: Plan
+    chief: TaskId = field(init=False)
+    """The task whose exit and checkpoints count; a smaller gang may have another one."""
     number: int = 0
     """The gang's present attempt; a task that restarts alone may be in a later one."""
     failures: list[Failure] = field(default_factory=list)
@@ -38,6 +40,7 @@ class Gang:
     """The core members that wait for their peers → since when, the longest wait first."""
 
     def __post_init__(self) -> None:
+        self.chief = self.plan.chief
         for task in self.plan.tasks:
             self.put(member_of(self.plan, task, 1))
 
@@ -67,7 +70,7 @@ class Gang:
                 self._counts[before] -= 1
                 if not self._counts[before]:
                     del self._counts[before]
-        if not (standing.is_alive and standing.waits and standing.is_core):
+        if not (standing.is_alive and standing.waits_for_peers and standing.is_core):
             self._waiting.pop(name, None)
         elif self._waiting.get(name) != member.waits_since and member.waits_since is not None:
             self._waiting.pop(name, None)
@@ -79,6 +82,7 @@ class Gang:
         An evaluator that runs, or has ended for good, stays in its attempt.
         """
         before, requested, to_start = self._members, set(members), []
+        self.chief = chief_among(self.plan, requested)
         self.number, self.failures = number, []
         self._members, self._standing, self._counts, self._waiting = {}, {}, {}, {}
         for task in self.plan.tasks:
@@ -117,10 +121,10 @@ class Gang:
         """The time since which a core member has waited for its peers: the longest wait."""
         return next(iter(self._waiting.values()), None)
 
-    def judge(self, chief: TaskId) -> Next:
+    def judge(self) -> Next:
         """Return the next step of the run."""
-        is_gang = self.plan.kind != "plain"
-        return judge(self.standings, chief=self._standing.get(str(chief)), gang=is_gang)
+        chief = self._standing.get(str(self.chief))
+        return judge(self.standings, chief=chief, gang=self.plan.kind != "plain")
 
     def members(self, fits: Callable[[Standing], bool]) -> list[Member]:
         """Return the members whose standing `fits`, in the plan's order."""
@@ -227,9 +231,7 @@ class Gang:
 
     def _finished_peers(self, chief: Member) -> list[str]:
         """Return the peers of `chief` if it is the chief and all of them have ended with 0."""
-        if self.plan.kind != "training":
-            return []
-        if chief.id != chief_among(self.plan, (member.id for member in self)):
+        if self.plan.kind != "training" or chief.id != self.chief:
             return []
         trainers = [m for m in self if m.id.job in TRAINERS and not m.restarts_alone]
         peers = [member for member in trainers if member.id != chief.id]

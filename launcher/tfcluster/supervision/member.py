@@ -32,7 +32,7 @@ class Member:
     is_hooked: bool
     """True if it is started through `tfcluster_workers.boot`."""
     restarts_alone: bool
-    """True if it can be restarted while the others go on."""
+    """True if it can be restarted while the others go on: its failure does not stop them."""
     searches: bool = False
     """True for a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
@@ -155,7 +155,7 @@ class Member:
             is_restart_due=self.is_restart_due,
             is_stopping=self.is_stopping,
             is_frozen=self.frozen_by is not None,
-            waits=self.waits_since is not None,
+            waits_for_peers=self.waits_since is not None,
             answer_by=self.answer_by if alive or awaited else None,
         )
 

@@ -29,7 +29,7 @@ def react(state: RunState, now: float) -> None:
     _probe_links_once(state)
     if state.next_attempt is None:
         if state.is_training and "stacks" not in state.timers:
-            _follow(state, state.judge(), now)
+            _follow(state, state.gang.judge(), now)
         if state.is_training:
             _set_deadlines(state)
         state.enter_next_stage()
@@ -80,7 +80,7 @@ def _follow(state: RunState, verdict: Next, now: float) -> None:
 
 def _finish(state: RunState, now: float) -> None:
     cancel_restarts(state)
-    if (verdict := state.judge()) is not Next.FINISH:
+    if (verdict := state.gang.judge()) is not Next.FINISH:
         _follow(state, verdict, now)
         return
     state.stop_tasks(state.gang.idle(), "the chief has finished", now)

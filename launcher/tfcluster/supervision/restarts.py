@@ -28,7 +28,7 @@ def restart_gang(state: RunState, now: float) -> None:
         _give_up(state, loss, NODE_GONE, now)
     else:
         state.diagnose()
-        _order_gang(state, cause, verdict)
+        _order_gang(state, cause, _members(state), verdict)
 
 
 def restart_smaller_gang(state: RunState, now: float) -> None:
@@ -36,14 +36,21 @@ def restart_smaller_gang(state: RunState, now: float) -> None:
     if (loss := _loss(state)) is not None:
         _give_up(state, loss, NODE_GONE, now)
     else:
-        _order_gang(state, state.cause())
+        _order_gang(state, state.cause(), _members(state))
+
+
+def _members(state: RunState) -> tuple[TaskId, ...]:
+    """Return the tasks of the next gang once it is decided, else of the present one."""
+    next_one = state.next_attempt
+    return tuple(member.id for member in state.gang) if next_one is None else next_one.members
 
 
 def _loss(state: RunState) -> Failure | None:
     """Return the failure of a task that must start with the gang but lost its node, or None."""
+    members = _members(state)
     for member in state.gang:
         why = state.gone.get(member.node)
-        if why is not None and member.id in state.members and not member.restarts_alone:
+        if why is not None and member.id in members and not member.restarts_alone:
             return loss_of(member.node, member.name, why)
     return None
 
@@ -54,21 +61,22 @@ def loss_of(node: str, task: str, reason: str) -> Failure:
 
 def _give_up(state: RunState, cause: Failure, why: GiveUp, now: float) -> None:
     """Start a smaller gang without the lost tasks if it is large enough, else fail."""
-    members = restart_policy.without(state.plan, state.members, cause, why)
+    members = restart_policy.without(state.plan, _members(state), cause, why)
     if members is None:
         state.fail(cause, why.why, now)
     else:
         state.diagnose(why.why)
-        state.members = members
-        _order_gang(state, cause)
+        _order_gang(state, cause, members)
 
 
-def _order_gang(state: RunState, cause: Failure, verdict: Restart | None = None) -> None:
+def _order_gang(
+    state: RunState, cause: Failure, members: tuple[TaskId, ...], verdict: Restart | None = None
+) -> None:
     """Order the next attempt; without a `verdict` it does not count, as for a smaller gang."""
     if verdict is None:
         verdict = Restart(state.policy.backoff_s, state.restarts.history(None))
     on_gone = {task.id for task in state.plan.tasks if task.node in state.gone}
-    state.members = members = tuple(task for task in state.members if task not in on_gone)
+    members = tuple(task for task in members if task not in on_gone)
     number = state.gang.attempt + 1
     state.next_attempt = NextAttempt(number, members, verdict.delay_s, verdict.fresh_ports)
     fewer = members if len(members) < len(state.plan.tasks) else None

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.plan.plan import Plan, Supervision, TaskId
+from tfcluster.plan.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
@@ -99,12 +99,9 @@ class RunState:
 
     plan: Plan
     jitter: Callable[[], float] = field(default=random.random, compare=False)
+    """Returns a random number for `restart_policy.decide`."""
     gang: Gang = field(init=False)
     restarts: Restarts = field(init=False)
-    chief: TaskId = field(init=False)
-    """The task whose exit and checkpoints count; a smaller gang may have another one."""
-    members: tuple[TaskId, ...] = field(init=False)
-    """The tasks of the present gang, or of the next one once it is decided."""
     stage: Stage = Stage.STARTING
     verdict: Next = Next.GO_ON
     timers: dict[str, float] = field(default_factory=dict)
@@ -127,8 +124,6 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.gang, self.restarts = Gang(self.plan), Restarts(self.plan)
-        self.chief = self.plan.chief
-        self.members = tuple(task.id for task in self.plan.tasks)
 
     @property
     def policy(self) -> Supervision:
@@ -156,12 +151,9 @@ class RunState:
     @property
     def last_step(self) -> int | None:
         """The step of the last checkpoint, which may be reported but not yet gathered."""
-        chief = self.gang.get(str(self.chief))
+        chief = self.gang.get(str(self.gang.chief))
         steps = (self.restarts.newest.step, chief.saved_step if chief else None)
         return max((step for step in steps if step is not None), default=None)
-
-    def judge(self) -> Next:
-        return self.gang.judge(self.chief)
 
     def must_stop(self, member: Member) -> bool:
         """Return whether `member` must be stopped if it starts now; an evaluator goes on."""
@@ -237,7 +229,7 @@ class RunState:
                 self.stage = Stage.GATHERING
                 self.orders.append(GatherCheckpoints())
         elif self.stage is Stage.ENDING_RUN and not any(task.is_alive for task in tasks):
-            self.conclude(self.judge())
+            self.conclude(self.gang.judge())
 
     def end_gang(self, why: str, now: float) -> None:
         """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints."""

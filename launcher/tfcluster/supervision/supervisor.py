@@ -22,7 +22,6 @@ from tfcluster.supervision.connectivity import find_missed_heartbeats
 from tfcluster.supervision.decisions import Action, Next, Outcome, Stop
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.reactions import react
-from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.restarts import restart_gang, restart_smaller_gang, revive
 from tfcluster.supervision.run_state import RunState, Silence, Stage
 from tfcluster.supervision.verdicts import FROZEN_S
@@ -59,7 +58,6 @@ class Supervisor(RunState):
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
         to_start = self.gang.enlist(members, number)
-        self.members, self.chief = members, chief_among(self.plan, members)
         self.verdict = Next.GO_ON
         self.restarts.begin()
         self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
@@ -119,7 +117,7 @@ class Supervisor(RunState):
         """Note a task's report about itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
-            if isinstance(report, msg.Saved) and member.id == self.chief:
+            if isinstance(report, msg.Saved) and member.id == self.gang.chief:
                 self.restarts.note_saved(report.step)
             if member.is_core:  # its signs of life say nothing about the gang
                 self.silence.note(report, now)

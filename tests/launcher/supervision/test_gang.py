@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 
 from tfcluster.plan.keras_settings import settings_json
-from tfcluster.plan.plan import EnvVar, TaskId
+from tfcluster.plan.plan import EnvVar
 from tfcluster.rundir.events import RunStopping, TaskExited
 from tfcluster.rundir.states import Status
 from tfcluster.spec.model import ClusterSpec
@@ -131,7 +131,7 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     gang.lose_node("local", "its agent went away")
     assert gang.running() == []
     assert not any(standing.running or standing.ok for standing in gang.standings)
-    assert gang.judge(TaskId("worker", 0)) is Next.FAILED
+    assert gang.judge() is Next.FAILED
     assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
     assert gang.get("worker:7") is gang.get("worker:0", attempt=2) is None
 

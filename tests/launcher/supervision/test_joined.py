@@ -58,7 +58,7 @@ def test_a_failure_caused_by_a_task_started_by_hand_is_not_restarted() -> None:
 
 def test_a_part_without_the_chief_succeeds_when_its_tasks_succeed() -> None:
     replay = part("worker:1", "worker:2", of=THREE, joins=False)
-    assert str(replay.supervisor.chief) == "worker:0"
+    assert str(replay.supervisor.gang.chief) == "worker:0"
     replay.exits("worker:1").exits("worker:2")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 

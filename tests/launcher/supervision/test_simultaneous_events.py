@@ -271,3 +271,14 @@ def test_an_agent_is_not_dropped_before_its_time_to_stop_tasks_is_over() -> None
     replay = replay_of().exits("worker:1", killed=signal.SIGKILL)
     replay.after(FAILURE_GRACE_S + AGENT_SLACK_S - 0.1)
     assert do.DropNode("local") not in replay.orders
+
+
+def test_a_stopped_process_is_the_cause_where_the_start_deadline_passes_at_the_same_moment() -> (
+    None
+):
+    replay = replay_of("worker:0", "worker:1", start_deadline_s=FROZEN_S)
+    replay.says("worker:0", "waiting_for_peers")
+    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.after(FROZEN_S).ended("worker:0", "worker:1").gather()
+    assert replay.cause()["kind"] == "frozen"
+    assert replay.supervisor.next_attempt is not None

@@ -386,7 +386,7 @@ def test_a_gang_may_shrink_when_the_restart_budget_is_used_up() -> None:
     assert [str(task) for task in next_attempt.members] == ["worker:1", "worker:2"]
     assert replay.last(ev.Restarting).members == ("worker:1", "worker:2")
     replay.begin(2)
-    assert str(replay.supervisor.chief) == "worker:1"
+    assert str(replay.supervisor.gang.chief) == "worker:1"
     replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:2").gather(50)
     assert replay.outcome() == (Status.FAILED, 1)
 

@@ -11,14 +11,11 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, replay_of
 
 from tfcluster.agent.catalogue import Ready, WaitingForPeers
-from tfcluster.plan.plan import TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision import decisions
 from tfcluster.supervision.decisions import Standing, judge
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
-
-CHIEF = TaskId("worker", 0)
 
 
 def _exit(member: Member, code: int, by: str = "itself") -> Member:
@@ -59,7 +56,7 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
         }
         every = [member.standing for member in members]
         assert set(gang.standings) == set(every)
-        assert gang.judge(CHIEF) is judge(every, chief=gang[str(CHIEF)].standing, gang=True)
+        assert gang.judge() is judge(every, chief=gang["worker:0"].standing, gang=True)
 
 
 def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
