@@ -168,11 +168,11 @@ def test_a_damaged_run_that_is_still_live_is_not_removed(
 ) -> None:
     paths = make_run(home, DEEP)
 
-    def ask(path: Path, request: object, **_: object) -> dict[str, Any]:
+    def read_state(path: Path, **_: object) -> object:
         assert path == paths.control_socket
-        return {"ok": True}
+        return {}
 
-    monkeypatch.setattr(control, "ask", ask)
+    monkeypatch.setattr(control, "read_state", read_state)
     code, output = run("rm", "k7f3")
     assert (code, f"{paths.run_id} is live" in output) == (2, True)
     run("prune", "--keep", "0", "-y")
