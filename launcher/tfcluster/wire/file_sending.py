@@ -79,24 +79,40 @@ class NodeState:
         )
 
 
-class AnswerQueue:
-    """The answers to one question, in order."""
+class Question:
+    """One question to the node, and its answers in order."""
 
-    def __init__(self, node: NodeState) -> None:
-        self._node = node
+    def __init__(self, number: int, node: NodeState) -> None:
+        self.number, self._node = number, node
         self._coming: deque[Report] = deque()
         self._has_come = asyncio.Event()
-        self.waiting_bytes = 0
+        self.is_answered = False
+        self._waiting_bytes = 0
         """Bytes of file slices not taken yet."""
+        self._listed = self._listed_bytes = 0
+        """The number of names listed so far, and their characters."""
 
-    def put_nowait(self, answer: Report) -> None:
+    def put(self, answer: Report) -> None:
+        """Keep an answer. Raises ProtocolError if the node sends more than it was asked for.
+
+        A correct agent keeps to these limits; another one would fill the coordinator's memory.
+        """
+        if isinstance(answer, msg.Scanned):
+            self._listed += len(answer.entries)
+            self._listed_bytes += sum(len(path) for path, _, _ in answer.entries)
+            most, most_bytes = budgets.LISTED_OUTPUTS, 2 * budgets.LISTED_BYTES
+            if self._listed > most or self._listed_bytes > most_bytes:
+                raise ProtocolError(f"a listing of more than {most:,} files")
         if isinstance(answer, FileSlice):
-            self.waiting_bytes += len(answer.data)
+            self._waiting_bytes += len(answer.data)
         self._coming.append(answer)
         self._has_come.set()
+        if self._waiting_bytes > budgets.FILE_BYTES_AHEAD:
+            most = budgets.FILE_BYTES_AHEAD
+            raise ProtocolError(f"more than {most:,} bytes of a file beyond those acknowledged")
 
-    def empty(self) -> bool:
-        return not self._coming
+    def has_answer(self) -> bool:
+        return bool(self._coming)
 
     def next_slice(self) -> FileSlice | None:
         """Return the next answer if it has arrived and is a slice of a file, else None."""
@@ -134,36 +150,8 @@ class AnswerQueue:
     def _take(self) -> Report:
         answer = self._coming.popleft()
         if isinstance(answer, FileSlice):
-            self.waiting_bytes -= len(answer.data)
+            self._waiting_bytes -= len(answer.data)
         return answer
-
-
-@dataclass(slots=True)
-class Question:
-    """One question to the node, and its answers."""
-
-    number: int
-    answers: AnswerQueue
-    is_answered: bool = False
-    listed: int = 0
-    listed_bytes: int = 0
-    """Characters in the names listed so far."""
-
-    def put(self, answer: Report) -> None:
-        """Keep an answer. Raises ProtocolError if the node sends more than it was asked for.
-
-        A correct agent keeps to these limits; another one would fill the coordinator's memory.
-        """
-        if isinstance(answer, msg.Scanned):
-            self.listed += len(answer.entries)
-            self.listed_bytes += sum(len(path) for path, _, _ in answer.entries)
-            most, most_bytes = budgets.LISTED_OUTPUTS, 2 * budgets.LISTED_BYTES
-            if self.listed > most or self.listed_bytes > most_bytes:
-                raise ProtocolError(f"a listing of more than {most:,} files")
-        self.answers.put_nowait(answer)
-        if self.answers.waiting_bytes > budgets.FILE_BYTES_AHEAD:
-            most = budgets.FILE_BYTES_AHEAD
-            raise ProtocolError(f"more than {most:,} bytes of a file beyond those acknowledged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,17 +215,17 @@ def _digest_and_size(file: Sent) -> tuple[str, int]:
 
 
 class Sending:
-    """The transfer of one tree to a node, controlled by the node's `answers`."""
+    """The transfer of one tree to a node, controlled by the node's answers."""
 
     def __init__(
         self,
         into: str,
         sources: Mapping[str, tuple[Path, int]],
-        answers: AnswerQueue,
+        question: Question,
         send_file: SendFile,
     ) -> None:
         self._into, self._sources = into, sources
-        self._answers, self._send_file = answers, send_file
+        self._question, self._send_file = question, send_file
         self._pending: deque[str] = deque()
         self._acknowledged: dict[str, int] = {}
         self._is_received = False
@@ -249,7 +237,7 @@ class Sending:
             if self._pending:
                 await self._send(self._pending.popleft())
             else:
-                self._handle(await self._answers.next())
+                self._handle(await self._question.next())
 
     def _handle(self, answer: Report) -> None:
         match answer:
@@ -278,8 +266,8 @@ class Sending:
         self._acknowledged[digest] = 0
         with source.open("rb") as reader:
             while at < size or size == 0:
-                while at >= self._acknowledged[digest] + _WINDOW or not self._answers.empty():
-                    self._handle(await self._answers.next())
+                while at >= self._acknowledged[digest] + _WINDOW or self._question.has_answer():
+                    self._handle(await self._question.next())
                 data = await asyncio.to_thread(reader.read, min(_SLICE, size - at))
                 if not data and size:
                     raise RemoteFilesError(f"{source} was truncated while it was sent")

@@ -22,7 +22,6 @@ from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import replace
 from tfcluster.wire.file_sending import (
-    AnswerQueue,
     NodeState,
     Question,
     ReconnectedError,
@@ -97,7 +96,7 @@ class RemoteFiles:
 
     def _broadcast(self, message: msg.Report) -> None:
         for question in self._waiting.values():
-            question.answers.put_nowait(message)
+            question.put(message)
 
     async def scan(
         self, folder: str, *, most: int = budgets.LISTED_OUTPUTS
@@ -208,7 +207,7 @@ class RemoteFiles:
                 for page in pages:
                     await self._send(replace(order, id=number, files=page, more=True))
                 await self._send(replace(order, id=number, files=last))
-                sending = Sending(order.into, tree.sources, question.answers, self._send_file)
+                sending = Sending(order.into, tree.sources, question, self._send_file)
                 with contextlib.suppress(ReconnectedError):
                     try:
                         await sending.run()
@@ -222,7 +221,7 @@ class RemoteFiles:
         if self.is_lost:
             raise RemoteFilesError(self._lost_reason)
         self._last += 1
-        question = Question(self._last, AnswerQueue(self._node))
+        question = Question(self._last, self._node)
         self._waiting[str(self._last)] = question
         try:
             yield question
@@ -272,7 +271,7 @@ class _Reading:
     def _join_waiting(self, data: bytes) -> bytes:
         """Return `data` and the slices that already wait: one large write costs less than many."""
         slices = [data]
-        while (more := self._question.answers.next_slice()) is not None:
+        while (more := self._question.next_slice()) is not None:
             slices.append(self._new_bytes(more))
         return b"".join(slices)
 
@@ -286,7 +285,7 @@ class _Reading:
 async def _next(question: Question, kind: type[R], what: str) -> R:
     """Return the next answer of a kind. Raises RemoteFilesError if `what` was asked for failed."""
     while True:
-        answer = await question.answers.next()
+        answer = await question.next()
         if isinstance(answer, msg.FilesLost):
             raise RemoteFilesError(answer.error)
         if isinstance(answer, kind):

@@ -25,15 +25,7 @@ from tfcluster.agent.message_fields import replace
 from tfcluster.wire import file_transfer, messages
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.file_transfer import RemoteFiles
-from tfcluster.wire.messages import (
-    FileSlice,
-    Frame,
-    LinkBack,
-    LinkCut,
-    Log,
-    Refused,
-    read_welcome,
-)
+from tfcluster.wire.messages import FileSlice, Frame, LinkBack, LinkCut, Log, Refused
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Connection = tuple[asyncio.StreamReader, protocol.Decoder, list[Frame]]
@@ -182,7 +174,7 @@ class AgentLink:
                 )
                 writer.write(protocol.control_frame({**hello.to_json(), "n": 0}))
                 decoder = protocol.Decoder(after_magic=True, max_control=budgets.MESSAGE_BYTES)
-                first, rest = await read_welcome(reader, decoder)
+                first, rest = await messages.read_welcome(reader, decoder)
         except BaseException:
             writer.close()
             raise

@@ -95,6 +95,11 @@ def test_a_message_is_written_as_it_is_read(kind: type[Message]) -> None:
     assert kind.read(plain(found)) == found
 
 
+def test_no_two_messages_have_the_same_type() -> None:
+    types = [kind.type for kind in kinds_of(Message)]
+    assert len(types) == len(set(types))
+
+
 # -- over a connection ----------------------------------------------------------------------
 
 
