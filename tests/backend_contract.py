@@ -23,7 +23,7 @@ from tfcluster import backends, kinds
 from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.errors import SetupError
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.typed_json import from_json
 from tfcluster.wire.link import AgentLink
 from tfcluster.wire.messages import Log

@@ -31,7 +31,7 @@ BY_FILE = (
     *(
         f"tests/launcher/{package}/"
         for package in (
-            *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plan"),
+            *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plans"),
             *("preflight", "rundir", "spec", "supervision", "ui"),
         )
     ),

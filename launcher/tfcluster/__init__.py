@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # the module `typing` would take longer to import than al
 if TYPE_CHECKING:
     from tfcluster.api import get_run as get_run
     from tfcluster.api import load as load
-    from tfcluster.api import make_plan as make_plan
+    from tfcluster.api import plan as plan
     from tfcluster.api import run as run
     from tfcluster.api import runs as runs
     from tfcluster.api import start as start
@@ -45,7 +45,7 @@ _ERRORS = (
     *("TfclusterError", "UnknownRunError", "UsageError"),
 )
 _MODULES = {
-    **dict.fromkeys(("get_run", "load", "make_plan", "run", "runs", "start"), "api"),
+    **dict.fromkeys(("get_run", "load", "plan", "run", "runs", "start"), "api"),
     **dict.fromkeys(("JobFailed", "LogLine", "Result", "Run"), "run_handle"),
     **dict.fromkeys(_ERRORS, "errors"),
     "Gathered": "checkpoints.store",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tfcluster.coordinator.foreground import End, Launch, Watcher
     from tfcluster.coordinator.resume import Resume
     from tfcluster.discovery.planning import Planned
-    from tfcluster.plan.plan import Plan
+    from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
 
 LEASE_S: Final = 3600.0
@@ -48,7 +48,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     return load_file(os.fspath(source), sets=sets, hosts=choice)
 
 
-def make_plan(
+def plan(
     source: Source | Run | LoadedSpec,
     *,
     sets: Sequence[str] = (),
@@ -110,7 +110,7 @@ def start(
     The run ends with this process, except with `detach`, which starts a coordinator that survives
     it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``; a run as `source` is started
     again. `python`, `args`, `sets` and
-    `hosts` are those of `make_plan`; `chaos` injects faults. Errors of the start that only the
+    `hosts` are those of `plan`; `chaos` injects faults. Errors of the start that only the
     nodes can find are part of the run's result.
 
     Raises UsageError, with SpecError, and SetupError.
@@ -120,9 +120,9 @@ def start(
 
     resumed = find(resume) if resume is not None else None
     if not isinstance(source, Planned):
-        source = make_plan(source, sets=sets, hosts=hosts, python=python, args=args)
+        source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
     elif sets or hosts or python or args:
-        raise UsageError("sets, hosts, python and args belong to `make_plan`, which made this plan")
+        raise UsageError("sets, hosts, python and args belong to `plan`, which made this plan")
     options = LaunchOptions(
         detach=detach,
         gathers=gather,
@@ -185,7 +185,7 @@ def start_package(
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
     python = _python_here(python, hosts, sets)
     spec = {"cluster": {"worker": workers}, **package.spec()}
-    planned = make_plan(spec, sets=sets, hosts=hosts, python=python)
+    planned = plan(spec, sets=sets, hosts=hosts, python=python)
     package.require_same_python(planned.plan)
     return start(planned)
 

@@ -28,10 +28,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import FunctionError, InterpreterError
-from tfcluster.plan.command import FUNCTION_CODE, FUNCTION_MODULE
+from tfcluster.plans.command import FUNCTION_CODE, FUNCTION_MODULE
 
 if TYPE_CHECKING:
-    from tfcluster.plan.plan import Plan
+    from tfcluster.plans.plan import Plan
     from tfcluster.rundir.paths import RunPaths
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})

@@ -74,7 +74,7 @@ SLOW = ("rich", "pydantic", "psutil", "asyncio", "importlib.metadata", *HEAVY)
 def test_a_command_without_a_spec_imports_no_slow_module(words: str, tmp_path: Path) -> None:
     loaded = loaded_after(words, tmp_path)
 
-    assert loaded.isdisjoint({*SLOW, "tfcluster.plan.plan", "tfcluster.rundir.events"})
+    assert loaded.isdisjoint({*SLOW, "tfcluster.plans.plan", "tfcluster.rundir.events"})
 
 
 def test_plan_and_validate_import_neither_asyncio_nor_rich(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.plan import keras_settings as launchers
+from tfcluster.plans import keras_settings as launchers
 
 WORKERS = Path(__file__).parents[2] / "workers"
 

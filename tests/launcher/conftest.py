@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.plan.plan import (
+from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
     Kind,

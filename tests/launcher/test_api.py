@@ -200,7 +200,7 @@ def test_a_bad_spec_is_refused_with_all_its_problems(folder: Path) -> None:
     with pytest.raises(tfcluster.SpecError, match="there is no script"):
         tfcluster.start(spec("not-there"))
     with pytest.raises(tfcluster.UsageError, match="belong to"):
-        tfcluster.start(tfcluster.make_plan(spec("sleeps")), args=["--late"])
+        tfcluster.start(tfcluster.plan(spec("sleeps")), args=["--late"])
 
 
 def test_a_spec_file_is_loaded_planned_and_started(folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_spec_file_is_loaded_planned_and_started(folder: Path) -> None:
     loaded = tfcluster.load(
         path, sets=["cluster.worker=1", 'job.command=["true"]', "job.script=null"]
     )
-    planned = tfcluster.make_plan(loaded, args=["x"])
+    planned = tfcluster.plan(loaded, args=["x"])
 
     (task,) = planned.plan.tasks
     assert task.command.argv[-2:] == ("true", "x")
@@ -431,7 +431,7 @@ from pathlib import Path
 
 import tfcluster
 
-planned = tfcluster.make_plan(Path("job.json"), args=["--epochs", "1"])
+planned = tfcluster.plan(Path("job.json"), args=["--epochs", "1"])
 reveal_type(tfcluster.start(planned, detach=True))
 result = tfcluster.run("train.py", workers=4)
 reveal_type(result.loss)

@@ -21,8 +21,8 @@ from tfcluster.agent import budgets
 from tfcluster.discovery.machine_facts import gather
 from tfcluster.errors import FunctionError, InterpreterError, UsageError
 from tfcluster.nodes import code_sync
-from tfcluster.plan.checks import needs_tensorflow
-from tfcluster.plan.plan import Interpreter
+from tfcluster.plans.checks import needs_tensorflow
+from tfcluster.plans.plan import Interpreter
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.load import from_value
 

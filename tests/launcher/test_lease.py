@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.api import with_lease
 from tfcluster.discovery.planning import Planned
-from tfcluster.plan.plan import NodePlan, Supervision
+from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.spec.model import ClusterSpec
 
 HOST = NodePlan("10.0.0.1", "ssh", None, "/job")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import pytest
 
-from tfcluster.plan.plan import CheckpointPlan, Resources, Supervision
+from tfcluster.plans.plan import CheckpointPlan, Resources, Supervision
 from tfcluster.spec import sections
 from tfcluster.typed_json import ONLY_IF_SET, from_json, to_json
 

@@ -13,7 +13,7 @@ from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes
 from tfcluster.errors import NodeLostError
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import AgentLink
 
 POLL_S = 0.1

@@ -10,7 +10,7 @@ from tfcluster import kinds
 from tfcluster.backends.base import Nodes, RunContext
 
 if TYPE_CHECKING:
-    from tfcluster.plan.plan import NodePlan
+    from tfcluster.plans.plan import NodePlan
 
 
 def open_nodes(planned: Sequence[NodePlan], run: RunContext) -> Nodes:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import LostRunEnded
-    from tfcluster.plan.plan import NodePlan
+    from tfcluster.plans.plan import NodePlan
     from tfcluster.wire.link import AgentLink
 
 

@@ -22,7 +22,7 @@ from tfcluster.agent.catalogue import Hello, LostRunEnded
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.base import RunContext, agent_socket_name
-from tfcluster.plan import remote_paths
+from tfcluster.plans import remote_paths
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused

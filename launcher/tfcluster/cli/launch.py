@@ -17,7 +17,7 @@ from tfcluster.ui.terminal import Terminal
 if TYPE_CHECKING:
     from tfcluster.coordinator.foreground import End
     from tfcluster.discovery.planning import Planned
-    from tfcluster.plan.plan import Plan
+    from tfcluster.plans.plan import Plan
     from tfcluster.ui.follow import RunView
 
 

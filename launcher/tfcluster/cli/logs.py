@@ -13,7 +13,7 @@ import click
 from tfcluster.api import get_run
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts, rank
 from tfcluster.rundir.paths import RunPaths

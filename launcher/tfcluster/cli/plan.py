@@ -32,7 +32,7 @@ def command(
     the exit code is still 0.
     """
     from tfcluster.discovery.planning import plan_file
-    from tfcluster.plan import placement
+    from tfcluster.plans import placement
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 

@@ -14,7 +14,7 @@ from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
-from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
+from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.decisions import NextAttempt, StartAlone

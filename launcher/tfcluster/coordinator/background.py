@@ -30,7 +30,7 @@ from tfcluster.coordinator.foreground import (
     signals_held_back,
 )
 from tfcluster.errors import NodeLostError, TfclusterError
-from tfcluster.plan.plan import Plan
+from tfcluster.plans.plan import Plan
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process

@@ -24,7 +24,7 @@ from tfcluster import backends
 from tfcluster.agent import foreign_json
 from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.nodes.hub import KILL_S
-from tfcluster.plan.plan import NodePlan, Plan
+from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.run_writer import require_json

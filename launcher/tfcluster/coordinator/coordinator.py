@@ -24,7 +24,7 @@ from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
-from tfcluster.plan.plan import NodePlan, Plan, TaskId
+from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev

@@ -20,7 +20,7 @@ from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, St
 from tfcluster.checkpoints.outputs import Outputs, gather_outputs
 from tfcluster.checkpoints.store import Store, deliver
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 
 T = TypeVar("T")

@@ -20,9 +20,9 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SetupError, TfclusterError
-from tfcluster.plan import secrets
-from tfcluster.plan.plan import Plan
-from tfcluster.plan.secrets import redact_error
+from tfcluster.plans import secrets
+from tfcluster.plans.plan import Plan
+from tfcluster.plans.secrets import redact_error
 from tfcluster.rundir import fold, run_writer
 from tfcluster.rundir.events import Resumed
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir

@@ -22,7 +22,7 @@ from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event, Gathering
 from tfcluster.rundir.paths import RunPaths

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from tfcluster.discovery.planning import plan_manual_start
 from tfcluster.errors import UnknownRunError, UsageError
-from tfcluster.plan import placement
-from tfcluster.plan.command import python_path
-from tfcluster.plan.plan import EnvVar, Plan, TaskId
-from tfcluster.plan.tf_config import SOURCE, Attempt, environment, fixed
+from tfcluster.plans import placement
+from tfcluster.plans.command import python_path
+from tfcluster.plans.plan import EnvVar, Plan, TaskId
+from tfcluster.plans.tf_config import SOURCE, Attempt, environment, fixed
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot

@@ -18,9 +18,9 @@ from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until, never
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
-from tfcluster.plan.plan import NodePlan, Plan, TaskId
-from tfcluster.plan.preloading import preload_on
-from tfcluster.plan.tf_config import Attempt
+from tfcluster.plans.plan import NodePlan, Plan, TaskId
+from tfcluster.plans.preloading import preload_on
+from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import probes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer

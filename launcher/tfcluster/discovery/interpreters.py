@@ -14,7 +14,7 @@ from typing import Final
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import InterpreterError, UsageError
-from tfcluster.plan.plan import Interpreter
+from tfcluster.plans.plan import Interpreter
 
 _PACKAGES: Final = {
     "tensorflow": "tensorflow",

@@ -14,13 +14,13 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
 from tfcluster.discovery.interpreters import Choice, choose
 from tfcluster.errors import InterpreterError, UsageError
-from tfcluster.plan import command
-from tfcluster.plan.context import LOCAL, PlanContext
-from tfcluster.plan.environment import parse_env_file
-from tfcluster.plan.imports import Code
-from tfcluster.plan.placement import by_node, place_tasks
-from tfcluster.plan.plan import Interpreter
-from tfcluster.plan.resources import Cores
+from tfcluster.plans import command
+from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.environment import parse_env_file
+from tfcluster.plans.imports import Code
+from tfcluster.plans.placement import by_node, place_tasks
+from tfcluster.plans.plan import Interpreter
+from tfcluster.plans.resources import Cores
 from tfcluster.spec.cluster import is_loopback
 
 if TYPE_CHECKING:

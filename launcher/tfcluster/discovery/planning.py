@@ -22,11 +22,11 @@ from tfcluster.discovery.machine_facts import (
     requested_python,
 )
 from tfcluster.errors import SetupError, SpecError
-from tfcluster.plan import checks, command, placement, secrets
-from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import LOCAL, PlanContext
-from tfcluster.plan.placement import PlacedTask, by_node, hosts_of, is_local, place_tasks
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans import checks, command, placement, secrets
+from tfcluster.plans.build import make_plan
+from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.placement import PlacedTask, by_node, hosts_of, is_local, place_tasks
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec import NO_CHOICE, HostChoice

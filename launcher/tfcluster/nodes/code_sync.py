@@ -19,8 +19,8 @@ from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes import git_listing
 from tfcluster.nodes.git_listing import is_credential
 from tfcluster.nodes.hub import Hub
-from tfcluster.plan import remote_paths
-from tfcluster.plan.plan import NodePlan, Plan
+from tfcluster.plans import remote_paths
+from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.wire.file_sending import Sent
 
 MAX_BYTES = 200 * 1000 * 1000

@@ -19,7 +19,7 @@ from tfcluster.kinds import Capabilities
 from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import step_of
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles

@@ -19,10 +19,10 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.nodes.task_reports import last_text
-from tfcluster.plan import remote_paths
-from tfcluster.plan.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
-from tfcluster.plan.preloading import Preload, preload_on
-from tfcluster.plan.resources import (
+from tfcluster.plans import remote_paths
+from tfcluster.plans.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
+from tfcluster.plans.preloading import Preload, preload_on
+from tfcluster.plans.resources import (
     EVEN_SHARE,
     Cores,
     Share,
@@ -31,8 +31,8 @@ from tfcluster.plan.resources import (
     shares,
     thread_env,
 )
-from tfcluster.plan.secrets import MIN_LENGTH
-from tfcluster.plan.tf_config import Attempt, environment
+from tfcluster.plans.secrets import MIN_LENGTH
+from tfcluster.plans.tf_config import Attempt, environment
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 

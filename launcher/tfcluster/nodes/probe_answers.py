@@ -8,7 +8,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.plan.plan import Command, Plan
+from tfcluster.plans.plan import Command, Plan
 from tfcluster.supervision.connectivity import DialPlan
 from tfcluster.typed_json import from_json
 

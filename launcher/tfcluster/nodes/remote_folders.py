@@ -13,8 +13,8 @@ from typing import IO
 from tfcluster.agent.catalogue import Welcome
 from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.nodes.reports import STEPS
-from tfcluster.plan.plan import Command, TaskId
-from tfcluster.plan.remote_paths import NodePaths, node_folder
+from tfcluster.plans.plan import Command, TaskId
+from tfcluster.plans.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.messages import Log
 

@@ -9,7 +9,7 @@ from typing import Any
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import Message
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.supervision.failure import signal_name

@@ -23,7 +23,7 @@ from tfcluster.nodes import remote_checkpoints
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
 

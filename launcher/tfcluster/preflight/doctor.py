@@ -19,8 +19,8 @@ from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
-from tfcluster.plan.context import LOCAL
-from tfcluster.plan.plan import NodePlan, Plan
+from tfcluster.plans.context import LOCAL
+from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import probes
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport

@@ -17,8 +17,8 @@ from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
 from tfcluster.nodes.reports import END_REPLIES, LINKS, PREFLIGHT
 from tfcluster.nodes.task_reports import last_text
-from tfcluster.plan.environment import proxy_guards
-from tfcluster.plan.plan import NodePlan, Plan, TaskId, TaskPlan
+from tfcluster.plans.environment import proxy_guards
+from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths

@@ -14,8 +14,8 @@ from typing import Any
 from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.plan.keras_settings import is_from_2_16
-from tfcluster.plan.plan import Plan
+from tfcluster.plans.keras_settings import is_from_2_16
+from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 
 _MIN_FREE_BYTES = 1_000_000_000

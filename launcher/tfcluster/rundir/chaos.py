@@ -21,8 +21,8 @@ from typing import Any, Final, NoReturn
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
-from tfcluster.plan.keras_settings import settings_in
-from tfcluster.plan.plan import Command, EnvVar, Plan, TaskId
+from tfcluster.plans.keras_settings import settings_in
+from tfcluster.plans.plan import Command, EnvVar, Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.snapshot import RunSnapshot

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.agent import budgets
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event

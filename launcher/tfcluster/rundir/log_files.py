@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.plan.context import LOCAL
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.context import LOCAL
+from tfcluster.plans.plan import TaskId
 from tfcluster.spec import JOBS
 
 _ATTEMPT = re.compile(r"attempt-(\d+)")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tfcluster.agent.net.private_folders import place_of
 
 if TYPE_CHECKING:
-    from tfcluster.plan.plan import TaskId
+    from tfcluster.plans.plan import TaskId
 
 
 def home() -> Path:

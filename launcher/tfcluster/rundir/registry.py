@@ -20,7 +20,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.typed_json import from_json
 
 if TYPE_CHECKING:
-    from tfcluster.plan.plan import Plan
+    from tfcluster.plans.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def _read(paths: RunPaths) -> RunSnapshot:
 
 def load_plan(paths: RunPaths) -> Plan:
     """Read a run's plan, without the values of its secrets. Raises RunFolderError."""
-    from tfcluster.plan.plan import Plan  # `ps` does not need it
+    from tfcluster.plans.plan import Plan  # `ps` does not need it
 
     try:
         return from_json(Plan, foreign_json.read_json_object(paths.plan))

@@ -14,7 +14,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SetupError
-from tfcluster.plan.secrets import redact
+from tfcluster.plans.secrets import redact
 from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, to_line
 from tfcluster.rundir.paths import RunPaths, runtime_dir

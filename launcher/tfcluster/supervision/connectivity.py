@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.plan.plan import Plan, TaskId, TaskPlan
+from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.supervision.failure import Failure
 
 _ALL_OF = 64

@@ -16,7 +16,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tfcluster.errors import DeadlineError, TfclusterError
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.events import Event, RunFinished
 from tfcluster.rundir.states import Status
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
 from tfcluster.supervision.failure import Failure, Kind, explain_missing_peers

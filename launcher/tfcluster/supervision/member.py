@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.plan.keras_settings import asks_for_keras_3
-from tfcluster.plan.plan import Plan, TaskId, TaskPlan
+from tfcluster.plans.keras_settings import asks_for_keras_3
+from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Standing
 from tfcluster.supervision.failure import Failure

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tfcluster.checkpoints.completeness import Newest
-from tfcluster.plan.plan import Plan, Supervision, TaskId
+from tfcluster.plans.plan import Plan, Supervision, TaskId
 from tfcluster.supervision.failure import Failure, Kind
 
 LONGEST_BACKOFF_S: Final = 60.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import restart_policy
 from tfcluster.supervision.decisions import NextAttempt, StartAlone

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.plan.plan import Plan, Supervision
+from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status

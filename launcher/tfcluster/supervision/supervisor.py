@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import reactions

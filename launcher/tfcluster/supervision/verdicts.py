@@ -19,7 +19,7 @@ from tfcluster.errors import (
     TfclusterError,
     join_first,
 )
-from tfcluster.plan.plan import Plan, TaskPlan
+from tfcluster.plans.plan import Plan, TaskPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome

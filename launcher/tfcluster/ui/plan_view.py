@@ -10,9 +10,9 @@ from typing import Any
 
 from tfcluster import kinds
 from tfcluster.errors import TfclusterError, join_first
-from tfcluster.plan import remote_paths
-from tfcluster.plan.context import LOCAL
-from tfcluster.plan.plan import (
+from tfcluster.plans import remote_paths
+from tfcluster.plans.context import LOCAL
+from tfcluster.plans.plan import (
     Command,
     EnvVar,
     Interpreter,
@@ -20,7 +20,7 @@ from tfcluster.plan.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.plan.tf_config import preview
+from tfcluster.plans.tf_config import preview
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.typed_json import object_to_json
 from tfcluster.ui.formats import plural

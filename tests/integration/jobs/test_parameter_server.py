@@ -185,7 +185,7 @@ def test_fit_supports_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) 
     assert known is not None
     assert known.anchor == "keras-3-parameter-server"
     assert trained == "tf_keras losses 2"
-    # The module plan/preloading.py relies on this error.
+    # The module plans/preloading.py relies on this error.
     assert "Invalid GRPC_FAIL_FAST config: neither" in done.stderr
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from tfcluster import backends
 from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import RunContext
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 
 async def main(folder, task):
     node = NodePlan("local", "local", None, "/")

@@ -14,7 +14,7 @@ from tfcluster.backends import past_runs
 from tfcluster.backends.docker import containers, leftovers
 from tfcluster.backends.docker.client import DockerError, is_here, plain
 from tfcluster.backends.docker.containers import RunningContainer, as_user, run_argv
-from tfcluster.plan.plan import Container, Interpreter, NodePlan
+from tfcluster.plans.plan import Container, Interpreter, NodePlan
 
 BARE = NodePlan(
     name="worker-1",

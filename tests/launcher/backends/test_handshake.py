@@ -18,7 +18,7 @@ from tfcluster.backends import handshake, relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.relayed import STARTER, Unreached
 from tfcluster.backends.ssh import ssh_nodes
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 
 PYTHON = shlex.quote(sys.executable)
 START = f"exec {PYTHON} -I -S -c '{STARTER}'"

@@ -21,7 +21,7 @@ from tfcluster.agent.processes import living_children
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.local.local_nodes import LocalNodes, socket_path
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.wire import link as link_module
 from tfcluster.wire.link import AgentLink
 from tfcluster.wire.messages import LinkBack, LinkCut

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from tfcluster.backends.ssh import ssh_nodes
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 
 
 def test_the_users_forwardings_do_not_apply_to_tasks_but_jump_hosts_do(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import NodeLostError
-from tfcluster.plan.plan import NodePlan, Plan, Supervision
+from tfcluster.plans.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import fold
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process

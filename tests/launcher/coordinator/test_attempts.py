@@ -24,7 +24,7 @@ from tfcluster.errors import NodeLostError
 from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
-from tfcluster.plan.plan import NodePlan, TaskId
+from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths

@@ -14,7 +14,7 @@ from tfcluster import backends
 from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
-from tfcluster.plan.plan import NodePlan, Supervision
+from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot

@@ -23,7 +23,7 @@ from tfcluster.coordinator.startup import StartOptions
 from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.plan.plan import NodePlan, Supervision
+from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.rundir.events import Restarting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter

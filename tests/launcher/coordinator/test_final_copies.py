@@ -16,7 +16,7 @@ from tests.launcher.coordinator.test_gathering import LocalFolders
 from tfcluster.coordinator import final_copies
 from tfcluster.coordinator.final_copies import FileThreads, StalledError
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.plan.plan import CheckpointPlan
+from tfcluster.plans.plan import CheckpointPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
 

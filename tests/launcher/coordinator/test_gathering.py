@@ -21,7 +21,7 @@ from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, St
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.errors import RunFolderError
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths

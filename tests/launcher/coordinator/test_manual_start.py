@@ -9,7 +9,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.coordinator import manual_start
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from tfcluster.agent.node import machine
 from tfcluster.discovery.machine_facts import gather, own_addresses, visible_gpus
 from tfcluster.errors import SpecError, UsageError
-from tfcluster.plan.context import PlanContext
+from tfcluster.plans.context import PlanContext
 from tfcluster.spec.model import ClusterSpec
 
 

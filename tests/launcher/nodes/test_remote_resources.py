@@ -9,9 +9,9 @@ import pytest
 
 from tfcluster.nodes.orders import AssignedResources, assign_resources
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.plan.build import make_plan
-from tfcluster.plan.context import PlanContext
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.build import make_plan
+from tfcluster.plans.context import PlanContext
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.spec.model import ClusterSpec
 
 ANSWER = ProbeAnswer("10.0.0.1", gpus=("H100",) * 4, core_nodes=((0, 1, 2, 3), (4, 5, 6, 7)))

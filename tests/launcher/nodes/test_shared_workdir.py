@@ -13,8 +13,8 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent import message_fields
 from tfcluster.agent.files.outgoing import find_marked_folder
 from tfcluster.nodes.code_sync import Mark, placed_mark
-from tfcluster.plan.plan import Command, EnvVar
-from tfcluster.plan.remote_paths import NodePaths
+from tfcluster.plans.plan import Command, EnvVar
+from tfcluster.plans.remote_paths import NodePaths
 
 CACHE = "/home/bo/.cache/tfcluster"
 WORK = "~/.cache/tfcluster/nodes/$TFCLUSTER_RUN_ID/h/work"

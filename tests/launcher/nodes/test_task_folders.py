@@ -15,8 +15,8 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.plan.plan import NodePlan
-from tfcluster.plan.remote_paths import NodePaths
+from tfcluster.plans.plan import NodePlan
+from tfcluster.plans.remote_paths import NodePaths
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles

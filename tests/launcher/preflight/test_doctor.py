@@ -16,7 +16,7 @@ from tests.launcher.messages import read_report
 
 from tfcluster.agent.catalogue import Order, Report, StartFailed, Welcome
 from tfcluster.nodes.orders import Answers
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.preflight import doctor
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import PreflightReport

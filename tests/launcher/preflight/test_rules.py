@@ -13,7 +13,7 @@ from tfcluster.errors import PreflightError
 from tfcluster.nodes import probe_answers
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.plan.plan import Command
+from tfcluster.plans.plan import Command
 from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths

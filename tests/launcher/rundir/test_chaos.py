@@ -16,8 +16,8 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
 from tfcluster.nodes import orders
 from tfcluster.nodes.remote_folders import site_of
-from tfcluster.plan.plan import EnvVar, Plan, TaskId
-from tfcluster.plan.tf_config import Attempt
+from tfcluster.plans.plan import EnvVar, Plan, TaskId
+from tfcluster.plans.tf_config import Attempt
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.keras_settings import changed_settings
+from tfcluster.plans.keras_settings import changed_settings
 from tfcluster.spec.cluster import TaskEntry
 from tfcluster.spec.load import from_value, load, load_file
 from tfcluster.spec.model import ClusterSpec

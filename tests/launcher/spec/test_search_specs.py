@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.plan.tf_config import VARIABLES
+from tfcluster.plans.tf_config import VARIABLES
 from tfcluster.spec.model import TUNER_VARIABLES
 
 from .writing import problems_of, spec_of

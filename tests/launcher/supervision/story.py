@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 
 from tfcluster.checkpoints.completeness import Newest
-from tfcluster.plan.plan import Plan, Supervision
+from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status

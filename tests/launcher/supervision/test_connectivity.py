@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay
 
-from tfcluster.plan.plan import NodePlan, Supervision, TaskId
+from tfcluster.plans.plan import NodePlan, Supervision, TaskId
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import connectivity
 from tfcluster.supervision import decisions as do

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.supervision.decisions import Next, Standing, judge
 
 WORDS = {

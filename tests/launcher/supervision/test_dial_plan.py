@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 
-from tfcluster.plan.plan import Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.supervision.connectivity import DialPlan, between
 
 

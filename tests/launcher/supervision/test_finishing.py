@@ -9,7 +9,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.plan.plan import Supervision
+from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.reactions import EVALUATOR_S

@@ -9,8 +9,8 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 
-from tfcluster.plan.keras_settings import settings_json
-from tfcluster.plan.plan import EnvVar
+from tfcluster.plans.keras_settings import settings_json
+from tfcluster.plans.plan import EnvVar
 from tfcluster.rundir.events import RunStopping, TaskExited
 from tfcluster.rundir.states import Status
 from tfcluster.spec.model import ClusterSpec

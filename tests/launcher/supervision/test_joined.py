@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay
 
 from tfcluster.errors import CollateralError, DeadlineError
-from tfcluster.plan.plan import Supervision
+from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S

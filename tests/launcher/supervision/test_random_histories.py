@@ -21,7 +21,7 @@ from tests.launcher.conftest import plan_of
 from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.message_fields import parse
 from tfcluster.checkpoints.completeness import Newest
-from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
+from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster.plan.plan import Supervision, TaskId
+from tfcluster.plans.plan import Supervision, TaskId
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.restart_policy import (
     FREE_IN_A_ROW,

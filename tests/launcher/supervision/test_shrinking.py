@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.launcher.conftest import plan_of
 
-from tfcluster.plan.plan import Supervision, TaskId
-from tfcluster.plan.tf_config import Attempt, build
+from tfcluster.plans.plan import Supervision, TaskId
+from tfcluster.plans.tf_config import Attempt, build
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.restart_policy import GiveUp, chief_of, without
 

@@ -12,7 +12,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
-from tfcluster.plan.plan import NodePlan, Plan, Supervision, TaskId
+from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do

@@ -13,7 +13,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
-from tfcluster.plan.plan import Supervision
+from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do

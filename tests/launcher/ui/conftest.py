@@ -13,7 +13,7 @@ from typing import TextIO
 
 import pytest
 
-from tfcluster.plan.plan import TaskId
+from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.paths import RunPaths
 
 Write = Callable[..., Path]

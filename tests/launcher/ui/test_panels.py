@@ -14,7 +14,7 @@ from typing import TextIO
 import pyte
 import pytest
 
-from tfcluster.plan.plan import (
+from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
     Interpreter,

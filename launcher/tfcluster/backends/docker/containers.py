@@ -17,7 +17,7 @@ from tfcluster.backends import relayed
 from tfcluster.backends.docker.client import ask, endpoint
 from tfcluster.backends.docker.leftovers import labels
 from tfcluster.errors import SetupError
-from tfcluster.plan.plan import Container, NodePlan
+from tfcluster.plans.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
 _ANSWER_S = 10.0

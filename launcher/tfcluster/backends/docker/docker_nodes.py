@@ -29,7 +29,7 @@ from tfcluster.backends.docker.client import (
 from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer, as_user, run_argv
 from tfcluster.backends.docker.leftovers import Sweeper, labels
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.plan.plan import Container, NodePlan
+from tfcluster.plans.plan import Container, NodePlan
 from tfcluster.wire.link import AgentLink
 
 _START_S = 120.0

@@ -22,7 +22,7 @@ from tfcluster.agent.processes import kill_below, raise_limit, signal_group, sta
 from tfcluster.backends.base import Nodes, agent_socket_name
 from tfcluster.backends.local import warm_agents
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused

@@ -21,7 +21,7 @@ from tfcluster.wire.agent_handle import AgentHandle
 
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import Welcome
-    from tfcluster.plan.plan import Warm
+    from tfcluster.plans.plan import Warm
 
 _ADOPT_S, _ANSWER_S = 10.0, 1.0
 """Seconds to wait for an answer to `run`, which makes an agent ready, and to other orders."""

@@ -15,9 +15,9 @@ from pathlib import Path
 from tfcluster import __version__
 from tfcluster.agent.processes import IS_LINUX
 from tfcluster.errors import UsageError
-from tfcluster.plan.context import LOCAL
-from tfcluster.plan.plan import NodePlan, Plan, Warm
-from tfcluster.plan.preloading import Preload, is_read_at_import, preload_on
+from tfcluster.plans.context import LOCAL
+from tfcluster.plans.plan import NodePlan, Plan, Warm
+from tfcluster.plans.preloading import Preload, is_read_at_import, preload_on
 
 
 def keep_warm(plan: Plan, seconds: float) -> Plan:

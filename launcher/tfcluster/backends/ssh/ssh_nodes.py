@@ -16,7 +16,7 @@ from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.errors import NodeLostError, SetupError
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import AgentLink
 
 CONNECT_S = 8

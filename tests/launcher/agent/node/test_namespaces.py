@@ -183,7 +183,7 @@ from pathlib import Path
 from tfcluster import backends
 from tfcluster.backends.base import RunContext
 from tfcluster.errors import SetupError
-from tfcluster.plan.plan import NodePlan
+from tfcluster.plans.plan import NodePlan
 
 node = NodePlan("local", "local", None, "/", network="private")
 nodes = backends.open_nodes([node], RunContext("r", Path(sys.argv[1])))

@@ -1,0 +1,317 @@
+"""The making of a plan from a spec and the facts of the machine, and the notes shown with it."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, TypeVar
+
+from tfcluster.plans import command, preloading, remote_paths, secrets
+from tfcluster.plans.checks import needs_estimator, needs_tensorflow
+from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.environment import UNSET, Variables
+from tfcluster.plans.keras_settings import (
+    SWITCH,
+    changed_settings,
+    fails_with_keras_3,
+    has_hooks,
+    has_keras_3,
+    install_tf_keras,
+    is_patched,
+    may_patch,
+    strategy_name,
+    wants_keras_2,
+    with_inherited_switch,
+)
+from tfcluster.plans.placement import (
+    PlacedTask,
+    by_machine,
+    by_node,
+    container,
+    find_task_gpus,
+    place_tasks,
+    renumber_gpus,
+)
+from tfcluster.plans.plan import (
+    CheckpointPlan,
+    Command,
+    Interpreter,
+    NodePlan,
+    Plan,
+    Resources,
+    Supervision,
+    TaskId,
+    TaskPlan,
+)
+from tfcluster.plans.resources import Share, background_tasks, shares
+
+if TYPE_CHECKING:
+    from tfcluster.plans.command import Program
+    from tfcluster.spec.fields import Section
+    from tfcluster.spec.model import ClusterSpec
+
+T = TypeVar("T", CheckpointPlan, Resources, Supervision)
+_KERAS_3_FAILS = (
+    "Keras 3 fails under MultiWorkerMirroredStrategy with 2 or more workers (keras#20585)"
+)
+
+
+def make_plan(
+    spec: ClusterSpec,
+    context: PlanContext,
+    *,
+    spec_path: str | None = None,
+    args: Sequence[str] = (),
+    set_paths: Collection[str] = (),
+) -> Plan:
+    """Resolve `spec` as far as values allow.
+
+    `args` are appended to ``job.args``; `set_paths` are the dotted paths given with ``--set``,
+    whose environment variables override all others. Raises UsageError (exit 2) for a variable
+    that the spec takes from the launcher's environment and that is not set there. Errors in the
+    environment are found by `tfcluster.plans.checks`, so that a plan can be shown despite them.
+    """
+    builder = _PlanBuilder.of(spec, context, args, set_paths)
+    plan = Plan(
+        name=spec.name,
+        spec_path=spec_path,
+        kind=spec.job.kind,
+        strategy=strategy_name(spec),
+        nodes=tuple(builder.nodes()),
+        tasks=tuple(builder.tasks()),
+        prepare=dict(builder.prepare()),
+        supervision=_section(Supervision, spec.supervision),
+        checkpoints=_checkpoints(spec, context),
+        hooks=has_hooks(spec),
+        workdir=builder.workdir,
+        needs_tensorflow=needs_tensorflow(spec, context),
+        needs_estimator=needs_estimator(spec, context),
+        include=tuple(spec.job.include),
+        withheld=tuple(_withheld(spec, context, spec_path)),
+        settings=changed_settings(spec),
+        preload=preloading.modules(spec, context.code),
+        resources=builder.resources(),
+    )
+    return replace(plan, notes=tuple(_find_notes(spec, plan, context)))
+
+
+@dataclass(frozen=True, slots=True)
+class _PlanBuilder:
+    """The values that the nodes, tasks and prepare steps of one plan are made from."""
+
+    spec: ClusterSpec
+    context: PlanContext
+    args: tuple[str, ...]
+    placed_tasks: tuple[PlacedTask, ...]
+    shares: Mapping[TaskId, Share]
+    variables: Variables
+    workdir: str
+
+    @classmethod
+    def of(
+        cls,
+        spec: ClusterSpec,
+        context: PlanContext,
+        args: Sequence[str],
+        set_paths: Collection[str],
+    ) -> _PlanBuilder:
+        placed_tasks = place_tasks(spec, context.addresses)
+        variables = Variables(spec, context, frozenset(set_paths), placed_tasks)
+        workdir = command.resolve_path(spec.job.workdir, context.spec_dir, context.environ)
+        of_tasks = dict(_shares(spec, context, placed_tasks))
+        return cls(spec, context, tuple(args), placed_tasks, of_tasks, variables, workdir)
+
+    def nodes(self) -> Iterator[NodePlan]:
+        programs = command.programs(self.spec.job)
+        runs_python = any(program.has_hooks for program in programs)
+        for name, tasks in by_node(self.placed_tasks).items():
+            first, made = tasks[0], None
+            if first.kind.capabilities.in_containers:
+                made = container(self.spec, self.context, first, self.shares[first.id])
+            yield NodePlan(
+                name=name,
+                backend=first.backend,
+                interpreter=self.context.interpreters.get(name) if runs_python else None,
+                workdir=self._workdir(name),
+                network=self.spec.runtime.network,
+                destination=self._destination(first),
+                container=made,
+            )
+
+    def tasks(self) -> Iterator[TaskPlan]:
+        workers_serve = strategy_name(self.spec) == "parameter_server"
+        for placed in self.placed_tasks:
+            share, job = self.shares[placed.id], placed.id.job
+            program = command.find_program(self.spec.job, placed.id)
+            if placed.kind.capabilities.in_containers:
+                share = renumber_gpus(share)
+            yield TaskPlan(
+                id=placed.id,
+                node=placed.node,
+                host=placed.host,
+                port=placed.port,
+                command=self._command(placed, program, share),
+                cores=share.cores,
+                gpus=share.gpus,
+                has_own_command=has_hooks(self.spec) and not program.has_hooks,
+                in_cluster=job != "evaluator",
+                serves=job == "ps" or (job == "worker" and workers_serve),
+            )
+
+    def prepare(self) -> Iterator[tuple[str, Command]]:
+        if (step := self.spec.job.prepare) is None:
+            return
+        program = command.program_of(step)
+        for node, tasks in by_node(self.placed_tasks).items():
+            argv = command.build_argv(
+                program,
+                python=self._python(node),
+                workdir=self._workdir(node),
+                bundle=self.context.bundle(node),
+                boot=False,
+                more=command.data_args(program, (*self.spec.job.args, *self.args)),
+            )
+            env = self.variables.for_prepare(node, tasks[0].host)
+            yield node, Command(argv, env, self._workdir(node), UNSET)
+
+    def resources(self) -> Resources:
+        """Return the spec's resources, with all GPUs if one task sees all: then none is dealt."""
+        resources = _section(Resources, self.spec.resources)
+        sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
+        return replace(resources, gpus="all") if sees_all else resources
+
+    def _command(self, placed: PlacedTask, program: Program, share: Share) -> Command:
+        argv = command.build_argv(
+            program,
+            python=self._python(placed.node),
+            workdir=self._workdir(placed.node),
+            bundle=self.context.bundle(placed.node),
+            boot=has_hooks(self.spec) and program.has_hooks,
+            more=() if program.is_override else self.args,
+        )
+        variables = self.variables.for_task(placed, share)
+        return Command(argv, variables, self._workdir(placed.node), UNSET)
+
+    def _workdir(self, node: str) -> str:
+        """Return the workdir on this machine, or the path of its copy on another node."""
+        if node == LOCAL:
+            return self.workdir
+        return remote_paths.workdir(node, self.spec.runtime.of_host(node, "workdir")[0])
+
+    def _destination(self, placed: PlacedTask) -> str | None:
+        if not placed.kind.capabilities.has_addresses:
+            return None
+        return self.spec.runtime.of_host(placed.host, "ssh")[0]
+
+    def _python(self, node: str) -> str:
+        python = self.context.interpreters.get(node)
+        return python.path if python is not None else "python3"
+
+
+def _shares(
+    spec: ClusterSpec, context: PlanContext, placed_tasks: Sequence[PlacedTask]
+) -> Iterator[tuple[TaskId, Share]]:
+    is_search = spec.job.kind == "tuner"
+    for tasks in by_machine(placed_tasks):
+        is_local = context.is_here(tasks[0].backend)
+        ids = [placed.id for placed in tasks]
+        found = shares(
+            ids,
+            _section(Resources, spec.resources),
+            cores=context.cores if is_local else None,
+            gpus=context.gpus if is_local else None,
+            task_gpus=find_task_gpus(tasks, is_search=is_search),
+            background=background_tasks(ids, is_search=is_search),
+        )
+        yield from found.items()
+
+
+def _withheld(spec: ClusterSpec, context: PlanContext, spec_path: str | None) -> Iterator[str]:
+    if spec.job.env_file is not None:
+        yield command.resolve_path(spec.job.env_file, context.spec_dir, context.environ)
+    written = spec.model_dump(mode="json", exclude_unset=True)
+    if spec_path is not None and secrets.holds_secrets(written, shown=spec.job.not_secret):
+        yield posixpath.join(context.spec_dir, posixpath.basename(spec_path))
+
+
+def _section(kind: type[T], section: Section) -> T:
+    """Return the values of a section of the spec that its namesake in the plan has."""
+    return kind(**{field.name: getattr(section, field.name) for field in fields(kind)})
+
+
+def _checkpoints(spec: ClusterSpec, context: PlanContext) -> CheckpointPlan:
+    written, folder, env = spec.checkpoints, context.spec_dir, context.environ
+    return replace(
+        _section(CheckpointPlan, written),
+        dir=written.dir and command.resolve_storage(written.dir, folder, env),
+        to=written.to and command.resolve_storage(written.to, folder, env),
+    )
+
+
+def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[str]:
+    """Yield notes of one sentence each, the most important first."""
+    imports_keras = "keras" in context.packages
+    for node in plan.nodes:
+        if node.interpreter is not None and has_keras_3(node.interpreter):
+            inherited = with_inherited_switch(spec, node.name, context)
+            yield from _keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
+            if not plan.needs_estimator:
+                yield from _estimator_notes(node.interpreter, context)
+    if spec.resources.memory is not None and not plan.images:
+        yield "resources.memory has no effect without containers (--backend docker)"
+    is_local = any(context.is_here(node.backend) for node in plan.nodes)
+    if plan.resources.gpus == "all" and context.gpus == () and is_local:
+        yield 'gpus is "all", but this machine has no GPU: its tasks train on the CPU'
+    if spec.runtime.user is not None and not plan.images:
+        yield "runtime.user has no effect without containers (--backend docker)"
+    yield from preloading.explain_cold_starts(spec, plan, context)
+    if spec.strategy.communication == "AUTO" and any(task.gpus for task in plan.tasks):
+        yield (
+            "communication AUTO uses RING over gRPC even on GPUs: "
+            "--set strategy.communication=NCCL is faster there"
+        )
+
+
+def _estimator_notes(python: Interpreter, context: PlanContext) -> Iterator[str]:
+    """Yield a note on a possible use of tf.estimator, which may be for an older TensorFlow."""
+    if context.imports is None or context.code is None or not context.code.estimator.places:
+        return
+    yield (
+        f"{context.code.estimator.places[0]} uses tf.estimator, which TensorFlow"
+        f" {python.packages['tensorflow']} does not have: that line fails if it runs"
+    )
+
+
+def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:
+    fails = fails_with_keras_3(spec) and not is_patched(spec, python)
+    if not wants_keras_2(spec, python):
+        if fails and spec.keras.version == "3":
+            why = _why_not_patched(spec, python)
+            yield f"{_KERAS_3_FAILS}, {why}, but keras.version is 3"
+        return
+    if imports_keras and fails:
+        # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).
+        fix = "write `import tf_keras as keras`, or use tf.keras"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
+    elif version := python.packages.get("tf-keras"):
+        yield f"{_why_keras_2(spec, python)}: tf_keras {version} is used"
+    elif fails:
+        fix = f"leave `hooks` on, or {install_tf_keras(python)}"
+        yield f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}: {fix}"
+
+
+def _why_keras_2(spec: ClusterSpec, python: Interpreter) -> str:
+    if spec.keras.version == "2":
+        return "keras.version is 2"
+    if fails_with_keras_3(spec):
+        return f"{_KERAS_3_FAILS}, {_why_not_patched(spec, python)}"
+    return "Keras 3 does not support ParameterServerStrategy"
+
+
+def _why_not_patched(spec: ClusterSpec, python: Interpreter) -> str:
+    if not has_hooks(spec):
+        return "and without hooks it cannot be patched"
+    if not may_patch(spec):
+        return f"and {SWITCH} is off"
+    return f"and {python.packages.get('keras', 'this release')} cannot be patched"

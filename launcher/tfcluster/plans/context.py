@@ -1,0 +1,58 @@
+"""The facts of the machine that planning needs besides the spec, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from tfcluster.plans import remote_paths
+from tfcluster.plans.imports import Code
+from tfcluster.plans.plan import Interpreter
+from tfcluster.plans.resources import Cores
+
+LOCAL = "local"
+"""The name of the node on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanContext:
+    """Facts of the machine, gathered once by `tfcluster.discovery.machine_facts.gather`."""
+
+    environ: Mapping[str, str]
+    """The launcher's environment, which local tasks inherit."""
+    spec_dir: str
+    """The folder of the spec, to which its paths are relative; absolute."""
+    addresses: frozenset[str] = frozenset()
+    """The addresses of this machine's interfaces, and its host name."""
+    cores: Cores = field(default_factory=Cores)
+    """The cores that this process may use."""
+    gpus: tuple[int, ...] | None = ()
+    """Indexes of this machine's GPUs, in CUDA's order; None if the driver does not list them."""
+    bundles: Mapping[str, str] = field(default_factory=dict)
+    """Node name → folder of the unpacked bundle on that node."""
+    interpreters: Mapping[str, Interpreter] = field(default_factory=dict)
+    """Node name → the Python of its tasks."""
+    env_file: tuple[tuple[str, str], ...] = ()
+    """The variables of ``job.env_file``, in file order."""
+    imports: frozenset[str] | None = None
+    """Modules that the user's files import for certain; None if they could not be read."""
+    code: Code | None = None
+    """The analysis of the job's files, even an example job's; None if they could not be read."""
+    backends_here: frozenset[str] = frozenset({LOCAL})
+    """The backends whose tasks use the cores and GPUs of this machine."""
+
+    def is_here(self, backend: str) -> bool:
+        """Return whether tasks of the backend use the cores and GPUs of this machine."""
+        return backend in self.backends_here
+
+    @property
+    def packages(self) -> frozenset[str]:
+        """The top-level packages of `imports`."""
+        return frozenset(name.partition(".")[0] for name in self.imports or ())
+
+    def bundle(self, node: str) -> str:
+        """Return the bundle's folder on `node`; before it is reached, its usual place there."""
+        if node in self.bundles:
+            return self.bundles[node]
+        digest = self.bundles.get(LOCAL, "bundle").rsplit("/", 1)[-1]
+        return f"{remote_paths.CACHE}/bundles/{digest}"

@@ -1,0 +1,181 @@
+"""The analysis of a job's Python files: modules imported for certain, variables set, searches.
+
+It is the evidence of what a job needs: TensorFlow, Estimator, a KerasTuner search.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tfcluster.plans import estimator_use
+from tfcluster.plans.estimator_use import EstimatorUse
+
+PARTS: Final = frozenset({"keras", "estimator"})
+"""Parts of TensorFlow that it loads on first use."""
+UNKNOWN: Final = "?"
+"""The entry of `Code.sets` for a variable whose name is computed."""
+_TUNERS: Final = frozenset({"keras_tuner", "kerastuner"})
+_REGEX: Final = ("re", "regex")
+_COMPILERS: Final = frozenset(f"{module}.compile" for module in _REGEX)
+_SEARCH_OPTIONS: Final = frozenset({
+    "x", "y", "epochs", "batch_size", "steps_per_epoch", "callbacks", "validation_data",
+    "validation_split",
+})  # fmt: skip
+"""Arguments of ``Model.fit``, which a tuner's ``search`` passes on."""
+_SETTERS: Final = frozenset({"setdefault", "update", "putenv", "unsetenv", "pop", "clear"})
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The facts that can be read from the files of a job."""
+
+    imports: frozenset[str] = frozenset()
+    """Dotted names of modules imported for certain, at the top level or in functions; an import in
+    ``try`` or ``if`` may be optional. A relative import keeps its leading dots."""
+    parts: frozenset[str] = frozenset()
+    """The `PARTS` that are used."""
+    sets: frozenset[str] = frozenset()
+    """Environment variables that are set or removed, anywhere."""
+    has_tuner: bool = False
+    """True if KerasTuner is imported, anywhere."""
+    calls_search: bool = False
+    """True if a method ``search`` is called with a tuner's arguments, and not on a regex."""
+    estimator: EstimatorUse = field(default_factory=EstimatorUse)
+
+    @property
+    def searches(self) -> bool:
+        """True if the job runs a KerasTuner search, rather than only importing KerasTuner."""
+        return self.has_tuner and self.calls_search
+
+    @classmethod
+    def read(cls, source: str, *, file: str = "", is_start: bool = True) -> Code:
+        """Analyse one file; a text that is not Python gives an empty result.
+
+        `is_start`: the file is the script itself.
+        """
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):  # see ast.parse's docs
+            return cls()
+        nodes = list(ast.walk(tree))
+        return cls(
+            frozenset(_certain_imports(tree.body)),
+            frozenset(_attribute_names(nodes)) & PARTS,
+            frozenset(name for node in nodes for name in _variables_set(node)),
+            any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
+            any(_is_tuner_search(nodes)),
+            estimator_use.read(tree, file=file, is_start=is_start),
+        )
+
+    def __or__(self, other: Code) -> Code:
+        return Code(
+            self.imports | other.imports,
+            self.parts | other.parts,
+            self.sets | other.sets,
+            self.has_tuner or other.has_tuner,
+            self.calls_search or other.calls_search,
+            self.estimator | other.estimator,
+        )
+
+
+_ALWAYS_RUN = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.With)
+
+
+def _certain_imports(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        yield from _imported([node])
+        is_main_guard = isinstance(node, ast.If) and "__main__" in ast.dump(node.test)
+        if isinstance(node, _ALWAYS_RUN) or is_main_guard:
+            yield from _certain_imports(node.body)  # type: ignore[attr-defined]
+
+
+def _imported(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "." * node.level + (node.module or "")
+
+
+def _is_tuner_search(nodes: Sequence[ast.AST]) -> Iterator[bool]:
+    """Yield for each call of a method ``search`` whether its arguments may be a tuner's."""
+    patterns = frozenset(_regex_names(nodes))
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr="search", value=receiver)):
+                is_pattern = _dotted(receiver) in patterns or _is_compile_call(receiver)
+                options = (keyword.arg in _SEARCH_OPTIONS for keyword in node.keywords)
+                yield not is_pattern and (len(node.args) > 1 or any(options))
+
+
+def _regex_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """Yield the names of regular expressions, and of the modules that make them."""
+    yield from _REGEX
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=targets, value=value) if _is_compile_call(value):
+                yield from map(_dotted, targets)
+            case (
+                ast.AnnAssign(target=target, value=value)
+                | ast.NamedExpr(target=target, value=value)
+            ) if _is_compile_call(value):
+                yield _dotted(target)
+
+
+def _is_compile_call(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Call) and _dotted(node.func) in _COMPILERS
+
+
+def _dotted(node: ast.expr) -> str:
+    """Return a dotted name such as ``self.pattern``, or "" if the node is not a name."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(names)]) if isinstance(node, ast.Name) else ""
+
+
+def _attribute_names(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.alias):
+            yield from node.name.split(".")
+
+
+def _variables_set(node: ast.AST) -> Iterator[str]:
+    """Yield the variables that a statement sets or removes; `UNKNOWN` for a computed name."""
+    if isinstance(node, ast.Assign | ast.Delete):
+        for target in node.targets:
+            if isinstance(target, ast.Subscript) and _is_environ(target.value):
+                yield from _string_constants([target.slice])
+    elif isinstance(node, ast.AugAssign) and _is_environ(node.target):
+        yield from _string_constants([node.value])
+    elif isinstance(node, ast.Call) and _sets_environ(node.func):
+        yield from _string_constants(node.args[:1])
+        yield from (keyword.arg or UNKNOWN for keyword in node.keywords)
+
+
+def _sets_environ(func: ast.expr) -> bool:
+    if not isinstance(func, ast.Attribute) or func.attr not in _SETTERS:
+        return False
+    return func.attr in ("putenv", "unsetenv") or _is_environ(func.value)
+
+
+def _is_environ(node: ast.expr) -> bool:
+    return getattr(node, "attr", getattr(node, "id", "")) == "environ"
+
+
+def _string_constants(nodes: Iterable[ast.expr | None]) -> Iterator[str]:
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, ast.Dict):
+            yield from _string_constants(node.keys)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "dict":
+            yield from (keyword.arg or UNKNOWN for keyword in node.keywords)
+        else:
+            yield UNKNOWN

@@ -1,0 +1,167 @@
+"""The settings that tasks read, and the choice of Keras 2 or Keras 3 for them.
+
+Keras 3 fails on several workers. `tfcluster_workers.keras3` patches it inside the task, in the
+releases it was tested with; otherwise tasks get tf_keras (TF_USE_LEGACY_KERAS).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from tfcluster.agent import foreign_json
+from tfcluster.plans.command import programs
+from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.plan import Interpreter
+
+if TYPE_CHECKING:
+    from tfcluster.plans.plan import EnvVar
+    from tfcluster.spec.model import ClusterSpec
+
+
+def strategy_name(spec: ClusterSpec) -> str:
+    """Return the spec's strategy, or the default for the cluster's jobs."""
+    return spec.strategy.name or _default_strategy(spec)
+
+
+def _default_strategy(spec: ClusterSpec) -> str:
+    if spec.job.kind == "tuner":
+        return "default"  # every tuner trains its trials alone
+    return "parameter_server" if spec.cluster.get("ps") else "multi_worker_mirrored"
+
+
+def has_hooks(spec: ClusterSpec) -> bool:
+    """Return whether tasks start through `tfcluster_workers.boot`, except those with a command."""
+    return spec.job.hooks == "auto" and any(program.has_hooks for program in programs(spec.job))
+
+
+def changed_settings(spec: ClusterSpec) -> dict[str, object]:
+    """Return the settings that differ from their default; one that no task reads is reported."""
+    name = spec.strategy.name
+    values: dict[str, Any] = {
+        # A script creates the default strategy anyway; with ps the name is for tfcluster itself.
+        "strategy": None if name == _default_strategy(spec) or "ps" in spec.cluster else name,
+        "communication": spec.strategy.communication,
+        "bytes_per_pack": spec.strategy.bytes_per_pack,
+        "collective_timeout_s": spec.strategy.collective_timeout_s,
+        "precision": spec.keras.precision,
+        "steps_per_execution": spec.keras.steps_per_execution,
+    }
+    return {name: value for name, value in values.items() if value not in (None, "AUTO", 0)}
+
+
+def settings_json(spec: ClusterSpec) -> str:
+    """Return the value of ``TFCLUSTER_SETTINGS``, private to `tfcluster_workers`."""
+    settings: dict[str, object] = {"strategy": strategy_name(spec), **changed_settings(spec)}
+    if spec.keras.version != "auto":
+        settings["keras_version"] = spec.keras.version
+    return json.dumps(settings | {"hooks": has_hooks(spec)})
+
+
+def settings_in(env: Iterable[EnvVar]) -> dict[str, Any]:
+    """Return the settings in the variables of a task."""
+    text = next((var.value for var in env if var.name == "TFCLUSTER_SETTINGS"), "{}")
+    return foreign_json.parse_json_object(text)
+
+
+def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
+    """Return whether the spec of a task with these variables has ``keras.version: 3``."""
+    return settings_in(env).get("keras_version") == "3"
+
+
+def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
+    """Return the data folder for tasks of `host` and the field that sets it, or None."""
+    folder, field = spec.runtime.of_host(host, "data_dir")
+    return (folder, ".".join(field)) if folder is not None else None
+
+
+TESTED: Final = ("3.3.0", "3.15.1")
+"""First and last release of Keras that can be patched, the same as `keras3.TESTED` of the workers.
+"""
+
+SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
+"""The variable that leaves Keras 3 unpatched if `off`, the same as `keras3.SWITCH` of the workers.
+"""
+
+
+def with_inherited_switch(spec: ClusterSpec, node: str, context: PlanContext) -> ClusterSpec:
+    """Return `spec` with `SWITCH` in `job.env`, if tasks of `node` inherit it."""
+    env, inherited = spec.job.env, context.environ.get(SWITCH)
+    is_inherited = node == LOCAL or SWITCH in env  # null: the launcher's value, on every node
+    if inherited is None or env.get(SWITCH) is not None or not is_inherited:
+        return spec
+    job = spec.job.model_copy(update={"env": {**env, SWITCH: inherited}})
+    return spec.model_copy(update={"job": job})
+
+
+def has_keras_3(python: Interpreter | None) -> bool:
+    """Return whether ``tf.keras`` of this Python is Keras 3, as since TensorFlow 2.16."""
+    return python is not None and is_from_2_16(python.packages)
+
+
+def is_from_2_16(packages: Mapping[str, str]) -> bool:
+    """Return whether a Python with these packages has TensorFlow 2.16 or later."""
+    return _numbers(packages.get("tensorflow", "")) >= (2, 16)
+
+
+def is_tested(version: str) -> bool:
+    """Return whether this release of Keras is in the range that can be patched."""
+    first, last = map(_numbers, TESTED)
+    return first <= _numbers(version) <= last
+
+
+def is_patched(spec: ClusterSpec, python: Interpreter) -> bool:
+    """Return whether the hooks will patch this Keras 3 for several workers."""
+    return may_patch(spec) and is_tested(python.packages.get("keras", ""))
+
+
+def may_patch(spec: ClusterSpec) -> bool:
+    """Return whether the tasks have hooks and `SWITCH` is not off."""
+    is_off = str(spec.job.env.get(SWITCH) or "").lower() in {"off", "0", "false", "no"}
+    return has_hooks(spec) and not is_off
+
+
+def needs_patching(spec: ClusterSpec, python: Interpreter) -> bool:
+    """Return whether `fit` would raise an error: a Keras 3 that the hooks cannot patch."""
+    if "keras" not in python.packages or spec.keras.version == "2" or spec.job.kind == "plain":
+        return False
+    return fails_with_keras_3(spec) and may_patch(spec) and not is_patched(spec, python)
+
+
+def fails_with_keras_3(spec: ClusterSpec) -> bool:
+    """Return whether `fit` of Keras 3 fails: on two or more workers (keras#20585, open in 3.15)."""
+    return strategy_name(spec) == "multi_worker_mirrored" and spec.trainer_count >= 2
+
+
+def wants_keras_2(spec: ClusterSpec, python: Interpreter) -> bool:
+    """Return whether the tasks should get Keras 2: on request, or because Keras 3 would fail."""
+    if spec.job.kind == "plain" or spec.keras.version == "3":
+        return False
+    if spec.keras.version == "2" or strategy_name(spec) == "parameter_server":
+        return True
+    return fails_with_keras_3(spec) and not is_patched(spec, python)
+
+
+def uses_legacy_keras(spec: ClusterSpec, python: Interpreter | None) -> bool:
+    """Return whether to set TF_USE_LEGACY_KERAS; without tf-keras it would break ``tf.keras``."""
+    if python is None or not has_keras_3(python) or not wants_keras_2(spec, python):
+        return False
+    return "tf-keras" in python.packages
+
+
+def install_tf_keras(python: Interpreter) -> str:
+    """Return the command that installs the tf-keras for this Python's TensorFlow."""
+    minor = ".".join(python.packages["tensorflow"].split(".")[:2])
+    return f"{python.path} -m pip install 'tf-keras~={minor}.0'"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version; a release candidate counts as its release."""
+    found: list[int] = []
+    for part in version.split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        if not digits:
+            break
+        found.append(int(digits))
+    return tuple(found)

@@ -1,0 +1,228 @@
+"""The division of a node's cores, threads and GPUs between its tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tfcluster.plans.plan import Gpus, Resources, TaskId
+
+EVEN_SHARE: Final = "resources: an even share of the cores"
+"""The source of thread variables, for the user."""
+_NO_TASKS: Final[Mapping[TaskId, Gpus]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """The cores of a machine that tasks may use."""
+
+    nodes: tuple[tuple[int, ...], ...] = ((0,),)
+    """Core numbers by NUMA node; threads of one physical core (SMT) are neighbours."""
+    limit: float | None = None
+    """The CPU limit of the control group, in cores; None: no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a node that one task may use."""
+
+    cores: tuple[int, ...] | None = None
+    """The cores to which the task is pinned; None: not pinned."""
+    threads: int | None = None
+    """Threads for each TensorFlow and NumPy pool; None: the library's default."""
+    gpus: tuple[int, ...] | None = None
+    """Indexes of the GPUs that it sees; (): none, None: all that are visible on the node."""
+    gpu_is_shared: bool = False
+
+
+def shares(
+    tasks: Sequence[TaskId],
+    requested: Resources,
+    *,
+    cores: Cores | None,
+    gpus: Sequence[int] | None,
+    task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
+    background: Collection[TaskId] = (),
+) -> dict[TaskId, Share]:
+    """Return the share of each of `tasks`, which are all tasks of one machine.
+
+    `cores` and `gpus` are None if they are unknown. `task_gpus` are requests of single tasks, which
+    override `requested.gpus`. `background` tasks take no cores from the others. A single task is
+    neither pinned nor limited in threads unless `requested` says so.
+    """
+    devices = divide_gpus(tasks, gpus, requested.gpus, task_gpus)
+    shared = shared_gpus(devices.values())
+    dealt = _deal_cores(tasks, requested, cores, background) if cores is not None else {}
+    size = min(map(len, dealt.values()), default=1)
+    found = {}
+    for task in tasks:
+        pinned = threads = None
+        if cores is not None and len(tasks) > 1:
+            pinned = _pin(dealt[task], requested.pin, cores) if task in dealt else None
+            threads = size if cores.limit is None else min(size, int(cores.limit / len(tasks)))
+            threads = max(1, threads)
+        threads = requested.threads or requested.cpus or threads
+        found[task] = Share(pinned, threads, devices[task], bool(shared & set(devices[task] or ())))
+    return found
+
+
+def background_tasks(tasks: Sequence[TaskId], *, is_search: bool) -> frozenset[TaskId]:
+    """Return the tasks that no step waits for: an evaluator, the chief of a search."""
+    jobs = {"evaluator", "chief"} if is_search else {"evaluator"}
+    return frozenset(task for task in tasks if task.job in jobs)
+
+
+def deal(
+    nodes: Sequence[Sequence[int]], parts: int, *, each: int | None = None
+) -> list[tuple[int, ...]]:
+    """Return the cores of `parts` tasks: `each` cores, or equal shares.
+
+    Shares are equal because the slowest task sets the pace.
+    If there are enough cores, shares are disjoint, spread evenly over the machine, and within one
+    NUMA node if that costs a task at most a third of its cores.
+    """
+    cores = [core for node in nodes for core in node]
+    size = each or max(1, len(cores) // parts)
+    smallest = each or -(-2 * size // 3)
+    for smaller in range(size, smallest - 1, -1):
+        runs = [
+            tuple(node[start : start + smaller])
+            for node in nodes
+            for start in range(0, len(node) - smaller + 1, smaller)
+        ]
+        if len(runs) >= parts:
+            return [runs[part * len(runs) // parts] for part in range(parts)]
+    return divide(cores, parts, each=size)
+
+
+def divide(things: Sequence[int], parts: int, *, each: int | None = None) -> list[tuple[int, ...]]:
+    """Return `each` cores or GPUs for every part, or an even share; reuse them if they run out.
+
+    Shares are disjoint if there are enough cores or GPUs.
+    """
+    size = min(each or max(1, len(things) // parts), len(things))
+    return [
+        tuple(things[(part * size + k) % len(things)] for k in range(size)) for part in range(parts)
+    ]
+
+
+def thread_env(threads: int, *, serving_peers: int = 0) -> dict[str, str]:
+    """Return the variables that limit TensorFlow, oneDNN, OpenBLAS and MKL to `threads`.
+
+    TensorFlow's inter-op pool keeps at least 2 threads, and one more than the workers of a
+    parameter-server job: with fewer the coordinator can deadlock (tf.distribute docs,
+    "Parameter server training", cluster setup).
+    """
+    inter_op = max(threads, 2, serving_peers + 1)
+    names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+    return {
+        "TF_NUM_INTRAOP_THREADS": str(threads),
+        "TF_NUM_INTEROP_THREADS": str(inter_op),
+        **{name: str(threads) for name in names},
+    }
+
+
+def divide_gpus(
+    tasks: Sequence[TaskId],
+    available: Sequence[int] | None,
+    requested: Gpus,
+    task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
+) -> dict[TaskId, tuple[int, ...] | None]:
+    """Return the GPUs of each task of one node; `available` is None if only the node knows.
+
+    `task_gpus` are requests of single tasks; the others divide the rest. GPUs are divided evenly
+    over the tasks that train: replicas with unequal GPU counts cannot form a collective
+    (tensorflow#47203). Parameter servers get none, an evaluator the remaining ones.
+    """
+    all_gpus = None if available is None else tuple(available)
+    requests = requested_gpus(tasks, requested, task_gpus)
+    lists = {task: tuple(gpus) for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
+    numbers = {task: number for task, number in requests.items() if isinstance(number, int)}
+    taken = lists | _take_numbers(numbers, all_gpus, _flatten(lists.values()))
+    given: dict[TaskId, tuple[int, ...] | None] = dict.fromkeys(tasks)
+    given |= taken
+    given |= {task: all_gpus for task, gpus in requests.items() if gpus == "all"}
+    if all_gpus:
+        free = tuple(gpu for gpu in all_gpus if gpu not in _flatten(taken.values()))
+        given |= _divide_evenly([task for task in tasks if requests[task] is None], free, all_gpus)
+    return given
+
+
+def requested_gpus(
+    tasks: Sequence[TaskId], requested: Gpus, task_gpus: Mapping[TaskId, Gpus]
+) -> dict[TaskId, Gpus]:
+    """Return each task's request: `task_gpus`, else `requested`; ps tasks ignore a number."""
+    for_ps = 0 if isinstance(requested, int) else requested
+    found: dict[TaskId, Gpus] = {t: for_ps if t.job == "ps" else requested for t in tasks}
+    return found | dict(task_gpus)
+
+
+def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:
+    """Return the GPU variables of a task.
+
+    No GPU is ``-1``: CUDA reads an empty variable as set, some libraries as unset.
+    """
+    if gpus is None:
+        return {}
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)) or "-1"}
+    return env | ({"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if shared and gpus else {})
+
+
+def shared_gpus(given: Iterable[tuple[int, ...] | None]) -> frozenset[int]:
+    """Return the GPUs that more than one task of the node sees."""
+    gpus = _flatten(given)
+    return frozenset(gpu for gpu in gpus if gpus.count(gpu) > 1)
+
+
+def _flatten(given: Iterable[tuple[int, ...] | None]) -> list[int]:
+    return [gpu for gpus in given for gpu in gpus or ()]
+
+
+def _divide_evenly(
+    tasks: Sequence[TaskId], free: Sequence[int], all_gpus: Sequence[int]
+) -> dict[TaskId, tuple[int, ...]]:
+    trains = [task for task in tasks if task.job in ("chief", "worker")]
+    given: dict[TaskId, tuple[int, ...]] = dict.fromkeys(tasks, ())
+    if trains:
+        given.update(zip(trains, divide(free or all_gpus, len(trains)), strict=True))
+    used = _flatten(given.values())
+    for task in tasks:
+        if task.job == "evaluator":
+            given[task] = tuple(gpu for gpu in free if gpu not in used)
+    return given
+
+
+def _take_numbers(
+    numbers: Mapping[TaskId, int], available: Sequence[int] | None, listed: Collection[int]
+) -> dict[TaskId, tuple[int, ...]]:
+    """Return the GPUs of tasks that request a number of them.
+
+    Listed GPUs are not used; the others are reused if there are too few.
+    """
+    pool = available or range(sum(numbers.values()) + len(listed))
+    free = [gpu for gpu in pool if gpu not in listed] or list(pool)
+    given, start = {}, 0
+    for task, number in numbers.items():
+        size = min(number, len(free))
+        given[task] = tuple(free[(start + k) % len(free)] for k in range(size))
+        start += size
+    return given
+
+
+def _deal_cores(
+    tasks: Sequence[TaskId], requested: Resources, cores: Cores, background: Collection[TaskId]
+) -> dict[TaskId, tuple[int, ...]]:
+    """Return the cores of tasks; `background` ones get none, unless the spec requests cores."""
+    each = requested.cpus
+    leading = [task for task in tasks if each is not None or task not in background] or tasks
+    return dict(zip(leading, deal(cores.nodes, len(leading), each=each), strict=True))
+
+
+def _pin(share: tuple[int, ...], pin: bool | None, cores: Cores) -> tuple[int, ...] | None:
+    if pin is not None:
+        return share if pin else None
+    near = [node for node in cores.nodes if set(node) & set(share)]
+    if len(near) == len(cores.nodes):
+        return None
+    return tuple(sorted(core for node in near for core in node))

@@ -1,0 +1,99 @@
+"""Secret values: the variables that are secret, and the removal of their values from output."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from tfcluster.errors import TfclusterError
+from tfcluster.plans.plan import MASK, Plan
+
+MIN_LENGTH: Final = 6
+"""The least length, in characters, of a value that is searched for in text; shorter ones would be
+found everywhere."""
+_SECRET_NAME: Final = re.compile(
+    r"(?:(?:^|_)(?:API|ACCESS|SECRET|PRIVATE)?KEYS?|(?:^|_)AUTH|(?:^|_)PAT|TOKEN|SECRETS?|PASSWORDS?"
+    r"|PASSWD|PASSPHRASE|CREDENTIALS?)(?:_|$)",
+    re.IGNORECASE,
+)
+"""Matches names with such a word: WANDB_API_KEY, DBPASSWORD_2; not MAX_TOKENS, not TF_COMPAT."""
+_PATHS: Final = frozenset({"GOOGLE_APPLICATION_CREDENTIALS", "SSH_AUTH_SOCK"})
+"""Variables that hold a path, which is shown to explain why a file is not found."""
+
+
+def is_secret(name: str, *, named: Collection[str], shown: Collection[str]) -> bool:
+    """Return whether the variable is secret, by its name or because the spec says so.
+
+    `named`: ``job.secrets``, which overrides `shown`: ``job.not_secret``.
+    """
+    if name in named:
+        return True
+    return name not in shown and name not in _PATHS and _SECRET_NAME.search(name) is not None
+
+
+def redact_spec(spec: Mapping[str, Any], *, shown: Collection[str]) -> dict[str, Any]:
+    """Return the JSON of a spec with null for secret values.
+
+    A plan made from it takes them from the launcher's environment, as null means.
+    """
+    return {key: _redact_env(value, key, shown) for key, value in spec.items()}
+
+
+def holds_secrets(spec: Mapping[str, Any], *, shown: Collection[str]) -> bool:
+    """Return whether a secret value is written in the spec itself."""
+    return redact_spec(spec, shown=shown) != dict(spec)
+
+
+def _redact_env(value: Any, key: str, shown: Collection[str]) -> Any:
+    if isinstance(value, list):
+        return [_redact_env(item, "", shown) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if key == "env":
+        return {
+            name: None if is_secret(name, named=(), shown=shown) else text
+            for name, text in value.items()
+        }
+    return {name: _redact_env(item, name, shown) for name, item in value.items()}
+
+
+def find_values(plan: Plan) -> tuple[str, ...]:
+    """Return the secret values that must not be written or shown, the longest first."""
+    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
+    found = {var.value for command in commands for var in command.env if var.secret}
+    searched = (value for value in found if len(value) >= MIN_LENGTH)
+    return tuple(sorted(searched, key=lambda value: (-len(value), value)))
+
+
+T = TypeVar("T")
+
+
+def redact(value: T, secrets: Sequence[str]) -> T:
+    """Return `value`, an event or a part of one, with `secrets` masked; itself if it has none."""
+    return _redact(value, secrets) if secrets else value
+
+
+def _redact(value: Any, secrets: Sequence[str]) -> Any:
+    if type(value) is str:
+        for secret in secrets:
+            value = value.replace(secret, MASK)
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        new = {name: _redact(item, secrets) for name, item in old.items()}
+        return value if new == old else dataclasses.replace(value, **new)
+    if isinstance(value, Mapping):
+        return {_redact(k, secrets): _redact(item, secrets) for k, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_redact(item, secrets) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    return value
+
+
+def redact_error(error: BaseException | None, secrets: Sequence[str]) -> None:
+    """Mask `secrets` in a tfcluster error, which may quote a task's last output."""
+    if secrets and isinstance(error, TfclusterError):
+        error.message, error.fix = redact(error.message, secrets), redact(error.fix, secrets)
+        error.args = redact(error.args, secrets)

@@ -1,0 +1,203 @@
+"""TF_CONFIG of each task of an attempt, or the variables that KerasTuner reads instead.
+
+A task of a training job gets a TF_CONFIG. In a KerasTuner search the chief is the oracle and each
+worker a tuner that trains alone, without TF_CONFIG. KerasTuner reads three variables, all or none
+(keras_tuner/src/distribute/utils.py); the chief is the process with the letters "chief" in its
+KERASTUNER_TUNER_ID. A worker without a chief searches alone and gets none of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+from tfcluster.plans.plan import EnvVar, Plan, TaskId
+from tfcluster.spec import JOBS
+
+SOURCE: Final = "tfcluster"
+"""The source of variables that tfcluster sets."""
+ORACLE_IP: Final = "KERASTUNER_ORACLE_IP"
+ORACLE_PORT: Final = "KERASTUNER_ORACLE_PORT"
+TUNER_ID: Final = "KERASTUNER_TUNER_ID"
+VARIABLES: Final = (ORACLE_IP, ORACLE_PORT, TUNER_ID)
+FOLDER: Final = "TFCLUSTER_TUNER_DIR"
+_FOLDER_LATER: Final = "RUN_FOLDER is created at start"
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The part that the TF_CONFIGs of one attempt share, built once for all tasks."""
+
+    addresses: Mapping[str, Sequence[str]]
+    """Job → addresses of its tasks, without evaluators."""
+    index: Mapping[TaskId, int]
+    """Task → its index in that list."""
+    members: frozenset[TaskId]
+
+
+@dataclass(frozen=True)  # no slots: `cached_property` needs a dict
+class Attempt:
+    """One start of the gang: `members` start together; `number` 1 is the first start."""
+
+    plan: Plan
+    number: int
+    members: tuple[TaskId, ...]
+    ports: Mapping[TaskId, int]
+    """The port of every member: from the spec, or chosen by its agent."""
+
+    def address(self, task: TaskId) -> str:
+        """Return the task's ``host:port`` for its peers; raises KeyError if it has no port."""
+        planned = self.plan.task(task)
+        held = self.ports.get(task, planned.port) if self.is_elsewhere(task) else self.ports[task]
+        return f"{planned.host}:{held}"
+
+    def is_elsewhere(self, task: TaskId) -> bool:
+        """Return whether tfcluster does not start the task here.
+
+        Its port is one that is held for a start by hand, else the port in the spec.
+        """
+        return task in self._elsewhere
+
+    @cached_property
+    def _elsewhere(self) -> frozenset[TaskId]:
+        return frozenset(other.id for other in self.plan.elsewhere)
+
+    @cached_property
+    def cluster(self) -> Cluster:
+        """The common part of every TF_CONFIG; raises KeyError for a member without a port."""
+        index: dict[TaskId, int] = {}
+        addresses: dict[str, list[str]] = {}
+        for task in _sorted_tasks(self):
+            if self.plan.task(task).in_cluster:
+                of_job = addresses.setdefault(task.job, [])
+                index[task] = len(of_job)
+                of_job.append(self.address(task))
+        return Cluster(addresses, index, frozenset(self.members))
+
+    @property
+    def forms_cluster(self) -> bool:
+        """True if the tasks get a TF_CONFIG; tasks of a `plain` job and tuners train alone."""
+        return self.plan.kind == "training"
+
+
+def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
+    """Return the TF_CONFIG of `task` in this attempt, with dense indexes over its members.
+
+    Raises KeyError if `task` is not a member of the attempt.
+    """
+    common = attempt.cluster
+    if task not in common.members:
+        raise KeyError(str(task))
+    cluster = dict(common.addresses)
+    if task not in common.index:  # an evaluator is only in its own TF_CONFIG
+        cluster[task.job] = [attempt.address(task)]
+    return {"cluster": cluster, "task": {"type": task.job, "index": common.index.get(task, 0)}}
+
+
+def fixed(plan: Plan) -> Attempt:
+    """Return attempt 1 of a plan whose ports are all fixed in the spec.
+
+    Raises ValueError if a task that others connect to has no fixed port.
+    """
+    waiting = [str(task.id) for task in plan.listening if task.port == 0]
+    if waiting:
+        raise ValueError(f"no port yet for {', '.join(waiting)}")
+    return _planned_attempt(plan)
+
+
+def preview(plan: Plan, task: TaskId) -> tuple[EnvVar, ...]:
+    """Return `environment` of a first attempt, with placeholders for what is chosen at start."""
+    found = environment(
+        _planned_attempt(plan),
+        task,
+        run_id="RUN",
+        checkpoint_dir=f"RUN_FOLDER/tasks/{task.file_name}/checkpoints",
+        tensorboard_dir=f"RUN_FOLDER/tensorboard/{task.file_name}",
+        tuner_dir="RUN_FOLDER/tuner",
+    )
+    chosen = any(planned.port == 0 for planned in plan.listening)
+    later = {
+        "TFCLUSTER_RUN_ID": "RUN is chosen at start",
+        "TFCLUSTER_CHECKPOINT_DIR": "" if plan.checkpoints.dir else _FOLDER_LATER,
+        "TFCLUSTER_TENSORBOARD_DIR": _FOLDER_LATER,
+        FOLDER: "RUN is chosen at start" if plan.checkpoints.dir else _FOLDER_LATER,
+        ORACLE_PORT: "port 0 is chosen at start" if chosen else "",
+        "TF_CONFIG": "ports 0 are chosen at start" if chosen else "",
+    }
+    return tuple(
+        replace(var, source=f"{SOURCE}, {later[var.name]}") if later.get(var.name) else var
+        for var in found
+    )
+
+
+def environment(
+    attempt: Attempt,
+    task: TaskId,
+    *,
+    run_id: str,
+    checkpoint_dir: str,
+    tensorboard_dir: str,
+    tuner_dir: str,
+    restored_step: int | None = None,
+    holds_ports: bool = True,
+) -> tuple[EnvVar, ...]:
+    """Return the variables of `task` that this attempt adds to its `Command.env`.
+
+    `checkpoint_dir` is the task's folder; the spec's ``checkpoints.dir`` replaces it, and moves
+    `tuner_dir`, which the tasks of a search share. `holds_ports`: the agent keeps a bound socket
+    on the task's port while it runs, which TensorFlow shares only with SO_REUSEPORT
+    (tensorflow#38705).
+    """
+    values = {
+        "TFCLUSTER_RUN_ID": run_id,
+        "TFCLUSTER_TASK": str(task),
+        "TFCLUSTER_ATTEMPT": str(attempt.number),
+        "TFCLUSTER_CHECKPOINT_DIR": attempt.plan.checkpoints.dir or checkpoint_dir,
+        "TFCLUSTER_TENSORBOARD_DIR": tensorboard_dir,
+    }
+    if restored_step is not None:
+        values["TFCLUSTER_RESTORED_STEP"] = str(restored_step)
+    if attempt.forms_cluster:
+        # One line, as in all examples on the web.
+        values["TF_CONFIG"] = json.dumps(build(attempt, task))
+        if holds_ports:
+            values["TF_GRPC_REUSE_PORT"] = "1"
+    if attempt.plan.kind == "tuner":
+        values[FOLDER] = _tuner_folder(attempt.plan, run_id=run_id, default=tuner_dir)
+        values |= _tuner_environment(attempt, task)
+    return tuple(EnvVar(name, text, SOURCE, origin="tfcluster") for name, text in values.items())
+
+
+def _planned_attempt(plan: Plan) -> Attempt:
+    ports = {task.id: task.port for task in plan.tasks}
+    return Attempt(plan, 1, tuple(ports), ports)
+
+
+def _sorted_tasks(attempt: Attempt) -> list[TaskId]:
+    """Return the members and the tasks elsewhere in TensorFlow's order of jobs, then by index."""
+    rank: dict[str, int] = {job: place for place, job in enumerate(JOBS)}
+    tasks = (*attempt.members, *(task.id for task in attempt.plan.elsewhere))
+    return sorted(tasks, key=lambda task: (rank[task.job], task.index))
+
+
+def _tuner_environment(attempt: Attempt, task: TaskId) -> dict[str, str]:
+    """Return KerasTuner's variables of `task`; a restarted task keeps its tuner id."""
+    chief = attempt.plan.chief
+    if chief.job != "chief":
+        return {}
+    host, _, port = attempt.address(chief).rpartition(":")
+    return {ORACLE_IP: host, ORACLE_PORT: port, TUNER_ID: task.file_name}
+
+
+def _tuner_folder(plan: Plan, *, run_id: str, default: str) -> str:
+    """Return the folder of the search, which all its tasks share.
+
+    `default` is below the run folder, on this machine; several hosts share ``checkpoints.dir``.
+    Machines that join have a run each, and only the spec's name in common.
+    """
+    shared = plan.checkpoints.dir
+    part = plan.name if plan.joins else run_id
+    return f"{shared.rstrip('/')}/tuner/{part}" if shared else default

@@ -1,0 +1,467 @@
+"""A spec and a machine with four cores result in the expected plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tfcluster.errors import UsageError
+from tfcluster.plans.build import make_plan
+from tfcluster.plans.context import PlanContext
+from tfcluster.plans.imports import Code
+from tfcluster.plans.plan import EnvVar, Interpreter, Plan, TaskId
+from tfcluster.plans.preloading import preload_on
+from tfcluster.plans.resources import EVEN_SHARE
+from tfcluster.spec.model import ClusterSpec
+from tfcluster.typed_json import from_json, to_json
+
+Planner = Callable[..., Plan]
+BUNDLE = "/home/ann/.cache/tfcluster/bundles/0123abcd"
+BOOT = f"{BUNDLE}/workers/tfcluster_workers/boot.py"
+SPEC_DIR = "/home/ann/project/cluster_specs"
+
+
+def env(plan: Plan, task: str = "worker:0") -> dict[str, str]:
+    return {v.name: v.value for v in plan.task(TaskId.parse(task)).command.env}
+
+
+def source(plan: Plan, name: str) -> str:
+    found: dict[str, EnvVar] = {v.name: v for v in plan.tasks[0].command.env}
+    return found[name].source
+
+
+def test_a_number_of_workers_runs_locally_on_ports_chosen_at_the_start(plan_of: Planner) -> None:
+    plan = plan_of({"cluster": {"worker": 3}})
+    assert [str(t.id) for t in plan.tasks] == ["worker:0", "worker:1", "worker:2"]
+    assert {(t.node, t.address) for t in plan.tasks} == {("local", "127.0.0.1:0")}
+    assert [node.name for node in plan.nodes] == ["local"]
+    assert plan.chief == TaskId("worker", 0)
+
+
+@pytest.mark.parametrize(
+    ("job", "argv"),
+    [
+        ({}, ("/venv/bin/python", BOOT, "script", f"{SPEC_DIR}/train.py")),
+        (
+            {"script": "sub/main.py", "workdir": "..", "args": ["--lr", "0.1"]},
+            ("/venv/bin/python", BOOT, "script", "/home/ann/project/sub/main.py", "--lr", "0.1"),
+        ),
+        (
+            {"script": None, "module": "pkg.train", "args": ["x"]},
+            ("/venv/bin/python", BOOT, "module", "pkg.train", "x"),
+        ),
+        ({"hooks": "off"}, ("/venv/bin/python", f"{SPEC_DIR}/train.py")),
+        (
+            {"hooks": "off", "script": None, "module": "pkg.train"},
+            ("/venv/bin/python", "-m", "pkg.train"),
+        ),
+        ({"script": None, "command": ["bash", "t.sh"], "args": ["1"]}, ("bash", "t.sh", "1")),
+    ],
+)
+def test_the_command_of_a_task(plan_of: Planner, job: dict[str, Any], argv: tuple[str]) -> None:
+    assert plan_of({"job": job}).tasks[0].command.argv == argv
+
+
+def test_arguments_after_the_dashes_follow_those_of_the_spec(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
+) -> None:
+    spec = spec_of({"job": {"args": ["a"]}})
+    plan = make_plan(spec, machine, args=["b", "c"])
+    assert plan.tasks[1].command.argv[-3:] == ("a", "b", "c")
+
+
+ROLES = {
+    "args": ["train"],
+    "per_task": {
+        "ps": {"module": "tfcluster_workers.server"},
+        "worker": {"args": ["work"]},
+        "worker:1": {"args": ["work", "--verbose"]},
+        "evaluator": {"command": ["bash", "eval.sh"], "args": ["-x"]},
+    },
+}
+
+
+def test_single_jobs_or_tasks_may_have_another_program_or_other_arguments(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
+) -> None:
+    cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    plan = make_plan(spec_of({"cluster": cluster, "job": ROLES}), machine, args=["--lr", "1"])
+    script = ("/venv/bin/python", BOOT, "script", f"{SPEC_DIR}/train.py")
+    assert {str(task.id): task.command.argv for task in plan.tasks} == {
+        "chief:0": (*script, "train", "--lr", "1"),
+        "worker:0": (*script, "work", "--lr", "1"),
+        "worker:1": (*script, "work", "--verbose", "--lr", "1"),
+        "ps:0": ("/venv/bin/python", BOOT, "module", "tfcluster_workers.server"),
+        "evaluator:0": ("bash", "eval.sh", "-x"),
+    }
+    assert [str(task.id) for task in plan.tasks if task.has_own_command] == ["evaluator:0"]
+    assert "PYTHONPATH" in env(plan, "evaluator:0"), "boot.py sets it for the others"
+    assert "PYTHONPATH" not in env(plan, "ps:0")
+    assert plan.hooks
+    assert plan.needs_tensorflow
+
+
+def test_a_task_may_override_only_the_arguments_of_its_jobs_program(plan_of: Planner) -> None:
+    steps = {"worker": {"command": ["run"], "args": ["a"]}, "worker:1": {"args": ["b"]}}
+    plan = plan_of({"job": {"args": ["x"], "per_task": steps}})
+    assert [task.command.argv for task in plan.tasks] == [("run", "a"), ("run", "b")]
+
+
+def test_tasks_with_their_own_command_are_not_preloaded(plan_of: Planner) -> None:
+    sections = {"job": {"per_task": {"worker:0": {"command": ["run"]}}}}
+    plan = plan_of(sections, code=Code(imports=frozenset({"tensorflow"})))
+    assert (preload := preload_on(plan, "local")) is not None
+    assert preload.tasks == {"worker:1"}
+    assert not [note for note in plan.notes if "worker:0" in note]
+    alone = plan_of(sections | {"cluster": {"worker": 1}}, code=Code(frozenset({"tensorflow"})))
+    assert preload_on(alone, "local") is None
+
+
+def test_a_plan_with_programs_of_single_tasks_is_the_same_after_it_is_loaded(
+    plan_of: Planner,
+) -> None:
+    cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
+    plan = plan_of({"cluster": cluster, "job": ROLES})
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
+    assert [task.has_own_command for task in loaded.tasks] == [False] * 4 + [True]
+
+
+def test_the_pythonpath_of_a_task_with_hooks_is_unchanged(plan_of: Planner) -> None:
+    assert "PYTHONPATH" not in env(plan_of())
+
+
+@pytest.mark.parametrize("job", [{"hooks": "off"}, {"script": None, "command": ["./run.sh"]}])
+def test_without_hooks_tfcluster_workers_comes_last_on_pythonpath(
+    plan_of: Planner, job: dict[str, Any]
+) -> None:
+    assert env(plan_of({"job": job}))["PYTHONPATH"] == f"{BUNDLE}/workers"
+    inherited = plan_of({"job": job}, environ={"PYTHONPATH": "/mine"})
+    assert env(inherited)["PYTHONPATH"] == f"/mine:{BUNDLE}/workers"
+    written = plan_of({"job": job | {"env": {"PYTHONPATH": "/theirs"}}})
+    assert env(written)["PYTHONPATH"] == f"/theirs:{BUNDLE}/workers"
+
+
+def test_the_last_layer_of_the_environment_takes_precedence(plan_of: Planner) -> None:
+    names = "ABCDE"
+    sections = {
+        "cluster": {"worker": [{"address": "127.0.0.1:2222", "env": {"D": "task"}}]},
+        "job": {"env": dict.fromkeys("ABCDE", "job")},
+        "runtime": {
+            "hosts": {
+                "*": {"env": dict.fromkeys("BCD", "all")},
+                "127.0.0.1": {"env": dict.fromkeys("CDE", "host")},
+            }
+        },
+    }
+    plan = plan_of(sections, set_paths=("job.env.E",), env_file=(("A", "file"), ("F", "file")))
+    assert {n: env(plan)[n] for n in names + "F"} == {
+        "A": "job",
+        "B": "all",
+        "C": "host",
+        "D": "task",
+        "E": "job",
+        "F": "file",
+    }
+    assert [source(plan, n) for n in names + "F"] == [
+        "job.env",
+        "runtime.hosts.*.env",
+        "runtime.hosts.127.0.0.1.env",
+        "cluster.worker.0.env",
+        "--set",
+        "job.env_file",
+    ]
+
+
+def test_a_secret_comes_from_the_launcher_and_stays_hidden(plan_of: Planner) -> None:
+    plan = plan_of({"job": {"secrets": ["KEY"]}}, environ={"KEY": "s3"})
+    key = next(v for v in plan.tasks[0].command.env if v.name == "KEY")
+    assert (key.value, key.secret) == ("s3", True)
+
+
+def test_a_secret_that_is_not_set_is_refused(plan_of: Planner) -> None:
+    with pytest.raises(UsageError, match="KEY"):
+        plan_of({"job": {"secrets": ["KEY"]}})
+
+
+def test_variables_of_another_cluster_are_not_inherited(plan_of: Planner) -> None:
+    unset = plan_of().tasks[0].command.unset
+    assert {"TF_CONFIG", "KERASTUNER_TUNER_ID", "TFCLUSTER_RESTORED_STEP"} <= set(unset)
+
+
+def test_cores_and_thread_pools_are_divided(plan_of: Planner) -> None:
+    plan = plan_of()
+    assert env(plan)["TF_NUM_INTRAOP_THREADS"] == "2"
+    assert plan.tasks[0].cores is None
+    pinned = plan_of({"resources": {"pin": True}})
+    assert [t.cores for t in pinned.tasks] == [(0, 1), (2, 3)]
+
+
+def test_thread_settings_of_the_user_are_kept(plan_of: Planner) -> None:
+    shell = plan_of(environ={"OMP_NUM_THREADS": "7"})
+    assert env(shell)["OMP_NUM_THREADS"] == "7"
+    assert env(shell)["TF_NUM_INTRAOP_THREADS"] == "2"
+    spec = plan_of({"job": {"env": {"OMP_NUM_THREADS": "7"}}})
+    assert env(spec)["OMP_NUM_THREADS"] == "7"
+    both = plan_of({"resources": {"threads": 3}}, environ={"OMP_NUM_THREADS": "7"})
+    assert env(both)["OMP_NUM_THREADS"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("sections", "environ", "expected"),
+    [
+        ({}, {}, EVEN_SHARE),
+        ({}, {"OMP_NUM_THREADS": "7"}, "this shell"),
+        ({"resources": {"cpus": 3}}, {}, "resources.cpus"),
+        ({"resources": {"threads": 3}}, {"OMP_NUM_THREADS": "7"}, "resources.threads"),
+        ({"job": {"env": {"OMP_NUM_THREADS": "7"}}}, {"OMP_NUM_THREADS": "8"}, "job.env"),
+        (
+            {"runtime": {"hosts": {"*": {"env": {"OMP_NUM_THREADS": "7"}}}}},
+            {},
+            "runtime.hosts.*.env",
+        ),
+    ],
+)
+def test_the_source_of_a_thread_setting_is_shown(
+    plan_of: Planner, sections: dict[str, Any], environ: dict[str, str], expected: str
+) -> None:
+    plan = plan_of(sections, environ=environ)
+    assert source(plan, "OMP_NUM_THREADS") == expected
+    others = {source(plan, name) for name in ("TF_NUM_INTRAOP_THREADS", "MKL_NUM_THREADS")}
+    assert others == {expected if expected.startswith("resources") else EVEN_SHARE}
+
+
+def test_a_single_task_keeps_the_defaults_of_its_libraries(plan_of: Planner) -> None:
+    assert "TF_NUM_INTRAOP_THREADS" not in env(plan_of({"cluster": {"worker": 1}}))
+
+
+def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
+    plan = plan_of(gpus=(0, 1))
+    assert [env(plan, f"worker:{i}")["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["0", "1"]
+    shared = plan_of(gpus=(0,))
+    assert env(shared)["TF_FORCE_GPU_ALLOW_GROWTH"] == "true"
+    own = plan_of(gpus=(0,), environ={"TF_FORCE_GPU_ALLOW_GROWTH": "false"})
+    assert "TF_FORCE_GPU_ALLOW_GROWTH" not in env(own), "the value of the shell is kept"
+    assert "CUDA_VISIBLE_DEVICES" not in env(plan_of())
+    assert env(plan_of({"resources": {"gpus": 0}}))["CUDA_VISIBLE_DEVICES"] == "-1"
+
+
+def test_the_gpus_of_a_task_override_its_share(plan_of: Planner) -> None:
+    cluster = {"worker": [{"address": "127.0.0.1:1", "gpus": [3]}, "127.0.0.1:2"]}
+    plan = plan_of({"cluster": cluster}, gpus=(0, 1, 2, 3))
+    assert [t.gpus for t in plan.tasks] == [(3,), (0, 1, 2)]
+
+
+def packages(tensorflow: str, *, keras: str = "3.15.1", tf_keras: str = "") -> dict[str, str]:
+    found = {"tensorflow": tensorflow, "keras": keras, "tf-keras": tf_keras}
+    return {name: version for name, version in found.items() if version}
+
+
+PATCHED = packages("2.21.0", tf_keras="2.21.0")
+TOO_NEW = packages("2.21.0", keras="3.16.0", tf_keras="2.21.0")
+ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "packages", "legacy"),
+    [
+        ({}, PATCHED, False),
+        ({}, packages("2.21.0", keras="3.3.0", tf_keras="2.21.0"), False),
+        ({}, TOO_NEW, True),
+        ({}, packages("2.16.1", keras="3.2.1", tf_keras="2.16"), True),
+        ({"keras": {"version": "2"}}, PATCHED, True),
+        ({"keras": {"version": "3"}}, TOO_NEW, False),
+        ({"job": {"hooks": "off"}}, PATCHED, True),
+        ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, PATCHED, True),
+        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, PATCHED, True),
+        ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, packages("2.21.0"), False),
+        ({}, packages("2.15.1", keras="2.15.0", tf_keras="2.15"), False),
+        ({}, packages("2.21.0"), False),
+        (ONE_WORKER, TOO_NEW, False),
+        (ONE_WORKER | {"keras": {"version": "2"}}, PATCHED, True),
+        ({"strategy": {"name": "mirrored"}}, TOO_NEW, False),
+        ({"job": {"kind": "plain"}}, TOO_NEW, False),
+    ],
+)
+def test_tf_keras_replaces_keras_3_if_keras_3_would_fail(
+    plan_of: Planner, sections: dict[str, Any], packages: dict[str, str], legacy: bool
+) -> None:
+    python = Interpreter("/venv/bin/python", "why", "3.11.7", packages)
+    plan = plan_of(sections, interpreters={"local": python})
+    assert ("TF_USE_LEGACY_KERAS" in env(plan)) is legacy
+    assert any("tf_keras" in note and "is used" in note for note in plan.notes) is legacy
+
+
+def test_a_job_that_is_a_command_uses_tf_keras_since_it_cannot_be_patched(plan_of: Planner) -> None:
+    plan = plan_of({"job": {"script": None, "command": ["python", "train.py"]}})
+    assert env(plan)["TF_USE_LEGACY_KERAS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"job": {"hooks": "off"}}, "without hooks"),
+        ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, "TFCLUSTER_KERAS3_SHIM is off"),
+    ],
+)
+def test_a_note_says_why_keras_3_is_not_patched(
+    plan_of: Planner, sections: dict[str, Any], reason: str
+) -> None:
+    (note,) = plan_of(sections).notes
+    assert reason in note
+    assert "tf_keras 2.21.0 is used" in note
+    (requested,) = plan_of(sections | {"keras": {"version": "3"}}).notes
+    assert reason in requested
+    assert "is used" not in requested
+
+
+def test_the_switch_in_the_launchers_environment_counts_for_tasks_that_inherit_it(
+    plan_of: Planner,
+) -> None:
+    environ = {"HOME": "/home/ann", "TFCLUSTER_KERAS3_SHIM": "off"}
+    plan = plan_of(environ=environ)
+    assert env(plan)["TF_USE_LEGACY_KERAS"] == "1"
+    (note,) = plan.notes
+    assert "TFCLUSTER_KERAS3_SHIM is off" in note
+    own = {"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "on"}}}
+    assert "TF_USE_LEGACY_KERAS" not in env(plan_of(own, environ=environ))
+    python = Interpreter("/usr/bin/python3", "why", "3.11.7", PATCHED)
+    hosts = {"cluster": {"worker": ["other-1:2222", "other-2:2222"]}}
+    remote = plan_of(hosts, environ=environ, interpreters={"other-1": python, "other-2": python})
+    assert {task.node for task in remote.tasks} == {"other-1", "other-2"}
+    assert "TF_USE_LEGACY_KERAS" not in env(remote)
+
+
+def test_a_patched_keras_3_gives_no_note(plan_of: Planner) -> None:
+    assert plan_of(imports=frozenset({"tensorflow", "keras.layers"})).notes == ()
+
+
+def test_a_script_that_imports_keras_gets_a_note_that_it_is_keras_3(plan_of: Planner) -> None:
+    imports = frozenset({"tensorflow", "keras.layers"})
+    (note,) = plan_of({"job": {"hooks": "off"}}, imports=imports).notes
+    assert "write `import tf_keras as keras`" in note
+    assert "is used" not in note
+
+
+def test_the_users_tf_use_legacy_keras_is_kept(plan_of: Planner) -> None:
+    plan = plan_of({"job": {"env": {"TF_USE_LEGACY_KERAS": "0"}}})
+    assert env(plan)["TF_USE_LEGACY_KERAS"] == "0"
+
+
+def test_settings_are_passed_to_tfcluster_workers(plan_of: Planner) -> None:
+    sections = {"strategy": {"communication": "RING"}, "keras": {"precision": "mixed_bfloat16"}}
+    plan = plan_of(sections)
+    assert json.loads(env(plan)["TFCLUSTER_SETTINGS"]) == {
+        "strategy": "multi_worker_mirrored",
+        "communication": "RING",
+        "precision": "mixed_bfloat16",
+        "hooks": True,
+    }
+    assert plan.settings == {"communication": "RING", "precision": "mixed_bfloat16"}
+
+
+def test_the_default_strategy_is_not_a_changed_setting(plan_of: Planner) -> None:
+    assert plan_of({"strategy": {"name": "multi_worker_mirrored"}}).settings == {}
+    assert plan_of({"strategy": {"name": "default"}}).settings == {"strategy": "default"}
+
+
+def test_the_data_folder_is_that_of_the_host_or_the_default(plan_of: Planner) -> None:
+    assert env(plan_of())["TFDS_DATA_DIR"] == "/home/ann/tensorflow_datasets"
+    hosts = {"runtime": {"hosts": {"*": {"data_dir": "/mnt/tfds"}}}}
+    assert env(plan_of(hosts))["TFDS_DATA_DIR"] == "/mnt/tfds"
+    assert "TFDS_DATA_DIR" not in env(plan_of(environ={"TFDS_DATA_DIR": "/own", "HOME": "/h"}))
+
+
+def test_grpc_bypasses_a_proxy(plan_of: Planner) -> None:
+    plan = plan_of(environ={"https_proxy": "http://proxy:3128", "no_proxy": "corp"})
+    assert env(plan)["no_grpc_proxy"] == "corp,127.0.0.1"
+    assert "enable_http_proxy=0" in env(plan)["TF_GRPC_DEFAULT_OPTIONS"]
+
+
+def test_prepare_runs_once_per_node_without_tf_config(plan_of: Planner) -> None:
+    job = {"env": {"A": "1"}, "prepare": {"module": "data.prepare", "args": ["--all"]}}
+    step = plan_of({"job": job}).prepare["local"]
+    assert step.argv == ("/venv/bin/python", "-m", "data.prepare", "--all")
+    names = {v.name for v in step.env}
+    assert {"A", "TFDS_DATA_DIR", "PYTHONPATH"} <= names
+    assert not {"TF_CONFIG", "TFCLUSTER_TASK"} & names
+    assert "TF_CONFIG" in step.unset
+    assert plan_of().prepare == {}
+
+
+def test_other_hosts_are_planned_without_being_reached(plan_of: Planner) -> None:
+    cluster = {"worker": ["192.168.7.1:2222", "10.0.0.2:2222"]}
+    plan = plan_of({"cluster": cluster}, environ={"OMP_NUM_THREADS": "9", "HOME": "/home/ann"})
+    assert [(n.name, n.backend) for n in plan.nodes] == [("local", "local"), ("10.0.0.2", "ssh")]
+    assert plan.task(TaskId("worker", 1)).command.argv[0] == "python3"
+    assert "TFDS_DATA_DIR" not in env(plan, "worker:1")
+
+
+def test_tasks_that_only_serve_and_evaluators_are_marked(plan_of: Planner) -> None:
+    plan = plan_of({"cluster": {"chief": 1, "worker": 1, "ps": 1, "evaluator": 1}})
+    assert plan.strategy == "parameter_server"
+    assert {str(t.id): (t.serves, t.in_cluster) for t in plan.tasks} == {
+        "chief:0": (False, True),
+        "worker:0": (True, True),
+        "ps:0": (True, True),
+        "evaluator:0": (False, False),
+    }
+
+
+def test_folders_of_the_spec_are_relative_to_the_spec(plan_of: Planner) -> None:
+    plan = plan_of({"checkpoints": {"dir": "gs://bucket/x", "to": "../results"}})
+    assert plan.checkpoints.dir == "gs://bucket/x"
+    assert plan.checkpoints.to == "/home/ann/project/results"
+
+
+def test_a_plan_depends_only_on_its_inputs(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
+) -> None:
+    spec = spec_of({})
+    assert make_plan(spec, machine) == make_plan(spec, replace(machine))
+
+
+@pytest.mark.parametrize(
+    ("given", "typed", "passed"),
+    [
+        ([], [], ()),
+        (["--epochs", "3"], [], ()),
+        (["--dataset", "mnist", "--epochs", "3"], [], ("--dataset", "mnist")),
+        (["--dataset", "mnist"], ["--dataset", "cifar10"], ("--dataset", "cifar10")),
+        (["--data-dir=/d"], ["--dataset=mnist"], ("--data-dir=/d", "--dataset=mnist")),
+    ],
+)
+def test_the_prepare_step_of_an_example_job_gets_its_data_options(
+    spec_of: Callable[[dict[str, Any]], ClusterSpec],
+    machine: PlanContext,
+    given: list[str],
+    typed: list[str],
+    passed: tuple[str, ...],
+) -> None:
+    prepare = {"module": "tfcluster_workers.data.prepare"}
+    spec = spec_of({"job": {"args": given, "prepare": prepare}})
+    command = make_plan(spec, machine, args=typed).prepare["local"]
+    assert command.argv == ("/venv/bin/python", "-m", prepare["module"], *passed)
+
+
+def test_another_prepare_step_gets_its_own_arguments_only(plan_of: Planner) -> None:
+    prepare = {"module": "data.prepare", "args": ["--all"]}
+    plan = plan_of({"job": {"args": ["--dataset", "mnist"], "prepare": prepare}})
+    assert plan.prepare["local"].argv[2:] == ("data.prepare", "--all")
+
+
+def test_files_with_secrets_are_not_sent_to_other_hosts(
+    machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpec]
+) -> None:
+    context = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})
+
+    def withheld(**job: Any) -> tuple[str, ...]:
+        return make_plan(spec_of({"job": job}), context, spec_path="sub/spec.json").withheld
+
+    assert withheld(env={"SEED": "1", "API_KEY": None}) == ()
+    assert withheld(env_file=".env") == (f"{SPEC_DIR}/.env",)
+    assert withheld(env={"API_KEY": "written"}) == (f"{SPEC_DIR}/spec.json",)
+    assert withheld(env={"API_KEY": "written"}, not_secret=["API_KEY"]) == ()

@@ -1,0 +1,228 @@
+"""A part of a cluster that `join` or `up --except` starts still knows the whole cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from tests.launcher.plans.conftest import Planner
+
+from tfcluster.errors import SetupError, UsageError
+from tfcluster.nodes.orders import hold_ports
+from tfcluster.plans import tf_config
+from tfcluster.plans.checks import find
+from tfcluster.plans.context import PlanContext
+from tfcluster.plans.placement import (
+    exclude_tasks,
+    find_task,
+    keep_tasks,
+    local_tasks,
+    place_tasks,
+)
+from tfcluster.plans.plan import Plan, TaskId
+from tfcluster.plans.tf_config import Attempt, build, environment, fixed
+from tfcluster.rundir.chaos import parse
+from tfcluster.typed_json import from_json, to_json
+
+THIS_HOST, OTHER_HOST = "192.168.7.1", "10.0.0.2"
+CLUSTER = {
+    "chief": [f"{OTHER_HOST}:2220"],
+    "worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:2222", f"{THIS_HOST}:2223"],
+    "ps": [f"{OTHER_HOST}:2224"],
+    "evaluator": [f"{THIS_HOST}:2225"],
+}
+OUR_TASKS = tuple(map(TaskId.parse, ("worker:0", "worker:2", "evaluator:0")))
+
+
+@pytest.fixture
+def whole(plan_of: Planner) -> Plan:
+    return plan_of({"cluster": CLUSTER, "checkpoints": {"dir": "/shared/"}})
+
+
+def test_local_tasks_are_those_at_this_machines_addresses(spec_of: Any) -> None:
+    listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
+    assert local_tasks(listed, {THIS_HOST, "laptop"}) == OUR_TASKS
+
+
+def test_a_machine_without_tasks_is_refused_and_the_addresses_are_named(spec_of: Any) -> None:
+    listed = place_tasks(spec_of({"cluster": CLUSTER}), ())
+    with pytest.raises(SetupError) as refused:
+        local_tasks(listed, {"127.0.0.1", "::1", "fe80::7", "192.168.7.9", "laptop"})
+    assert "it is 192.168.7.9, laptop, and the spec lists 10.0.0.2, 192.168.7.1" in str(refused)
+    assert "--task evaluator:0" in refused.value.fix
+
+
+@pytest.mark.parametrize("name", ["worker:9", "worker", "boss:0"])
+def test_an_unknown_task_is_refused(name: str) -> None:
+    with pytest.raises(UsageError):
+        find_task(OUR_TASKS, name)
+
+
+def test_the_tf_config_of_a_part_is_that_of_the_whole_cluster(whole: Plan) -> None:
+    joined = keep_tasks(whole, OUR_TASKS)
+    held = Attempt(joined, 1, OUR_TASKS, {task.id: task.port for task in joined.tasks})
+    for task in OUR_TASKS:
+        assert build(held, task) == build(fixed(whole), task)
+
+
+def test_only_the_kept_tasks_are_started(whole: Plan) -> None:
+    joined = keep_tasks(whole, OUR_TASKS)
+    assert tuple(task.id for task in joined.tasks) == OUR_TASKS
+    assert [node.name for node in joined.nodes] == ["local"]
+    assert joined.chief == TaskId("chief", 0)
+
+
+def test_a_cluster_with_a_port_that_is_not_fixed_is_refused_on_any_machine(
+    plan_of: Planner,
+) -> None:
+    whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:0"]}})
+    with pytest.raises(UsageError, match="fixed ports in the spec: none for worker:1"):
+        keep_tasks(whole, [TaskId("worker", 0)])
+
+
+def test_a_plain_job_needs_no_port(plan_of: Planner) -> None:
+    job = {"script": "train.py", "kind": "plain"}
+    whole = plan_of({"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:0"]}, "job": job})
+    assert len(keep_tasks(whole, [TaskId("worker", 0)]).tasks) == 1
+
+
+def test_a_part_is_the_same_after_it_is_saved_and_loaded(whole: Plan) -> None:
+    joined = keep_tasks(whole, OUR_TASKS)
+    assert from_json(Plan, json.loads(json.dumps(to_json(joined)))) == joined
+
+
+def test_parameter_servers_need_storage_that_all_machines_share(
+    plan_of: Planner, spec_of: Any, machine: PlanContext
+) -> None:
+    """Each machine that joins has its own run, so even tasks on this machine need the storage."""
+    sections = {"cluster": CLUSTER}
+    joined = keep_tasks(plan_of(sections), OUR_TASKS)
+    assert [error.message for error in find(spec_of(sections), joined, machine)] == [
+        "a parameter-server job on several hosts needs storage that all its tasks share"
+    ]
+
+
+def test_an_evaluator_needs_the_chief_on_its_machine_or_shared_storage(
+    plan_of: Planner, spec_of: Any, machine: PlanContext
+) -> None:
+    sections = {"cluster": {"worker": [f"{THIS_HOST}:2222"], "evaluator": [f"{THIS_HOST}:2225"]}}
+    whole = plan_of(sections)
+    evaluator, worker = TaskId("evaluator", 0), TaskId("worker", 0)
+    (error,) = find(spec_of(sections), keep_tasks(whole, [evaluator]), machine)
+    assert error.message.startswith("an evaluator on several hosts needs storage")
+    assert not [*find(spec_of(sections), keep_tasks(whole, [evaluator, worker]), machine)]
+    assert not [*find(spec_of(sections), keep_tasks(whole, [worker]), machine)]
+
+
+def test_a_task_in_a_private_network_cannot_join(
+    plan_of: Planner, spec_of: Any, machine: PlanContext
+) -> None:
+    sections = {
+        "cluster": {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]},
+        "runtime": {"network": "private"},
+    }
+    joined = keep_tasks(plan_of(sections), [TaskId("worker", 0)])
+    (error,) = find(spec_of(sections), joined, machine)
+    assert "worker:1" in error.message
+
+
+def test_tuners_that_join_share_the_folder_of_the_search_although_runs_differ(
+    plan_of: Planner,
+) -> None:
+    sections = {
+        "cluster": {"chief": [f"{OTHER_HOST}:2220"], "worker": [f"{THIS_HOST}:2222"]},
+        "job": {"script": "train.py", "kind": "tuner"},
+        "checkpoints": {"dir": "/shared/"},
+        "name": "search",
+    }
+    worker = TaskId("worker", 0)
+    joined = keep_tasks(plan_of(sections), [worker])
+    attempt = Attempt(joined, 1, (worker,), {})
+    env = environment(
+        attempt, worker, run_id="R", checkpoint_dir="", tensorboard_dir="", tuner_dir="own"
+    )
+    values = {var.name: var.value for var in env}
+    assert values[tf_config.FOLDER] == "/shared/tuner/search"
+    assert values[tf_config.ORACLE_IP] == OTHER_HOST
+    assert values[tf_config.ORACLE_PORT] == "2220"
+
+
+# -- tasks started by hand
+
+
+def test_a_task_started_by_hand_gets_the_port_that_is_held_for_it(plan_of: Planner) -> None:
+    first, second = TaskId("worker", 0), TaskId("worker", 1)
+    plan = exclude_tasks(plan_of(), [second])
+    assert [task.id for task in plan.tasks] == [first]
+    assert [task.id for task in plan.by_hand] == [second]
+    order = hold_ports(plan, "local")
+    assert [held.task for held in order.ports] == ["worker:0", "worker:1"]
+    attempt = Attempt(plan, 1, (first,), {first: 4000, second: 4001})
+    assert build(attempt, first)["cluster"] == {"worker": ["127.0.0.1:4000", "127.0.0.1:4001"]}
+    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
+    assert [task.id for task in loaded.by_hand] == [second]
+    assert "elsewhere" not in to_json(plan_of())
+
+
+def test_a_machine_that_joins_holds_only_its_own_ports(plan_of: Planner) -> None:
+    cluster = {"worker": ["127.0.0.1:2222", "127.0.0.1:2223"]}
+    joined = keep_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 0)])
+    assert joined.by_hand == ()
+    assert [held.task for held in hold_ports(joined, "local").ports] == ["worker:0"]
+
+
+@pytest.mark.parametrize(
+    ("sections", "tasks", "message"),
+    [
+        ({}, "worker:0 worker:1", "--except leaves no task to start"),
+        ({"runtime": {"backend": "docker"}}, "worker:1", "docker makes the nodes"),
+        (
+            {"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:2222"]}},
+            "worker:1",
+            "--except worker:1 needs fixed ports in the spec: none for worker:0",
+        ),
+        (
+            {"cluster": {"worker": [f"{THIS_HOST}:0", f"{OTHER_HOST}:2222"]}},
+            "worker:0",
+            "--except worker:0 needs fixed ports in the spec: none for worker:0",
+        ),
+    ],
+)
+def test_tasks_that_cannot_be_started_by_hand_are_refused(
+    plan_of: Planner, sections: dict[str, Any], tasks: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        exclude_tasks(plan_of(sections), list(map(TaskId.parse, tasks.split())))
+
+
+def test_with_fixed_ports_a_task_of_another_host_may_be_excluded(plan_of: Planner) -> None:
+    cluster = {"worker": [f"{THIS_HOST}:2222", f"{OTHER_HOST}:2222"]}
+    plan = exclude_tasks(plan_of({"cluster": cluster}), [TaskId("worker", 1)])
+    assert [node.name for node in plan.nodes] == ["local"]
+    assert plan.task(TaskId("worker", 1)).address == f"{OTHER_HOST}:2222"
+
+
+def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
+    plan_of: Planner, spec_of: Any, machine: PlanContext
+) -> None:
+    sections = {"cluster": {"worker": 2, "evaluator": 1}}
+    whole = plan_of(sections)
+    (error,) = find(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 0)]), machine)
+    assert error.message.startswith("an evaluator whose chief is started by hand needs storage")
+    assert not [*find(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine)]
+
+
+def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
+    plan_of: Planner, spec_of: Any, machine: PlanContext
+) -> None:
+    sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
+    plan = exclude_tasks(plan_of(sections), [TaskId("ps", 0)])
+    assert not [*find(spec_of(sections), plan, machine)]
+
+
+def test_a_fault_in_a_task_started_by_hand_is_refused(plan_of: Planner) -> None:
+    plan = exclude_tasks(plan_of(), [TaskId("worker", 1)])
+    with pytest.raises(UsageError, match="worker:1 is not started from here"):
+        parse(["kill worker:1 at step 5"], plan)
