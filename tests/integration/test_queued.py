@@ -72,7 +72,9 @@ def queue(shell: CommandLine) -> Queue:
 def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue) -> None:
     up = queue.start("up", str(queue.spec))
     wait_until(lambda: queue.reasons() == ["0 of 2 slots are free"])
-    assert "queued" in queue.say("ps")
+    (listed,) = queue.say("ps").splitlines()[1:]
+    assert "queued" in listed
+    assert "waiting for nodes: 0 of 2" in listed
     status = queue.say("status")
     assert "queued" in status
     assert "nodes: 0 of 2 slots are free" in status
@@ -80,6 +82,8 @@ def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue)
     queue.free("127.0.0.1", "localhost")
     _, err = up.communicate(timeout=60)
     assert up.returncode == 0, err
+    assert "queued: 0 of 2 slots are free" in err
+    assert "the nodes are there: 127.0.0.1, localhost" in err
     (allocated,) = [e for e in queue.shell.events() if e["type"] == "nodes_allocated"]
     assert allocated["hosts"] == {"node-0": "127.0.0.1", "node-1": "localhost"}
     config = json.loads(queue.shell.log("worker:1"))

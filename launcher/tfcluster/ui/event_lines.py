@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tfcluster.errors import join_first
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
 from tfcluster.ui.history import format_checkpoint, format_gathering, format_restart
 from tfcluster.ui.panels import format_trial
@@ -114,7 +115,13 @@ def _node_unreachable(event: Event) -> str:
     return f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
 
 
+def _nodes_allocated(event: Event) -> str:
+    return f"the nodes are there: {join_first(list(dict.fromkeys(event['hosts'].values())))}"
+
+
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
+    "run_queued": ("yellow", "queued: {reason}".format_map),
+    "nodes_allocated": ("dim", _nodes_allocated),
     "prepare_started": ("dim", "preparing on {node}".format_map),
     "prepare_finished": ("dim", _prepare_finished),
     "task_exited": ("dim", _task_exited),

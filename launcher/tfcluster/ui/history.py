@@ -143,8 +143,10 @@ def format_reason(snapshot: RunSnapshot) -> list[str]:
 
 
 def format_short_reason(snapshot: RunSnapshot) -> str:
-    """Return why a run has not succeeded in one line; empty if no reason is known."""
+    """Return why a run is queued or has not succeeded in one line; empty if that is not known."""
     found = snapshot.reason or ""
+    if snapshot.status is Status.QUEUED:
+        found = f"waiting for {snapshot.waits_for}"
     if not found and (root := root_cause(snapshot)):
         found = f"{root.get('task')}: {root.get('reason', '')}"
     return found.partition("\n")[0]

@@ -113,7 +113,7 @@ def runs_grid(
 ) -> Grid:
     """Return the table of `ps`, newest run last.
 
-    Reasons of failures are cut to the room that `width` columns leave.
+    Reasons of failures, and of waiting in a queue, are cut to the room that `width` columns leave.
     """
 
     def status(run: RunSnapshot) -> str:
