@@ -12,8 +12,9 @@ import contextlib
 import os
 import signal
 import socket
+from abc import abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +22,10 @@ from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, r
 from tfcluster.agent.catalogue import Hello, LostRunEnded
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
-from tfcluster.backends.base import RunContext, agent_socket_name
+from tfcluster.backends.base import Nodes, RunContext, agent_socket_name
+from tfcluster.errors import NodeLostError
 from tfcluster.plans import remote_paths
+from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
@@ -277,3 +280,56 @@ async def connect(
         raise
     transport.note_agent(link.welcome.identity)
     return link
+
+
+class RelayedNodes(Nodes):
+    """Nodes that exist without the run, with agents that outlive a lost connection.
+
+    A backend of this kind says only which command leads to a node.
+    """
+
+    def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
+        super().__init__(planned, run)
+        self._agents: dict[str, Mapping[str, Any] | None] = {}
+        """Node → identity of the last agent reached there."""
+
+    @classmethod
+    @abstractmethod
+    def argv(cls, node: NodePlan) -> list[str]:
+        """Return the command that starts a Python with `STARTER` on the node."""
+
+    @classmethod
+    def fix(cls, node: NodePlan, why: str) -> str:
+        """Return what to do about a message of the command, or of a program behind it."""
+        return ""
+
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
+        """Connect to the run's agent. Raises NodeLostError with the command's message."""
+        with self._naming(node):
+            link = await connect(
+                node.name,
+                self.argv(node),
+                self.run,
+                token=token,
+                former=self._agents.get(node.name),
+                is_fenced=is_fenced,
+            )
+        self._agents[node.name] = link.welcome.identity
+        return link
+
+    @classmethod
+    async def end_run(
+        cls, node: NodePlan, *, run_id: str, former: Mapping[str, Any]
+    ) -> LostRunEnded:
+        with cls._naming(node):
+            return await end_run(cls.argv(node), run_id=run_id, former=former)
+
+    @classmethod
+    @contextlib.contextmanager
+    def _naming(cls, node: NodePlan) -> Iterator[None]:
+        """Turn Unreached into an error that names the node."""
+        try:
+            yield
+        except Unreached as error:
+            message = f"{node.name} cannot be reached: {error}"
+            raise NodeLostError(message, fix=cls.fix(node, str(error))) from error

@@ -42,6 +42,8 @@ VERSION = 1
 TUNER_VARIABLES = ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID")
 _SEARCH_EXAMPLE = 'for example {"chief": 1, "worker": 2}'
 _MAX_LISTED = 8
+_THIS_MACHINE = "local"
+"""The name of the node on this machine."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
@@ -126,6 +128,11 @@ class ClusterSpec(Section):
         return count(self.cluster, "chief") + count(self.cluster, "worker")
 
     def _check_addresses(self) -> Iterator[Mistake]:
+        for (job, index), entry in iter_entries(self.cluster):
+            if entry.host == _THIS_MACHINE:
+                fix = 'write its IP address, or "localhost" for this machine'
+                message = f"tfcluster calls this machine {_THIS_MACHINE!r}, so no host can be"
+                yield Mistake(("cluster", job, index), message, fix)
         if not self._made_nodes():
             return
         why = kinds.get(self.runtime.backend).why_no_addresses

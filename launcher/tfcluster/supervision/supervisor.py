@@ -195,11 +195,9 @@ class Supervisor(RunState):
         react(self, now)
 
     def tick(self, now: float) -> None:
-        """Act on the timers that are due, earliest first."""
-        timers = self.timers
-        due = sorted((at, name) for name, at in timers.items() if at <= now)
-        for _, name in due:
-            del timers[name]
-        for _, name in due:
-            reactions.act_on_timer(self, name, now)
+        """Act on the timers that are due, earliest first, but for those that one of them ends."""
+        for at, name in sorted((at, name) for name, at in self.timers.items() if at <= now):
+            if self.timers.get(name) == at:
+                del self.timers[name]
+                reactions.act_on_timer(self, name, now)
         react(self, now)

@@ -84,7 +84,7 @@ def test_a_large_checkpoint_is_gathered_while_the_task_continues(office: Office)
     assert most_kilobytes(office.home, "tfcluster.cli.main") < baseline + 60_000
     assert most_kilobytes(host, "-I -S -c") < 60_000  # the relay, the agent and what it forked
     curve = run.folder / "tensorboard/worker-0/events.out.tfevents.1"
-    until(curve.exists, "a curve, while the task goes on")
+    until(lambda: size(curve), "a curve, while the task goes on")
     assert curve.read_bytes() == b"begin "
     original = next((host.root / ".cache/tfcluster/nodes").glob("*/*/tasks/*/checkpoints"))
     copy = (run.folder / gathered["path"]).parent / data

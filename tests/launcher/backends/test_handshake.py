@@ -149,4 +149,4 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
 )
 def test_each_refusal_has_its_own_fix(message: str, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    assert fix in (ssh_nodes._lost(node, Unreached(message)).fix or "")
+    assert fix in ssh_nodes.SshNodes.fix(node, message)

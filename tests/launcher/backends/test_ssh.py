@@ -16,7 +16,7 @@ def test_the_users_forwardings_do_not_apply_to_tasks_but_jump_hosts_do(tmp_path:
         "Host *\n  ForwardAgent yes\n  ForwardX11 yes\n  RemoteForward 9000 localhost:9000\n"
         "  ControlMaster auto\n  ControlPath ~/.ssh/%C\n  ProxyJump gate\n"
     )
-    program, *options = ssh_nodes.argv(NodePlan("gpu1", "ssh", None, "/"))
+    program, *options = ssh_nodes.SshNodes.argv(NodePlan("gpu1", "ssh", None, "/"))
     argv = [program, "-G", "-F", str(config), *options]
     shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout.splitlines()
     assert {"forwardagent no", "forwardx11 no", "clearallforwardings yes"} <= set(shown)

@@ -70,6 +70,11 @@ MARKED = {
         "'--privileged' is not a user",
         '"root" or "1000:1000"',
     ),
+    "a host with the name of this machine's node": (
+        f'{{"cluster": {{"worker": [§"local:2222", "gpu2:2222"]}}, {JOB}}}',
+        "tfcluster calls this machine 'local'",
+        "IP address",
+    ),
     "another machine for docker": (
         f'{{"cluster": {{"worker": [§"10.0.0.1:1"]}}, {JOB}, "runtime": {{"backend": "docker"}}}}',
         "10.0.0.1:1 is another machine's address",

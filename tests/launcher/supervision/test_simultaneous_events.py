@@ -48,6 +48,18 @@ def begun_without_starts(plan: Plan) -> Replay:
     return replay
 
 
+def test_a_deadline_that_ends_the_run_silences_the_others_of_the_same_late_moment() -> None:
+    """After a suspend, `finish_grace_s` stopped the tasks again, with a shorter grace."""
+    plan = plan_of("worker:0", "worker:1", "worker:2")
+    replay = Replay(replace(plan, supervision=Supervision(run_deadline_s=50, finish_grace_s=60)))
+    replay.exits("worker:0")
+    replay.now = 400
+    replay.supervisor.tick(replay.now)
+    replay._take()
+    stopping = [event for event in replay.events if isinstance(event, ev.TaskStopping)]
+    assert [event.task for event in stopping] == ["worker:1", "worker:2"]
+
+
 # -- evaluators and restarts of the gang
 
 

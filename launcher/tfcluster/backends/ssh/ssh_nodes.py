@@ -9,15 +9,11 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Self
 
-from tfcluster.agent.catalogue import LostRunEnded
-from tfcluster.backends import relayed
-from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.backends.relayed import STARTER, RelayedNodes
+from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.wire.link import AgentLink
 
 CONNECT_S = 8
 OPTIONS = (
@@ -64,56 +60,27 @@ _FIXES = (
 """(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
 
 
-class SshNodes(Nodes):
+class SshNodes(RelayedNodes):
     """Hosts that are reached by ssh."""
 
-    def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
-        super().__init__(planned, run)
-        self._agents: dict[str, Mapping[str, Any] | None] = {}
-        """Node → identity of the last agent reached there."""
-
-    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
-        """Log in and connect to the run's agent. Raises SetupError with ssh's message."""
+    async def __aenter__(self) -> Self:
         if shutil.which("ssh") is None:
             raise SetupError("there is no ssh client on this machine", fix="install openssh-client")
-        try:
-            link = await relayed.connect(
-                node.name,
-                argv(node),
-                self.run,
-                token=token,
-                former=self._agents.get(node.name),
-                is_fenced=is_fenced,
-            )
-        except relayed.Unreached as error:
-            raise _lost(node, error) from error
-        self._agents[node.name] = link.welcome.identity
-        return link
+        return self
 
-    @staticmethod
-    async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
-        try:
-            return await relayed.end_run(argv(node), run_id=run_id, former=former)
-        except relayed.Unreached as error:
-            raise _lost(node, error) from error
+    @classmethod
+    def argv(cls, node: NodePlan) -> list[str]:
+        """Return the transport: ssh, and on the host a Python that waits for its orders."""
+        options = [word for option in OPTIONS for word in ("-o", option)]
+        starter = f"exec sh -c '{_FIND}' sh {_quoted(node.python)} '{STARTER}'"
+        return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
-
-def argv(node: NodePlan) -> list[str]:
-    """Return the transport: ssh, and on the host a Python that waits for its orders."""
-    python = _quoted(node.python)
-    options = [word for option in OPTIONS for word in ("-o", option)]
-    starter = f"exec sh -c '{_FIND}' sh {python} '{relayed.STARTER}'"
-    return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
-
-
-def _lost(node: NodePlan, error: relayed.Unreached) -> NodeLostError:
-    """Return the error for a node, with what to do about the message of ssh or of a shell."""
-    fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error), re.MULTILINE))
-    fix = next(fixes, "see `ssh -v {to}`")
-    to = node.destination or node.name
-    return NodeLostError(
-        f"{node.name} cannot be reached: {error}", fix=fix.format(to=to, name=node.name)
-    )
+    @classmethod
+    def fix(cls, node: NodePlan, why: str) -> str:
+        """Return what to do about a message of ssh or of a shell."""
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, why, re.MULTILINE))
+        to = node.destination or node.name
+        return next(fixes, "see `ssh -v {to}`").format(to=to, name=node.name)
 
 
 def _quoted(path: str) -> str:
