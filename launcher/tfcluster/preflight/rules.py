@@ -14,6 +14,7 @@ from typing import Any
 from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError
 from tfcluster.nodes.probe_answers import ProbeAnswer
+from tfcluster.plans.context import LOCAL
 from tfcluster.plans.keras_settings import is_from_2_16
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
@@ -124,7 +125,7 @@ def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
 
 
 def _python_field(node: str) -> str:
-    return "--python PATH" if node == "local" else f"runtime.hosts.{node}.python"
+    return "--python PATH" if node == LOCAL else f"runtime.hosts.{node}.python"
 
 
 def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Finding]:
