@@ -185,7 +185,8 @@ def start_package(
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
     python = _python_here(python, hosts, sets)
     spec = {"cluster": {"worker": workers}, **package.spec()}
-    planned = plan(spec, sets=sets, hosts=hosts, python=python)
+    loaded = package.added_to(load(spec, sets=sets, hosts=hosts))
+    planned = plan(loaded, python=python)
     package.require_same_python(planned.plan)
     return start(planned)
 

@@ -20,7 +20,7 @@ import sys
 import textwrap
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -33,6 +33,7 @@ from tfcluster.plans.command import FUNCTION_CODE, FUNCTION_MODULE
 if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
     from tfcluster.rundir.paths import RunPaths
+    from tfcluster.spec.load import LoadedSpec
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 _CALL, _VALUE = "call.pkl", "value.pkl"
@@ -52,13 +53,23 @@ class Package:
     """True if it holds code that only Pythons of the same minor version load."""
 
     def spec(self) -> dict[str, Any]:
-        """Return the spec without its cluster."""
+        """Return the spec without its cluster and the package's files, see `added_to`."""
         return {
             "name": self.name,
-            "job": {"module": FUNCTION_MODULE, "args": [self.folder], "include": [self.folder]},
-            "checkpoints": {"outputs": [f"{self.folder}/{_VALUE}"]},
+            "job": {"module": FUNCTION_MODULE, "args": [self.folder]},
             "supervision": {"max_restarts": 0},
         }
+
+    def added_to(self, loaded: LoadedSpec) -> LoadedSpec:
+        """Return the spec with the package's files besides those that the user lists."""
+        spec = loaded.spec
+        include = (*spec.job.include, self.folder)
+        outputs = (*spec.checkpoints.outputs, f"{self.folder}/{_VALUE}")
+        changed = {
+            "job": spec.job.model_copy(update={"include": include}),
+            "checkpoints": spec.checkpoints.model_copy(update={"outputs": outputs}),
+        }
+        return replace(loaded, spec=spec.model_copy(update=changed))
 
     def require_same_python(self, plan: Plan) -> None:
         """Raise InterpreterError (exit 3) for a Python of the tasks that cannot load the code.

@@ -43,7 +43,6 @@ def test_the_folder_lasts_as_long_as_the_run(tmp_path: Path) -> None:
     with functions.package(sum, ([1],)) as placed:
         folder = tmp_path / placed.folder
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert placed.spec()["job"]["include"] == [placed.folder]
         assert placed.name == "sum"
     assert list(tmp_path.iterdir()) == []
 
@@ -55,6 +54,23 @@ def test_other_files_of_tfcluster_in_the_workdir_stay(tmp_path: Path) -> None:
     with functions.package(sum, ([1],)):
         pass
     assert list(schema.parent.iterdir()) == [schema]
+
+
+def test_files_that_the_user_lists_are_sent_and_gathered_besides_its_own(tmp_path: Path) -> None:
+    """`sets` replace whole lists: the function's value would not come back."""
+    sets = ['job.include=["data"]', 'checkpoints.outputs=["x*"]']
+    with functions.package(sum, ([1],)) as placed:
+        spec = {**placed.spec(), "cluster": {"worker": 1}}
+        loaded = placed.added_to(tfcluster.load(spec, sets=sets))
+        planned = tfcluster.plan(loaded)
+    value = f"{placed.folder}/value.pkl"
+    assert planned.plan.include == ("data", placed.folder)
+    assert loaded.spec.checkpoints.outputs == ("x*", value)
+    kept = planned.spec_to_keep()
+    assert (kept["job"]["include"], kept["checkpoints"]["outputs"]) == (
+        ["data", placed.folder],
+        ["x*", value],
+    )
 
 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
