@@ -257,11 +257,17 @@ def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[P
 
 
 def _script_folder(workdir: Path) -> list[str]:
-    """Return the running script's folder, relative to `workdir`, if it is below that."""
+    """Return the running script's folder, relative to `workdir` if it is below that.
+
+    Other machines have only what is below it. Python's own folders may be first in `sys.path` too.
+    """
     folder = Path(sys.path[0] or workdir).absolute()
-    if folder == workdir or not folder.is_relative_to(workdir):
+    if folder == workdir:
         return []
-    return [folder.relative_to(workdir).as_posix()]
+    if folder.is_relative_to(workdir):
+        return [folder.relative_to(workdir).as_posix()]
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    return [str(folder)] if Path(script).resolve().parent == folder else []
 
 
 def _write(folder: Path, content: Mapping[str, Any], code: str) -> None:

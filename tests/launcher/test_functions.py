@@ -151,6 +151,28 @@ def test_a_plan_knows_what_a_cell_imports(tmp_path: Path, source: str) -> None:
     assert needs_tensorflow(spec, context) is ("tensorflow" in source)
 
 
+def test_the_folder_of_a_script_elsewhere_is_sent(tmp_path: Path) -> None:
+    """The tasks of this machine import what is beside a script that is not below the workdir."""
+    script = tmp_path / "scripts" / "train.py"
+    for folder in (script.parent, tmp_path / "here"):
+        folder.mkdir()
+    script.write_text(
+        "import pickle\nfrom tfcluster import functions\nfrom pathlib import Path\n"
+        "with functions.package(print) as placed:\n"
+        "    print(*pickle.loads(Path(placed.folder, 'call.pkl').read_bytes())['path'])\n"
+    )
+    shown = [
+        subprocess.check_output([sys.executable, *argv], cwd=cwd, text=True).strip()
+        for cwd, argv in (
+            (tmp_path / "here", ["../scripts/train.py"]),
+            (tmp_path, ["scripts/train.py"]),
+            (script.parent, ["train.py"]),
+            (script.parent, ["-m", "train"]),
+        )
+    ]
+    assert shown == [str(script.parent), "scripts", "", ""]
+
+
 def returned(tmp_path: Path, record: dict[str, Any]) -> RunPaths:
     paths = RunPaths(tmp_path / "run-1")
     file = paths.outputs / ".tfcluster" / "function-1" / "value.pkl"
