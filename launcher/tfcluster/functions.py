@@ -1,6 +1,7 @@
 """Functions and notebook cells as jobs: what a task needs is put into a folder of the workdir.
 
-The folder, ``.tfcluster/function-…``, exists only while its run does. Local tasks read it where it
+The folder, ``.tfcluster/function-…``, exists only while its run does; the next one and the clean-up
+after a lost run remove what a killed process has left. Local tasks read it where it
 is; other machines get it with the copy of the workdir. The chief's value comes back as an output of
 the run. `tfcluster_workers.function` is the other side.
 """
@@ -11,6 +12,7 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import linecache
 import pickle
 import re
@@ -25,10 +27,12 @@ from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from tfcluster.agent import budgets
+from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import FunctionError, InterpreterError
-from tfcluster.plans.command import FUNCTION_CODE, FUNCTION_MODULE
+from tfcluster.plans.command import FUNCTION_CODE, FUNCTION_FOLDER, FUNCTION_MODULE
+from tfcluster.rundir.registry import ProcessIdentity, this_process
+from tfcluster.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
@@ -36,8 +40,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.load import LoadedSpec
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_CALL, _VALUE = "call.pkl", "value.pkl"
-_VALUES: Final = f".tfcluster/function-*/{_VALUE}"
+_CALL, _VALUE, _OWNER = "call.pkl", "value.pkl", "owner.json"
 _PYTHON: Final = sys.version_info[:2]
 _MIB: Final = 1 << 20
 
@@ -132,7 +135,7 @@ def value(paths: RunPaths) -> Any:
 
     The value is unpickled: the task that wrote it decides which code that runs here.
     """
-    found = next(paths.outputs.glob(_VALUES), None)
+    found = next(paths.outputs.glob(f"{FUNCTION_FOLDER}*/{_VALUE}"), None)
     if found is None:
         fix = f"see `tfcluster status {paths.run_id}`"
         raise FunctionError(f"{paths.run_id} has no value of the chief", fix=fix)
@@ -237,7 +240,7 @@ def _source_of(code: CodeType) -> str:
 
 @contextlib.contextmanager
 def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[Package]:
-    workdir, folder = Path.cwd(), f".tfcluster/function-{secrets.token_hex(4)}"
+    workdir, folder = Path.cwd(), f"{FUNCTION_FOLDER}{secrets.token_hex(4)}"
     named = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "function"
     content = {
         **call,
@@ -248,6 +251,7 @@ def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[P
         "max_bytes": budgets.FUNCTION_BYTES,
     }
     try:
+        _remove_abandoned(workdir)
         _write(workdir / folder, content, "\n".join(pickled.code))
         yield Package(named, folder, pickled.is_bytecode)
     finally:
@@ -270,6 +274,15 @@ def _script_folder(workdir: Path) -> list[str]:
     return [str(folder)] if Path(script).resolve().parent == folder else []
 
 
+def _remove_abandoned(workdir: Path) -> None:
+    """Remove the packages of processes that were killed, with the arguments in them."""
+    for file in workdir.glob(f"{FUNCTION_FOLDER}*/{_OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = from_json(ProcessIdentity, foreign_json.read_json_object(file))
+            if owner.is_alive() is False:
+                shutil.rmtree(file.parent)
+
+
 def _write(folder: Path, content: Mapping[str, Any], code: str) -> None:
     """Write the files of a package. Raises FunctionError."""
     import cloudpickle
@@ -277,6 +290,7 @@ def _write(folder: Path, content: Mapping[str, Any], code: str) -> None:
     nothing = {"error": "its function has not returned"}
     try:
         folder.mkdir(parents=True, mode=0o700)
+        (folder / _OWNER).write_text(json.dumps(to_json(this_process())))
         (folder / ".gitignore").write_text("*\n")  # other runs do not copy it
         (folder / _CALL).write_bytes(pickle.dumps(dict(content), protocol=4))
         (folder / _VALUE).write_bytes(pickle.dumps(nothing, protocol=4))

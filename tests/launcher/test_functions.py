@@ -73,6 +73,25 @@ def test_files_that_the_user_lists_are_sent_and_gathered_besides_its_own(tmp_pat
     )
 
 
+KILLED = """
+import os
+from tfcluster import functions
+package = functions.package(print, ("a secret",))
+package.__enter__()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_process_has_left_is_removed_with_the_next_package(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    [left] = tmp_path.glob(".tfcluster/function-*")
+    with functions.package(print) as first, functions.package(print) as second:
+        assert not left.exists()
+        live = {path.name for path in left.parent.iterdir()}
+        assert live == {Path(first.folder).name, Path(second.folder).name}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     arguments = (1, {"lock": threading.Lock()})
     with pytest.raises(FunctionError, match=r"args\[1\] cannot be pickled: .*lock") as raised:
