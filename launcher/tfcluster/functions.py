@@ -100,15 +100,34 @@ def package(
     """Put `function` and its arguments into a folder, which is removed at the end.
 
     Objects of `__main__`, so of a script or a notebook, travel with their code; objects of modules
-    are imported by the task. Raises FunctionError for what cannot be pickled or is too large.
+    are imported by the task. Raises FunctionError for what cannot be pickled or is too large, and
+    for a function that a call does not run.
     """
     own_name = getattr(function, "__name__", type(function).__name__)
+    _require_plain(function, own_name)
     parts = {f"the function {own_name}": function}
     parts |= {f"args[{index}]": arg for index, arg in enumerate(args)}
     parts |= {f"kwargs[{key!r}]": arg for key, arg in kwargs.items()}
     pickled = _dump(parts, (function, tuple(args), dict(kwargs)))
     with _placed({}, pickled, name or own_name) as placed:
         yield placed
+
+
+def _require_plain(function: Callable[..., Any], name: str) -> None:
+    """Raise FunctionError for an async or generator function, whose call runs none of its code."""
+    called = (function, type(function).__call__)
+    if any(map(inspect.iscoroutinefunction, called)):
+        kind, fix = "an async function", "asyncio.run"
+    elif any(map(inspect.isgeneratorfunction, called)):
+        kind, fix = "a generator", "list"
+    elif any(map(inspect.isasyncgenfunction, called)):
+        kind, fix = "an async generator", "asyncio.run"
+    else:
+        return
+    raise FunctionError(
+        f"{name} is {kind}: calling it does not run it",
+        fix=f"pass a function that runs it, for example with {fix}(…), and returns a value",
+    )
 
 
 @contextlib.contextmanager

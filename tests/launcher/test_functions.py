@@ -104,6 +104,24 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("source", "kind", "fix"),
+    [
+        ("async def f(): pass", "an async function", "asyncio.run"),
+        ("def f(): yield 1", "a generator", "list"),
+        ("async def f(): yield 1", "an async generator", "asyncio.run"),
+        ("class F:\n async def __call__(self): pass\nf = F()", "an async function", "asyncio.run"),
+        ("import functools\nasync def g(x): pass\nf = functools.partial(g, 1)",
+         "an async function", "asyncio.run"),
+    ],
+)  # fmt: skip
+def test_a_function_that_a_call_does_not_run(source: str, kind: str, fix: str) -> None:
+    """It would succeed at once, without a value."""
+    with pytest.raises(FunctionError, match=f"is {kind}: calling it does not run it") as raised:
+        functions.package(in_main(source)).__enter__()
+    assert f"with {fix}(…)" in raised.value.fix
+
+
 def test_what_is_too_large_is_named(tmp_path: Path) -> None:
     data = bytes(budgets.FUNCTION_BYTES)
     with pytest.raises(FunctionError, match=r"takes 64 MiB, most of it kwargs\['data'\]") as raised:
