@@ -50,7 +50,8 @@ def _options(**options: Any) -> dict[str, Any]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Define the magic in this notebook; called by ``%load_ext tfcluster``."""
+    """Define the magic, whose view `tfcluster.run` gets too; called by ``%load_ext tfcluster``."""
+    api.watch = MethodType(_watch, shell)
     shell.register_magic_function(MethodType(run_cell, shell), "cell", "tfcluster")
 
 
@@ -158,7 +159,7 @@ def _watch(shell: InteractiveShell, run: Run) -> Result:
         run.stop()  # it has ended, unless the interrupt came before or after the loop
         raise
     if interrupts:
-        raise KeyboardInterrupt
+        raise _without_traceback(shell, KeyboardInterrupt())
     return result
 
 
