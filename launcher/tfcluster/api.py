@@ -33,6 +33,10 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 """A spec: the path of its file, or its value, whose paths are relative to the current folder."""
 
 
+watch: Callable[[Run], Result] = Run.wait
+"""The function by which `run` waits; ``%load_ext tfcluster`` sets one with a live view."""
+
+
 def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) -> LoadedSpec:
     """Return the checked spec in `source`.
 
@@ -166,12 +170,12 @@ def run(
 
         with functions.package(program, args, kwargs or {}, name=name) as package:
             started = start_package(package, workers, sets=sets, hosts=hosts, python=python)
-            return started.wait().check()
+            return watch(started).check()
     if kwargs:
         raise UsageError("kwargs are for a function; a script gets args")
     spec = spec_of_program(os.fspath(program), args, workers=workers, name=name)
     python = _python_here(python, hosts, sets)
-    return start(spec, sets=sets, hosts=hosts, python=python).wait().check()
+    return watch(start(spec, sets=sets, hosts=hosts, python=python)).check()
 
 
 def start_package(
@@ -185,7 +189,8 @@ def start_package(
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
     python = _python_here(python, hosts, sets)
     spec = {"cluster": {"worker": workers}, **package.spec()}
-    planned = plan(spec, sets=sets, hosts=hosts, python=python)
+    loaded = package.added_to(load(spec, sets=sets, hosts=hosts))
+    planned = plan(loaded, python=python)
     package.require_same_python(planned.plan)
     return start(planned)
 

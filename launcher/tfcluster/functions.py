@@ -1,6 +1,7 @@
 """Functions and notebook cells as jobs: what a task needs is put into a folder of the workdir.
 
-The folder, ``.tfcluster/function-…``, exists only while its run does. Local tasks read it where it
+The folder, ``.tfcluster/function-…``, exists only while its run does; the next one and the clean-up
+after a lost run remove what a killed process has left. Local tasks read it where it
 is; other machines get it with the copy of the workdir. The chief's value comes back as an output of
 the run. `tfcluster_workers.function` is the other side.
 """
@@ -11,6 +12,7 @@ import ast
 import contextlib
 import inspect
 import io
+import json
 import linecache
 import pickle
 import re
@@ -20,23 +22,25 @@ import sys
 import textwrap
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from tfcluster.agent import budgets
+from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import FunctionError, InterpreterError
-from tfcluster.plans.command import FUNCTION_CODE, FUNCTION_MODULE
+from tfcluster.plans.command import FUNCTION_CODE, FUNCTION_FOLDER, FUNCTION_MODULE
+from tfcluster.rundir.registry import ProcessIdentity, this_process
+from tfcluster.typed_json import from_json, to_json
 
 if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
     from tfcluster.rundir.paths import RunPaths
+    from tfcluster.spec.load import LoadedSpec
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
-_CALL, _VALUE = "call.pkl", "value.pkl"
-_VALUES: Final = f".tfcluster/function-*/{_VALUE}"
+_CALL, _VALUE, _OWNER = "call.pkl", "value.pkl", "owner.json"
 _PYTHON: Final = sys.version_info[:2]
 _MIB: Final = 1 << 20
 
@@ -52,13 +56,23 @@ class Package:
     """True if it holds code that only Pythons of the same minor version load."""
 
     def spec(self) -> dict[str, Any]:
-        """Return the spec without its cluster."""
+        """Return the spec without its cluster and the package's files, see `added_to`."""
         return {
             "name": self.name,
-            "job": {"module": FUNCTION_MODULE, "args": [self.folder], "include": [self.folder]},
-            "checkpoints": {"outputs": [f"{self.folder}/{_VALUE}"]},
+            "job": {"module": FUNCTION_MODULE, "args": [self.folder]},
             "supervision": {"max_restarts": 0},
         }
+
+    def added_to(self, loaded: LoadedSpec) -> LoadedSpec:
+        """Return the spec with the package's files besides those that the user lists."""
+        spec = loaded.spec
+        include = (*spec.job.include, self.folder)
+        outputs = (*spec.checkpoints.outputs, f"{self.folder}/{_VALUE}")
+        changed = {
+            "job": spec.job.model_copy(update={"include": include}),
+            "checkpoints": spec.checkpoints.model_copy(update={"outputs": outputs}),
+        }
+        return replace(loaded, spec=spec.model_copy(update=changed))
 
     def require_same_python(self, plan: Plan) -> None:
         """Raise InterpreterError (exit 3) for a Python of the tasks that cannot load the code.
@@ -86,15 +100,34 @@ def package(
     """Put `function` and its arguments into a folder, which is removed at the end.
 
     Objects of `__main__`, so of a script or a notebook, travel with their code; objects of modules
-    are imported by the task. Raises FunctionError for what cannot be pickled or is too large.
+    are imported by the task. Raises FunctionError for what cannot be pickled or is too large, and
+    for a function that a call does not run.
     """
     own_name = getattr(function, "__name__", type(function).__name__)
+    _require_plain(function, own_name)
     parts = {f"the function {own_name}": function}
     parts |= {f"args[{index}]": arg for index, arg in enumerate(args)}
     parts |= {f"kwargs[{key!r}]": arg for key, arg in kwargs.items()}
     pickled = _dump(parts, (function, tuple(args), dict(kwargs)))
     with _placed({}, pickled, name or own_name) as placed:
         yield placed
+
+
+def _require_plain(function: Callable[..., Any], name: str) -> None:
+    """Raise FunctionError for an async or generator function, whose call runs none of its code."""
+    called = (function, type(function).__call__)
+    if any(map(inspect.iscoroutinefunction, called)):
+        kind, fix = "an async function", "asyncio.run"
+    elif any(map(inspect.isgeneratorfunction, called)):
+        kind, fix = "a generator", "list"
+    elif any(map(inspect.isasyncgenfunction, called)):
+        kind, fix = "an async generator", "asyncio.run"
+    else:
+        return
+    raise FunctionError(
+        f"{name} is {kind}: calling it does not run it",
+        fix=f"pass a function that runs it, for example with {fix}(…), and returns a value",
+    )
 
 
 @contextlib.contextmanager
@@ -121,7 +154,7 @@ def value(paths: RunPaths) -> Any:
 
     The value is unpickled: the task that wrote it decides which code that runs here.
     """
-    found = next(paths.outputs.glob(_VALUES), None)
+    found = next(paths.outputs.glob(f"{FUNCTION_FOLDER}*/{_VALUE}"), None)
     if found is None:
         fix = f"see `tfcluster status {paths.run_id}`"
         raise FunctionError(f"{paths.run_id} has no value of the chief", fix=fix)
@@ -226,7 +259,7 @@ def _source_of(code: CodeType) -> str:
 
 @contextlib.contextmanager
 def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[Package]:
-    workdir, folder = Path.cwd(), f".tfcluster/function-{secrets.token_hex(4)}"
+    workdir, folder = Path.cwd(), f"{FUNCTION_FOLDER}{secrets.token_hex(4)}"
     named = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-._") or "function"
     content = {
         **call,
@@ -237,6 +270,7 @@ def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[P
         "max_bytes": budgets.FUNCTION_BYTES,
     }
     try:
+        _remove_abandoned(workdir)
         _write(workdir / folder, content, "\n".join(pickled.code))
         yield Package(named, folder, pickled.is_bytecode)
     finally:
@@ -246,11 +280,26 @@ def _placed(call: Mapping[str, Any], pickled: _Pickled, name: str) -> Iterator[P
 
 
 def _script_folder(workdir: Path) -> list[str]:
-    """Return the running script's folder, relative to `workdir`, if it is below that."""
+    """Return the running script's folder, relative to `workdir` if it is below that.
+
+    Other machines have only what is below it. Python's own folders may be first in `sys.path` too.
+    """
     folder = Path(sys.path[0] or workdir).absolute()
-    if folder == workdir or not folder.is_relative_to(workdir):
+    if folder == workdir:
         return []
-    return [folder.relative_to(workdir).as_posix()]
+    if folder.is_relative_to(workdir):
+        return [folder.relative_to(workdir).as_posix()]
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    return [str(folder)] if Path(script).resolve().parent == folder else []
+
+
+def _remove_abandoned(workdir: Path) -> None:
+    """Remove the packages of processes that were killed, with the arguments in them."""
+    for file in workdir.glob(f"{FUNCTION_FOLDER}*/{_OWNER}"):
+        with contextlib.suppress(OSError, ValueError):
+            owner = from_json(ProcessIdentity, foreign_json.read_json_object(file))
+            if owner.is_alive() is False:
+                shutil.rmtree(file.parent)
 
 
 def _write(folder: Path, content: Mapping[str, Any], code: str) -> None:
@@ -260,6 +309,7 @@ def _write(folder: Path, content: Mapping[str, Any], code: str) -> None:
     nothing = {"error": "its function has not returned"}
     try:
         folder.mkdir(parents=True, mode=0o700)
+        (folder / _OWNER).write_text(json.dumps(to_json(this_process())))
         (folder / ".gitignore").write_text("*\n")  # other runs do not copy it
         (folder / _CALL).write_bytes(pickle.dumps(dict(content), protocol=4))
         (folder / _VALUE).write_bytes(pickle.dumps(nothing, protocol=4))

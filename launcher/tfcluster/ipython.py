@@ -19,8 +19,7 @@ from IPython.display import display
 from tfcluster import api, functions
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import JobFailed, Result, Run
-from tfcluster.rundir.registry import StateFile
-from tfcluster.rundir.states import Status
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.follow import RunView, format_status_line
 from tfcluster.ui.formats import cut_to_columns
 from tfcluster.ui.history import log_of_cause
@@ -32,7 +31,7 @@ from tfcluster.ui.terminal import Terminal
 
 _LINES: Final = 20
 _COLUMNS: Final = 120
-_PAUSE_S: Final = 0.25
+_PAUSE_S: Final = 0.2
 
 
 @click.command("%%tfcluster", context_settings={"help_option_names": ["-h", "--help"]})
@@ -51,7 +50,8 @@ def _options(**options: Any) -> dict[str, Any]:
 
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
-    """Define the magic in this notebook; called by ``%load_ext tfcluster``."""
+    """Define the magic, whose view `tfcluster.run` gets too; called by ``%load_ext tfcluster``."""
+    api.watch = MethodType(_watch, shell)
     shell.register_magic_function(MethodType(run_cell, shell), "cell", "tfcluster")
 
 
@@ -62,7 +62,7 @@ def run_cell(shell: InteractiveShell, line: str, cell: str) -> None:
         if isinstance(options, dict):  # else it has printed the help
             _run(shell, cell, **options)
     except (TfclusterError, KeyboardInterrupt) as error:
-        raise _without_traceback(error) from None
+        raise _without_traceback(shell, error) from None
 
 
 def _parse(line: str) -> Any:
@@ -116,43 +116,56 @@ def _pushed(shell: InteractiveShell, names: list[str]) -> dict[str, Any]:
     return {name: shell.user_ns[name] for name in names}
 
 
-def _without_traceback(error: BaseException) -> BaseException:
+def _without_traceback(shell: InteractiveShell, error: BaseException) -> BaseException:
     """Return `error`, of which a notebook will show the text, and not the way through tfcluster."""
     lines = str(error).splitlines()
     if isinstance(error, KeyboardInterrupt):
         lines = ["KeyboardInterrupt: the run was stopped"]
     elif isinstance(error, JobFailed):
-        lines = _root_cause(error.run) or lines
+        is_notebook = hasattr(shell, "kernel")
+        lines = _root_cause(error.run, _COLUMNS if is_notebook else Terminal().width) or lines
     error._render_traceback_ = lambda: lines  # type: ignore[attr-defined]  # see IPython's docs
     return error
 
 
-def _root_cause(run: Run) -> list[str]:
+def _root_cause(run: Run, width: int) -> list[str]:
     state = run.state()
     log = log_of_cause(state)
     panel = root_cause_panel(state, run.paths, last_lines(run.folder / log) if log else ())
     if panel is None:
         return []
-    return [f"{run.id} {state.status}", *plain_text(panel, _COLUMNS).splitlines()]
+    return [f"{run.id} {state.status}", *plain_text(panel, width).splitlines()]
 
 
 def _watch(shell: InteractiveShell, run: Run) -> Result:
-    """Show the run until its end; an interrupt stops it first."""
+    """Show the run until its end; an interrupt stops it first, and a second one kills its tasks."""
+    asked = interrupts = 0
     try:
         with _view(shell, run) as update:
             while True:
                 try:
-                    return run.wait(_PAUSE_S)
-                except TimeoutError:
-                    update()
+                    if asked < interrupts:
+                        asked = interrupts
+                        with contextlib.suppress(TfclusterError):
+                            run.ask_to_stop(why="Ctrl-C", now=asked > 1)
+                    if (state := run.state()).status.is_final:
+                        break
+                    update(state)
+                    time.sleep(_PAUSE_S)
+                except KeyboardInterrupt:
+                    interrupts += 1
+            result = run.wait()
     except BaseException:
-        run.stop()  # it has ended, unless the interrupt came while the view was drawn
+        run.stop()  # it has ended, unless the interrupt came before or after the loop
         raise
+    if interrupts:
+        raise _without_traceback(shell, KeyboardInterrupt())
+    return result
 
 
 @contextlib.contextmanager
-def _view(shell: InteractiveShell, run: Run) -> Iterator[Callable[[], None]]:
-    """Show the run while the block calls the function that it gets."""
+def _view(shell: InteractiveShell, run: Run) -> Iterator[Callable[[RunSnapshot], None]]:
+    """Show the run while the block calls the function that it gets, then how the run ended."""
     if hasattr(shell, "kernel"):
         cell = _CellView(run)
         try:
@@ -160,55 +173,63 @@ def _view(shell: InteractiveShell, run: Run) -> Iterator[Callable[[], None]]:
         finally:
             cell.finish()
     else:
-        view = RunView(run.paths, Terminal())
+        terminal = Terminal()
+        view = RunView(run.paths, terminal)
         view.start()
         try:
-            yield lambda: None
+            yield lambda state: None
         finally:
             view.finish()
+        terminal.say(_describe_end(run, run.state(), terminal.width))
+
+
+def _describe_end(run: Run, state: RunSnapshot, width: int) -> str:
+    """Return the last status of a run, and where its checkpoint and its logs are."""
+    lines = [format_status_line(state, {}, now=time.time(), width=width)]
+    if (newest := run.newest_checkpoint) is not None:
+        lines.append(f"checkpoint {newest.path}")
+    return "\n".join([*lines, f"logs {run.paths.logs}"])
 
 
 class _CellView:
     """The output of a cell: a status line and the last lines of the tasks, updated in place."""
 
     def __init__(self, run: Run) -> None:
-        self._run, self._state = run, StateFile(run.paths)
+        self._run = run
         self._logs = MergedLogs(run.paths, line_style=LineStyle(is_screen=True, collapse=True))
         self._lines = deque[str](maxlen=_LINES)
         self._hidden, self._shown = 0, ""
-        self._output = display(self._content(), raw=True, display_id=True)
+        self._output = display(self._content(run.state()), raw=True, display_id=True)
 
-    def update(self) -> None:
+    def update(self, state: RunSnapshot) -> None:
         """Show what is new."""
-        self._show(self._logs.advance())
+        self._show(state, self._logs.advance())
 
     def finish(self) -> None:
         """Show the rest of a run that has ended."""
-        self._show(self._logs.drain())
+        self._show(self._run.state(), self._logs.drain())
         self._logs.close()
 
-    def _show(self, blocks: Iterator[bytes]) -> None:
+    def _show(self, state: RunSnapshot, blocks: Iterator[bytes]) -> None:
         for block in blocks:
             lines = block.decode(errors="replace").splitlines()
             self._hidden += max(0, len(self._lines) + len(lines) - _LINES)
             self._lines += lines
-        content = self._content()
+        content = self._content(state)
         if content["text/plain"] != self._shown:
             self._shown = content["text/plain"]
             self._output.update(content, raw=True)
 
-    def _content(self) -> dict[str, str]:
+    def _content(self, state: RunSnapshot) -> dict[str, str]:
         lines = [cut_to_columns(line, _COLUMNS) for line in self._lines]
         if self._hidden:
             lines.insert(0, f"… {self._hidden:,} earlier lines: tfcluster logs {self._run.id}")
-        parts = ["\n".join(lines), self._status()]
+        parts = ["\n".join(lines), self._status(state)]
         shown = "".join(f"<pre>{html.escape(part)}</pre>" for part in parts if part)
         return {"text/plain": "\n".join(filter(None, parts)), "text/html": shown}
 
-    def _status(self) -> str:
-        snapshot = self._state.read()
-        if snapshot is None:
-            return str(Status.STARTING)
-        status = format_status_line(snapshot, {}, now=time.time(), width=_COLUMNS)
-        newest = self._run.newest_checkpoint if snapshot.status.is_final else None
-        return f"{status}\ncheckpoint {newest.path}" if newest is not None else status
+    def _status(self, state: RunSnapshot) -> str:
+        if state.status.is_final:
+            return _describe_end(self._run, state, _COLUMNS)
+        status = format_status_line(state, {}, now=time.time(), width=_COLUMNS)
+        return status.replace("Ctrl-C again", "a second interrupt")

@@ -58,7 +58,7 @@ def _output(outputs: list[Any]) -> Output:
         elif output.output_type == "error":
             error, shown = output.ename, "\n".join(output.traceback)
         else:
-            text += output.data["text/plain"]
+            text += output.data["text/plain"] + "\n"
             html += output.data.get("text/html", "")
     return Output(text, html, error, shown)
 

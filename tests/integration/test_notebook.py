@@ -34,7 +34,7 @@ def test_a_function_of_a_cell_runs_on_the_workers(notebook: Notebook) -> None:
         "result = tfcluster.run(f, args=(2,), kwargs={'y': 1})\n"
         "print(result.value.x, isinstance(result.value, Box), result.status)"
     )
-    assert done.text == "('worker:0', 7) True succeeded\n", done.shown
+    assert done.text.splitlines()[-1] == "('worker:0', 7) True succeeded", done.shown
     assert list(notebook.folder.iterdir()) == []
 
 
@@ -56,7 +56,7 @@ def test_a_restart_calls_the_function_again(notebook: Notebook) -> None:
         "sets = ['supervision.max_restarts=1', 'supervision.backoff_s=0.1']\n"
         "print(tfcluster.run(f, sets=sets).value)"
     )
-    assert done.text == "2\n", done.shown
+    assert done.text.splitlines()[-1] == "2", done.shown
 
 
 def test_what_cannot_be_sent_is_refused_before_the_start(notebook: Notebook) -> None:
@@ -79,6 +79,12 @@ def test_a_cell_runs_on_the_workers_and_shares_only_what_is_named(notebook: Note
     assert re.search(r"^succeeded \d\.\d s$", done.text, re.MULTILINE)
     assert "&lt;b&gt;" in done.html
     assert notebook.run("print(x, y, z)").text == "5 not sent 6\n"
+
+
+def test_a_function_has_the_live_view_of_a_cell(notebook: Notebook) -> None:
+    done = notebook.run("result = tfcluster.run(lambda: print('in', os.environ['TFCLUSTER_TASK']))")
+    assert {"worker:0 │ in worker:0", "worker:1 │ in worker:1"} < {*done.text.splitlines()}
+    assert re.search(r"^succeeded \d\.\d s$", done.text, re.MULTILINE)
 
 
 def test_only_the_last_lines_of_a_cell_are_shown(notebook: Notebook) -> None:
@@ -141,6 +147,43 @@ def test_an_interrupt_stops_the_workers(notebook: Notebook) -> None:
     assert list(notebook.folder.iterdir()) == []
 
 
+RECORD = """
+from IPython.display import DisplayHandle
+
+seen, update = [], DisplayHandle.update
+
+def record(self, data, **options):
+    seen.append(data["text/plain"])
+    update(self, data, **options)
+
+def interrupt(expected):
+    for text in expected:
+        while not any(text in shown for shown in seen): time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+DisplayHandle.update = record
+threading.Thread(target=interrupt, args=[("stubborn", "a second interrupt kills at once")]).start()
+"""
+
+
+def test_the_view_goes_on_while_the_run_stops_and_a_second_interrupt_kills(
+    notebook: Notebook,
+) -> None:
+    notebook.run(f"import signal, threading, time\n{RECORD}")
+    done = notebook.run(
+        "%%tfcluster -n 1 --set supervision.grace_s=100\n"
+        "import signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('stubborn', flush=True)\n"
+        "time.sleep(600)"
+    )
+    assert done.error == "KeyboardInterrupt"
+    assert re.search(r"^interrupted \d", done.text, re.MULTILINE)
+    assert re.search(r"^logs /.*/logs$", done.text, re.MULTILINE)
+    stopping = notebook.run("DisplayHandle.update = update\nprint(*seen, sep='\\n')").text
+    assert re.search(r"^stopping .* left, a second interrupt kills", stopping, re.MULTILINE)
+
+
 TERMINAL = """
 %load_ext tfcluster
 get_ipython().run_cell_magic("tfcluster", "--pull z", "z = 4\\nprint('here', z)")
@@ -148,10 +191,17 @@ print("pulled", z)
 """
 
 
-def test_ipython_in_a_terminal_shows_the_live_view(shell: CommandLine) -> None:
-    script = shell.script("session.ipy", TERMINAL)
+FAILING = """
+%load_ext tfcluster
+get_ipython().run_cell_magic("tfcluster", "", "raise ValueError('too long ' * 30)")
+"""
+
+
+def in_terminal(shell: CommandLine, source: str) -> tuple[int, str]:
+    """Run the source in IPython in a terminal of 80 columns; return its exit code and text."""
+    script = shell.script("session.ipy", source)
     user, program = os.openpty()
-    env = {**shell.env, "IPYTHONDIR": str(shell.root / "ipython"), "COLUMNS": "100"}
+    env = {**shell.env, "IPYTHONDIR": str(shell.root / "ipython"), "COLUMNS": "80"}
     process = subprocess.Popen(
         [sys.executable, "-m", "IPython", "--no-banner", str(script)],
         stdin=program,
@@ -166,11 +216,25 @@ def test_ipython_in_a_terminal_shows_the_live_view(shell: CommandLine) -> None:
         while block := os.read(user, 1 << 16):
             seen += block
     os.close(user)
-    assert process.wait(10) == 0
-    text = seen.decode()
+    return process.wait(10), seen.decode().replace("\r", "")
+
+
+def test_ipython_in_a_terminal_shows_the_live_view_and_the_end(shell: CommandLine) -> None:
+    code, text = in_terminal(shell, TERMINAL)
+    assert code == 0
     assert "worker:1 │\x1b[0m here 4" in text
     assert "worker:1 ended after" in text
     assert "pulled 4" in text
+    assert re.search(r"(^|\x1b\[K)succeeded \d\.\d s\nlogs /.*/logs$", text, re.MULTILINE)
+
+
+def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) -> None:
+    _, text = in_terminal(shell, FAILING)
+    panel = text[text.index("root cause: worker:") :]
+    reason = panel[: panel.index("last ")].splitlines()
+    assert len(reason) > 3
+    assert max(map(len, reason)) <= 80
+    assert re.search(r"(^|\x1b\[K)failed \d\.\d s\nlogs /.*/logs$", text, re.MULTILINE)
 
 
 # -- with TensorFlow -------------------------------------------------------------------------------

@@ -43,7 +43,6 @@ def test_the_folder_lasts_as_long_as_the_run(tmp_path: Path) -> None:
     with functions.package(sum, ([1],)) as placed:
         folder = tmp_path / placed.folder
         assert folder.stat().st_mode & 0o777 == 0o700
-        assert placed.spec()["job"]["include"] == [placed.folder]
         assert placed.name == "sum"
     assert list(tmp_path.iterdir()) == []
 
@@ -57,6 +56,42 @@ def test_other_files_of_tfcluster_in_the_workdir_stay(tmp_path: Path) -> None:
     assert list(schema.parent.iterdir()) == [schema]
 
 
+def test_files_that_the_user_lists_are_sent_and_gathered_besides_its_own(tmp_path: Path) -> None:
+    """`sets` replace whole lists: the function's value would not come back."""
+    sets = ['job.include=["data"]', 'checkpoints.outputs=["x*"]']
+    with functions.package(sum, ([1],)) as placed:
+        spec = {**placed.spec(), "cluster": {"worker": 1}}
+        loaded = placed.added_to(tfcluster.load(spec, sets=sets))
+        planned = tfcluster.plan(loaded)
+    value = f"{placed.folder}/value.pkl"
+    assert planned.plan.include == ("data", placed.folder)
+    assert loaded.spec.checkpoints.outputs == ("x*", value)
+    kept = planned.spec_to_keep()
+    assert (kept["job"]["include"], kept["checkpoints"]["outputs"]) == (
+        ["data", placed.folder],
+        ["x*", value],
+    )
+
+
+KILLED = """
+import os
+from tfcluster import functions
+package = functions.package(print, ("a secret",))
+package.__enter__()
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_killed_process_has_left_is_removed_with_the_next_package(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, check=False)
+    [left] = tmp_path.glob(".tfcluster/function-*")
+    with functions.package(print) as first, functions.package(print) as second:
+        assert not left.exists()
+        live = {path.name for path in left.parent.iterdir()}
+        assert live == {Path(first.folder).name, Path(second.folder).name}
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     arguments = (1, {"lock": threading.Lock()})
     with pytest.raises(FunctionError, match=r"args\[1\] cannot be pickled: .*lock") as raised:
@@ -67,6 +102,24 @@ def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     with pytest.raises(FunctionError, match=r"the function f cannot be pickled: .*lock"):
         functions.package(function).__enter__()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "kind", "fix"),
+    [
+        ("async def f(): pass", "an async function", "asyncio.run"),
+        ("def f(): yield 1", "a generator", "list"),
+        ("async def f(): yield 1", "an async generator", "asyncio.run"),
+        ("class F:\n async def __call__(self): pass\nf = F()", "an async function", "asyncio.run"),
+        ("import functools\nasync def g(x): pass\nf = functools.partial(g, 1)",
+         "an async function", "asyncio.run"),
+    ],
+)  # fmt: skip
+def test_a_function_that_a_call_does_not_run(source: str, kind: str, fix: str) -> None:
+    """It would succeed at once, without a value."""
+    with pytest.raises(FunctionError, match=f"is {kind}: calling it does not run it") as raised:
+        functions.package(in_main(source)).__enter__()
+    assert f"with {fix}(…)" in raised.value.fix
 
 
 def test_what_is_too_large_is_named(tmp_path: Path) -> None:
@@ -133,6 +186,28 @@ def test_a_plan_knows_what_a_cell_imports(tmp_path: Path, source: str) -> None:
         spec = from_value(value, where="test").spec
         context = gather(spec, spec_dir=tmp_path, bundle="/nowhere", python=sys.executable)
     assert needs_tensorflow(spec, context) is ("tensorflow" in source)
+
+
+def test_the_folder_of_a_script_elsewhere_is_sent(tmp_path: Path) -> None:
+    """The tasks of this machine import what is beside a script that is not below the workdir."""
+    script = tmp_path / "scripts" / "train.py"
+    for folder in (script.parent, tmp_path / "here"):
+        folder.mkdir()
+    script.write_text(
+        "import pickle\nfrom tfcluster import functions\nfrom pathlib import Path\n"
+        "with functions.package(print) as placed:\n"
+        "    print(*pickle.loads(Path(placed.folder, 'call.pkl').read_bytes())['path'])\n"
+    )
+    shown = [
+        subprocess.check_output([sys.executable, *argv], cwd=cwd, text=True).strip()
+        for cwd, argv in (
+            (tmp_path / "here", ["../scripts/train.py"]),
+            (tmp_path, ["scripts/train.py"]),
+            (script.parent, ["train.py"]),
+            (script.parent, ["-m", "train"]),
+        )
+    ]
+    assert shown == [str(script.parent), "scripts", "", ""]
 
 
 def returned(tmp_path: Path, record: dict[str, Any]) -> RunPaths:

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import glob
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,7 @@ from tfcluster import backends
 from tfcluster.agent import foreign_json
 from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.nodes.hub import KILL_S
+from tfcluster.plans.command import FUNCTION_FOLDER
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
@@ -248,7 +250,7 @@ def _is_dead(leftover: Leftover) -> bool:
 
 
 def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
-    """Remove the run's sockets and the lock files of ports that are not held any more."""
+    """Remove the run's sockets, its function, and the lock files of ports not held any more."""
     folder = Path(state.runtime_dir) if state.runtime_dir else runtime_dir()
     name = paths.control_socket.name
     agents = folder.glob(f"{glob.escape(name.removesuffix('.ctl'))}.*.agent")
@@ -256,6 +258,11 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             path.unlink()
             yield path
+    if plan := _plan(paths):
+        for package in filter(lambda name: name.startswith(FUNCTION_FOLDER), plan.include):
+            with contextlib.suppress(OSError):
+                shutil.rmtree(path := Path(plan.workdir, package))
+                yield path
     for path in (folder / "ports").glob("*.json"):
         with contextlib.suppress(OSError, ValueError), path.open() as lock:
             if foreign_json.parse_json_object(lock.read()).get("run_id") == paths.run_id:

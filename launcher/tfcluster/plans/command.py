@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 PREPARE_MODULE: Final = "tfcluster_workers.data.prepare"
 FUNCTION_MODULE: Final = "tfcluster_workers.function"
 """The program of a function or a notebook cell; see `tfcluster.functions`."""
+FUNCTION_FOLDER: Final = ".tfcluster/function-"
+"""The beginning of the folder that is the program's argument, relative to the workdir."""
 FUNCTION_CODE: Final = "code.py"
-"""The file, in the folder that is the program's argument, with the source of that function."""
+"""The file, in that folder, with the source of that function."""
 DATA_OPTIONS: Final = ("--dataset", "--data-dir")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,6 +101,20 @@ def test_a_node_that_may_still_have_tasks_is_reported(
 ) -> None:
     serve(monkeypatch, a=answer, b=ENDED)
     assert words in cleanup.end_nodes(paths)[0].trouble
+
+
+def test_the_function_of_a_lost_run_is_removed(
+    paths: RunPaths, lost: RunSnapshot, tmp_path: Path
+) -> None:
+    package = tmp_path / ".tfcluster" / "function-1234abcd"
+    package.mkdir(parents=True)
+    plan = replace(
+        plan_of(), workdir=str(tmp_path), include=("data", ".tfcluster/function-1234abcd")
+    )
+    assert run_writer.write_json(paths.plan, to_json(plan))
+    (tmp_path / "data").mkdir()
+    assert package in cleanup.clean_up(paths).files
+    assert (package.exists(), (tmp_path / "data").exists()) == (False, True)
 
 
 def test_a_host_is_not_asked_after_its_lease(
