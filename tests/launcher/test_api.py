@@ -218,6 +218,38 @@ def test_a_spec_file_is_loaded_planned_and_started(folder: Path) -> None:
     assert tfcluster.start(planned).wait().check().run.progress().keys() == {"worker:0"}
 
 
+@pytest.mark.parametrize("name", ["sets", "args", "chaos"])
+def test_a_string_where_a_list_is_meant_is_refused(folder: Path, name: str) -> None:
+    given: dict[str, Any] = {name: "name=x"}
+    with pytest.raises(tfcluster.UsageError, match=rf"write a list: {name}=\['name=x'\]"):
+        tfcluster.start(spec("sleeps"), **given)
+    if name != "chaos":
+        with pytest.raises(tfcluster.UsageError, match=f"{name} is a string"):
+            tfcluster.run("sleeps.py", **given)
+        with pytest.raises(tfcluster.UsageError, match=f"{name} is a string"):
+            tfcluster.run(lambda text: text, **given)
+
+
+def test_local_tasks_run_in_the_python_that_calls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VIRTUAL_ENV")
+
+    planned = tfcluster.plan(spec("sleeps"))
+
+    (node,) = planned.plan.nodes
+    assert node.interpreter is not None
+    assert node.interpreter.path == sys.executable
+    assert planned.spec_to_keep()["runtime"]["python"] == sys.executable
+    other = "/usr/bin/env"  # any program: a Python that the spec names is preferred
+    with pytest.raises(tfcluster.InterpreterError, match=other):
+        tfcluster.plan(spec("sleeps", runtime={"python": other}))
+    with pytest.raises(tfcluster.InterpreterError, match=other):
+        tfcluster.plan(spec("sleeps"), python=other)
+    remote = tfcluster.plan(spec("sleeps"), hosts="far1,far2")
+    assert "python" not in remote.spec_to_keep().get("runtime", {})
+
+
 # -- live runs -----------------------------------------------------------------------------------
 
 
@@ -370,6 +402,38 @@ except KeyboardInterrupt:
         assert process.communicate(timeout=20)[0] == b"interrupted\n"
     assert not any(map(is_alive, tasks))
     assert next(e["why"] for e in run.events() if e["type"] == "run_stopping") == "Ctrl-C"
+
+
+INTERRUPTED = """
+import signal, time, tfcluster
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+def sleep():
+    print("up", flush=True)
+    time.sleep(300)
+try:
+    tfcluster.run({program}, workers=1)
+except Late:
+    print(tfcluster.get_run().status)
+"""
+
+
+@pytest.mark.parametrize("program", ["'stubborn.py'", "sleep"])
+def test_an_exception_of_a_signal_handler_stops_the_run(folder: Path, program: str) -> None:
+    code = INTERRUPTED.format(program=program)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        run = wait_for_run()
+        wait_for(lambda: list(run.logs()))
+        tasks = pids(run)
+
+        process.send_signal(signal.SIGALRM)
+
+        if program != "sleep":
+            wait_for(lambda: run.status == "stopping")
+            run.stop(now=True)
+        assert process.communicate(timeout=20)[0] == b"interrupted\n"
+    assert not any(map(is_alive, tasks))
 
 
 def test_a_killed_process_leaves_no_task_and_a_lost_run(folder: Path) -> None:
