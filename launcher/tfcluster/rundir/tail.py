@@ -40,7 +40,7 @@ class LogSource:
     """
 
     def __init__(self, path: Path, *, offset: int = 0) -> None:
-        self.path = path
+        self.path, self._name = path, os.fspath(path)
         self.offset = offset
         """Start of the first line that was not yielded yet."""
         self.has_ended = False
@@ -56,7 +56,7 @@ class LogSource:
 
     def size(self) -> int:
         try:
-            return os.stat(self.path).st_size
+            return os.stat(self._name).st_size
         except OSError:
             return 0
 
@@ -67,7 +67,7 @@ class LogSource:
         stopping the iteration loses only the rest of that line.
         """
         size = self.size()
-        if not self.has_ended and size in (self._waited_at, self.position):
+        if size == self.offset or (not self.has_ended and size in (self._waited_at, self.position)):
             # Most reads find nothing new: those cost one stat.
             return
         if self._scanned:
@@ -162,7 +162,7 @@ class LogSource:
 
     def _pread(self, count: int, offset: int) -> bytes:
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open(self._name, "rb", buffering=0) as file:
                 return os.pread(file.fileno(), count, offset)
         except OSError:
             # The file does not exist yet, or the disk fails: the reader tries again later.
