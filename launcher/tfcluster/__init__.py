@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tfcluster.run_handle import LogLine as LogLine
     from tfcluster.run_handle import Result as Result
     from tfcluster.run_handle import Run as Run
+    from tfcluster.rundir.registry import DamagedRunError as DamagedRunError
     from tfcluster.rundir.snapshot import TaskSnapshot as TaskSnapshot
     from tfcluster.rundir.states import Status as Status
     from tfcluster.spec.load import LoadedSpec as LoadedSpec
@@ -48,6 +49,7 @@ _MODULES = {
     **dict.fromkeys(("get_run", "load", "plan", "run", "runs", "start"), "api"),
     **dict.fromkeys(("JobFailed", "LogLine", "Result", "Run"), "run_handle"),
     **dict.fromkeys(_ERRORS, "errors"),
+    "DamagedRunError": "rundir.registry",
     "Gathered": "checkpoints.store",
     "LoadedSpec": "spec.load",
     "Planned": "discovery.planning",

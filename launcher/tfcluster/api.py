@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import run_handle
-from tfcluster.errors import UsageError
+from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
 
@@ -46,6 +47,7 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     from tfcluster.spec import HostChoice
     from tfcluster.spec.load import from_value, load_file
 
+    _require_lists(sets=sets)
     choice = HostChoice(hosts=hosts)
     if isinstance(source, Mapping):
         return from_value(source, where="spec", sets=sets, hosts=choice)
@@ -62,22 +64,30 @@ def plan(
 ) -> Planned:
     """Return what `start` would start: `.plan` has nodes, tasks and commands.
 
-    A run as `source` is planned again, as it was started. `python`: the Python of the tasks; `args`
-    are appended to ``job.args``; `sets` and `hosts` as for `load`. Raises UsageError, with
-    SpecError, and InterpreterError.
+    A run as `source` is planned again, as it was started. `python`: the Python of the tasks; else
+    the spec's, else for tasks on this machine the one that calls this. `args` are appended to
+    ``job.args``; `sets` and `hosts` as for `load`. Raises UsageError, with SpecError, and
+    InterpreterError.
     """
-    from tfcluster.discovery.planning import plan_file, plan_spec
+    from tfcluster.discovery.planning import load_spec, plan_spec
     from tfcluster.spec import HostChoice
     from tfcluster.spec.load import LoadedSpec
 
+    _require_lists(sets=sets, args=args)
     if isinstance(source, Run):
-        choice = HostChoice(hosts=hosts)
-        return plan_file(source.paths, sets=sets, python=python, args=args, hosts=choice)
-    if not isinstance(source, LoadedSpec):
+        source = load_spec(source.paths, sets=sets, hosts=HostChoice(hosts=hosts))
+    elif not isinstance(source, LoadedSpec):
         source = load(source, sets=sets, hosts=hosts)
     elif sets or hosts:
         raise UsageError("sets and hosts belong to `load`, which made this spec")
-    return plan_spec(source, python=python, args=args)
+    return plan_spec(source, python=python, args=args, calling_python=sys.executable)
+
+
+def _require_lists(**arguments: object) -> None:
+    """Raise UsageError for a string, which would be taken for a list of its characters."""
+    for name, value in arguments.items():
+        if isinstance(value, str | bytes):
+            raise UsageError(f"{name} is a string", fix=f"write a list: {name}=[{value!r}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,7 @@ def start(
     from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import Planned
 
+    _require_lists(chaos=chaos)
     resumed = find(resume) if resume is not None else None
     if not isinstance(source, Planned):
         source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
@@ -165,17 +176,27 @@ def run(
     Ctrl-C stops the run. Raises JobFailed unless the run succeeds, FunctionError for a function or
     argument that cannot be sent, and what `start` raises.
     """
+    _require_lists(args=args)
     if callable(program):
         from tfcluster import functions
 
         with functions.package(program, args, kwargs or {}, name=name) as package:
-            started = start_package(package, workers, sets=sets, hosts=hosts, python=python)
-            return watch(started).check()
+            return _finish(start_package(package, workers, sets=sets, hosts=hosts, python=python))
     if kwargs:
         raise UsageError("kwargs are for a function; a script gets args")
     spec = spec_of_program(os.fspath(program), args, workers=workers, name=name)
-    python = _python_here(python, hosts, sets)
-    return watch(start(spec, sets=sets, hosts=hosts, python=python)).check()
+    return _finish(start(spec, sets=sets, hosts=hosts, python=python))
+
+
+def _finish(started: Run) -> Result:
+    """Return the result of a successful run; stop the run if anything interrupts the wait."""
+    try:
+        result = watch(started)
+    except BaseException:
+        with contextlib.suppress(TfclusterError):
+            started.stop()  # `wait` has stopped it already for Ctrl-C
+        raise
+    return result.check()
 
 
 def start_package(
@@ -187,22 +208,11 @@ def start_package(
     python: str | None = None,
 ) -> Run:
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
-    python = _python_here(python, hosts, sets)
     spec = {"cluster": {"worker": workers}, **package.spec()}
     loaded = package.added_to(load(spec, sets=sets, hosts=hosts))
     planned = plan(loaded, python=python)
     package.require_same_python(planned.plan)
     return start(planned)
-
-
-_OF_TASKS: Final = ("cluster", "runtime.backend", "runtime.hosts", "runtime.python")
-"""Beginnings of fields that say where tasks run, and in which Python."""
-
-
-def _python_here(python: str | None, hosts: str | None, sets: Sequence[str]) -> str | None:
-    """Return `python`, or for tasks on this machine the Python that this process runs in."""
-    is_chosen = hosts is not None or any(field.startswith(_OF_TASKS) for field in sets)
-    return python or (None if is_chosen else sys.executable)
 
 
 def runs(*, live_only: bool = False) -> list[Run]:

@@ -23,10 +23,10 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.follow import RunView, format_status_line
 from tfcluster.ui.formats import cut_to_columns
 from tfcluster.ui.history import log_of_cause
+from tfcluster.ui.lines import last_lines
 from tfcluster.ui.merged_logs import LineStyle, MergedLogs
 from tfcluster.ui.panels import root_cause_panel
 from tfcluster.ui.render import plain_text
-from tfcluster.ui.tail import last_lines
 from tfcluster.ui.terminal import Terminal
 
 _LINES: Final = 20
@@ -208,7 +208,6 @@ class _CellView:
     def finish(self) -> None:
         """Show the rest of a run that has ended."""
         self._show(self._run.state(), self._logs.drain())
-        self._logs.close()
 
     def _show(self, state: RunSnapshot, blocks: Iterator[bytes]) -> None:
         for block in blocks:

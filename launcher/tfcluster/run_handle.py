@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
-from tfcluster.errors import NodeLostError, TfclusterError, UsageError
+from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -134,8 +134,14 @@ class Run:
         return max(found, key=lambda gathered: gathered.kind != "backup", default=None)
 
     def state(self) -> RunSnapshot:
-        """Read the present state; raises RunFolderError if the folder has none."""
-        state, thread = registry.load(self.paths), _threads.get(self.paths)
+        """Read the present state. Raises DamagedRunError, and UnknownRunError if it is deleted."""
+        try:
+            state, thread = registry.load(self.paths), _threads.get(self.paths)
+        except registry.DamagedRunError as error:
+            if self.paths.root.exists():
+                raise
+            fix = "`tfcluster ps -a` lists all runs"
+            raise UnknownRunError(f"the run {self.id} was deleted", fix=fix) from error
         if thread is not None and not (state.status.is_final or thread.is_alive()):
             state = registry.load(self.paths)
             if not state.status.is_final:  # a full disk: this process lives, its run does not
@@ -153,7 +159,7 @@ class Run:
         then KeyboardInterrupt is raised. Any other run continues.
         """
         try:
-            return block(self._end(), timeout)
+            return block(self._end(), timeout, "continues")
         except KeyboardInterrupt:
             if self.paths in _threads:
                 _stop_interrupted(self)
@@ -169,11 +175,17 @@ class Run:
         What a lost run has left is ended too. Raises TimeoutError, and NodeLostError if the
         coordinator does not answer or a task may still run.
         """
-        return block(self._stop(now), timeout)
+        result = block(self._stop(now), timeout, "is stopping")
+        self._clean_up()
+        return result
 
     async def stop_async(self, *, now: bool = False) -> Result:
         """Stop the run as `stop` does."""
-        return await pause(self._stop(now))
+        import asyncio  # slow, and most callers do not need it
+
+        result = await pause(self._stop(now))
+        await asyncio.to_thread(self._clean_up)
+        return result
 
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
@@ -186,15 +198,16 @@ class Run:
     def logs(self, *, task: str | None = None, follow: bool = False) -> Iterator[LogLine]:
         """Yield the lines of all tasks, or of `task`, with `follow` until the run ends.
 
-        The lines of each task are in order. A progress bar is one line, in its last state.
+        The lines of each task are in order. A progress bar is one line, in its last state. Raises
+        UsageError for a task that the run lacks.
         """
-        return each(self._logs(task, follow))
+        return each(self._logs(self._label(task), follow))
 
     def logs_async(
         self, *, task: str | None = None, follow: bool = False
     ) -> AsyncIterator[LogLine]:
         """Yield lines as `logs` does."""
-        return each_async(self._logs(task, follow))
+        return each_async(self._logs(self._label(task), follow))
 
     def delete(self, *, say: Callable[[str], None] = lambda sentence: None) -> None:
         """Delete the folder of a run that has ended.
@@ -206,7 +219,12 @@ class Run:
         from tfcluster.backends import past_runs
 
         self.require_ended()
-        self._end_leftovers(say)
+        try:
+            self._clean_up(say)
+        except registry.DamagedRunError:
+            from tfcluster.coordinator import cleanup  # imports psutil, which is slow
+
+            cleanup.end_processes(self.id)
         registry.delete(self.paths)
         for sentence in past_runs.forget_removed(self.id):
             say(sentence)
@@ -220,26 +238,19 @@ class Run:
         if is_live:
             raise UsageError(f"{self.id} is live", fix=f"stop it first: tfcluster down {self.id}")
 
-    def _end_leftovers(self, say: Callable[[str], None]) -> None:
-        try:
-            is_open = registry.is_open(self.state())
-        except registry.DamagedRunError:
+    def _clean_up(self, say: Callable[[str], None] = lambda sentence: None) -> None:
+        """End what a lost run has left."""
+        if registry.is_open(self.state()):
             from tfcluster.coordinator import cleanup  # imports psutil, which is slow
 
-            cleanup.end_processes(self.id)
-            return
-        if is_open:
-            from tfcluster.coordinator import cleanup
-
-            cleanup.clean_up(self.paths)
-            cleanup.end_on_hosts(self.paths, say)
+            cleanup.end_everywhere(self.paths, say)
 
     def ask_to_stop(self, *, why: str, now: bool = False) -> bool:
         """Ask the coordinator to stop the run; return False if the run has already ended.
 
         Raises NodeLostError if the coordinator does not answer.
         """
-        return block(self._ask_to_stop(why, now), None)
+        return block(self._ask_to_stop(why, now))
 
     def _ask_to_stop(self, why: str, now: bool) -> Waiting[bool]:
         until = time.monotonic() + LISTENS_WITHIN_S
@@ -256,12 +267,7 @@ class Run:
 
     def _stop(self, now: bool) -> Waiting[Result]:
         yield from self._ask_to_stop("Run.stop()", now)
-        result = yield from self._end()
-        if registry.is_open(self.state()):
-            from tfcluster.coordinator import cleanup  # imports psutil, which is slow
-
-            cleanup.end_everywhere(self.paths, lambda sentence: None)
-        return result
+        return (yield from self._end())
 
     def _end(self) -> Waiting[Result]:
         state_file = registry.StateFile(self.paths)
@@ -283,27 +289,37 @@ class Run:
         )
 
     def _events(self, follow: bool) -> Iterator[dict[str, Any] | None]:
-        from tfcluster.rundir.log_files import GrowingFile
+        from tfcluster.rundir.tail import LogSource
 
-        lines = GrowingFile(self.paths.events)
+        source = LogSource(self.paths.events)
         for is_last in self._rounds(follow):
-            for line in lines.read():
+            for line in source.lines():
                 with contextlib.suppress(ValueError):
                     yield foreign_json.parse_json_object(line)
             if not is_last:
                 yield None
 
-    def _logs(self, task: str | None, follow: bool) -> Iterator[LogLine | None]:
-        from tfcluster.rundir.log_files import GrowingFile, label_of, log_folders, text_of
+    def _label(self, task: str | None) -> str | None:
+        from tfcluster.rundir.log_files import find_label
 
-        found: dict[Path, GrowingFile] = {}
+        return None if task is None else find_label(self.state(), task)
+
+    def _logs(self, task: str | None, follow: bool) -> Iterator[LogLine | None]:
+        from tfcluster.rundir.log_files import LogFiles, label_of
+        from tfcluster.rundir.tail import LogSource
+
+        files, sources = LogFiles(self.paths.logs), list[tuple[str, int, LogSource]]()
+        newest = dict[str, int]()
         for is_last in self._rounds(follow):
-            for attempt, folder in log_folders(self.paths.logs):
-                for path in sorted(folder.glob("*.log")):
-                    if task in (None, label := label_of(path)):
-                        lines = found.setdefault(path, GrowingFile(path))
-                        for line in lines.read(with_rest=is_last):
-                            yield LogLine(label, attempt, text_of(line))
+            for attempt, path in sorted(files.new()):
+                if task in (None, label := label_of(path)):
+                    sources.append((label, attempt, LogSource(path)))
+                    newest[label] = attempt
+            for label, attempt, source in sources:
+                source.has_ended = is_last or attempt < newest[label]
+                for line in source.lines():
+                    yield LogLine(label, attempt, line.decode(errors="replace"))
+            sources = [entry for entry in sources if not entry[2].has_ended]
             if not is_last:
                 yield None
 

@@ -21,6 +21,7 @@ from tests.launcher.conftest import MakeRun
 
 import tfcluster
 from tfcluster import errors, run_handle
+from tfcluster.plans.plan import TaskId
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -217,6 +218,38 @@ def test_a_spec_file_is_loaded_planned_and_started(folder: Path) -> None:
     assert tfcluster.start(planned).wait().check().run.progress().keys() == {"worker:0"}
 
 
+@pytest.mark.parametrize("name", ["sets", "args", "chaos"])
+def test_a_string_where_a_list_is_meant_is_refused(folder: Path, name: str) -> None:
+    given: dict[str, Any] = {name: "name=x"}
+    with pytest.raises(tfcluster.UsageError, match=rf"write a list: {name}=\['name=x'\]"):
+        tfcluster.start(spec("sleeps"), **given)
+    if name != "chaos":
+        with pytest.raises(tfcluster.UsageError, match=f"{name} is a string"):
+            tfcluster.run("sleeps.py", **given)
+        with pytest.raises(tfcluster.UsageError, match=f"{name} is a string"):
+            tfcluster.run(lambda text: text, **given)
+
+
+def test_local_tasks_run_in_the_python_that_calls(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VIRTUAL_ENV")
+
+    planned = tfcluster.plan(spec("sleeps"))
+
+    (node,) = planned.plan.nodes
+    assert node.interpreter is not None
+    assert node.interpreter.path == sys.executable
+    assert planned.spec_to_keep()["runtime"]["python"] == sys.executable
+    other = "/usr/bin/env"  # any program: a Python that the spec names is preferred
+    with pytest.raises(tfcluster.InterpreterError, match=other):
+        tfcluster.plan(spec("sleeps", runtime={"python": other}))
+    with pytest.raises(tfcluster.InterpreterError, match=other):
+        tfcluster.plan(spec("sleeps"), python=other)
+    remote = tfcluster.plan(spec("sleeps"), hosts="far1,far2")
+    assert "python" not in remote.spec_to_keep().get("runtime", {})
+
+
 # -- live runs -----------------------------------------------------------------------------------
 
 
@@ -371,6 +404,38 @@ except KeyboardInterrupt:
     assert next(e["why"] for e in run.events() if e["type"] == "run_stopping") == "Ctrl-C"
 
 
+INTERRUPTED = """
+import signal, time, tfcluster
+class Late(Exception): pass
+def late(*_): raise Late
+signal.signal(signal.SIGALRM, late)
+def sleep():
+    print("up", flush=True)
+    time.sleep(300)
+try:
+    tfcluster.run({program}, workers=1)
+except Late:
+    print(tfcluster.get_run().status)
+"""
+
+
+@pytest.mark.parametrize("program", ["'stubborn.py'", "sleep"])
+def test_an_exception_of_a_signal_handler_stops_the_run(folder: Path, program: str) -> None:
+    code = INTERRUPTED.format(program=program)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        run = wait_for_run()
+        wait_for(lambda: list(run.logs()))
+        tasks = pids(run)
+
+        process.send_signal(signal.SIGALRM)
+
+        if program != "sleep":
+            wait_for(lambda: run.status == "stopping")
+            run.stop(now=True)
+        assert process.communicate(timeout=20)[0] == b"interrupted\n"
+    assert not any(map(is_alive, tasks))
+
+
 def test_a_killed_process_leaves_no_task_and_a_lost_run(folder: Path) -> None:
     start = f"""
 import tfcluster
@@ -402,6 +467,83 @@ def test_a_run_of_this_process_that_could_not_record_its_end_is_lost(
     monkeypatch.setitem(run_handle._threads, paths, coordinator)
 
     assert tfcluster.Run(paths).wait(timeout=5).status == "lost"
+
+
+# -- run folders ---------------------------------------------------------------------------------
+
+
+def write_log(run: tfcluster.Run, task: str, attempt: int, text: bytes) -> None:
+    log = run.paths.task_log(TaskId.parse(task), attempt)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(text)
+
+
+def test_the_lines_of_a_task_are_in_order_over_its_attempts(make_run: MakeRun) -> None:
+    run = tfcluster.Run(make_run(status=tfcluster.Status.RUNNING))
+    write_log(run, "worker:0", 1, b"one\r100%\r\nkilled in mid-")
+    lines = run.logs(follow=True)
+    assert next(lines) == tfcluster.LogLine("worker:0", 1, "100%")
+
+    write_log(run, "worker:0", 2, b"two \xff\n")
+
+    assert next(lines) == tfcluster.LogLine("worker:0", 1, "killed in mid-")
+    assert next(lines) == tfcluster.LogLine("worker:0", 2, "two \ufffd")
+
+
+def test_many_lines_leave_an_asyncio_loop_time(make_run: MakeRun) -> None:
+    run, ticks = tfcluster.Run(make_run()), 0
+    write_log(run, "worker:0", 1, b"line\n" * 200_000)
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0)
+            ticks += 1
+
+    async def read() -> int:
+        ticking = asyncio.create_task(tick())
+        count = len([line async for line in run.logs_async()])
+        ticking.cancel()
+        return count
+
+    assert asyncio.run(read()) == 200_000
+    assert ticks > 1
+
+
+@pytest.mark.parametrize("task", ["worker:9", "worker", "wroker:0"])
+def test_the_log_of_a_task_that_the_run_lacks_is_an_error(make_run: MakeRun, task: str) -> None:
+    run = tfcluster.Run(make_run())
+    with pytest.raises(tfcluster.UsageError, match=task):
+        run.logs(task=task)
+    with pytest.raises(tfcluster.UsageError, match=task):
+        run.logs_async(task=task)
+    assert list(run.logs(task="worker:1")) == []
+
+
+def test_a_deleted_run_is_unknown_and_not_damaged(make_run: MakeRun) -> None:
+    run = tfcluster.Run(make_run())
+    run.delete()
+    for use in (run.delete, run.state, run.stop, lambda: run.status):
+        with pytest.raises(tfcluster.UnknownRunError, match="was deleted"):
+            use()
+
+
+def test_a_damaged_run_has_an_error_of_its_own(make_run: MakeRun) -> None:
+    run = tfcluster.Run(make_run())
+    run.paths.state.write_text("{")
+    with pytest.raises(tfcluster.DamagedRunError, match="is damaged"):
+        run.state()
+
+
+def test_a_stop_that_takes_longer_says_that_the_run_is_stopping(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfcluster.rundir.control.stop", lambda *_, **__: None)
+    run = tfcluster.Run(make_run(status=tfcluster.Status.RUNNING))
+    with pytest.raises(TimeoutError, match="it is stopping"):
+        run.stop(timeout=0.01)
+    with pytest.raises(TimeoutError, match="it continues"):
+        run.wait(timeout=0.01)
 
 
 # -- the package ---------------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import files
 from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts
+from tfcluster.rundir.tail import end_of_lines
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.history import format_attached, format_restart
 from tfcluster.ui.merged_logs import LogFilter
-from tfcluster.ui.tail import end_of_lines
 from tfcluster.ui.terminal import Terminal
 
 _LINES_BEFORE = 10

@@ -7,9 +7,9 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui import history
+from tfcluster.ui.lines import last_lines
 from tfcluster.ui.panels import closing_panel, root_cause_panel
 from tfcluster.ui.render import part_lines, show
-from tfcluster.ui.tail import last_lines
 from tfcluster.ui.terminal import Terminal
 
 

@@ -13,14 +13,13 @@ import click
 from tfcluster.api import get_run
 from tfcluster.cli.completion import files
 from tfcluster.errors import UsageError
-from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import registry
-from tfcluster.rundir.log_files import newest_attempts, rank
+from tfcluster.rundir.log_files import find_label, newest_attempts, rank
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.tail import end_of_lines
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.lines import escape_json
 from tfcluster.ui.merged_logs import LogFilter, MergedLogs
-from tfcluster.ui.tail import end_of_lines
 from tfcluster.ui.terminal import Terminal
 
 SEPARATOR = " │ "
@@ -54,7 +53,7 @@ def command(
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
     terminal, paths = Terminal(), get_run(run).paths
     log_filter = LogFilter(
-        tasks=_parse_tasks(paths, tasks),
+        tasks=[find_label(registry.load(paths), task) for task in tasks],
         grep=_compile(grep),
         first_attempt=attempt or 0,
         first_of={} if attempt else _find_newest(paths, tasks, terminal),
@@ -130,29 +129,6 @@ class _Records:
 
 def _escape(text: str) -> str:
     return escape_json(json.dumps(text))[1:-1]
-
-
-def _parse_tasks(paths: RunPaths, tasks: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the labels of `tasks` in the logs; raise UsageError for a task that RUN lacks."""
-    if not tasks:
-        return ()
-    known = [task.task for task in registry.load(paths).tasks]
-    labels = tuple(map(_parse_task, tasks))
-    for label in labels:
-        if label not in known and not label.startswith("prepare"):
-            raise UsageError(
-                f"--task: {paths.run_id} has no task {label}", fix=f"one of {', '.join(known)}"
-            )
-    return labels
-
-
-def _parse_task(task: str) -> str:
-    if task.partition("@")[0] == "prepare":
-        return task
-    try:
-        return str(TaskId.parse(task))
-    except ValueError as error:
-        raise UsageError(f"--task: {error}") from error
 
 
 def _compile(regex: str | None) -> re.Pattern[bytes] | None:

@@ -15,9 +15,11 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -82,10 +84,20 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     open_until = {node: at for node, at in state.leases.items() if at > time.time()}
     if plan is None or not open_until:
         return []
-    ends = asyncio.run(_end_all(plan, state, open_until))
+    ends = _run_loop(_end_all(plan, state, open_until))
     state.leases = {end.node: end.until for end in ends if end.trouble}
     require_json(paths.state, state.to_json())
     return ends
+
+
+def _run_loop(ending: Coroutine[Any, Any, list[NodeEnd]]) -> list[NodeEnd]:
+    """Run `ending` in a loop of its own, also in a thread whose loop runs: a notebook's cell."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(ending)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, ending).result()
 
 
 def end_on_hosts(paths: RunPaths, say: Callable[[str], None]) -> None:

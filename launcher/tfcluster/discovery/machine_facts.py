@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _MAX_FILES = 60
 """Limit of the job's own modules that are read for their imports."""
+CALLING = "the Python that called tfcluster"
+"""The reason for the Python of local tasks in a run of the Python API."""
 
 
 def gather(
@@ -36,6 +38,7 @@ def gather(
     spec_dir: Path,
     bundle: str,
     python: str | None = None,
+    calling_python: str | None = None,
     environ: Mapping[str, str] = os.environ,
     local_names: Collection[str] = (),
     meanwhile: Callable[[], None] = lambda: None,
@@ -43,9 +46,10 @@ def gather(
     """Gather what `make_plan` needs besides `spec`; does not start TensorFlow.
 
     `spec_dir`: the folder of the spec; `bundle`: the folder of the unpacked bundle on this
-    machine; `python`: the value of ``--python``; `local_names`: more names of this machine;
-    `meanwhile`: called while the tasks' Python runs to report its version. Raises UsageError
-    (exit 2) for a requested Python that does not exist, and for an unreadable ``env_file``.
+    machine; `python`: the value of ``--python``; `calling_python`: that of local tasks if nothing
+    names one; `local_names`: more names of this machine; `meanwhile`: called while the tasks'
+    Python runs to report its version. Raises UsageError (exit 2) for a requested Python that does
+    not exist, and for an unreadable ``env_file``.
     """
     addresses = addresses_to_compare(spec).union(local_names)
     context = PlanContext(
@@ -58,7 +62,9 @@ def gather(
         backends_here=_backends_here(spec, addresses, environ),
     )
     workdir = Path(command.resolve_path(spec.job.workdir, context.spec_dir, environ))
-    return _with_job(spec, context, workdir, python, meanwhile)
+    context = replace(context, env_file=_read_env_file(spec, context))
+    choices = _interpreters(spec, context, workdir, python, calling_python)
+    return _with_job(spec, context, workdir, choices, meanwhile)
 
 
 def _backends_here(
@@ -123,25 +129,26 @@ def _with_job(
     spec: ClusterSpec,
     context: PlanContext,
     workdir: Path,
-    python: str | None,
+    choices: Mapping[str, Choice],
     meanwhile: Callable[[], None],
 ) -> PlanContext:
-    """Return `context` with the Pythons, the variables and the code of the job."""
-    env_file = _read_env_file(spec, context)
-    choices = _interpreters(spec, context, workdir, python)
+    """Return `context` with the Pythons and the code of the job."""
     code = _read_job_code(spec, (workdir,))
     meanwhile()
     return replace(
         context,
         interpreters={node: choice() for node, choice in choices.items()},
-        env_file=env_file,
         imports=code.imports if code is not None else None,
         code=code or _read_job_code(spec, (workdir, Path(context.bundles[LOCAL]) / "workers")),
     )
 
 
 def _interpreters(
-    spec: ClusterSpec, context: PlanContext, workdir: Path, python: str | None
+    spec: ClusterSpec,
+    context: PlanContext,
+    workdir: Path,
+    python: str | None,
+    calling_python: str | None,
 ) -> dict[str, Choice]:
     """Return node → Python; for a remote node only the path, as the spec gives it."""
     found: dict[str, Choice] = {}
@@ -153,6 +160,8 @@ def _interpreters(
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
         if node == LOCAL:
+            if path is None and calling_python:
+                path, why = calling_python, CALLING
             found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
             found[node] = partial(Interpreter, path or "python3", why or "python3 on its PATH")

@@ -16,6 +16,7 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.machine_facts import (
+    CALLING,
     addresses_to_compare,
     gather,
     own_addresses,
@@ -61,7 +62,8 @@ class Planned:
             for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
                 step["args"] = [*(step.get("args") or ()), *self.args]
         interpreter = self.plan.nodes[0].interpreter
-        if self.python is not None and interpreter is not None:
+        reasons = {node.interpreter and node.interpreter.why for node in self.plan.nodes}
+        if interpreter is not None and (self.python is not None or reasons == {CALLING}):
             runtime = kept.setdefault("runtime", {})
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
@@ -103,9 +105,21 @@ def plan_file(
     hosts: HostChoice = NO_CHOICE,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
-    """Load a spec and plan it; for an earlier run its spec, in the folder it was started from.
+    """Load a spec and plan it, as `load_spec` and `plan_spec` do."""
+    loaded = load_spec(source, sets=sets, options=options, hosts=hosts)
+    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
 
-    Raises SpecError (exit 2) and what `plan_spec` does.
+
+def load_spec(
+    source: str | RunPaths | None,
+    *,
+    sets: Sequence[str] = (),
+    options: Mapping[str, tuple[str, Any]] | None = None,
+    hosts: HostChoice = NO_CHOICE,
+) -> LoadedSpec:
+    """Load a spec; for an earlier run its spec, in the folder it was started from.
+
+    Raises SpecError (exit 2).
     """
     from tfcluster.spec.load import load_file  # imports pydantic
 
@@ -116,13 +130,14 @@ def plan_file(
         spec_path = Path(state.spec) if state.spec else None
         folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
         loaded = replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
-    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
+    return loaded
 
 
 def plan_spec(
     loaded: LoadedSpec,
     *,
     python: str | None = None,
+    calling_python: str | None = None,
     args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
     local_names: Collection[str] = (),
@@ -130,6 +145,7 @@ def plan_spec(
 ) -> Planned:
     """Plan a loaded spec for this machine.
 
+    `calling_python`: that of local tasks if neither `python` nor the spec names one;
     `local_names`: more names of this machine; `meanwhile`: other slow work, called while the
     tasks' Python runs to report its version.
 
@@ -143,6 +159,7 @@ def plan_spec(
         spec_dir=loaded.folder,
         bundle=str(folder),
         python=python,
+        calling_python=calling_python,
         environ=environ,
         local_names=local_names,
         meanwhile=meanwhile,

@@ -14,8 +14,11 @@ Waiting = Generator[None, None, T]
 """A wait that yields whenever nothing has happened, and returns its result."""
 
 
-def block(waiting: Waiting[T], timeout: float | None = None) -> T:
-    """Return the result of a wait; raises TimeoutError after `timeout` seconds."""
+def block(waiting: Waiting[T], timeout: float | None = None, still: str = "") -> T:
+    """Return the result of a wait; raises TimeoutError after `timeout` seconds.
+
+    `still`: what the run then does, for the message.
+    """
     pauses = _pauses()
     until = None if timeout is None else time.monotonic() + timeout
     while True:
@@ -24,7 +27,7 @@ def block(waiting: Waiting[T], timeout: float | None = None) -> T:
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         if until is not None and time.monotonic() >= until:
-            raise TimeoutError("the run has not ended in time; it continues")
+            raise TimeoutError(f"the run has not ended in time; it {still}")
         time.sleep(next(pauses))
 
 
@@ -56,13 +59,14 @@ async def each_async(items: Iterator[T | None]) -> AsyncIterator[T]:
     """Yield the items; None means that there is nothing yet."""
     import asyncio
 
-    pauses = _pauses()
+    pauses, until = _pauses(), time.monotonic() + _FASTEST_S
     for item in items:
         if item is not None:
             pauses = _pauses()
             yield item
-        else:
-            await asyncio.sleep(next(pauses))
+        if item is None or time.monotonic() > until:  # many items leave the loop no time
+            await asyncio.sleep(0 if item is not None else next(pauses))
+            until = time.monotonic() + _FASTEST_S
 
 
 def _pauses() -> Iterator[float]:

@@ -20,6 +20,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import StateFile
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.rundir.tail import LogSource
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.formats import (
@@ -32,7 +33,6 @@ from tfcluster.ui.formats import (
 from tfcluster.ui.history import attempt_of_all, format_gathering
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
-from tfcluster.ui.tail import LogSource
 from tfcluster.ui.terminal import Stream, Terminal
 
 _TASKS_NAMED = 3
@@ -171,8 +171,6 @@ class RunView:
         self._write_lines(self.logs.drain())
         self._write_messages()
         self._terminal.clear_status()
-        self.logs.close()
-        self._events.close()
 
     def _write_lines(self, blocks: Iterator[bytes]) -> bool:
         found_new = False

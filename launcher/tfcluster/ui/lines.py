@@ -13,9 +13,10 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
-_LINE_ENDS = re.compile(rb"\r+\n")
-_OVERWRITTEN = re.compile(rb"(?m)^[^\n]*\r")
+from tfcluster.rundir.tail import latest_states
+
 _PLAIN = bytes((0x09, 0x0A, *range(0x20, 0x7F)))
 """The bytes of most lines; none of them can harm a screen."""
 _COLOUR = r"\[[0-9;:]*m"
@@ -39,21 +40,6 @@ WINDOW_S = 0.4
 """Seconds that a line waits for identical lines from other tasks."""
 MAX_WAITING_LINES = 20_000
 """Waiting lines of all tasks above which they are all given at once."""
-
-
-def latest_states(block: bytes) -> bytes:
-    """Return every line from its last carriage return on: a progress bar in its last state.
-
-    `block` is whole lines; a carriage return just before the newline is part of the line's end.
-    """
-    if b"\r" not in block:
-        return block
-    return _OVERWRITTEN.sub(b"", _LINE_ENDS.sub(b"\n", block))
-
-
-def latest_state(partial: bytes) -> bytes:
-    """Return the latest state of a line that has no newline yet."""
-    return partial.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 def prefix_lines(block: bytes, prefix: bytes) -> bytes:
@@ -104,6 +90,20 @@ def select_lines(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
         return b""
     found = [line + b"\n" for line in block[:-1].split(b"\n") if pattern.search(line)]
     return b"".join(found)
+
+
+def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
+    """Return the last `count` lines of a log, sanitized; at most `within` bytes are read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - within))
+            found = file.read(within).removesuffix(b"\n")
+    except OSError:
+        return ()
+    if not found:
+        return ()
+    block = latest_states(b"\n".join(found.split(b"\n")[-count:]) + b"\n")
+    return tuple(sanitize(block, colours=False).decode().removesuffix("\n").split("\n"))
 
 
 class Collapser:

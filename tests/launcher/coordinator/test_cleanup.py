@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,6 +18,7 @@ from tfcluster.agent.catalogue import LostRunEnded
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError
 from tfcluster.plans.plan import NodePlan, Supervision
+from tfcluster.run_handle import Run
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -80,6 +83,44 @@ def test_a_host_is_asked_again_until_it_has_answered(
     assert hosts.asked == ["a", "b", "b"]
     assert not registry.is_open(registry.load(paths))
     assert cleanup.end_nodes(paths) == []
+
+
+@pytest.mark.parametrize("call", ["stop", "delete", "stop_async"])
+def test_a_lost_run_is_cleaned_up_in_a_running_loop_as_in_a_notebook(
+    paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    hosts = serve(monkeypatch, a=ENDED, b=ENDED)
+
+    async def cell() -> None:
+        if call == "stop_async":
+            await Run(paths).stop_async()
+        else:
+            getattr(Run(paths), call)()
+
+    asyncio.run(cell())
+
+    assert sorted(hosts.asked) == ["a", "b"]
+    assert call == "delete" or not registry.is_open(registry.load(paths))
+    assert paths.root.exists() == (call != "delete")
+
+
+def test_the_loop_is_free_while_stop_async_cleans_up(
+    paths: RunPaths, lost: RunSnapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_free = threading.Event()
+
+    def wait_for_loop(paths: RunPaths, say: object) -> None:
+        assert is_free.wait(20), "the loop is blocked"
+
+    monkeypatch.setattr(cleanup, "end_everywhere", wait_for_loop)
+
+    async def stop() -> None:
+        stopping = asyncio.create_task(Run(paths).stop_async())
+        await asyncio.sleep(0.3)
+        is_free.set()
+        await stopping
+
+    asyncio.run(stop())
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tfcluster.rundir.tail import latest_state, latest_states
 from tfcluster.ui.lines import (
-    latest_state,
-    latest_states,
     prefix_lines,
     sanitize,
     sanitize_text,

@@ -25,10 +25,7 @@ def drained(
     paths: RunPaths, log_filter: LogFilter | None = None, style: LineStyle | None = None
 ) -> str:
     logs = MergedLogs(paths, log_filter, style)
-    try:
-        return b"".join(logs.drain()).decode("utf-8", "surrogateescape")
-    finally:
-        logs.close()
+    return b"".join(logs.drain()).decode("utf-8", "surrogateescape")
 
 
 def test_lines_carry_their_task(paths: RunPaths, write_log: Write) -> None:
@@ -48,7 +45,6 @@ def test_later_files_and_lines_are_shown_once(paths: RunPaths, write_log: Write)
     logs.mark_ended("worker:1", 1)
     assert b"".join(logs.advance()) == "worker:0 │ b\nworker:1 │ c\n".encode()
     assert list(logs.drain()) == []
-    logs.close()
 
 
 def test_a_task_that_has_ended_gives_its_last_line_at_once(
@@ -59,7 +55,6 @@ def test_a_task_that_has_ended_gives_its_last_line_at_once(
     assert list(logs.advance()) == []
     logs.mark_ended("worker:0", 1)
     assert b"".join(logs.advance()) == "worker:0 │ killed in mid-\n".encode()
-    logs.close()
 
 
 def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log: Write) -> None:
@@ -67,7 +62,6 @@ def test_progress_bars_are_shown_in_their_last_state(paths: RunPaths, write_log:
     logs = MergedLogs(paths)
     assert b"".join(logs.advance()).decode() == "worker:0 │ 3/3\nworker:0 │ next\n"
     assert logs.partials() == {"worker:0": "5/9"}
-    logs.close()
 
 
 def test_a_pipe_gets_the_bytes_unchanged(paths: RunPaths, write_log: Write) -> None:
@@ -112,7 +106,6 @@ def test_a_growing_line_does_not_delay_other_tasks(paths: RunPaths, write_log: W
     assert b"".join(logs.advance()).decode() == "worker:1 │ y\n"
     write_log("worker:0", b"x\n")
     assert b"".join(logs.advance()).decode() == f"worker:0 │ {'x' * 600_001}\n"
-    logs.close()
 
 
 @pytest.mark.parametrize(
@@ -159,7 +152,6 @@ def test_an_attempt_that_ended_in_a_huge_line_is_shown_whole_before_the_next(
     logs = MergedLogs(paths)
     shown = [len(line) for line in b"".join(logs.drain()).decode().splitlines()]
     assert shown == [len("worker:0 │ ") + 20_000_000, len("worker:0 │ second")]
-    logs.close()
 
 
 def test_a_run_deleted_meanwhile_ends_the_stream_quietly(paths: RunPaths, write_log: Write) -> None:
@@ -168,7 +160,6 @@ def test_a_run_deleted_meanwhile_ends_the_stream_quietly(paths: RunPaths, write_
     shutil.rmtree(paths.root)
     logs.discover()
     assert list(logs.drain()) == []
-    logs.close()
 
 
 def test_the_prepare_step_comes_first_and_has_its_name(paths: RunPaths, write_log: Write) -> None:
@@ -200,7 +191,6 @@ def test_the_backlog_is_counted_and_can_be_skipped(paths: RunPaths, write_log: W
     assert logs.behind() == 5000
     assert logs.skip_to_newest(keep=50) == 991
     assert b"".join(logs.advance()).count(b"\n") == 9
-    logs.close()
 
 
 def lines_of(task: int, count: int) -> Iterable[bytes]:
@@ -227,7 +217,6 @@ def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
         blocks += list(logs.advance())
         time.sleep(0.001)
     blocks += list(logs.drain())
-    logs.close()
     shown = b"".join(blocks)[:-1].split(b"\n")
     assert len(shown) == 4 * count
     for task in range(4):
@@ -281,4 +270,3 @@ def test_many_new_logs_are_sorted_once(
     assert len(ranked) == 100
     lines = b"".join(logs.advance()).decode().splitlines()
     assert lines == [f"worker:{index} │ x" for index in range(100)]
-    logs.close()

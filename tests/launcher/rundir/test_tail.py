@@ -7,15 +7,22 @@ import re
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.ui import tail as tail_module
-from tfcluster.ui.lines import latest_states
-from tfcluster.ui.tail import CHUNK, LogSource, end_of_lines, last_lines, tail_offset
+from tfcluster.rundir import tail as tail_module
+from tfcluster.rundir.tail import (
+    CHUNK,
+    LogSource,
+    end_of_lines,
+    latest_states,
+    tail_offset,
+)
+from tfcluster.ui.lines import last_lines
 
 
 def read(source: LogSource) -> bytes:
@@ -72,7 +79,6 @@ def test_lines_of_a_growing_file_are_read_whole_and_once(
         got.append(block)
     source.has_ended = True
     got.append(read(source))
-    source.close()
     whole = b"".join(writes)
     assert b"".join(got) == (whole if whole.endswith(b"\n") or not whole else whole + b"\n")
 
@@ -102,7 +108,6 @@ def test_an_unreadable_file_yields_nothing(tmp_path: Path) -> None:
     (tmp_path / "worker-0.log").mkdir()
     source = LogSource(tmp_path / "worker-0.log")
     assert read(source) == b""
-    source.close()
 
 
 def test_a_huge_line_without_newline_is_not_lost_at_the_end(tmp_path: Path) -> None:
@@ -128,6 +133,39 @@ def test_a_long_progress_bar_is_read_in_its_last_state(tmp_path: Path, size: int
     if size >= CHUNK:
         # Short lines keep their carriage returns here; the merged stream removes them.
         assert shown == b"100%\nnext\n"
+
+
+def test_a_growing_progress_bar_is_not_read_again_at_each_poll(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, sizes = tmp_path / "worker-0.log", list[int]()
+    append(log, b"\r123/999" * 500_000)
+    source = LogSource(log)
+    assert list(source.lines()) == []
+
+    def pread(fd: int, count: int, offset: int, read: Callable[..., bytes] = os.pread) -> bytes:
+        sizes.append(count)
+        return read(fd, count, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    for _ in range(10):
+        append(log, b"\r5/9")
+        assert list(source.lines()) == []
+    assert sum(sizes) < 11 * CHUNK
+    append(log, b"\r100%\nnext\n")
+    assert list(source.lines()) == [b"100%", b"next"]
+
+
+def test_a_thousand_logs_are_followed_with_no_file_open(tmp_path: Path) -> None:
+    sources = [LogSource(tmp_path / f"worker-{number}.log") for number in range(1000)]
+    for source in sources:
+        append(source.path, b"hello\n")
+        assert list(source.lines()) == [b"hello"]
+    assert not any(name.startswith(str(tmp_path)) for name in map(os.path.realpath, _open_files()))
+
+
+def _open_files() -> list[str]:
+    return [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
 
 
 @pytest.mark.parametrize(
@@ -175,7 +213,8 @@ HUGE = 300_000_000
 TAIL = """
 import re, resource, sys
 from pathlib import Path
-from tfcluster.ui.tail import LogSource, last_lines, tail_offset
+from tfcluster.rundir.tail import LogSource, tail_offset
+from tfcluster.ui.lines import last_lines
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 log = Path(sys.argv[1])
 print(tail_offset(log, 1), tail_offset(log, 2, re.compile(b"x")), len(last_lines(log)))
@@ -238,7 +277,6 @@ def test_lines_longer_than_a_chunk_are_read_like_short_ones(
         while source.position < source.size():
             got += read(source)
         got += read(source)
-    source.close()
     whole = b"".join(writes)
     if whole and not whole.endswith(b"\n"):
         whole += b"\n"

@@ -11,18 +11,36 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from tfcluster.ui.lines import latest_state, latest_states, sanitize
-
 CHUNK = 256 * 1024
 SCAN_LIMIT = 16 * 1024 * 1024
 """Bytes of one unfinished line scanned in one go, so that other files get their turn."""
+_LINE_ENDS = re.compile(rb"\r+\n")
+_OVERWRITTEN = re.compile(rb"(?m)^[^\n]*\r")
+
+
+def latest_states(block: bytes) -> bytes:
+    """Return every line from its last carriage return on: a progress bar in its last state.
+
+    `block` is whole lines; a carriage return just before the newline is part of the line's end.
+    """
+    if b"\r" not in block:
+        return block
+    return _OVERWRITTEN.sub(b"", _LINE_ENDS.sub(b"\n", block))
+
+
+def latest_state(partial: bytes) -> bytes:
+    """Return the latest state of a line that has no newline yet."""
+    return partial.rstrip(b"\r").rpartition(b"\r")[2]
 
 
 class LogSource:
-    """A reader of the whole lines of one file, from `offset` on, at the caller's pace."""
+    """A reader of the whole lines of one file, from `offset` on, at the caller's pace.
+
+    It holds no file open: a thousand tasks have a thousand logs.
+    """
 
     def __init__(self, path: Path, *, offset: int = 0) -> None:
-        self.path = path
+        self.path, self._name = path, os.fspath(path)
         self.offset = offset
         """Start of the first line that was not yielded yet."""
         self.has_ended = False
@@ -30,7 +48,6 @@ class LogSource:
         self._scanned = 0
         self._last_return = 0
         self._waited_at = -1
-        self._fd: int | None = None
 
     @property
     def position(self) -> int:
@@ -39,7 +56,7 @@ class LogSource:
 
     def size(self) -> int:
         try:
-            return os.fstat(self._descriptor()).st_size
+            return os.stat(self._name).st_size
         except OSError:
             return 0
 
@@ -50,8 +67,8 @@ class LogSource:
         stopping the iteration loses only the rest of that line.
         """
         size = self.size()
-        if not self.has_ended and size in (self._waited_at, self.position):
-            # Most reads find nothing new: those cost one fstat.
+        if size == self.offset or (not self.has_ended and size in (self._waited_at, self.position)):
+            # Most reads find nothing new: those cost one stat.
             return
         if self._scanned:
             yield from self._read_long_line()
@@ -68,6 +85,14 @@ class LogSource:
             yield from self._read_long_line()
         else:
             self._waited_at = size
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield every line there is, without its newline; of a progress bar, the last state."""
+        before = -1
+        while before < self.position:
+            before = self.position
+            if block := b"".join(self.read()):
+                yield from latest_states(block)[:-1].split(b"\n")
 
     def partial(self, limit: int = 4096) -> bytes:
         """Return the latest state of the line without newline, at most its last `limit` bytes."""
@@ -88,11 +113,6 @@ class LogSource:
             lines += block.count(b"\n")
             at += len(block)
         return lines + self._skip_past_newline(at)
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
 
     def _skip_past_newline(self, at: int) -> int:
         block = self._pread(CHUNK, at)
@@ -142,15 +162,11 @@ class LogSource:
 
     def _pread(self, count: int, offset: int) -> bytes:
         try:
-            return os.pread(self._descriptor(), count, offset)
+            with open(self._name, "rb", buffering=0) as file:
+                return os.pread(file.fileno(), count, offset)
         except OSError:
-            # The file does not exist yet, or the disk fails: the view tries again later.
+            # The file does not exist yet, or the disk fails: the reader tries again later.
             return b""
-
-    def _descriptor(self) -> int:
-        if self._fd is None:
-            self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._fd
 
 
 def end_of_lines(path: Path) -> int:
@@ -208,32 +224,15 @@ def _last_matches(path: Path, pattern: re.Pattern[bytes], lines: int) -> int:
     source = LogSource(path)
     source.has_ended = True
     size, before = source.size(), -1
-    try:
-        while before < source.position < size:  # the position does not grow on a failing disk
-            before, at = source.position, source.offset
-            pieces = source.read()
-            block = next(pieces, b"")
-            deque(pieces, maxlen=0)
-            if pattern.search(block) is None:
-                continue
-            for line in block.removesuffix(b"\n").split(b"\n"):
-                if pattern.search(latest_state(line)):
-                    starts.append(at)
-                at += len(line) + 1
-        return starts[0] if starts else size
-    finally:
-        source.close()
-
-
-def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last `count` lines of a log, sanitized; at most `within` bytes are read."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - within))
-            found = file.read(within).removesuffix(b"\n")
-    except OSError:
-        return ()
-    if not found:
-        return ()
-    block = latest_states(b"\n".join(found.split(b"\n")[-count:]) + b"\n")
-    return tuple(sanitize(block, colours=False).decode().removesuffix("\n").split("\n"))
+    while before < source.position < size:  # the position does not grow on a failing disk
+        before, at = source.position, source.offset
+        pieces = source.read()
+        block = next(pieces, b"")
+        deque(pieces, maxlen=0)
+        if pattern.search(block) is None:
+            continue
+        for line in block.removesuffix(b"\n").split(b"\n"):
+            if pattern.search(latest_state(line)):
+                starts.append(at)
+            at += len(line) + 1
+    return starts[0] if starts else size
