@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from tests.launcher.conftest import MakeRun
 
 import tfcluster
 from tfcluster import errors, run_handle
+from tfcluster.rundir import registry
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -371,20 +373,29 @@ except KeyboardInterrupt:
     assert next(e["why"] for e in run.events() if e["type"] == "run_stopping") == "Ctrl-C"
 
 
-def test_a_killed_process_leaves_no_task_and_a_lost_run(folder: Path) -> None:
+def test_a_killed_process_that_forked_leaves_no_task_and_a_lost_run(folder: Path) -> None:
     start = f"""
-import tfcluster
-tfcluster.start({spec("sleeps")!r}).wait()
+import os, time, tfcluster
+run = tfcluster.start({spec("sleeps")!r})
+while run.status != "running":
+    time.sleep(0.05)
+if child := os.fork():
+    print(child, flush=True)
+time.sleep(300)
 """
-    process = subprocess.Popen([sys.executable, "-c", start])
-    run = wait_for_run()
-    wait_until_running(run)
-    tasks = pids(run)
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        run = wait_for_run()
+        tasks = pids(run)
+        process.kill()
 
-    process.kill()
-    process.wait()
-
-    wait_for(lambda: not any(map(is_alive, tasks)))
+    try:
+        wait_for(lambda: not any(map(is_alive, tasks)))
+        assert is_alive(child)
+        assert not registry.is_answered(run.paths)
+    finally:
+        os.kill(child, signal.SIGKILL)
     with pytest.raises(tfcluster.JobFailed, match="is lost") as caught:
         run.wait().check()
     assert caught.value.exit_code == 3

@@ -23,6 +23,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.base import RunContext, agent_socket_name
 from tfcluster.plans import remote_paths
+from tfcluster.rundir.forked_children import keep_from_children
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
@@ -98,7 +99,7 @@ class Transport:
         await self.hang_up()
         self._stderr_lines.clear()
         self._last_code = None
-        local_end, remote_end = socket.socketpair()
+        local_end, remote_end = map(keep_from_children, socket.socketpair())
         with remote_end:
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
