@@ -22,6 +22,7 @@ from tests.launcher.conftest import MakeRun
 
 import tfcluster
 from tfcluster import errors, run_handle
+from tfcluster.coordinator import background
 from tfcluster.rundir import registry
 
 ROOT = Path(__file__).parents[2]
@@ -303,12 +304,19 @@ def test_the_async_forms_leave_the_loop_free(folder: Path) -> None:
 # -- processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_threads", [False, True], ids=["forked", "spawned"])
-def test_a_detached_run_survives_its_starter(folder: Path, has_threads: bool) -> None:
+SIGNALS = (
+    "signal.signal(signal.SIGPIPE, signal.SIG_DFL); signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+)
+THREAD = "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    "before", ["", THREAD, SIGNALS], ids=["forked", "spawned", "with its signals"]
+)
+def test_a_detached_run_survives_its_starter(folder: Path, before: str) -> None:
     start = f"""
-import json, sys, threading, time, tfcluster
-if {has_threads}:
-    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+import signal, sys, threading, time, tfcluster
+{before}
 print(tfcluster.start({spec("waits")!r}, detach=True).id)
 """
     done = subprocess.run(
@@ -330,6 +338,31 @@ def test_a_detached_run_that_cannot_start_raises_its_own_error(folder: Path) -> 
         patch.setenv("TFCLUSTER_HOME", str(folder / "file" / "home"))
         with pytest.raises(tfcluster.RunFolderError, match="cannot make the run folder"):
             tfcluster.start(spec("sleeps"), detach=True)
+
+
+def test_a_spawned_coordinator_imports_nothing_from_the_current_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')")
+    start = f"""
+import threading, time, tfcluster
+{THREAD}
+job = {{"cluster": {{"worker": 1}}, "job": {{"command": ["true"]}}}}
+print(tfcluster.start(job, detach=True).wait().status)
+"""
+    command = [sys.executable, "-P", "-c", start]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+
+    assert (done.stdout, done.stderr) == ("succeeded\n", "")
+
+
+def test_the_error_of_a_coordinator_that_did_not_start_has_its_stderr(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_has_threads", lambda: True)
+    monkeypatch.setattr(background, "_SPAWN", "raise SystemExit('no memory')")
+    with pytest.raises(tfcluster.NodeLostError, match="did not start: no memory"):
+        tfcluster.start(spec("sleeps"), detach=True)
 
 
 def test_the_end_of_the_process_ends_its_runs(folder: Path) -> None:
