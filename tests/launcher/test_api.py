@@ -365,7 +365,7 @@ def test_the_error_of_a_coordinator_that_did_not_start_has_its_stderr(
         tfcluster.start(spec("sleeps"), detach=True)
 
 
-def test_the_end_of_the_process_ends_its_runs(folder: Path) -> None:
+def test_the_end_of_the_process_ends_its_runs_and_says_so(folder: Path) -> None:
     start = f"""
 import time, tfcluster
 run = tfcluster.start({spec("sleeps")!r})
@@ -378,9 +378,49 @@ print(run.id)
     )
     run = tfcluster.get_run(done.stdout.strip())
 
-    assert done.stderr == ""
+    assert done.stderr.startswith(f"tfcluster: this process ends, which stops {run.id}; ")
     assert run.status == "interrupted"
     assert not any(map(is_alive, pids(run)))
+
+
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+for script in ("waits.py", "trains.py"):
+    pool.submit(lambda script=script: print(tfcluster.run(script).status, flush=True))
+"""
+ASYNC = """
+def work():
+    print(asyncio.run(tfcluster.start("waits.json").wait_async()).status, flush=True)
+threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("users", "ends"), [(POOL, ["succeeded"] * 2), (ASYNC, ["succeeded"])], ids=["pool", "asyncio"]
+)
+def test_the_end_of_the_process_waits_for_runs_that_its_threads_wait_for(
+    folder: Path, users: str, ends: list[str]
+) -> None:
+    (folder / "waits.json").write_text(json.dumps(spec("waits")))
+    start = f"""
+import asyncio, threading, time, tfcluster
+{users}
+while not tfcluster.runs(live_only=True):
+    time.sleep(0.05)
+print("ending", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ending\n"
+        wait_until_running(wait_for_run())
+        (folder / "finish").touch()
+        found, errors = process.communicate(timeout=30)
+    (folder / "finish").unlink()
+
+    assert (found.split(), errors) == (ends, "")
 
 
 def test_ctrl_c_stops_the_run_and_a_second_one_kills_its_tasks(folder: Path) -> None:
