@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import shutil
@@ -421,6 +422,16 @@ print("ending", flush=True)
     (folder / "finish").unlink()
 
     assert (found.split(), errors) == (ends, "")
+
+
+def test_a_run_leaves_no_thread(folder: Path) -> None:
+    before = set(threading.enumerate())
+    gc.disable()  # it would only end them late
+    try:
+        tfcluster.start(spec("fails")).wait()
+        wait_for(lambda: set(threading.enumerate()) <= before)
+    finally:
+        gc.enable()
 
 
 def test_ctrl_c_stops_the_run_and_a_second_one_kills_its_tasks(folder: Path) -> None:
