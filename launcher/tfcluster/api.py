@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import run_handle
+from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
@@ -105,6 +106,7 @@ class LaunchOptions:
     """Faults to inject (``--chaos``), as typed."""
 
 
+@delaying_exit()
 def start(
     source: Source | Run | LoadedSpec | Planned,
     *,
@@ -156,6 +158,7 @@ def start(
     return Run(start_thread(made, run_handle.end_with_process))
 
 
+@delaying_exit()
 def run(
     program: str | os.PathLike[str] | Callable[..., Any],
     *,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
+from tfcluster.coordinator.exit_delay import delaying_exit, stop_at_exit
 from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
@@ -162,7 +164,7 @@ class Run:
             return block(self._end(), timeout, "continues")
         except KeyboardInterrupt:
             if self.paths in _threads:
-                _stop_interrupted(self)
+                _stop_interrupted(self, why="Ctrl-C")
             raise
 
     async def wait_async(self) -> Result:
@@ -271,10 +273,11 @@ class Run:
 
     def _end(self) -> Waiting[Result]:
         state_file = registry.StateFile(self.paths)
-        while not (self._is_over(state_file) and (state := self.state()).status.is_final):
-            yield
-        while (thread := _threads.get(self.paths)) is not None and thread.is_alive():
-            yield  # it closes its control socket
+        with delaying_exit():
+            while not (self._is_over(state_file) and (state := self.state()).status.is_final):
+                yield
+            while (thread := _threads.get(self.paths)) is not None and thread.is_alive():
+                yield  # it closes its control socket
         with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
             self.paths.waited.touch()
         newest, (message, fix) = self.newest_checkpoint, describe_failure(state)
@@ -331,19 +334,15 @@ class Run:
     def _rounds(self, follow: bool) -> Iterator[bool]:
         """Yield False while more may come, then True for the last round."""
         state_file = registry.StateFile(self.paths)
-        while follow and not self._is_over(state_file):
-            yield False
+        with delaying_exit():
+            while follow and not self._is_over(state_file):
+                yield False
         yield True
 
 
 def end_with_process(paths: RunPaths) -> None:
     """Note that this thread coordinates the run, which has to end before the process does."""
-    if not _threads:
-        # Its own exit function must run after `_stop_all`.
-        import concurrent.futures.thread  # noqa: F401
-
-        # `atexit` would come too late: by then threads, which the stop needs, cannot start.
-        threading._register_atexit(_stop_all)  # type: ignore[attr-defined]
+    stop_at_exit(_stop_all)
     _threads[paths] = threading.current_thread()
 
 
@@ -383,18 +382,24 @@ def _unanswered(state: RunSnapshot, error: Exception) -> NodeLostError:
     )
 
 
-def _stop_interrupted(*runs: Run) -> None:
+def _stop_interrupted(*runs: Run, why: str) -> None:
     """Stop runs of this process and wait for their end; Ctrl-C meanwhile kills their tasks."""
     for now in (False, True):
         with contextlib.suppress(KeyboardInterrupt):
             for run in runs:
                 with contextlib.suppress(TfclusterError):
-                    run.ask_to_stop(why="Ctrl-C" if len(runs) == 1 else "exit", now=now)
+                    run.ask_to_stop(why=why, now=now)
             while any(_threads[run.paths].is_alive() for run in runs):
                 time.sleep(0.02)  # Ctrl-C in `join` marks the thread as ended (bpo-45274)
             return
 
 
 def _stop_all() -> None:
-    """Stop the runs of this process, which is about to end."""
-    _stop_interrupted(*(Run(paths) for paths, thread in _threads.items() if thread.is_alive()))
+    """Stop the runs of this process, which is about to end, and name them."""
+    runs = [Run(paths) for paths, thread in list(_threads.items()) if thread.is_alive()]
+    if runs and sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):  # it is closed
+            names = ", ".join(run.id for run in runs)
+            fix = "`wait()` waits for a run, and one with detach=True continues"
+            sys.stderr.write(f"tfcluster: this process ends, which stops {names}; {fix}\n")
+    _stop_interrupted(*runs, why="exit")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,9 @@ from tests.launcher.conftest import MakeRun
 
 import tfcluster
 from tfcluster import errors, run_handle
+from tfcluster.coordinator import background
 from tfcluster.plans.plan import TaskId
+from tfcluster.rundir import registry
 
 ROOT = Path(__file__).parents[2]
 TRAINS = """
@@ -334,12 +338,19 @@ def test_the_async_forms_leave_the_loop_free(folder: Path) -> None:
 # -- processes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_threads", [False, True], ids=["forked", "spawned"])
-def test_a_detached_run_survives_its_starter(folder: Path, has_threads: bool) -> None:
+SIGNALS = (
+    "signal.signal(signal.SIGPIPE, signal.SIG_DFL); signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+)
+THREAD = "threading.Thread(target=time.sleep, args=(5,), daemon=True).start()"
+
+
+@pytest.mark.parametrize(
+    "before", ["", THREAD, SIGNALS], ids=["forked", "spawned", "with its signals"]
+)
+def test_a_detached_run_survives_its_starter(folder: Path, before: str) -> None:
     start = f"""
-import json, sys, threading, time, tfcluster
-if {has_threads}:
-    threading.Thread(target=time.sleep, args=(5,), daemon=True).start()
+import signal, sys, threading, time, tfcluster
+{before}
 print(tfcluster.start({spec("waits")!r}, detach=True).id)
 """
     done = subprocess.run(
@@ -363,7 +374,32 @@ def test_a_detached_run_that_cannot_start_raises_its_own_error(folder: Path) -> 
             tfcluster.start(spec("sleeps"), detach=True)
 
 
-def test_the_end_of_the_process_ends_its_runs(folder: Path) -> None:
+def test_a_spawned_coordinator_imports_nothing_from_the_current_folder(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "random.py").write_text("raise SystemExit('the wrong module')")
+    start = f"""
+import threading, time, tfcluster
+{THREAD}
+job = {{"cluster": {{"worker": 1}}, "job": {{"command": ["true"]}}}}
+print(tfcluster.start(job, detach=True).wait().status)
+"""
+    command = [sys.executable, "-P", "-c", start]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=tmp_path)
+
+    assert (done.stdout, done.stderr) == ("succeeded\n", "")
+
+
+def test_the_error_of_a_coordinator_that_did_not_start_has_its_stderr(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background, "_has_threads", lambda: True)
+    monkeypatch.setattr(background, "_SPAWN", "raise SystemExit('no memory')")
+    with pytest.raises(tfcluster.NodeLostError, match="did not start: no memory"):
+        tfcluster.start(spec("sleeps"), detach=True)
+
+
+def test_the_end_of_the_process_ends_its_runs_and_says_so(folder: Path) -> None:
     start = f"""
 import time, tfcluster
 run = tfcluster.start({spec("sleeps")!r})
@@ -376,9 +412,59 @@ print(run.id)
     )
     run = tfcluster.get_run(done.stdout.strip())
 
-    assert done.stderr == ""
+    assert done.stderr.startswith(f"tfcluster: this process ends, which stops {run.id}; ")
     assert run.status == "interrupted"
     assert not any(map(is_alive, pids(run)))
+
+
+POOL = """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+for script in ("waits.py", "trains.py"):
+    pool.submit(lambda script=script: print(tfcluster.run(script).status, flush=True))
+"""
+ASYNC = """
+def work():
+    print(asyncio.run(tfcluster.start("waits.json").wait_async()).status, flush=True)
+threading.Thread(target=work).start()
+"""
+
+
+@pytest.mark.parametrize(
+    ("users", "ends"), [(POOL, ["succeeded"] * 2), (ASYNC, ["succeeded"])], ids=["pool", "asyncio"]
+)
+def test_the_end_of_the_process_waits_for_runs_that_its_threads_wait_for(
+    folder: Path, users: str, ends: list[str]
+) -> None:
+    (folder / "waits.json").write_text(json.dumps(spec("waits")))
+    start = f"""
+import asyncio, threading, time, tfcluster
+{users}
+while not tfcluster.runs(live_only=True):
+    time.sleep(0.05)
+print("ending", flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", start], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ending\n"
+        wait_until_running(wait_for_run())
+        (folder / "finish").touch()
+        found, errors = process.communicate(timeout=30)
+    (folder / "finish").unlink()
+
+    assert (found.split(), errors) == (ends, "")
+
+
+def test_a_run_leaves_no_thread(folder: Path) -> None:
+    before = set(threading.enumerate())
+    gc.disable()  # it would only end them late
+    try:
+        tfcluster.start(spec("fails")).wait()
+        wait_for(lambda: set(threading.enumerate()) <= before)
+    finally:
+        gc.enable()
 
 
 def test_ctrl_c_stops_the_run_and_a_second_one_kills_its_tasks(folder: Path) -> None:
@@ -436,20 +522,29 @@ def test_an_exception_of_a_signal_handler_stops_the_run(folder: Path, program: s
     assert not any(map(is_alive, tasks))
 
 
-def test_a_killed_process_leaves_no_task_and_a_lost_run(folder: Path) -> None:
+def test_a_killed_process_that_forked_leaves_no_task_and_a_lost_run(folder: Path) -> None:
     start = f"""
-import tfcluster
-tfcluster.start({spec("sleeps")!r}).wait()
+import os, time, tfcluster
+run = tfcluster.start({spec("sleeps")!r})
+while run.status != "running":
+    time.sleep(0.05)
+if child := os.fork():
+    print(child, flush=True)
+time.sleep(300)
 """
-    process = subprocess.Popen([sys.executable, "-c", start])
-    run = wait_for_run()
-    wait_until_running(run)
-    tasks = pids(run)
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        run = wait_for_run()
+        tasks = pids(run)
+        process.kill()
 
-    process.kill()
-    process.wait()
-
-    wait_for(lambda: not any(map(is_alive, tasks)))
+    try:
+        wait_for(lambda: not any(map(is_alive, tasks)))
+        assert is_alive(child)
+        assert not registry.is_answered(run.paths)
+    finally:
+        os.kill(child, signal.SIGKILL)
     with pytest.raises(tfcluster.JobFailed, match="is lost") as caught:
         run.wait().check()
     assert caught.value.exit_code == 3

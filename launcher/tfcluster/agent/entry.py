@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def main() -> None:
     """Run an agent in this process, which is detached and has pipes for stdin and stdout."""
     config_json = b""
-    while data := os.read(0, 65536):
+    # A line, not up to the end: a child that the coordinator's process forks may hold the pipe.
+    while not config_json.endswith(b"\n") and (data := os.read(0, 65536)):
         config_json += data
     from tfcluster.agent.guard import fork_guard
 

@@ -26,6 +26,7 @@ from tfcluster.backends.base import Nodes, RunContext, agent_socket_name
 from tfcluster.errors import NodeLostError
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
+from tfcluster.rundir.forked_children import keep_from_children
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
@@ -101,7 +102,7 @@ class Transport:
         await self.hang_up()
         self._stderr_lines.clear()
         self._last_code = None
-        local_end, remote_end = socket.socketpair()
+        local_end, remote_end = map(keep_from_children, socket.socketpair())
         with remote_end:
             process = self._process = await asyncio.create_subprocess_exec(
                 *self._argv,

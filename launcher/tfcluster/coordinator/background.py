@@ -139,20 +139,22 @@ def start(launch: Launch) -> Background:
     """
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb"):
-        (_spawn if _has_threads() else _fork)(launch, writer)
+        why = (_spawn if _has_threads() else _fork)(launch, writer)
     pipe = os.fdopen(reader, "rb")
     try:
         return Background(pickle.load(pipe), pipe)
     except EOFError:
         pipe.close()
-        raise NodeLostError("the coordinator's process did not start") from None
+        raise NodeLostError(f"the coordinator's process did not start{why}") from None
 
 
-def _fork(launch: Launch, writer: int) -> None:
+def _fork(launch: Launch, writer: int) -> str:
     with signals_held_back():
         if (first := os.fork()) == 0:
             _serve(launch, writer)
-        os.waitpid(first, 0)
+        with contextlib.suppress(ChildProcessError):  # a program that ignores SIGCHLD
+            os.waitpid(first, 0)
+    return ""
 
 
 def _has_threads() -> bool:
@@ -163,14 +165,18 @@ def _has_threads() -> bool:
         return threading.active_count() > 1
 
 
-def _spawn(launch: Launch, writer: int) -> None:
+def _spawn(launch: Launch, writer: int) -> str:
+    """Return what a process that did not start wrote to stderr."""
     package_root = str(Path(__file__).parents[2])
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SPAWN, package_root, str(writer)],
-        stdin=subprocess.PIPE,
+    done = subprocess.run(
+        # -P: no module is imported from the current folder.
+        [sys.executable, "-P", "-c", _SPAWN, package_root, str(writer)],
+        input=pickle.dumps(launch),
+        stderr=subprocess.PIPE,
         pass_fds=[writer],
     )
-    process.communicate(pickle.dumps(launch))
+    stderr = done.stderr.decode(errors="replace").strip()
+    return f": {stderr}" if stderr else ""
 
 
 def serve_spawned(writer: int) -> NoReturn:
@@ -182,6 +188,8 @@ def serve_spawned(writer: int) -> NoReturn:
 def _serve(launch: Launch, writer: int) -> NoReturn:
     """Never return: the frames above belong to the starter."""
     try:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # the starter's may end this process
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
         if os.fork():
             os._exit(0)  # the child is no session leader, so it can never get a terminal

@@ -157,6 +157,10 @@ class FileThreads:
         self._progress, self._silence_s = progress, silence_s
         self._threads = ThreadPoolExecutor(thread_name_prefix="files")
 
+    def close(self) -> None:
+        """Let the threads end; those whose work never ends are not waited for."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
     async def run(self, work: Callable[[], T], what: str) -> T:
         """Return what `work` returns; raises what it raises, and StalledError, which names `what`.
 

@@ -128,15 +128,19 @@ class Session:
 
     async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
         start_options = self._start_options
+        gathering = RunGathering(self.plan, self.paths, enabled=start_options.gathers)
         coordinator = Coordinator(
             self.plan,
             self.run_writer,
-            RunGathering(self.plan, self.paths, enabled=start_options.gathers),
+            gathering,
             announce=announce,
             start_options=start_options,
         )
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
-            return await coordinator.run()
+            try:
+                return await coordinator.run()
+            finally:
+                gathering.close()
 
     def _announcing(self, resume: Resume, announce: Announce) -> Announce:
         def record_and_announce(plan: Plan) -> None:

@@ -251,6 +251,10 @@ class RunGathering:
         if self._gatherer is not None:
             self._gatherer.cancel()
 
+    def close(self) -> None:
+        """Let the threads end once the run is over."""
+        self._threads.close()
+
     @property
     def needs_agents(self) -> bool:
         """True if the remaining files can only be copied while the agents live."""

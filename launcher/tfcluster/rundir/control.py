@@ -20,6 +20,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import SetupError
+from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
     import asyncio
@@ -44,7 +45,15 @@ async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[No
 
     async def listen() -> asyncio.Server:
         _clear(path)
-        return await asyncio.start_unix_server(partial(_serve_client, stop, get_state), path)
+        listener = keep_from_children(socket.socket(socket.AF_UNIX))
+        try:
+            listener.bind(str(path))
+            return await asyncio.start_unix_server(
+                partial(_serve_client, stop, get_state), sock=listener
+            )
+        except OSError:
+            listener.close()
+            raise
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""

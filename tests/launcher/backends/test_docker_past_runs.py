@@ -5,6 +5,8 @@ A fake client answers and records its arguments; tests/integration/docker uses t
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -13,7 +15,11 @@ from pathlib import Path
 import pytest
 
 from tfcluster.backends import past_runs
+from tfcluster.backends.base import RunContext
 from tfcluster.backends.docker import client as docker_client
+from tfcluster.backends.docker.docker_nodes import DockerNodes
+from tfcluster.errors import SetupError
+from tfcluster.plans.plan import Container, Interpreter, NodePlan
 
 GONE = f"{socket.gethostname()}/{os.getuid()}/1/1"
 CLIENT = """#!/bin/sh
@@ -70,6 +76,32 @@ def noted(home: Path) -> list[str]:
 def change_daemon(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("DOCKER_HOST", address)
     docker_client.endpoint.cache_clear()
+
+
+def test_a_silent_daemon_is_one_error_and_no_other_is_left_unread(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_daemon(monkeypatch, "unix:///away")
+    worker = NodePlan(
+        name="worker-0",
+        backend="docker",
+        interpreter=Interpreter("python3", "the image's"),
+        workdir="~/work",
+        container=Container("image:1"),
+    )
+    unread: list[str] = []
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_exception_handler(
+            lambda loop, found: unread.append(found["message"])
+        )
+        with pytest.raises(SetupError, match="Cannot connect"):
+            async with DockerNodes([worker], RunContext("run", home)):
+                pass
+        gc.collect()
+
+    asyncio.run(scenario())
+    assert unread == []
 
 
 def test_docker_is_not_asked_if_it_was_never_used(home: Path) -> None:

@@ -52,6 +52,21 @@ def test_work_without_progress_is_given_up_and_not_waited_for(release: threading
     assert not release.is_set(), "the loop ended before the thread"
 
 
+def test_closed_threads_end_and_one_that_hangs_is_not_waited_for(release: threading.Event) -> None:
+    async def scenario() -> list[threading.Thread]:
+        before, threads = set(threading.enumerate()), FileThreads(lambda: 0, silence_s=0.2)
+        with pytest.raises(StalledError):
+            await threads.run(release.wait, "it")
+        await threads.run(lambda: 7, "another")
+        threads.close()
+        return [one for one in threading.enumerate() if one not in before]
+
+    made = asyncio.run(scenario())
+    assert len(made) == 2
+    made[1].join(5)
+    assert [thread.is_alive() for thread in made] == [True, False]
+
+
 def test_slow_work_that_makes_progress_is_waited_for(release: threading.Event) -> None:
     pieces = iter(range(1_000_000))
 

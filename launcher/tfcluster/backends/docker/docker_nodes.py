@@ -96,6 +96,7 @@ class DockerNodes(Nodes):
     async def _end(self) -> None:
         """Remove what the run created, unless folders in the containers must stay."""
         if self._network is not None:  # the daemon still carries out what it was asked for
+            self._network.add_done_callback(lambda made: made.cancelled() or made.exception())
             await asyncio.wait([self._network, *self._starting], timeout=_CANCELLED_START_S)
         sweeper, self._sweeper = self._sweeper, None
         assert sweeper is not None

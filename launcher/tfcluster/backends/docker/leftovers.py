@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from tfcluster.backends.docker.client import Endpoint, endpoint, plain
 from tfcluster.backends.past_runs import SilentError, is_orphan, this_process
+from tfcluster.rundir.forked_children import keep_from_children
 
 RUN = "tfcluster.run"
 COORDINATOR = "tfcluster.coordinator"
@@ -101,6 +102,8 @@ class Sweeper:
             stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )
+        assert process.stdin is not None
+        keep_from_children(process.stdin.get_extra_info("pipe"))
         return cls(process, run_id)
 
     async def dismiss(self) -> None:

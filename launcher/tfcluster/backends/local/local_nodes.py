@@ -7,6 +7,7 @@ import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from tfcluster.backends.base import Nodes, agent_socket_name
 from tfcluster.backends.local import warm_agents
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
+from tfcluster.rundir.forked_children import keep_from_children
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
@@ -63,7 +65,13 @@ class LocalNodes(Nodes):
         process = await self._start_in_thread(self._config(identity, path, node), node)
 
         async def dial() -> Streams:
-            return await asyncio.open_unix_connection(str(path))
+            connection = keep_from_children(socket.socket(socket.AF_UNIX))
+            try:
+                connection.connect(str(path))  # at once: it listens
+                return await asyncio.open_unix_connection(sock=connection)
+            except BaseException:
+                connection.close()
+                raise
 
         hello = Hello(run_id=self.run.run_id, node=node.name, token=token)
         patience_s = min(self.run.lease_s, _PATIENCE_S)
@@ -162,7 +170,7 @@ class AgentProcess(AgentHandle):
         assert stdout is not None
         try:
             with stdin:
-                stdin.write(config)
+                stdin.write(config + b"\n")
             ready, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
             answer = os.read(stdout.fileno(), 4096) if ready else b""
         except OSError:
