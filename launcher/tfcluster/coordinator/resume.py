@@ -44,13 +44,13 @@ def find(text: str) -> Resume:
     held = open_for_reading(source.checkpoints)
     if not held:
         raise UsageError(
-            f"--resume: {source.run_id} has gathered no checkpoint", fix=_fix_for_none(source)
+            f"resume: {source.run_id} has gathered no checkpoint", fix=_fix_for_none(source)
         )
     try:
         state = newest_of_each(held, place=int(number) if has_place else None)
     except KeyError:
         raise UsageError(
-            f"--resume: {source.run_id} has gathered no checkpoint of step or save {number}",
+            f"resume: {source.run_id} has gathered no checkpoint of step or save {number}",
             fix=f"it has {_list_available(held)}",
         ) from None
     return Resume(source, newest_of(state), state)

@@ -51,7 +51,9 @@ print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
 """`importlib.metadata` would give the same, but takes three times as long as all of this."""
 
 _ANSWER_S: Final = 30.0
-NAME_ONE: Final = "give a Python, or the folder of a virtual environment: --python PATH"
+NAME_ONE: Final = (
+    "give a Python, or the folder of a virtual environment: --python PATH (python=PATH)"
+)
 _INSTALLED: Final = re.compile(
     r"(?P<name>.+?)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info"  # egg: Debian's packages
 )
@@ -214,5 +216,5 @@ def _read_probe(
 
 
 def _not_working(path: str, why: str) -> InterpreterError:
-    fix = "choose another Python with --python PATH"
+    fix = "choose another Python: --python PATH (python=PATH)"
     return InterpreterError(f"{path} does not work as Python: {why}", fix=fix)
