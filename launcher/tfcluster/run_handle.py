@@ -22,7 +22,7 @@ from tfcluster.coordinator.exit_delay import delaying_exit, stop_at_exit
 from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.waiting import Waiting, block, each, each_async, pause
 
@@ -344,24 +344,6 @@ def end_with_process(paths: RunPaths) -> None:
     """Note that this thread coordinates the run, which has to end before the process does."""
     stop_at_exit(_stop_all)
     _threads[paths] = threading.current_thread()
-
-
-def describe_failure(state: RunSnapshot) -> tuple[str, str]:
-    """Return why a run failed and what to do; empty if it has not failed."""
-    if not state.status.is_final or state.status is Status.SUCCEEDED:
-        return "", ""
-    if state.status is Status.LOST:
-        message = f"{state.run} is lost: its coordinator died before the run ended"
-        fix = (
-            f"`tfcluster logs {state.run}` shows the tasks' output,"
-            f" `tfcluster down {state.run}` cleans up"
-        )
-        return message, fix
-    cause = (state.diagnosis or {}).get("root_cause", {})
-    why = state.reason or (f"{cause['task']}: {cause['reason']}" if "reason" in cause else "")
-    fix = state.hint or cause.get("hint") or f"`tfcluster logs {state.run}` shows the output"
-    status = str(state.status).replace("_", " ")
-    return f"{state.run}: {status}" + (f": {why}" if why else ""), fix
 
 
 def _chief(state: RunSnapshot) -> TaskSnapshot:

@@ -6,7 +6,7 @@ import click
 
 from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
-from tfcluster.run_handle import Run, describe_failure
+from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
 from tfcluster.ui import history
 from tfcluster.ui.render import part_lines
@@ -37,6 +37,6 @@ def command(run: str | None, as_json: bool) -> int:
         why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
         terminal.emit_json(facts | {key: value for key, value in why.items() if value})
     if state.exit_code is None:
-        message, fix = describe_failure(state)
+        message, fix = state
         raise NodeLostError(message, fix=fix)
     return state.exit_code

@@ -207,3 +207,21 @@ def is_done_trial(trial: Mapping[str, Any]) -> bool:
 def _to_dict(snapshot: TaskSnapshot | RunSnapshot, names: tuple[str, ...]) -> dict[str, Any]:
     """Return a shallow `dataclasses.asdict`, which is ten times as fast."""
     return {name: getattr(snapshot, name) for name in names}
+
+
+def describe_failure(state: RunSnapshot) -> tuple[str, str]:
+    """Return why a run failed and what to do; empty if it has not failed."""
+    if not state.status.is_final or state.status is Status.SUCCEEDED:
+        return "", ""
+    if state.status is Status.LOST:
+        message = f"{state.run} is lost: its coordinator died before the run ended"
+        fix = (
+            f"`tfcluster logs {state.run}` shows the tasks' output,"
+            f" `tfcluster down {state.run}` cleans up"
+        )
+        return message, fix
+    cause = (state.diagnosis or {}).get("root_cause", {})
+    why = state.reason or (f"{cause['task']}: {cause['reason']}" if "reason" in cause else "")
+    fix = state.hint or cause.get("hint") or f"`tfcluster logs {state.run}` shows the output"
+    status = str(state.status).replace("_", " ")
+    return f"{state.run}: {status}" + (f": {why}" if why else ""), fix
