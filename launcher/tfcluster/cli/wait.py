@@ -8,6 +8,7 @@ from tfcluster.cli.completion import files
 from tfcluster.errors import NodeLostError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
+from tfcluster.rundir.snapshot import describe_failure
 from tfcluster.ui import history
 from tfcluster.ui.render import part_lines
 from tfcluster.ui.terminal import Terminal
@@ -37,6 +38,6 @@ def command(run: str | None, as_json: bool) -> int:
         why = {"reason": state.reason, "hint": state.hint, "diagnosis": state.diagnosis}
         terminal.emit_json(facts | {key: value for key, value in why.items() if value})
     if state.exit_code is None:
-        message, fix = state
+        message, fix = describe_failure(state)
         raise NodeLostError(message, fix=fix)
     return state.exit_code
