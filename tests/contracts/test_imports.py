@@ -77,6 +77,11 @@ def test_a_command_without_a_spec_imports_no_slow_module(words: str, tmp_path: P
     assert loaded.isdisjoint({*SLOW, "tfcluster.plans.plan", "tfcluster.rundir.events"})
 
 
+def test_the_version_is_shown_without_the_modules_of_paths(tmp_path: Path) -> None:
+    """They take a tenth of the time of the whole command."""
+    assert loaded_after("--version", tmp_path).isdisjoint({"pathlib", "urllib.parse"})
+
+
 def test_plan_and_validate_import_neither_asyncio_nor_rich(tmp_path: Path) -> None:
     spec = tmp_path / "tfcluster.json"
     spec.write_text('{"cluster": {"worker": 2}, "job": {"command": ["true"]}}')

@@ -9,7 +9,10 @@ import os
 import re
 from collections import deque
 from collections.abc import Iterator
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # `--version` imports this module
+    from pathlib import Path
 
 CHUNK = 256 * 1024
 SCAN_LIMIT = 16 * 1024 * 1024

@@ -13,9 +13,12 @@ import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfcluster.rundir.tail import latest_states
+
+if TYPE_CHECKING:  # `--version` imports this module
+    from pathlib import Path
 
 _PLAIN = bytes((0x09, 0x0A, *range(0x20, 0x7F)))
 """The bytes of most lines; none of them can harm a screen."""
