@@ -39,7 +39,7 @@ class Rig:
 
     nodes: list[NodePlan]
     broken: NodePlan | None
-    """A node that cannot be reached; None where a backend has none."""
+    """A node that cannot be reached; None for this machine, where there is none."""
     folder: Path
     number: int
 
@@ -173,8 +173,7 @@ async def an_error_in_the_block_ends_the_nodes(rig: Rig) -> None:
 
 
 async def a_node_that_cannot_be_reached_is_named_in_a_setup_error(rig: Rig) -> None:
-    if rig.broken is None:
-        return
+    assert rig.broken is not None
     rig.nodes = [rig.broken]
     with pytest.raises(SetupError):
         async with rig.open() as nodes:
@@ -206,6 +205,7 @@ CHECKS: tuple[Callable[[Rig], Awaitable[None]], ...] = (
     capabilities_are_kept,
 )
 NAMES = tuple(check.__name__ for check in CHECKS)
+UNREACHED = a_node_that_cannot_be_reached_is_named_in_a_setup_error.__name__
 
 
 async def _within_time(check: Callable[[Rig], Awaitable[None]], rig: Rig) -> None:
@@ -226,6 +226,8 @@ def main() -> None:
     broken = from_json(NodePlan, facts["broken"]) if facts.get("broken") else None
     with tempfile.TemporaryDirectory(prefix="tfc-") as folder:
         for number, (name, check) in enumerate(zip(NAMES, CHECKS, strict=True)):
+            if broken is None and name == UNREACHED:
+                continue
             try:
                 asyncio.run(_within_time(check, Rig(list(nodes), broken, Path(folder), number)))
                 print(name, "ok", flush=True)

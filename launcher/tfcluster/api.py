@@ -10,7 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -91,21 +91,6 @@ def _require_lists(**arguments: object) -> None:
             raise UsageError(f"{name} is a string", fix=f"write a list: {name}=[{value!r}]")
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """The choices of one launch: what it skips, what it resumes from."""
-
-    detach: bool = False
-    gathers: bool = True
-    prepares: bool = True
-    runs_preflight: bool = True
-    warm: bool = False
-    """Keep a process with the imported modules on this machine for the next run."""
-    resume: Resume | None = None
-    chaos: tuple[str, ...] = ()
-    """Faults to inject (``--chaos``), as typed."""
-
-
 @delaying_exit()
 def start(
     source: Source | Run | LoadedSpec | Planned,
@@ -125,9 +110,8 @@ def start(
 
     The run ends with this process, except with `detach`, which starts a coordinator that survives
     it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``; a run as `source` is started
-    again. `python`, `args`, `sets` and
-    `hosts` are those of `plan`; `chaos` injects faults. Errors of the start that only the
-    nodes can find are part of the run's result.
+    again. `python`, `args`, `sets` and `hosts` are those of `plan`; `chaos` injects faults. Errors
+    that only the nodes can find are part of the run's result.
 
     Raises UsageError, with SpecError, and SetupError.
     """
@@ -140,15 +124,15 @@ def start(
         source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
     elif sets or hosts or python or args:
         raise UsageError("sets, hosts, python and args belong to `plan`, which made this plan")
-    options = LaunchOptions(
+    made = make_launch(
+        source,
         detach=detach,
         gathers=gather,
         prepares=prepare,
         runs_preflight=preflight,
         resume=resumed,
-        chaos=tuple(chaos),
+        chaos=chaos,
     )
-    made = _make_launch(source, options)
     if detach:
         from tfcluster.coordinator.background import start_and_leave
 
@@ -232,14 +216,13 @@ def get_run(run: str | None = None, *, live_only: bool = False) -> Run:
     return Run(registry.resolve(run, live_only=live_only))
 
 
-def launch(planned: Planned, options: LaunchOptions, watcher: Watcher) -> End | None:
-    """Run `planned` as `tfcluster up` does, in the main thread, and tell `watcher`.
+def launch(made: Launch, watcher: Watcher) -> End | None:
+    """Run a launch as `tfcluster up` does, in the main thread, and tell `watcher`.
 
-    Signals stop the run. With ``options.detach``, return None once all tasks run. Raises a
+    Signals stop the run. A launch in the background returns None once all tasks run. Raises a
     TfclusterError for whatever prevents the start.
     """
-    made = _make_launch(planned, options)
-    if options.detach:
+    if made.in_background:
         from tfcluster.coordinator.background import start_and_watch
 
         return start_and_watch(made, watcher)
@@ -268,32 +251,42 @@ def spec_of_program(
     }
 
 
-def _make_launch(planned: Planned, options: LaunchOptions) -> Launch:
-    """Return the launch; raises UsageError for an invalid fault, and what `require` raises."""
+def make_launch(
+    planned: Planned,
+    *,
+    detach: bool = False,
+    resume: Resume | None = None,
+    gathers: bool = True,
+    prepares: bool = True,
+    runs_preflight: bool = True,
+    warm: bool = False,
+    chaos: Sequence[str] = (),
+) -> Launch:
+    """Return everything that a coordinator needs.
+
+    `resume`: the state to start from; `warm`: a process with the imported modules is kept on this
+    machine for the next run; `chaos`: faults, as typed. Raises UsageError for an invalid fault, and
+    what `Planned.require` raises.
+    """
     from tfcluster.coordinator.foreground import Launch
     from tfcluster.coordinator.startup import StartOptions
-    from tfcluster.rundir import chaos
+    from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
-    start_options = StartOptions(
-        runs_preflight=options.runs_preflight,
-        prepares=options.prepares,
-        gathers=options.gathers,
-        faults=chaos.parse(options.chaos, plan),
-    )
-    if options.warm:
+    faults = parse(chaos, plan)
+    if warm:
         from tfcluster.backends.local.warm_start import keep_warm
 
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
-    if options.detach:
+    if detach:
         plan = with_lease(replace(planned, plan=plan))
     return Launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
-        start_options=start_options,
-        resume=options.resume,
-        in_background=options.detach,
+        start_options=StartOptions(runs_preflight, prepares, gathers, faults),
+        resume=resume,
+        in_background=detach,
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 from typing import Self
 
@@ -50,4 +49,4 @@ class TemplateNodes(RelayedNodes):
 
     @classmethod
     def argv(cls, node: NodePlan) -> list[str]:
-        return [sys.executable, "-I", "-S", "-c", STARTER]
+        return [node.python, "-I", "-S", "-c", STARTER]

@@ -77,7 +77,7 @@ class Silent:
     def __str__(self) -> str:
         return (
             f"{self.place.backend} ({self.place.endpoint}) does not answer: {self.why}; it may"
-            f" still have containers or networks of {', '.join(self.runs)}"
+            f" still have what belongs to {', '.join(self.runs)}"
         )
 
 

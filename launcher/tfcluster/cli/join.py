@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.options import WithJobArgs, job_args, watch_options
+from tfcluster.cli.options import WithJobArgs, job_args, skip_options, watch_options
 
 
 @click.command("join", cls=WithJobArgs)
@@ -18,16 +18,13 @@ from tfcluster.cli.options import WithJobArgs, job_args, watch_options
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @watch_options
-@click.option("--no-preflight", is_flag=True, help="Skip the checks of this machine.")
-@click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")
+@skip_options("this machine")
 def command(
     spec: str | None,
     names: tuple[str, ...],
     sets: tuple[str, ...],
     python: str | None,
     name: str | None,
-    no_preflight: bool,
-    no_prepare: bool,
     options: dict[str, Any],
     shown: dict[str, bool],
 ) -> int:
@@ -41,7 +38,7 @@ def command(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
-    from tfcluster.api import LaunchOptions
+    from tfcluster.api import make_launch
     from tfcluster.cli.launch import launch
     from tfcluster.discovery.planning import plan_join
 
@@ -53,10 +50,6 @@ def command(
         python=python,
         args=job_args(),
     )
-    launch_options = LaunchOptions(
-        **options,
-        prepares=not no_prepare,
-        # A task named by --task may have another machine's address, which the checks would refuse.
-        runs_preflight=not (no_preflight or names),
-    )
-    return launch(planned, launch_options, **shown)
+    if names:  # a task may have another machine's address, which the checks would refuse
+        options["runs_preflight"] = False
+    return launch(make_launch(planned, **options), **shown)

@@ -8,15 +8,13 @@ from socket import gethostname
 from typing import TYPE_CHECKING
 
 from tfcluster import api
-from tfcluster.api import LaunchOptions
 from tfcluster.errors import PreflightError, SetupError, TfclusterError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tfcluster.coordinator.foreground import End
-    from tfcluster.discovery.planning import Planned
+    from tfcluster.coordinator.foreground import End, Launch
     from tfcluster.plans.plan import Plan
     from tfcluster.ui.follow import RunView
 
@@ -34,18 +32,16 @@ def preimport() -> None:
         import_module(f"tfcluster.{module}")
 
 
-def launch(
-    planned: Planned, options: LaunchOptions, *, as_json: bool = False, collapse: bool = False
-) -> int:
-    """Run `planned`, in the foreground to its end, and return the command's exit code.
+def launch(made: Launch, *, as_json: bool = False, collapse: bool = False) -> int:
+    """Run a launch, in the foreground to its end, and return the command's exit code.
 
     Raises a TfclusterError for whatever prevents the start.
     """
-    shown = _ShownRun(options, as_json, collapse)
-    end = api.launch(planned, options, shown)
+    shown = _ShownRun(made, as_json, collapse)
+    end = api.launch(made, shown)
     if end is None:
         return 0
-    if options.detach and end.outcome.status is Status.SUCCEEDED:
+    if made.in_background and end.outcome.status is Status.SUCCEEDED:
         shown.left()
         return 0
     return shown.conclude(end)
@@ -54,23 +50,22 @@ def launch(
 class _ShownRun:
     """A run that is shown on the terminal; a watcher of `api.launch`."""
 
-    def __init__(self, options: LaunchOptions, as_json: bool, collapse: bool) -> None:
-        self._options, self._as_json, self._collapse = options, as_json, collapse
+    def __init__(self, made: Launch, as_json: bool, collapse: bool) -> None:
+        self._launch, self._as_json, self._collapse = made, as_json, collapse
         self._terminal = Terminal()
         self._paths: RunPaths
-        self._plan: Plan
         self._view: RunView
 
     def opened(self, paths: RunPaths, plan: Plan) -> None:
         from tfcluster.ui.follow import RunView
         from tfcluster.ui.merged_logs import LogFilter
 
-        self._paths, self._plan = paths, plan
+        self._paths = paths
         self._view = RunView(
             paths,
             self._terminal,
-            json_lines=self._as_json and not self._options.detach,
-            log_filter=LogFilter(last_attempt=-1) if self._options.detach else None,
+            json_lines=self._as_json and not self._launch.in_background,
+            log_filter=LogFilter(last_attempt=-1) if self._launch.in_background else None,
             collapse=self._collapse,
         )
         self._view.start()
@@ -79,7 +74,7 @@ class _ShownRun:
         from tfcluster.ui.plan_view import start_panel
         from tfcluster.ui.render import render
 
-        resume = self._options.resume
+        resume = self._launch.resume
         resumes = (resume.source.run_id, resume.newest.step, resume.checkpoint) if resume else None
         panel = start_panel(plan, self._paths, resumes=resumes)
         self._view.say(render(panel, self._terminal))
@@ -97,7 +92,7 @@ class _ShownRun:
             f"the run continues in the background: `tfcluster attach {short}` shows it,"
             f" `tfcluster down {short}` stops it"
         )
-        _say_lease(self._plan, terminal)
+        _say_lease(self._launch.plan, terminal)
 
     def conclude(self, end: End) -> int:
         """Show how the run ended; return its exit code, or raise the error that it ended with."""
@@ -105,7 +100,7 @@ class _ShownRun:
 
         self._finish()
         state, error, terminal = end.state, end.outcome.error, self._terminal
-        if self._options.detach and any(task.started_at is None for task in state.tasks):
+        if self._launch.in_background and any(task.started_at is None for task in state.tasks):
             terminal.say_wrapped(f"{state.run} ended before all of its tasks had started")
         if state.attempt or error is None:
             show_end(state, end.paths, terminal, with_reason=False)

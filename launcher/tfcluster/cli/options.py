@@ -53,7 +53,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a launch to `command`.
 
-    It gets them as two dicts: `options` for `api.LaunchOptions`, `shown` for `launch.launch`.
+    It gets them as two dicts: `options` for `api.make_launch`, `shown` for `launch.launch`.
     """
 
     @functools.wraps(command)
@@ -71,6 +71,30 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         return command(*args, options=options, shown=shown, **others)
 
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
+
+
+def skip_options(checked: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add options that skip the checks of what is `checked`, and the prepare step.
+
+    To be used below `watch_options`: they become part of its `options`.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_skips(
+            *args: Any, no_preflight: bool, no_prepare: bool, options: dict[str, Any], **others: Any
+        ) -> Any:
+            skips = {"runs_preflight": not no_preflight, "prepares": not no_prepare}
+            return command(*args, options=options | skips, **others)
+
+        preflight = click.option(
+            "--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."
+        )
+        return preflight(
+            click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")(with_skips)
+        )
+
+    return add
 
 
 class WithJobArgs(click.Command):

@@ -45,7 +45,7 @@ def command(
 
     The workers run on this machine or, with --hosts, on other machines through ssh.
     """
-    from tfcluster.api import LaunchOptions, spec_of_program
+    from tfcluster.api import make_launch, spec_of_program
     from tfcluster.cli.launch import launch, preimport
     from tfcluster.discovery.planning import plan_spec
     from tfcluster.spec.load import from_value
@@ -58,4 +58,4 @@ def command(
     choice = replace(hosts, workers=workers)
     loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
     planned = plan_spec(loaded, python=python, meanwhile=preimport)
-    return launch(planned, LaunchOptions(**options, chaos=chaos), **shown)
+    return launch(make_launch(planned, **options, chaos=chaos), **shown)

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.options import WithJobArgs, host_options, job_args, watch_options
+from tfcluster.cli.options import WithJobArgs, host_options, job_args, skip_options, watch_options
 from tfcluster.spec import HostChoice
 
 
@@ -26,8 +26,7 @@ from tfcluster.spec import HostChoice
               help="Inject a fault: 'kill worker:1 at step 50';"
                    " see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
-@click.option("--no-preflight", is_flag=True, help="Skip the checks of the nodes.")
-@click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")
+@skip_options("the nodes")
 def command(
     spec: str | None,
     sets: tuple[str, ...],
@@ -38,8 +37,6 @@ def command(
     resume: str | None,
     excepted: tuple[str, ...],
     chaos: tuple[str, ...],
-    no_preflight: bool,
-    no_prepare: bool,
     options: dict[str, Any],
     shown: dict[str, bool],
 ) -> int:
@@ -52,7 +49,7 @@ def command(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-    from tfcluster.api import LaunchOptions
+    from tfcluster.api import make_launch
     from tfcluster.cli.launch import launch, preimport
     from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import plan_file
@@ -68,11 +65,5 @@ def command(
         hosts=hosts,
         meanwhile=preimport,
     )
-    launch_options = LaunchOptions(
-        **options,
-        prepares=not no_prepare,
-        runs_preflight=not no_preflight,
-        resume=resumed,
-        chaos=chaos,
-    )
-    return launch(planned.without_tasks(excepted), launch_options, **shown)
+    planned = planned.without_tasks(excepted)
+    return launch(make_launch(planned, **options, resume=resumed, chaos=chaos), **shown)

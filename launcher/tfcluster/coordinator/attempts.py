@@ -17,6 +17,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import Event, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.supervisor import Supervisor
 
@@ -59,7 +60,8 @@ class Attempts:
 
         Raises SetupError.
         """
-        if hosts := await self.loop.run_alongside(self.hub.open(self.plan.nodes)):
+        hosts = await self.loop.run_alongside(self.hub.open(self.plan.nodes))
+        if hosts or self.run_writer.state.status is Status.QUEUED:
             self.startup.plan = self.plan.at(hosts)
             addresses = {str(task.id): task.address for task in self.plan.tasks}
             self.record(NodesAllocated(hosts=hosts, addresses=addresses))

@@ -30,7 +30,7 @@ from tfcluster.coordinator.foreground import (
     signals_held_back,
 )
 from tfcluster.errors import NodeLostError, TfclusterError
-from tfcluster.plans.plan import Plan
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
@@ -125,8 +125,8 @@ def _follow(messages: Iterator[Any], plan: Plan, watcher: Watcher) -> object:
         match message:
             case RunPaths():
                 watcher.opened(message, plan)
-            case Plan():
-                watcher.announced(message)
+            case hosts, ports:
+                watcher.announced(plan.at(hosts, ports))
             case _:
                 return message
     return None
@@ -220,10 +220,16 @@ def _run(launch: Launch, writer: int) -> None:
     with _redirected_output(session.paths.coordinator_log):
         tell(session.paths)
         session.run_writer.on_event = note_start
-        end = session.run(tell)
+        end = session.run(lambda plan: tell(_chosen(plan)))
         if end.outcome.error is not None:
             os.write(2, f"tfcluster: {end.outcome.error}\n".encode(errors="replace"))
         tell(end)
+
+
+def _chosen(plan: Plan) -> tuple[dict[str, str], dict[TaskId, int]]:
+    """Return what `Plan.at` needs: a starter has the plan, and may be too slow to read it again."""
+    tasks = (*plan.tasks, *plan.elsewhere)
+    return {task.node: task.host for task in plan.tasks}, {task.id: task.port for task in tasks}
 
 
 def _detach(*, keep: int) -> None:
@@ -248,8 +254,8 @@ def _is_open(fd: int) -> bool:
 
 def _tell(writer: int, message: object) -> None:
     """Send `message` to the starter, which may have ended."""
-    with contextlib.suppress(OSError):
-        os.write(writer, pickle.dumps(message))
+    with contextlib.suppress(OSError), os.fdopen(writer, "wb", closefd=False) as pipe:
+        pickle.dump(message, pipe)
 
 
 @contextlib.contextmanager

@@ -142,26 +142,25 @@ def start(
     plan, paths = attempt.plan, site.paths
     preloading = preload_on(plan, site.node)
     tasks = []
-    for task_id in only:
-        task = plan.task(task_id)
+    for task in (plan.task(task_id) for task_id in only):
         if task.node != site.node:
             continue
         extra = environment(
             attempt,
-            task_id,
+            task.id,
             run_id=site.run_id,
-            checkpoint_dir=str(paths.task_checkpoints(task_id)),
-            tensorboard_dir=str(paths.tensorboard(task_id)),
+            checkpoint_dir=str(paths.task_checkpoints(task.id)),
+            tensorboard_dir=str(paths.tensorboard(task.id)),
             tuner_dir=str(paths.tuner),
             restored_step=restored_step,
             holds_ports=holds_ports,
         )
         extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
-        extra += chaos.environment(task.command, faults, task_id, attempt.number)
-        share = assigned.get(task_id, AssignedResources((), task.cores))
-        log, command = paths.task_log(task_id, attempt.number), site.command(task.command)
-        order = _task_order(str(task_id), command, log, share.env + extra)
-        is_fork = preloading is not None and str(task_id) in preloading.tasks
+        extra += chaos.environment(task.command, faults, task.id, attempt.number)
+        share = assigned.get(task.id, AssignedResources((), task.cores))
+        log, command = paths.task_log(task.id, attempt.number), site.command(task.command)
+        order = _task_order(str(task.id), command, log, share.env + extra)
+        is_fork = preloading is not None and str(task.id) in preloading.tasks
         cores = None if share.cores is None else list(share.cores)
         tasks.append(replace(order, cores=cores, preload=is_fork))
     return msg.Start(attempt=attempt.number, tasks=tasks)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,8 @@ from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
     import asyncio
+
+    Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
@@ -42,18 +44,7 @@ async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[No
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-
-    async def listen() -> asyncio.Server:
-        _clear(path)
-        listener = keep_from_children(socket.socket(socket.AF_UNIX))
-        try:
-            listener.bind(str(path))
-            return await asyncio.start_unix_server(
-                partial(_serve_client, stop, get_state), sock=listener
-            )
-        except OSError:
-            listener.close()
-            raise
+    answer = partial(_serve_client, stop, get_state)
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -62,11 +53,11 @@ async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[No
             await asyncio.sleep(_CHECK_INTERVAL_S)
             if not _exists(path):
                 with contextlib.suppress(OSError):
-                    before, server = server, await listen()
+                    before, server = server, await _listen(path, answer)
                     before.close()
 
     try:
-        server = await listen()
+        server = await _listen(path, answer)
     except OSError as error:
         raise SetupError(
             f"cannot listen on {path}: {describe_error(error)}",
@@ -80,6 +71,19 @@ async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[No
         server.close()
         with contextlib.suppress(OSError):
             _clear(path)
+
+
+async def _listen(path: Path, answer: Answer) -> asyncio.Server:
+    import asyncio
+
+    _clear(path)
+    listener = keep_from_children(socket.socket(socket.AF_UNIX))
+    try:
+        listener.bind(str(path))
+        return await asyncio.start_unix_server(answer, sock=listener)
+    except OSError:
+        listener.close()
+        raise
 
 
 async def _serve_client(

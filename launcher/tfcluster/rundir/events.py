@@ -45,10 +45,10 @@ class RunQueued(Event):
 
 
 class NodesAllocated(Event):
-    """The nodes whose host names the plan could not know are there."""
+    """The nodes are there: of a run that was queued, or with hosts that the plan did not know."""
 
     hosts: Mapping[str, str]
-    """Node → host name."""
+    """Node → host name, for those that the plan could not know."""
     addresses: Mapping[str, str]
     """Task → address; its port may still be 0."""
 

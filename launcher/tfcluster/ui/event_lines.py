@@ -116,7 +116,8 @@ def _node_unreachable(event: Event) -> str:
 
 
 def _nodes_allocated(event: Event) -> str:
-    return f"the nodes are there: {join_first(list(dict.fromkeys(event['hosts'].values())))}"
+    hosts = join_first(list(dict.fromkeys(event["hosts"].values())))
+    return f"the nodes are there: {hosts}" if hosts else "the nodes are there"
 
 
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {

@@ -151,27 +151,21 @@ class RemoteFiles:
         `grows`: the file may get longer than `size` meanwhile. At most a few MB are buffered
         while `take` runs. Raises RemoteFileChangedError, RemoteFilesError, and what `take` raises.
         """
-        at, hurries = start, self._hurries
+        file = msg.Read(
+            id=0, folder=folder, path=path, size=size, mtime_ns=mtime_ns, start=start, offset=start
+        )
+        order = replace(file, rate=rate, grows=grows)
+        hurries = self._hurries
         while True:
             async with self._ask() as question:
-                order = msg.Read(
-                    id=question.number,
-                    folder=folder,
-                    path=path,
-                    size=size,
-                    mtime_ns=mtime_ns,
-                    start=start,
-                    offset=at,
-                    # `hurry` may have been called before the reconnect.
-                    rate=rate if self._hurries == hurries else None,
-                    grows=grows,
-                )
+                order = replace(order, id=question.number)
                 await self._send(order)
                 reading = _Reading(question, order, self._send)
                 try:
                     end = await reading.run(take)
-                except ReconnectedError:
-                    at = reading.at
+                except ReconnectedError:  # `hurry` may have been called before it
+                    rate = rate if self._hurries == hurries else None
+                    order = replace(order, offset=reading.at, rate=rate)
                     continue
                 if not end.is_unchanged or reading.at != size:
                     raise RemoteFileChangedError("changed while it was read")

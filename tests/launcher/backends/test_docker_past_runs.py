@@ -160,7 +160,7 @@ def test_a_removed_run_is_remembered_only_if_its_daemon_has_leftovers(
     note("b")
     assert past_runs.forget_removed("a") == []
     (sentence,) = past_runs.forget_removed("b")
-    assert "it may still have containers or networks of b" in sentence
+    assert "it may still have what belongs to b" in sentence
     assert noted(home) == ["a"]
 
 

@@ -160,14 +160,14 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     code, _out, message = run("down", "--all")
     assert code == 3
     assert f"the coordinator of {silent.run_id}" in message
-    assert f"it may still have containers or networks of {contained.run_id}" in message
+    assert f"it may still have what belongs to {contained.run_id}" in message
     assert f"`tfcluster rm {contained.run_id}` gives up on" in message
     assert registry.load(lost).ended_at is not None, "the lost run was cleaned up"
 
     shutil.rmtree(silent.root)
     assert run("down", "--all")[0] == 3, "it may still be there"
     code, _, message = run("rm", contained.run_id)
-    assert (code, f"networks of {contained.run_id}" in message) == (0, True)
+    assert (code, f"what belongs to {contained.run_id}" in message) == (0, True)
     assert run("down", "--all") == (0, "", "")
 
 
@@ -178,7 +178,7 @@ def test_a_folder_removed_by_hand_is_reported_once(
     used_lost_docker(paths)
     shutil.rmtree(paths.root)
     code, _, message = run("down", "--all")
-    assert (code, f"networks of {paths.run_id}" in message) == (0, True)
+    assert (code, f"what belongs to {paths.run_id}" in message) == (0, True)
     assert run("down", "--all") == (0, "", "")
 
 

@@ -236,6 +236,14 @@ class FakeNodes(Nodes):
     """Nodes with fake `agents`, by node name."""
 
     agents: Mapping[str, Agent]
+    reason = ""
+    """Why the run is queued for a moment; "" if it is not."""
+
+    async def __aenter__(self) -> FakeNodes:
+        if self.reason:
+            self.run.queued(self.reason)
+            await asyncio.sleep(1)
+        return self
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         hello = Hello(run_id=self.run.run_id, node=node.name, token=token, stream_logs=True)

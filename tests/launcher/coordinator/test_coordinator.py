@@ -7,11 +7,13 @@ import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.coordinator import scripted
 from tests.launcher.messages import read_report
 from tests.launcher.preflight.test_doctor import Agent
 
@@ -24,6 +26,7 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import NodePlan, Supervision
+from tfcluster.rundir import fold
 from tfcluster.rundir.events import Restarting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -243,3 +246,27 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
     with closing(run_writer):
         outcome = asyncio.run(run())
     assert (outcome.status, state.attempt) == (status, attempts)
+
+
+def test_a_run_was_queued_although_its_hosts_have_names_that_the_plan_knew(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is in Kubernetes, whose pods have names before they run."""
+    monkeypatch.setattr(scripted.FakeNodes, "reason", "2 pods are Pending")
+    agents = {
+        name: scripted.Agent(name, str(tmp_path)) for name in (scripted.LOCAL, scripted.REMOTE)
+    }
+    states = list[str]()
+    apply = fold.apply
+
+    def note(state: RunSnapshot, *event: Any) -> None:
+        apply(state, *event)
+        states.append(str(state.status))
+
+    monkeypatch.setattr(fold, "apply", note)
+
+    ended = scripted.perform(scripted.plan_on_two_nodes(tmp_path), agents, paths)
+
+    assert ended.outcome.exit_code == 0
+    assert list(dict.fromkeys(states)) == ["starting", "queued", "running", "succeeded"]
+    assert states.index("running") > states.index("starting", states.index("queued"))
