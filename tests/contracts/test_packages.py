@@ -12,6 +12,9 @@ ONE_FILE_PER_COMMAND = LAUNCHER / "cli"
 MIRRORED = {"plan.py", "build.py", "doctor.py"}
 """Commands in `cli/` that are named like the module that does their work."""
 
+ONE_LIST = {"catalogue.py"}
+"""Modules of declarations without logic, which are read as one list."""
+
 
 def modules(package: Path) -> list[Path]:
     return [path for path in package.rglob("*.py") if path.name != "__init__.py"]
@@ -27,7 +30,8 @@ def test_no_package_has_more_than_15_modules() -> None:
 
 
 def test_no_module_is_longer_than_400_lines() -> None:
-    assert [path for path in modules(LAUNCHER) + modules(WORKERS) if lines(path) > 400] == []
+    found = [path for path in modules(LAUNCHER) + modules(WORKERS) if lines(path) > 400]
+    assert [path for path in found if path.name not in ONE_LIST] == []
 
 
 def test_few_modules_of_the_launcher_are_short() -> None:

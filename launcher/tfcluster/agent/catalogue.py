@@ -282,6 +282,20 @@ class TaskExited(TaskMessage):
     out_of_memory: Text | None = None
     """The evidence that the kernel killed it for lack of memory."""
 
+class TaskUsage(Record):
+    """The memory and processor time that a task's processes use, since the previous report."""
+    task: Text
+    rss_bytes: Unsigned
+    cores: float
+    """Processor time per second: 1.5 is one and a half cores."""
+    gpu: float | None = None
+    """The use of its GPUs, 0 to 1."""
+    gpu_memory_bytes: Unsigned | None = None
+
+class Usage(Report):
+    """Sent every few seconds, with all running tasks of the node."""
+    tasks: list[TaskUsage]
+
 class LogLost(TaskMessage):
     bytes: Unsigned
     reason: Text
@@ -351,6 +365,11 @@ class Progress(TaskReport):
     step: Step
     epoch: Step | None = None
     metrics: Metrics = EMPTY
+    epochs: Step | None = None
+    """The number of epochs of the whole training."""
+    steps_per_epoch: Step | None = None
+    total_steps: Step | None = None
+    """The step at which the training will be over."""
     steps_per_execution: Step | None = None
     steps_per_second: float | None = None
     mean_steps_per_second: float | None = None

@@ -56,6 +56,8 @@ def to_event(node: str, message: msg.Report) -> Event | None:
         kind = _PREPARE_EVENTS.get(type(message)) if step == PREPARE else None
         return _with_same_fields(kind, {**vars(message), "node": node})
     match message:
+        case msg.Usage(tasks=tasks):
+            return ev.Usage(node=node, tasks={used.task: _numbers_of(used) for used in tasks})
         case msg.PreloadFailed(error=error):
             what = f"{node}: preloading failed, each task imports by itself"
             return ev.Warned(message=f"{what}: {error}")
@@ -104,6 +106,10 @@ def _with_same_fields(kind: type[Event] | None, facts: Mapping[str, Any]) -> Eve
     if kind is None:
         return None
     return kind(**{f.name: facts[f.name] for f in fields(kind) if f.name in facts})
+
+
+def _numbers_of(used: msg.TaskUsage) -> dict[str, float]:
+    return {name: n for name, n in vars(used).items() if name != "task" and n is not None}
 
 
 def _task_of(tuner: str, *, reporter: str) -> str:

@@ -134,6 +134,12 @@ class Progress(Event):
     attempt: int
     step: int
     epoch: int | None = None
+    """The current epoch, from 1."""
+    epochs: int | None = None
+    """The number of epochs of the whole training, where it is known."""
+    steps_per_epoch: int | None = None
+    total_steps: int | None = None
+    """The step at which the training will be over, where it is known."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     steps_per_second: float | None = None
     """The speed since the previous progress event."""
@@ -205,6 +211,15 @@ class Finishing(Event):
     tasks: list[str]
     left_s: float
     """The time they may still run before they are stopped."""
+
+
+class Usage(Event):
+    """The memory and processor time that the running tasks of a node use; every few seconds."""
+
+    node: str
+    tasks: Mapping[str, Mapping[str, float]]
+    """Task → ``rss_bytes``, ``cores`` (1.5: one and a half), and with GPUs ``gpu`` (0 to 1) and
+    ``gpu_memory_bytes``."""
 
 
 class LogLost(Event):

@@ -149,7 +149,12 @@ class _Changes:
     def progress(self, event: ev.Progress) -> None:
         task = self.state.task(event.task)
         _move_task(task, "joined")
+        if task.step is None and task.started_at is not None:
+            task.first_step_s = self.now - task.started_at
         task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
+        task.epochs = event.epochs or task.epochs
+        task.steps_per_epoch = event.steps_per_epoch or task.steps_per_epoch
+        task.total_steps = event.total_steps or task.total_steps
         task.steps_per_second = event.steps_per_second or task.steps_per_second
         task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
         task.examples_per_second = event.examples_per_second or task.examples_per_second
@@ -176,6 +181,10 @@ class _Changes:
             trial["ended_at"] = self.now
         self.state.best_trial = _best(trials)
 
+    def usage(self, event: ev.Usage) -> None:
+        for name, used in event.tasks.items():
+            _set_usage(self.state.task(name), used)
+
     def log_lost(self, event: ev.LogLost) -> None:
         self.state.task(event.task).log_lost_bytes += event.bytes
 
@@ -186,6 +195,7 @@ class _Changes:
         task = self.state.task(event.task)
         task.exit_code, task.signal, task.ended_by = event.exit_code, event.signal, event.ended_by
         task.peak_rss_bytes, task.ended_at, task.frozen_by = event.peak_rss_bytes, self.now, None
+        _set_usage(task, {})
         failed = "ended_by_us" if event.ended_by == "tfcluster" else "exited_badly"
         _move_task(task, "exited_well" if event.exit_code == 0 else failed)
 
@@ -237,9 +247,15 @@ def _move_task(task: TaskSnapshot, trigger: str) -> None:
 def _reset_task(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
     task.frozen_by = task.steps_per_second = task.examples_per_second = None
-    task.mean_steps_per_second = None
-    task.step = task.epoch = None
+    task.mean_steps_per_second = task.first_step_s = None
+    task.step = task.epoch = task.epochs = task.steps_per_epoch = task.total_steps = None
+    _set_usage(task, {})
     task.metrics = {}
+
+
+def _set_usage(task: TaskSnapshot, used: Mapping[str, Any]) -> None:
+    task.rss_bytes, task.cores = used.get("rss_bytes"), used.get("cores")
+    task.gpu, task.gpu_memory_bytes = used.get("gpu"), used.get("gpu_memory_bytes")
 
 
 def _with_port(address: str, port: int) -> str:

@@ -100,12 +100,24 @@ class TaskSnapshot:
     signal: int | None = None
     ended_by: str | None = None
     step: int | None = None
+    first_step_s: float | None = None
+    """The seconds from the start of the attempt to its first `progress`."""
     epoch: int | None = None
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    total_steps: int | None = None
+    """The step at which the training will be over, where it is known."""
     metrics: dict[str, Annotated[float, _read_metric]] = field(default_factory=dict)
     steps_per_second: float | None = None
     mean_steps_per_second: float | None = None
     """The speed of the present attempt since its first step."""
     examples_per_second: float | None = None
+    rss_bytes: int | None = None
+    """Memory, and `cores` in use, as last reported by the task's node; None once it has ended."""
+    cores: float | None = None
+    gpu: float | None = None
+    """The use of its GPUs, 0 to 1."""
+    gpu_memory_bytes: int | None = None
     peak_rss_bytes: int | None = None
     log: str | None = None
     """The log of this attempt, relative to the run folder."""
