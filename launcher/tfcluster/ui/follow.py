@@ -92,13 +92,14 @@ class RunView:
         json_lines: bool = False,
         log_filter: LogFilter | None = None,
         collapse: bool = False,
+        native: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
     ) -> None:
         self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
-        line_style = line_style_for(terminal, self._lines_stream, collapse)
+        line_style = line_style_for(terminal, self._lines_stream, collapse, native)
         self._folder_watch = FolderWatch()
         for folder in (paths.root, paths.logs):
             self._folder_watch.watch(folder)
@@ -196,7 +197,7 @@ class RunView:
         """Mark the log of a task that has ended as complete: its last line needs no newline."""
         match event:
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
-                self.logs.mark_ended(task, attempt)
+                self.logs.mark_ended(task, attempt, has_failed=event.get("exit_code") != 0)
             case {"type": "prepare_finished", "node": str(node)}:
                 self.logs.mark_ended(prepare_label(node), 0)
 
@@ -245,10 +246,12 @@ class RunView:
         self._terminal.say(f"  {self._paths.logs}")
 
 
-def line_style_for(terminal: Terminal, stream: Stream, collapse: bool) -> LineStyle:
-    """Return the style of the tasks' lines on `stream`."""
-    colours = terminal.has_colour(stream)
-    return LineStyle(is_screen=stream.is_tty, colours=colours, collapse=collapse)
+def line_style_for(
+    terminal: Terminal, stream: Stream, collapse: bool, native: bool = False
+) -> LineStyle:
+    """Return the style of the tasks' lines on `stream`; `native`: with all native lines."""
+    is_screen, colours = stream.is_tty, terminal.has_colour(stream)
+    return LineStyle(is_screen, colours, collapse, folds=is_screen and not native)
 
 
 def _rates(tasks: list[TaskSnapshot]) -> list[str]:
