@@ -65,6 +65,8 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 def cut_to_columns(text: str, columns: int) -> str:
     """Return `text` in at most `columns` cells of a screen, with … where it was cut off."""
+    if text.isascii() and len(text) <= columns:
+        return text
     used = 0
     for index, character in enumerate(text):
         used += _cells(character)
@@ -74,6 +76,11 @@ def cut_to_columns(text: str, columns: int) -> str:
                 kept = kept[:-1]
             return kept + "…" if columns > 0 else ""
     return text
+
+
+def count_columns(text: str) -> int:
+    """Return how many cells of a screen `text` takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
 
 
 def _cells(character: str) -> int:
