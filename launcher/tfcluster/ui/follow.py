@@ -30,16 +30,19 @@ from tfcluster.ui.formats import (
     plural,
 )
 from tfcluster.ui.lines import last_lines, sanitize_text
-from tfcluster.ui.live.figures import Trend, figures_of
+from tfcluster.ui.live.figures import (
+    Trend,
+    figures_of,
+    format_epoch,
+    format_metric,
+    format_step,
+)
 from tfcluster.ui.live.frame import (
     LEAST_ROWS,
     Scene,
     describe_run,
     describe_waits,
     draw_frame,
-    format_epoch,
-    format_metric,
-    format_step,
 )
 from tfcluster.ui.live.job_control import JobControl
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs

@@ -39,6 +39,11 @@ def format_rate(per_second: float | None) -> str:
     return f"{per_second:.2f}" if per_second < 9.995 else f"{per_second:.1f}"
 
 
+def format_count(per_second: float) -> str:
+    """Return ``41.2`` or ``1,312``: a rate that may be large."""
+    return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
+
+
 def format_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
     """Return the first `most` metrics as ``loss 0.31``."""
     return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:most]]

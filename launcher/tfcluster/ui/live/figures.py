@@ -12,6 +12,8 @@ from typing import Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.ui.formats import cut_to_columns, format_count, format_duration
+from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
 SAMPLE_S: Final = 2.0
@@ -19,6 +21,8 @@ SAMPLE_S: Final = 2.0
 SILENT_S: Final = 20.0
 """The time without a report after which the view says how a script reports."""
 _BARS: Final = "▁▂▃▄▅▆▇█"
+_LONGEST_METRIC: Final = 24
+_MOST_METRICS: Final = 6
 _SERVERS: Final = ("ps:", "evaluator:")
 
 
@@ -37,6 +41,8 @@ class Figures:
     """Name → value, the loss first."""
     rate: float | None = None
     """The speed, in `unit` per second."""
+    mean_rate: float | None = None
+    """The speed of the present attempt since its first step."""
     unit: str = "steps"
     """``examples`` where a task knows them."""
     rss_bytes: int | None = None
@@ -66,6 +72,7 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         eta_s=None if left_s is None else max(left_s, 0.0),
         metrics=loss_first(_metrics(snapshot.tasks, lead)),
         rate=lead.steps_per_second if examples is None else examples,
+        mean_rate=_mean_rate(lead),
         unit="steps" if examples is None else "examples",
         rss_bytes=sums[0],
         cores=sums[1],
@@ -82,6 +89,47 @@ def leading_task(tasks: Sequence[TaskSnapshot]) -> TaskSnapshot | None:
 def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return `metrics` with the loss before the others, and validation metrics last."""
     return dict(sorted(metrics.items(), key=lambda item: (item[0] != "loss", _is_late(item[0]))))
+
+
+def format_step(figures: Figures, open_end: str = ", total unknown") -> str:
+    """Return ``step 120 of 4,000``, or ``step 120, total unknown``; empty before the first."""
+    if figures.step is None:
+        return ""
+    total = figures.total_steps
+    return f"step {figures.step:,}" + (open_end if total is None else f" of {total:,}")
+
+
+def format_epoch(figures: Figures) -> str:
+    """Return ``epoch 3/10``, ``epoch 3``, or an empty string."""
+    if figures.epoch is None:
+        return ""
+    return f"epoch {figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
+
+
+def format_metric(name: str, value: float) -> str:
+    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {value:.4g}"
+
+
+def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
+    """Return how far the training is or came, its metrics and its speed, as facts."""
+    figures, lead = figures_of(snapshot), leading_task(snapshot.tasks)
+    if lead is None:
+        return ()
+    progress = [format_epoch(figures), format_step(figures, open_end="")]
+    metrics = list((figures.metrics or {}).items())[:_MOST_METRICS]
+    speed = []
+    if figures.mean_rate is not None:
+        speed.append(f"{format_count(figures.mean_rate)} {figures.unit}/s on average")
+    if lead.first_step_s is not None:
+        speed.append(f"first step after {format_duration(lead.first_step_s)}")
+    evaluated = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]
+    evaluation = [format_metric(*item) for metrics in evaluated for item in metrics.items()]
+    return (
+        ("progress", ", ".join(filter(None, progress))),
+        ("metrics", ", ".join(format_metric(*item) for item in metrics)),
+        ("evaluator", ", ".join(evaluation[:_MOST_METRICS])),
+        ("speed", ", ".join(speed)),
+    )
 
 
 def draw_trend(samples: Sequence[float], columns: int) -> str:
@@ -136,6 +184,13 @@ def _total_steps(task: TaskSnapshot) -> int | None:
     if task.epochs is None or task.steps_per_epoch is None:
         return None
     return task.epochs * task.steps_per_epoch
+
+
+def _mean_rate(task: TaskSnapshot) -> float | None:
+    mean, present = task.mean_steps_per_second, task.steps_per_second
+    if mean is None or task.examples_per_second is None or not present:
+        return mean if task.examples_per_second is None else None
+    return task.examples_per_second * mean / present
 
 
 def _part_done(task: TaskSnapshot, total: int | None) -> float | None:

@@ -15,9 +15,21 @@ from tfcluster.errors import join_first
 from tfcluster.rundir.snapshot import RunSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
-from tfcluster.ui.formats import count_columns, cut_to_columns, format_duration, format_rate, plural
+from tfcluster.ui.formats import (
+    count_columns,
+    cut_to_columns,
+    format_count,
+    format_duration,
+    plural,
+)
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.live.figures import Figures, draw_trend
+from tfcluster.ui.live.figures import (
+    Figures,
+    draw_trend,
+    format_epoch,
+    format_metric,
+    format_step,
+)
 from tfcluster.ui.live.task_rows import LastLine, task_rows
 from tfcluster.ui.terminal import Segments
 
@@ -28,7 +40,6 @@ HOW_TO_REPORT: Final = (
     " Keras fit does by itself"
 )
 _GAP: Final = "  "
-_LONGEST_METRIC: Final = 24
 _LONGEST_BAR: Final = 40
 _LEAST_BAR: Final = 8
 _STYLES: Final = {
@@ -82,25 +93,6 @@ def describe_waits(snapshot: RunSnapshot) -> list[str]:
     return parts
 
 
-def format_step(figures: Figures, open_end: str = ", total unknown") -> str:
-    """Return ``step 120 of 4,000``, or ``step 120, total unknown``; empty before the first."""
-    if figures.step is None:
-        return ""
-    total = figures.total_steps
-    return f"step {figures.step:,}" + (open_end if total is None else f" of {total:,}")
-
-
-def format_epoch(figures: Figures) -> str:
-    """Return ``epoch 3/10``, ``epoch 3``, or an empty string."""
-    if figures.epoch is None:
-        return ""
-    return f"epoch {figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
-
-
-def format_metric(name: str, value: float) -> str:
-    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {value:.4g}"
-
-
 def _header(scene: Scene, columns: int) -> Segments:
     snapshot = scene.snapshot
     status, *others = describe_run(snapshot, scene.now)
@@ -125,7 +117,7 @@ def _numbers(scene: Scene, columns: int) -> list[Segments]:
     """Return the line of metrics and speed; the first metric is in it whatever the width is."""
     figures = scene.figures
     metrics = [format_metric(*item) for item in (figures.metrics or {}).items()]
-    rate = f"{_round_rate(figures.rate)} {figures.unit}/s" if figures.rate is not None else ""
+    rate = f"{format_count(figures.rate)} {figures.unit}/s" if figures.rate is not None else ""
     room, kept = columns, set[str]()
     for text in filter(None, [*metrics[:2], rate, *metrics[2:]]):
         needed = count_columns(text) + len(_GAP)
@@ -190,7 +182,3 @@ def _describe_trials(snapshot: RunSnapshot) -> str:
     if best is None:
         return text
     return f"{text}, best is {best['id']} with {best.get('objective')} {best['score']:.5g}"
-
-
-def _round_rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= 1000 else format_rate(rate)

@@ -43,8 +43,8 @@ def task_rows(
     snapshot: RunSnapshot, columns: int, rows: int, last_line: LastLine
 ) -> list[Segments]:
     """Return at most `rows` lines: a header, the tasks, and a count of those left out."""
-    if rows < 2 or not snapshot.tasks:
-        return []
+    if rows < 3 and len(snapshot.tasks) > rows - 1:
+        return [[(cut_to_columns(_count_rest(snapshot, ()), columns), "")]] if rows > 0 else []
     shown = choose_tasks(snapshot, rows - 1)
     cells = _cells_of(shown)
     while _width(cells) > columns and (name := _first_to_drop(cells)):
@@ -158,7 +158,7 @@ def _count_rest(snapshot: RunSnapshot, shown: Sequence[TaskSnapshot]) -> str:
     states = Counter(describe_state(task) for task in rest)
     counts = ", ".join(f"{count:,} {state}" for state, count in states.most_common())
     steps = [task.step for task in rest if task.step is not None]
-    text = f"and {len(rest):,} more: {counts}"
+    text = f"and {len(rest):,} more: {counts}" if shown else f"tasks: {counts}"
     if steps:
         low, high = min(steps), max(steps)
         text += f", step {low:,}" if low == high else f", steps {low:,} to {high:,}"
