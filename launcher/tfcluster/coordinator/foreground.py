@@ -19,7 +19,6 @@ from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
-from tfcluster.coordinator.tensorboard_server import beside_run
 from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
@@ -139,8 +138,7 @@ class Session:
         )
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             try:
-                async with beside_run(start_options.tensorboard_python, self.run_writer):
-                    return await coordinator.run()
+                return await coordinator.run()
             finally:
                 gathering.close()
 

@@ -19,8 +19,7 @@ from typing import Final
 
 from tfcluster.errors import InterpreterError, SetupError
 from tfcluster.plans.plan import Plan
-from tfcluster.rundir.events import TensorboardStarted, Warned
-from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.events import Event, TensorboardStarted, Warned
 
 _LAST_LINES: Final = 5
 _URL: Final = re.compile(rb" at (http://\S+)")
@@ -139,7 +138,9 @@ class Server:
 
 
 @contextlib.asynccontextmanager
-async def beside_run(python: str | None, run_writer: RunWriter) -> AsyncIterator[None]:
+async def beside_run(
+    python: str | None, curves: Path, put_event: Callable[[Event], None]
+) -> AsyncIterator[None]:
     """Serve the curves of a run during the block, and record where; nothing without `python`.
 
     A TensorBoard that fails is a warning.
@@ -147,10 +148,8 @@ async def beside_run(python: str | None, run_writer: RunWriter) -> AsyncIterator
     if python is None:
         yield
         return
-    curves = run_writer.paths.curves
-    curves.mkdir(exist_ok=True)
     async with serving(python, curves) as server:
-        announcing = asyncio.create_task(_announce(server, run_writer.record))
+        announcing = asyncio.create_task(_announce(server, put_event))
         try:
             yield
         finally:
@@ -158,9 +157,9 @@ async def beside_run(python: str | None, run_writer: RunWriter) -> AsyncIterator
             await asyncio.wait([announcing])
 
 
-async def _announce(server: Server, record: Callable[[TensorboardStarted | Warned], None]) -> None:
+async def _announce(server: Server, put_event: Callable[[Event], None]) -> None:
     try:
-        record(TensorboardStarted(url=await server.url()))
+        put_event(TensorboardStarted(url=await server.url()))
     except SetupError as error:
-        record(Warned(message=str(error)))
+        put_event(Warned(message=str(error)))
     await server.wait()
