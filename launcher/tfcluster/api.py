@@ -1,6 +1,6 @@
 """The Python API: load, plan, start and find runs; the command line uses it too.
 
-`import tfcluster` offers these functions. See docs/python_api.md.
+`import tfcluster` offers these functions. See docs/guides/python_api.md.
 """
 
 from __future__ import annotations
