@@ -56,7 +56,7 @@ EXTENDED_WITH_TENSORFLOW = (
 )
 """Prefixes of the ids of tests that are extended where they start TensorFlow.
 
-`make test` keeps one run with real TensorFlow per promise of the README, on both versions.
+`make test` keeps one run with real TensorFlow per promise of the documentation, on both versions.
 """
 
 

@@ -16,7 +16,7 @@ from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.plans.secrets import redact
 from tfcluster.rundir import fold
-from tfcluster.rundir.events import Event, Progress, to_line
+from tfcluster.rundir.events import Event, Progress, Usage, to_line
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 
@@ -200,10 +200,10 @@ class RunWriter:
     def record(self, event: Event) -> None:
         event = redact(event, self._secrets)
         has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
-        if has_room or not isinstance(event, Progress):
+        if has_room or not isinstance(event, Progress | Usage):
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
-        self.touch(urgent=not isinstance(event, Progress))
+        self.touch(urgent=not isinstance(event, Progress | Usage))
         self.on_event(event)
 
     def task(self, task: str) -> TaskSnapshot:
