@@ -15,7 +15,7 @@ from tfcluster.web.security import Guard, Keys
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # starlette 1 asks for httpx2, which few have
-    from starlette.testclient import TestClient
+    from starlette.testclient import TestClient as TestClient
 
 PORT = 6020
 HOST = f"127.0.0.1:{PORT}"
