@@ -29,6 +29,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "status": "Show one run: its tasks, progress, diagnosis.",
         "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",
+        "ui": "Show all runs on a web page.",
         "checkpoints": "List or copy the gathered checkpoints.",
         "tensorboard": "Show the curves of runs in TensorBoard.",
     },

@@ -84,6 +84,7 @@ def test_steps_and_speed_are_reported_without_a_callback(first: Trained) -> None
     for task in TASKS:
         last = first.of("progress", task)[-1]
         assert (last["step"], last["epoch"]) == (500, 4)
+        assert (last["total_steps"], last["epochs"]) == (500, 4)
         examples = last["steps_per_second"] * 96
         assert last["examples_per_second"] == pytest.approx(examples, rel=0.01)
 
