@@ -1,4 +1,4 @@
-"""Run folders as the coordinator leaves them, written by its own writer, with a clock of their own."""
+"""Run folders as the coordinator leaves them, made by its own writer with a clock of their own."""
 
 from __future__ import annotations
 
@@ -57,10 +57,11 @@ class SyntheticRun:
         for step in range(first, last + 1, 2):
             self.at += 2 * step_s
             for place, task in enumerate(self.tasks):
-                self.record(self._progress(task, step, total, step_s, loss(step) * (1 + place / 1e4)))
+                value = loss(step) * (1 + place / 1e4)
+                self.record(self._progress(task, step, total, step_s, value))
             if step % 10 == 0:
-                used = {task: {"rss_bytes": 410_000_000 + 100_000 * step, "cores": 1.4} for task in self.tasks}
-                self.record(ev.Usage(node="local", tasks=used))
+                used = {"rss_bytes": 410_000_000 + 100_000 * step, "cores": 1.4}
+                self.record(ev.Usage(node="local", tasks=dict.fromkeys(self.tasks, used)))
 
     def _progress(
         self, task: str, step: int, total: int | None, step_s: float, loss: float
@@ -149,7 +150,8 @@ def write_many(home: Path, count: int, *, now: float) -> None:
     for number in range(count):
         run = new_run(home, f"sweep-{number:03d}", started=now - 600 * (number + 1))
         run.start()
-        run.train(38, 40 + 2 * (number % 5), total=80, loss=lambda step, n=number: 2 / (1 + n % 17))  # type: ignore[misc]
+        loss = 2 / (1 + number % 17)
+        run.train(38, 40 + 2 * (number % 5), total=80, loss=lambda step, loss=loss: loss)  # type: ignore[misc]
         if number % 7 == 3:
             run.end("failed", 1, reason="worker:1: ValueError: bad learning rate")
         else:
