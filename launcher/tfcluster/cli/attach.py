@@ -55,7 +55,7 @@ def command(run: str | None, collapse: bool, native_logs: bool, as_json: bool) -
     try:
         view.run(is_over=registry.StateFile(paths).is_over)
     except KeyboardInterrupt:
-        terminal.clear_status()
+        terminal.clear_footer()
         short = state.run[-4:]
         terminal.say_wrapped(
             f"detached; {state.run} keeps running: `tfcluster attach {short}` shows it again,"
