@@ -69,7 +69,8 @@ class LogTimes:
             with open(self._path, "rb", buffering=0) as file:
                 fd = file.fileno()
                 number = bisect_right(_numbers(fd), offset, key=lambda n: _entry(fd, n)[0])
-                raw = os.pread(fd, (_WINDOW + 1) * _SIZE, max(0, number - 1) * _SIZE)
+                first = max(0, number - _WINDOW // 2)  # lines before may be next, or lines after
+                raw = os.pread(fd, (_WINDOW + 1) * _SIZE, first * _SIZE)
         except OSError:
             return
         found = list(TIMES_ENTRY.iter_unpack(raw[: len(raw) // _SIZE * _SIZE]))

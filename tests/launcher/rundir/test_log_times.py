@@ -65,7 +65,7 @@ def test_new_entries_are_seen_after_a_refresh(log: Path) -> None:
     st.lists(st.tuples(st.integers(1, 99), st.floats(0.1, 9)), max_size=40),
     st.lists(st.integers(0, 4000), min_size=1, max_size=20),
     st.floats(1000, 1400),
-    st.integers(1, 7),
+    st.integers(2, 7),
 )
 def test_lookups_agree_with_a_search_of_the_whole_index(
     tmp_path_factory: pytest.TempPathFactory,
