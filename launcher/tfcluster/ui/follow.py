@@ -47,6 +47,7 @@ from tfcluster.ui.live.frame import (
 )
 from tfcluster.ui.live.job_control import JobControl
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
+from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.ui.terminal import Segments, Stream, Terminal
 
 _TASKS_NAMED = 3
@@ -56,7 +57,7 @@ CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
 _FRAME_INTERVAL_S = 0.25
-_LAST_BYTES = 2048
+_LAST_LINES, _LAST_BYTES = 12, 4096
 _ROUNDS_BEFORE_EVENTS = 64
 
 
@@ -98,13 +99,14 @@ class RunView:
         json_lines: bool = False,
         log_filter: LogFilter | None = None,
         collapse: bool = False,
+        native: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
     ) -> None:
         self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
-        line_style = line_style_for(terminal, self._lines_stream, collapse)
+        line_style = line_style_for(terminal, self._lines_stream, collapse, native)
         self._has_frame = shows_messages and terminal.has_footer
         self._folder_watch = FolderWatch(batch_s=_FRAME_INTERVAL_S if self._has_frame else BATCH_S)
         for folder in (paths.root, paths.logs):
@@ -216,7 +218,7 @@ class RunView:
         """Mark the log of a task that has ended as complete: its last line needs no newline."""
         match event:
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
-                self.logs.mark_ended(task, attempt)
+                self.logs.mark_ended(task, attempt, has_failed=event.get("exit_code") != 0)
             case {"type": "prepare_finished", "node": str(node)}:
                 self.logs.mark_ended(prepare_label(node), 0)
 
@@ -284,8 +286,12 @@ class RunView:
             return False
 
     def _last_line(self, task: TaskSnapshot) -> str:
-        lines = last_lines(self._paths.root / task.log, 1, within=_LAST_BYTES) if task.log else ()
-        return "".join(lines).strip()
+        if task.log is None:
+            return ""
+        lines = last_lines(self._paths.root / task.log, _LAST_LINES, within=_LAST_BYTES)
+        native = NativeFilter()
+        shown = [line for line in lines if line.strip() and native(line.encode() + b"\n")]
+        return shown[-1].strip() if shown else ""
 
     def _skip_if_far_behind(self) -> None:
         if not self._lines_stream.is_tty or self.logs.behind() <= SKIP_ABOVE:
@@ -295,10 +301,12 @@ class RunView:
         self._terminal.say(f"  {self._paths.logs}")
 
 
-def line_style_for(terminal: Terminal, stream: Stream, collapse: bool) -> LineStyle:
-    """Return the style of the tasks' lines on `stream`."""
-    colours = terminal.has_colour(stream)
-    return LineStyle(is_screen=stream.is_tty, colours=colours, collapse=collapse)
+def line_style_for(
+    terminal: Terminal, stream: Stream, collapse: bool, native: bool = False
+) -> LineStyle:
+    """Return the style of the tasks' lines on `stream`; `native`: with all native lines."""
+    is_screen, colours = stream.is_tty, terminal.has_colour(stream)
+    return LineStyle(is_screen, colours, collapse, folds=is_screen and not native)
 
 
 def _rates(tasks: list[TaskSnapshot]) -> list[str]:
