@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster.rundir.snapshot import TaskSnapshot
 from tfcluster.rundir.states import Status
@@ -39,6 +40,14 @@ def test_a_training_reads_well_at_every_width(columns: int) -> None:
     if os.environ.get("TFCLUSTER_WRITE_GOLDEN"):
         golden.write_text(shown)
     assert shown == golden.read_text()
+
+
+def test_the_page_shows_a_frame_as_it_is() -> None:
+    tasks = workers(4, step=104, epoch=3, steps_per_epoch=40, examples_per_second=705.2)
+    tasks[3].step = 93
+    scene = scene_of(run_of(*tasks), samples=SAMPLES[:9])
+    printed = "\n".join(frame_of(scene, 79, last_line="step 80: loss 1.4950"))
+    assert unprinted("guides/live-view.md", "worker:3  running", printed) == []
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 140, 200])
