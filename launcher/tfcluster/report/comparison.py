@@ -156,13 +156,16 @@ def _flatten(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, str]]
 
 
 def _options(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option of a job's arguments with its values, then the words before the first."""
+    """Yield each option of a job's arguments with its values; of a repeated one, the last counts.
+
+    Words before the first option belong to `name`.
+    """
     found: dict[str, list[str]] = {}
     option = name
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            found.setdefault(option, []).extend([value] if equals else [])
+            found[option] = [value] if equals else []
         else:
             found.setdefault(option, []).append(word)
     for option, values in found.items():
