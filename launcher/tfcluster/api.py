@@ -1,24 +1,24 @@
 """The Python API: load, plan, start and find runs; the command line uses it too.
 
-`import tfcluster` offers these functions. See docs/python_api.md.
+`import tfcluster` offers these functions. See docs/guides/python_api.md.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster import run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
+from tfcluster.spec import run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
@@ -236,17 +236,15 @@ def spec_of_program(
     args: Sequence[str],
     *,
     workers: int,
-    is_module: bool = False,
+    kind: Literal["script", "module", "command"] = "script",
     name: str | None = None,
 ) -> dict[str, Any]:
-    """Return the spec of a script or module that runs as `workers` workers, without restarts."""
-    stem = program if is_module else Path(program).stem
-    default_name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "run"
-    kind = "module" if is_module else "script"
+    """Return the spec of a program that runs as `workers` workers, without restarts."""
+    stem = program if kind == "module" else Path(program).stem
     return {
-        "name": name or default_name,
+        "name": name or run_name(stem, "run"),
         "cluster": {"worker": workers},
-        "job": {kind: program, "args": list(args), "workdir": "."},
+        "job": {kind: [program] if kind == "command" else program, "args": [*args], "workdir": "."},
         "supervision": {"max_restarts": 0},
     }
 
@@ -260,16 +258,19 @@ def make_launch(
     prepares: bool = True,
     runs_preflight: bool = True,
     warm: bool = False,
+    tensorboard: bool = False,
     chaos: Sequence[str] = (),
 ) -> Launch:
     """Return everything that a coordinator needs.
 
     `resume`: the state to start from; `warm`: a process with the imported modules is kept on this
-    machine for the next run; `chaos`: faults, as typed. Raises UsageError for an invalid fault, and
+    machine for the next run; `tensorboard`: its curves are served while it lives; `chaos`: faults,
+    as typed. Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and
     what `Planned.require` raises.
     """
     from tfcluster.coordinator.foreground import Launch
     from tfcluster.coordinator.startup import StartOptions
+    from tfcluster.coordinator.tensorboard_server import choose_python
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
@@ -284,7 +285,13 @@ def make_launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
-        start_options=StartOptions(runs_preflight, prepares, gathers, faults),
+        start_options=StartOptions(
+            runs_preflight,
+            prepares,
+            gathers,
+            faults,
+            choose_python([plan]) if tensorboard else None,
+        ),
         resume=resume,
         in_background=detach,
     )
