@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tfcluster.report.charts import format_value
-from tfcluster.report.gather import Figures, RunReport
+from tfcluster.report.gather import Results, RunReport
 from tfcluster.ui.formats import format_bytes, format_duration, format_rate
 from tfcluster.ui.render import Grid
 
@@ -41,7 +41,7 @@ class Comparison:
             {
                 "run": report.run,
                 "status": report.status,
-                "figures": report.figures.to_json(),
+                "results": report.results.to_json(),
                 "differences": {row.name: row.values[index] for row in self.differences},
             }
             for index, report in enumerate(self.reports)
@@ -92,11 +92,11 @@ def _labels(runs: Sequence[str]) -> tuple[str, ...]:
 def _numbers(reports: Sequence[RunReport]) -> Iterator[Row]:
     yield Row("status", tuple(_status(report) for report in reports))
     for name, cell in _NUMBERS.items():
-        yield from _row(name, [cell(report.figures) for report in reports])
+        yield from _row(name, [cell(report.results) for report in reports])
         if name == "step":
-            names = dict.fromkeys(m for report in reports for m in report.figures.metrics)
+            names = dict.fromkeys(m for report in reports for m in report.results.metrics)
             for metric in list(names)[:_MOST_METRICS]:
-                found = [report.figures.metrics.get(metric) for report in reports]
+                found = [report.results.metrics.get(metric) for report in reports]
                 yield from _row(metric, [None if v is None else format_value(v) for v in found])
 
 
@@ -114,7 +114,7 @@ def _or_none(form: Callable[[float], str]) -> Callable[[float | None], str | Non
     return lambda value: None if value is None else form(value)
 
 
-_NUMBERS: Final[Mapping[str, Callable[[Figures], str | None]]] = {
+_NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
     "duration": lambda run: _or_none(format_duration)(run.duration_s),
     "first step": lambda run: _or_none(format_duration)(run.first_step_s),
     "step": lambda run: _or_none("{:,}".format)(run.step),

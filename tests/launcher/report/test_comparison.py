@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 from tests.launcher.report.recorded import START, failure, record, starts, steps, success
 
 from tfcluster.report.comparison import Comparison, compare
-from tfcluster.report.figures import compared_figures
+from tfcluster.report.drawings import compared_figures
 from tfcluster.report.gather import gather
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.render import part_lines
@@ -36,7 +37,7 @@ def test_numbers_of_all_runs_stand_beside_each_other(home_dir: Path) -> None:
     assert found["accuracy"] == ("0.5", "–")
     assert found["restarts"] == ("1", "0")
     assert found["examples/s"] == ("100.0", "–")
-    assert found["peak memory"] == ("2.0 GB", "–")
+    assert found["peak memory"] == ("800 MB", "–")
     assert found["checkpoint"] == ("step 4", "–")
 
 
@@ -76,17 +77,13 @@ def test_of_a_repeated_option_the_last_counts(home_dir: Path) -> None:
 
 
 def test_the_table_of_the_guide_is_one_that_compare_prints(home_dir: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "guides" / "report.md").read_text()
-    block = page.partition("localhost-2w  longer\n")[2].partition("```")[0]
-    shown = [line.split()[0] for line in block.splitlines()]
-    events = success()
-    comparison = comparison_of(
-        record(home_dir, events, suffix="aaaa", spec={"job": {"args": ["--epochs", "3"]}}),
-        record(home_dir, events, suffix="bbbb", spec={"job": {"args": ["--epochs", "5"]}}),
-    )
-    ours = [name.split()[0] for name in rows(comparison) if name != "val_loss"]
-    metrics = {"loss", "accuracy", "learning_rate"}
-    assert [n for n in shown if n not in metrics] == [n for n in ours if n not in metrics]
+    runs = [
+        record(home_dir, success(), name=name, spec={"job": {"args": ["--epochs", epochs]}})
+        for name, epochs in (("localhost-2w", "3"), ("longer", "5"))
+    ]
+    table = "\n".join(part_lines(comparison_of(*runs).grid(80), 80))
+    metrics = "accuracy 0.9 0.9 learning_rate 0.1 0.1"
+    assert unprinted("guides/report.md", "longer", table, metrics) == []
 
 
 @pytest.mark.parametrize(("count", "is_table"), [(2, True), (3, True), (6, False)])

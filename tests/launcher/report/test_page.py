@@ -68,7 +68,7 @@ def test_a_run_that_succeeded_has_its_numbers_curves_and_restart(home_dir: Path)
     page = page_of(record(home_dir, success()))
     for text in (
         *("succeeded", "attempt 2 of 4, from step 4", "step 4"),
-        *("0.1111", "100.0", "2.0 GB", "killed by SIGKILL", "Examples per second", "Memory"),
+        *("0.1111", "100.0", "800 MB", "killed by SIGKILL", "Examples per second", "Memory"),
         *("val_loss", "accuracy", "9.8.7", "2.21.0", "3.12.1", "WANDB_API_KEY", "TF_CONFIG"),
     ):
         assert text in page.text, text
@@ -226,6 +226,6 @@ def test_the_json_has_everything_that_the_page_shows(home_dir: Path) -> None:
     assert again["fix"] == "fix the batch"
     assert "hunter2" not in json.dumps(found)
     assert again["last_lines"] == {"task": "worker:1", "lines": ["bad"]}
-    assert found["figures"]["metrics"] == {"loss": 2.0}
+    assert found["results"]["metrics"] == {"loss": 2.0}
     assert found["history"]["curves"][0]["name"] == "loss"
     assert {var["name"] for var in found["tasks"][0]["env"]} >= {"TF_CONFIG", "WANDB_API_KEY"}
