@@ -12,6 +12,8 @@ from tfcluster.ui.formats import format_bytes, format_duration, format_rate
 from tfcluster.ui.render import Grid
 
 _HIDDEN: Final = ("$schema", "name", "version")
+_CUTS: Final = (60, 40, 24, 16, 12)
+"""The characters to which long values are cut, tried one after the other."""
 _MOST_METRICS: Final = 12
 _MOST_DIFFERENCES: Final = 40
 
@@ -47,22 +49,24 @@ class Comparison:
             for index, report in enumerate(self.reports)
         ]
 
-    def grid(self, width: int) -> Grid:
-        """Return the table for a screen of `width` columns: a column for each run where they fit.
+    def tables(self, width: int) -> list[Grid]:
+        """Return tables for a screen of `width` columns, with a column for each run.
 
-        Otherwise it has a row for each run, which a screen shows as a list.
+        Long values are cut; if that is not enough, the runs are divided among several tables.
         """
+        runs = range(len(self.labels))
+        for count in range(len(runs), 0, -1):
+            chunks = [runs[start : start + count] for start in runs[::count]]
+            for most in _CUTS:
+                found = [self._table(chunk, most) for chunk in chunks]
+                if all(_width(table) <= width for table in found):
+                    return found
+        return [self._table((run,), _CUTS[-1]) for run in runs]
+
+    def _table(self, runs: Sequence[int], most: int) -> Grid:
         rows = (*self.numbers, *self.differences)
-        for most in (60, 40, 24, 16, 12):
-            cells = [(_end(row.name, 28), *(_end(v, most) for v in row.values)) for row in rows]
-            wide = Grid(("", *self.labels), tuple(cells))
-            columns = zip(wide.headers, *wide.rows, strict=True)
-            if sum(max(map(len, column)) + 2 for column in columns) - 2 <= width:
-                return wide
-        names = tuple(row.name for row in rows)
-        lists = zip(*(row.values for row in rows), strict=True)
-        cells = [(label, *values) for label, values in zip(self.labels, lists, strict=True)]
-        return Grid(("run", *names), tuple(cells))
+        cells = [(_end(r.name, 28), *(_end(r.values[run], most) for run in runs)) for r in rows]
+        return Grid(("", *(_end(self.labels[run], most) for run in runs)), tuple(cells))
 
 
 def compare(reports: Sequence[RunReport]) -> Comparison:
@@ -73,6 +77,11 @@ def compare(reports: Sequence[RunReport]) -> Comparison:
         numbers=tuple(_numbers(reports)),
         differences=tuple(_differences(reports)),
     )
+
+
+def _width(table: Grid) -> int:
+    columns = zip(table.headers, *table.rows, strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns) - 2
 
 
 def _end(text: str, most: int) -> str:
