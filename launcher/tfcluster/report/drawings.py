@@ -102,7 +102,9 @@ def _base_name(metric: str) -> str:
 
 
 def _unit(name: str, kind: str) -> Unit:
-    return "bytes" if kind == "usage" and name.endswith("_bytes") else "number"
+    if kind == "metric":
+        return "number"
+    return "bytes" if name.endswith("_bytes") else "rate"
 
 
 def _figure(

@@ -160,9 +160,11 @@ def chief_of(state: RunSnapshot) -> TaskSnapshot | None:
 
 
 def tasks_in_full(report: RunReport) -> Iterator[tuple[Plan, TaskId]]:
-    """Yield the plan with each task that is shown in full."""
+    """Yield the plan with each task that is shown in full, among them the root cause."""
     if report.plan is not None:
-        for task in report.plan.tasks[:MOST_TASKS_IN_FULL]:
+        tasks = report.plan.tasks
+        rest = [task for task in tasks[MOST_TASKS_IN_FULL:] if str(task.id) == report.lines_of]
+        for task in (*tasks[: MOST_TASKS_IN_FULL - len(rest)], *rest):
             yield report.plan, task.id
 
 

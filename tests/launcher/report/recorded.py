@@ -95,7 +95,9 @@ def steps(
 
 def success(**more: Any) -> list[Event]:
     """Return the events of a run that succeeds after a restart."""
-    used = ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": 8e8}, "worker:1": {"cores": 1}})
+    used = ev.Usage(
+        node="local", tasks={"worker:0": {"rss_bytes": 800_000_000}, "worker:1": {"cores": 1}}
+    )
     return [
         ev.RunStarted(version="9.8.7", run="demo"),
         *starts(),

@@ -132,6 +132,14 @@ def test_a_wide_range_has_a_logarithmic_scale() -> None:
     assert "step" in texts(chart(1e5, 10.0, 0.0))
 
 
+def test_a_rate_begins_at_zero_on_a_linear_scale() -> None:
+    line = Line("worker:0", ((0.0, 0.001), (1.0, 5000.0)))
+    shown = texts(Chart("Steps per second", (line,), "step", "rate"))
+    assert {"0", "step"} < set(shown)
+    line = Line("worker:0", ((0.0, 4900.0), (1.0, 5000.0)))
+    assert "0" in texts(Chart("Steps per second", (line,), "time", "rate"))
+
+
 def test_marks_outside_of_the_lines_are_left_out() -> None:
     marks = (
         Mark(1.0, "restart", "attempt 2: worker:1 died"),

@@ -155,6 +155,16 @@ def test_of_many_tasks_some_are_drawn_and_the_others_are_counted(home_dir: Path)
     assert "48 more tasks" in page.text
 
 
+def test_of_many_tasks_the_root_cause_is_shown_in_full(home_dir: Path) -> None:
+    tasks = tuple(f"worker:{i}" for i in range(40))
+    cause = {"task": "worker:33", "reason": "exit code 1", "attempt": 1}
+    end = [ev.Diagnosis(root_cause=cause), ev.RunFinished(status="failed", exit_code=1)]
+    logs = {"worker-33.log": "x\n"}
+    paths = record(home_dir, [*starts(tasks), *end], plan=a_plan(*tasks), logs=logs)
+    shown = [task["task"] for task in report_of(paths).to_json()["tasks"]]
+    assert (len(shown), shown[-1]) == (16, "worker:33")
+
+
 def test_a_file_outside_of_the_run_folder_is_never_shown(home_dir: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.log"
     secret.write_text("the secret\n")
