@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from tfcluster import __version__
 from tfcluster.agent.processes import raise_limit
 from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.ui.terminal import Terminal
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
@@ -77,6 +81,13 @@ class LazyGroup(click.Group):
                 raise
             raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [(name, text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=text) for name, text in found]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in GROUPS.items():
             with formatter.section(title):
@@ -95,6 +106,10 @@ def main() -> None:
 
     The exit codes are those of ``tfcluster.errors`` and of the run.
     """
+    if instruction := os.environ.get("_TFCLUSTER_COMPLETE"):
+        from tfcluster.cli.shells import answer
+
+        sys.exit(answer(cli, instruction))
     raise_limit()
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("TFCLUSTER_DEBUG"))
     try:

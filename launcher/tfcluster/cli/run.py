@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -18,9 +18,21 @@ from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
 from tfcluster.spec import SPEC_NAMES, HostChoice
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+class _Run(click.Command):
+    """The command `run`: what follows SCRIPT belongs to the script, also in completion."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [] if ctx.params.get("line") else super().shell_complete(ctx, incomplete)
+
 
 @click.command(
-    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    "run",
+    cls=_Run,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("-n", "workers", type=click.IntRange(1), metavar="N",
               help="Number of workers (default: 2; with --hosts: their slots).")  # fmt: skip
