@@ -109,6 +109,9 @@ def test_the_speed_in_an_event_is_that_since_the_last_event(first: Trained) -> N
     assert {"loss", "accuracy"} <= set(progress[-1]["metrics"])
     assert [event["epoch"] for event in progress] == sorted(e["epoch"] for e in progress)
     assert (progress[-1]["step"], progress[-1]["epoch"]) == (375, 3)
+    used = [event["tasks"] for event in first.of("usage")]
+    assert used[0].keys() <= {"worker:0", "worker:1"}
+    assert max(tasks["worker:0"]["rss_bytes"] for tasks in used if "worker:0" in tasks) > 100e6
     for before, event in pairwise(progress):
         if event["step"] > before["step"] and "steps_per_second" in event:
             between = (event["step"] - before["step"]) / (event["time"] - before["time"])
@@ -174,6 +177,8 @@ def test_the_progress_of_a_tutorial_script_is_reported(lab: Runs, tensorflow: st
     for task in ("worker:0", "worker:1"):
         progress = trained.of("progress", task)
         assert (progress[-1]["step"], progress[-1]["epoch"]) == (200, 2)
+        totals = {(e["epochs"], e["steps_per_epoch"], e["total_steps"]) for e in progress}
+        assert totals == {(2, 100, 200)}
         assert set(progress[-1]["metrics"]) == {"loss", "accuracy"}
         own = float(trained.said(task, r"^epoch 2 at (\S+) steps/s")[0])
         second = [e["steps_per_second"] for e in progress if e["epoch"] == 2]

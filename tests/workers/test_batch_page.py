@@ -1,4 +1,4 @@
-"""The program of docs/batch-and-learning-rate.md prints the output that the page shows."""
+"""The program of docs/guides/batch-and-learning-rate.md prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster_workers.jobs.parts import options
 
 ROOT = Path(__file__).parents[2]
 TF215 = ROOT / ".venv-tf215/bin/python"
-PAGE = (ROOT / "docs/batch-and-learning-rate.md").read_text()
+PAGE = (ROOT / "docs/guides/batch-and-learning-rate.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,8 @@ def printed() -> str:
 
 @pytest.mark.tensorflow
 def test_the_page_shows_what_its_program_prints(printed: str) -> None:
-    assert f"```\n{printed}```\n" in PAGE
+    assert f"```output\n{printed}```\n" in PAGE
+    assert unprinted("guides/batch-and-learning-rate.md", "compute_average_loss", printed) == []
 
 
 @pytest.mark.tensorflow

@@ -79,7 +79,8 @@ def test_the_evaluator_reports_that_it_is_alive_and_its_results(two: Ended) -> N
 
 def test_every_worker_reports_its_steps(two: Ended) -> None:
     for task in ("worker:0", "worker:1"):
-        assert any(event["type"] == "progress" for event in two[task].events)
+        progress = [event for event in two[task].events if event["type"] == "progress"]
+        assert {event["total_steps"] for event in progress if "total_steps" in event} == {3}
 
 
 def test_a_tensorflow_without_estimator_is_refused_with_the_fix() -> None:

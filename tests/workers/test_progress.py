@@ -290,6 +290,102 @@ def test_batch_logs_are_divided_by_the_replicas() -> None:
     assert keras_hooks.plain_numbers({"loss": 4.0, "remote": object()}, divisor=2) == {"loss": 2.0}
 
 
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[reporting.Reading]:
+    """The readings of a FitReporter, in the order in which it makes them."""
+    made = list[reporting.Reading]()
+    monkeypatch.setattr(reporting, "step_done", made.append)
+    monkeypatch.setattr(reporting.meter, "offer", made.append)
+    return made
+
+
+def fit(*, done: int, params: Mapping[str, Any], epochs: range, batches: range) -> None:
+    """Call a FitReporter as `fit` does; the optimizer has done `done` steps."""
+    iterations = types.SimpleNamespace(numpy=lambda: done)
+    reporter = keras_hooks.FitReporter(32, sums_replicas=False)
+    reporter.set_model(
+        types.SimpleNamespace(optimizer=types.SimpleNamespace(_iterations=iterations))
+    )
+    reporter.set_params(params)
+    reporter.on_train_begin()
+    for epoch in epochs:
+        reporter.on_epoch_begin(epoch)
+        for batch in batches:
+            reporter.on_train_batch_begin(batch)
+            reporter.on_train_batch_end(batch)
+        reporter.on_epoch_end(epoch)
+
+
+@pytest.mark.parametrize(
+    ("done", "epochs", "batches", "last_step"),
+    [
+        (0, range(4), range(5), 20),
+        (10, range(2, 4), range(5), 20),
+        (12, range(2, 3), range(2, 5), 15),
+    ],
+    ids=["from the beginning", "with an initial epoch", "resumed within an epoch"],
+)
+def test_the_total_is_on_the_scale_of_the_steps(
+    readings: list[reporting.Reading], done: int, epochs: range, batches: range, last_step: int
+) -> None:
+    fit(done=done, params={"epochs": 4, "steps": 5}, epochs=epochs, batches=batches)
+    assert {(r.epochs, r.steps_per_epoch, r.total_steps) for r in readings} == {(4, 5, 20)}
+    assert (readings[-1].step, readings[-1].epoch) == (last_step, epochs[-1] + 1)
+
+
+def test_a_second_fit_of_one_model_goes_on_with_the_steps_of_the_first(
+    readings: list[reporting.Reading],
+) -> None:
+    fit(done=20, params={"epochs": 2, "steps": 5}, epochs=range(2), batches=range(5))
+    assert (readings[-1].step, readings[-1].total_steps) == (30, 30)
+
+
+def test_steps_of_an_epoch_are_known_after_the_first_where_the_data_have_no_size(
+    readings: list[reporting.Reading],
+) -> None:
+    fit(done=0, params={"epochs": 2, "steps": None}, epochs=range(2), batches=range(3))
+    totals = [(r.epochs, r.steps_per_epoch, r.total_steps) for r in readings]
+    assert totals == [(2, None, None)] * 3 + [(2, 3, 6)] * 5
+
+
+def test_a_custom_loop_reports_its_total_and_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Meter()
+    monkeypatch.setattr(reporting, "meter", rig.meter)
+    reporting.progress(5, total=100, epoch=1, epochs=4)
+    monkeypatch.undo()
+    assert rig.sent == [
+        {"type": "progress", "step": 5, "epoch": 1, "epochs": 4, "total_steps": 100, "metrics": {}}
+    ]
+
+
+BATCH_SIZES = """
+import tensorflow as tf
+from tfcluster_workers.hooks import keras_hooks
+
+two = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], two)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+data = tf.data.Dataset.range(64)
+for batches in (
+    data.batch(16).prefetch(1),
+    data.batch(16, drop_remainder=True),
+    strategy.experimental_distribute_dataset(data.batch(16)),
+    strategy.distribute_datasets_from_function(lambda _: data.batch(8).repeat()),
+):
+    print("size", keras_hooks.global_batch_size(batches, requested=None))
+"""
+
+
+@pytest.mark.tensorflow
+def test_the_batch_size_of_a_distributed_data_set_is_the_global_one(tmp_path: Path) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(BATCH_SIZES)
+    ended = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert ended.stdout == "size 16\n" * 4, ended.stderr
+
+
 def test_the_batch_size_of_arrays_is_keras_default_and_a_generators_unknown() -> None:
     array = types.SimpleNamespace(shape=(100, 28))
     assert keras_hooks.global_batch_size(array, requested=None) == 32

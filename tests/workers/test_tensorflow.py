@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,6 +91,10 @@ def lab(gang: Gang, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) ->
 each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
 
 
+def totals(progress: Mapping[str, Any]) -> tuple[int, ...]:
+    return tuple(progress[name] for name in ("epochs", "steps_per_epoch", "total_steps"))
+
+
 @each_tensorflow
 def test_the_losses_do_not_depend_on_the_number_of_workers(lab: Lab, tensorflow: str) -> None:
     """Three workers and other strategies: see tests/integration/jobs/test_keras_mnist.py."""
@@ -112,6 +116,7 @@ def test_the_events_describe_the_run(lab: Lab, tensorflow: str) -> None:
     progress = [event for event in events if event["type"] == "progress"]
     assert (progress[0]["step"], progress[-1]["step"]) == (1, 20)
     assert progress[-1]["epoch"] == 2
+    assert {totals(event) for event in progress} == {(2, 10, 20)}
     saved = [event for event in events if event["type"] == "saved"]
     assert [event["step"] for event in saved] == [10, 20]
 
@@ -161,5 +166,6 @@ def test_a_second_start_resumes_where_the_first_ended(lab: Lab, tmp_path: Path) 
     second = train("2")
     assert "resuming after epoch 1" in second.text
     assert second.losses == pytest.approx(whole.losses[1:], abs=1e-5)
-    steps = [event["step"] for event in second.events if event["type"] == "progress"]
-    assert (steps[0], steps[-1]) == (11, 20)
+    progress = [event for event in second.events if event["type"] == "progress"]
+    assert (progress[0]["step"], progress[-1]["step"]) == (11, 20)
+    assert {totals(event) for event in progress} == {(2, 10, 20)}

@@ -38,6 +38,11 @@ def waiting_for_peers() -> None:
     chaos.at_join()
 
 
+def phase(name: str) -> None:
+    """Report what this task does before its first step; an empty `name` ends that."""
+    _send("phase", name=name)
+
+
 def ready() -> None:
     """Report that this task has joined its cluster or has done its first step."""
     _send_once("ready")
@@ -182,15 +187,18 @@ def has_reported_error() -> bool:
 def progress(
     step: int,
     *,
+    total: int | None = None,
     epoch: int | None = None,
+    epochs: int | None = None,
     metrics: Mapping[str, float] | None = None,
     batch_size: int | None = None,
     steps_per_execution: int = 1,
 ) -> None:
     """Report that `step` steps are done, in a custom training loop. Cheap enough for every step.
 
-    `epoch` counts from 1; `batch_size` is the global batch size, used for examples per second. If
-    one call runs several steps, `steps_per_execution` makes the launcher wait longer for the next
+    `total` is the step at which the training is over, also for a resumed training; `epoch` counts
+    from 1 to `epochs`; `batch_size` is the global batch size, used for examples per second. If one
+    call runs several steps, `steps_per_execution` makes the launcher wait longer for the next
     report.
     """
     _flush_at_exit()
@@ -199,6 +207,8 @@ def progress(
         Reading(
             step,
             epoch=epoch,
+            epochs=epochs,
+            total_steps=total,
             metrics=lambda: values,
             batch_size=batch_size,
             steps_per_execution=steps_per_execution,
@@ -250,6 +260,10 @@ class Reading:
 
     step: int
     epoch: int | None = None
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
+    total_steps: int | None = None
+    """The value of `step` at which the training is over."""
     metrics: Callable[[], Mapping[str, float]] = field(default=dict)
     batch_size: int | None = None
     steps_per_execution: int = 1
@@ -305,8 +319,9 @@ class ProgressMeter:
             return
         self._measure(reading)
         event: dict[str, Any] = {"type": "progress", "step": reading.step}
-        if reading.epoch is not None:
-            event["epoch"] = reading.epoch
+        for name in ("epoch", "epochs", "steps_per_epoch", "total_steps"):
+            if (value := getattr(reading, name)) is not None:
+                event[name] = value
         event["metrics"] = dict(reading.metrics())
         if reading.steps_per_execution > 1:
             event["steps_per_execution"] = reading.steps_per_execution

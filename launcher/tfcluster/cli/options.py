@@ -26,8 +26,12 @@ _WATCH_OPTIONS = (
                  help="Write events to stdout, task output to stderr."),
     click.option("--collapse", is_flag=True,
                  help="Show identical lines of several tasks once."),
+    click.option("--native-logs", is_flag=True,
+                 help="Show TensorFlow's native start lines on a screen too."),
     click.option("--warm", is_flag=True,
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
+    click.option("--tensorboard", is_flag=True,
+                 help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
 _KEY = "tfcluster.job_args"
@@ -62,12 +66,15 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         detach: bool,
         as_json: bool,
         collapse: bool,
+        native_logs: bool,
         warm: bool,
+        tensorboard: bool,
         no_gather: bool,
         **others: Any,
     ) -> Any:
         options = {"detach": detach, "warm": warm, "gathers": not no_gather}
-        shown = {"as_json": as_json, "collapse": collapse}
+        options["tensorboard"] = tensorboard
+        shown = {"as_json": as_json, "collapse": collapse, "native": native_logs}
         return command(*args, options=options, shown=shown, **others)
 
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)

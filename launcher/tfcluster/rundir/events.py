@@ -122,6 +122,15 @@ class TaskStarted(Event):
     pid: int
 
 
+class TaskPhase(Event):
+    """The phase of a task before its first step, which can take minutes."""
+
+    task: str
+    attempt: int
+    name: str
+    """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
+
+
 class TaskReady(Event):
     """The task has joined the cluster, or begun to train."""
 
@@ -149,6 +158,12 @@ class Progress(Event):
 
     def to_json(self) -> dict[str, Any]:
         return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
+
+
+class TensorboardStarted(Event):
+    """TensorBoard serves the run's curves on this machine (``up --tensorboard``)."""
+
+    url: str
 
 
 class Trial(Event):

@@ -16,7 +16,7 @@ from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.plans.secrets import redact
 from tfcluster.rundir import fold
-from tfcluster.rundir.events import Event, Progress, to_line
+from tfcluster.rundir.events import Event, Progress, Usage, to_line
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 
@@ -159,7 +159,7 @@ class EventLog:
 
 
 _PROGRESS_INTERVAL_S = 0.25
-"""The least time between two saves of ``state.json`` for progress events; others save at once."""
+"""The least time between two saves of ``state.json`` for measurements; others save at once."""
 _PAUSE_FACTOR = 9
 """The pause of `keep_up` after a save, as a multiple of the time the save took.
 
@@ -200,10 +200,11 @@ class RunWriter:
     def record(self, event: Event) -> None:
         event = redact(event, self._secrets)
         has_room = self._log.waiting_bytes < budgets.UNWRITTEN_EVENTS
-        if has_room or not isinstance(event, Progress):
+        is_measurement = isinstance(event, (Progress, Usage))
+        if has_room or not is_measurement:
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
-        self.touch(urgent=not isinstance(event, Progress))
+        self.touch(urgent=not is_measurement)
         self.on_event(event)
 
     def task(self, task: str) -> TaskSnapshot:

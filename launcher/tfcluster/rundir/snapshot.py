@@ -93,6 +93,8 @@ class TaskSnapshot:
     address: str
     state: str = "waiting"
     attempt: int = 0
+    phase: str | None = None
+    """The phase before its first step: ``importing TensorFlow``, ``waiting for peers``."""
     pid: int | None = None
     started_at: float | None = None
     ended_at: float | None = None
@@ -187,6 +189,8 @@ class RunSnapshot:
     direction, and where they are known score, best_step, message, started_at, ended_at."""
     best_trial: str | None = None
     """The id of the best completed trial."""
+    tensorboard: str | None = None
+    """The address of the run's own TensorBoard, while the run lives."""
     warnings: list[str] = field(default_factory=list)
     _indices: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Task → its index in `tasks`; a cache."""

@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -76,6 +77,10 @@ def test_the_start_lines_show_the_data_and_the_dtypes(first: Trained) -> None:
     ]
 
 
+def test_the_page_shows_what_is_printed(first: Trained) -> None:
+    assert unprinted("tutorials/custom_loop.md", "epoch 4", first.out) == []
+
+
 def test_a_checkpoint_is_kept_every_second_epoch(first: Trained) -> None:
     assert [checkpoint["step"] for checkpoint in first.state["checkpoints"]] == [250, 500]
 
@@ -84,6 +89,7 @@ def test_steps_and_speed_are_reported_without_a_callback(first: Trained) -> None
     for task in TASKS:
         last = first.of("progress", task)[-1]
         assert (last["step"], last["epoch"]) == (500, 4)
+        assert (last["total_steps"], last["epochs"]) == (500, 4)
         examples = last["steps_per_second"] * 96
         assert last["examples_per_second"] == pytest.approx(examples, rel=0.01)
 

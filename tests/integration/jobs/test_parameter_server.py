@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster.supervision import failure
 
@@ -119,6 +120,7 @@ def test_the_final_step_is_max_steps(a_worker_killed: Trained) -> None:
     steps = [event["step"] for event in a_worker_killed.of("progress", "chief:0")]
     assert steps == sorted(steps)
     assert steps[-1] == 400
+    assert a_worker_killed.state["tasks"]["chief:0"]["total_steps"] == 400
     kept = [checkpoint["step"] for checkpoint in a_worker_killed.state["checkpoints"]]
     assert kept == [200, 300, 400]
     assert a_worker_killed.of("progress", "chief:0")[-1]["examples_per_second"] > 0
@@ -143,6 +145,14 @@ def test_workers_and_ps_are_stopped_after_the_chief(a_worker_killed: Trained) ->
 
 
 # -- a ps dies (the chief dies in "user scripts" below) ------------------------------------------
+
+
+def test_the_page_shows_what_is_printed(a_worker_killed: Trained, a_ps_killed: Trained) -> None:
+    killed = a_worker_killed
+    assert unprinted("tutorials/parameter_server.md", "step 400", killed.out, killed.err) == []
+    assert unprinted("tutorials/parameter_server.md", "at step 150", killed.err) == []
+    said = (a_ps_killed.out, a_ps_killed.err)
+    assert unprinted("tutorials/parameter_server.md", "ps:0: killed", *said) == []
 
 
 def test_the_loss_of_a_ps_restarts_all_tasks(a_ps_killed: Trained) -> None:
@@ -174,6 +184,7 @@ def test_fit_reports_its_steps_and_resumes_from_its_backup_when_the_chief_is_kil
     assert trained.said("chief:0", r"^epoch (\d)") == ["1", "2", "3"]
     last = trained.of("progress", "chief:0")[-1]
     assert (last["step"], last["epoch"], set(last["metrics"])) == (60, 3, {"loss"})
+    assert (last["epochs"], last["steps_per_epoch"], last["total_steps"]) == (3, 20, 60)
 
 
 def test_fit_supports_parameter_servers_in_keras_2_and_not_in_keras_3(lab: Lab) -> None:

@@ -12,6 +12,9 @@ from tfcluster_workers import reporting
 class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
     """A hook that reports the global step of each run; it does not change the graph."""
 
+    def __init__(self, *, steps: int | None, max_steps: int | None) -> None:
+        self._steps, self._total = steps, max_steps
+
     def begin(self) -> None:
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
         losses = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
@@ -19,6 +22,10 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._metrics: dict[str, float] = {}
         if len(losses) == 1:
             self._fetches["loss"] = losses[0]
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        if self._total is None and self._steps is not None:  # as in TensorFlow's StopAtStepHook
+            self._total = int(session.run(self._global_step)) + self._steps
 
     def before_run(self, run_context: Any) -> Any:
         return tf.compat.v1.train.SessionRunArgs(self._fetches)
@@ -28,7 +35,7 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         results = dict(run_values.results)
         step = int(results.pop("step"))
         self._metrics = {name: float(value) for name, value in results.items()}
-        reporting.progress(step, metrics=self._metrics)
+        reporting.progress(step, total=self._total, metrics=self._metrics)
 
     def end(self, session: Any) -> None:
         reporting.finished()

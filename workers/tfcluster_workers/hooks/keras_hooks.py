@@ -29,7 +29,7 @@ def global_batch_size(data: Any, *, requested: int | None) -> int | None:
     if data is None:
         return None
     if hasattr(data, "element_spec"):
-        return _size_in_shapes(data) or _size_in_batch_call(data)
+        return _size_in_dataset(data)
     if hasattr(data, "batch_size") and isinstance(data.batch_size, int):
         return data.batch_size  # a keras Sequence or PyDataset
     first = next(iter(data.values()), None) if isinstance(data, dict) else data
@@ -37,20 +37,27 @@ def global_batch_size(data: Any, *, requested: int | None) -> int | None:
     return KERAS_DEFAULT if hasattr(first, "shape") else None
 
 
+def _size_in_dataset(data: Any) -> int | None:
+    """Return the global batch size of a tf.data.Dataset or of a distributed one, or None."""
+    # A DistributedDataset divides the batches of another dataset, of which it keeps a reference.
+    whole = getattr(data, "_original_dataset", None)
+    if whole is not None:
+        data = whole
+    replicas, of_function = 1, getattr(data, "_datasets", None)
+    if of_function:  # distribute_datasets_from_function: each batch is for one replica
+        replicas, data = data._strategy.num_replicas_in_sync, of_function[0]
+    size = _size_in_shapes(data) or _size_in_batch_call(data)
+    return None if size is None else size * replicas
+
+
 def _size_in_shapes(dataset: Any) -> int | None:
     """Return the batch size in the static shapes, as with `drop_remainder=True`, or None."""
     import tensorflow as tf
 
-    spec = tf.nest.flatten(dataset.element_spec)[0]
-    replicas = 1
-    if hasattr(spec, "_value_specs"):  # PerReplicaSpec of a distributed dataset
-        specs = spec._value_specs
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        spec = specs[0]
-    shape = getattr(spec, "shape", None)
+    shape = getattr(tf.nest.flatten(dataset.element_spec)[0], "shape", None)
     if shape is None or shape.rank in (None, 0) or shape[0] is None:
         return None
-    return int(shape[0]) * replicas
+    return int(shape[0])
 
 
 def _size_in_batch_call(dataset: Any) -> int | None:
@@ -136,6 +143,7 @@ def _add_reporter(callbacks: Any) -> None:
     reporter = FitReporter(getattr(_fitting, "batch_size", None), sums_replicas=is_keras_2)
     try:
         reporter.set_model(getattr(callbacks, "model", None))
+        reporter.set_params(getattr(callbacks, "params", None) or {})
         callbacks.callbacks.append(reporter)
         if is_keras_2:
             callbacks._should_call_train_batch_hooks = True
@@ -159,6 +167,8 @@ class FitReporter:
         self._base = 0
         self._step = 0
         self._epoch = 0
+        self._epochs: int | None = None
+        self._steps_per_epoch: int | None = None
         self._per_execution = 1
         self._is_first = True
         self._is_resuming = False
@@ -178,6 +188,8 @@ class FitReporter:
     def on_train_begin(self, logs: Any = None) -> None:
         self._base = self._step = steps_done(self._model)
         self._is_resuming = True
+        self._epochs = _count_in(self.params, "epochs")
+        self._steps_per_epoch = _count_in(self.params, "steps")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch + 1
@@ -207,10 +219,11 @@ class FitReporter:
         if now - self._polled_at >= reporting.INTERVAL_S:
             self._polled_at = now
             done = min(self._step, steps_done(self._model))
-            reading = reporting.Reading(done, epoch=self._epoch, batch_size=self._batch_size)
-            reporting.step_done(reading)
+            reporting.step_done(self._reading({}, divisor=1, step=done))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._steps_per_epoch is None:  # the data's size was unknown until they ended
+            self._steps_per_epoch = self._step - self._base or None
         reporting.meter.offer(self._reading(logs, divisor=1))
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -225,14 +238,23 @@ class FitReporter:
         strategy = getattr(self._model, "distribute_strategy", None)
         return int(strategy.num_replicas_in_sync) if self._sums_replicas and strategy else 1
 
-    def _reading(self, logs: Any, *, divisor: int) -> reporting.Reading:
+    def _reading(self, logs: Any, *, divisor: int, step: int | None = None) -> reporting.Reading:
         return reporting.Reading(
-            self._step,
+            self._step if step is None else step,
             epoch=self._epoch,
+            epochs=self._epochs,
+            steps_per_epoch=self._steps_per_epoch,
+            total_steps=self._total_steps(),
             metrics=functools.partial(plain_numbers, logs, divisor=divisor),
             batch_size=self._batch_size,
             steps_per_execution=self._per_execution,
         )
+
+    def _total_steps(self) -> int | None:
+        """Return the step after the last epoch, counted from the begin of the present one."""
+        if self._epochs is None or self._steps_per_epoch is None:
+            return None
+        return self._base + (self._epochs - self._epoch + 1) * self._steps_per_epoch
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("on_"):
@@ -240,6 +262,12 @@ class FitReporter:
         if name.startswith("_implements_"):
             return lambda: name == "_implements_train_batch_hooks"
         raise AttributeError(name)
+
+
+def _count_in(params: Mapping[str, Any], name: str) -> int | None:
+    """Return a positive number of the params of `fit`; None if it is unknown or missing."""
+    value = params.get(name)
+    return int(value) if isinstance(value, int) and value > 0 else None
 
 
 def plain_numbers(logs: Any, *, divisor: int = 1) -> Mapping[str, float]:

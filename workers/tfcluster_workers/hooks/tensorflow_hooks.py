@@ -107,12 +107,19 @@ def watch_estimator(module: ModuleType) -> None:
 
     @replaces(estimator, "train")
     def train(
-        stock: Any, self: Any, input_fn: Any, hooks: Any = None, *args: Any, **kw: Any
+        stock: Any,
+        self: Any,
+        input_fn: Any,
+        hooks: Any = None,
+        steps: Any = None,
+        max_steps: Any = None,
+        *args: Any,
+        **kw: Any,
     ) -> Any:
         from tfcluster_workers.hooks import estimator_hooks
 
-        watched = [*(hooks or []), estimator_hooks.StepReporter()]
-        return stock(self, input_fn, watched, *args, **kw)
+        reporter = estimator_hooks.StepReporter(steps=steps, max_steps=max_steps)
+        return stock(self, input_fn, [*(hooks or []), reporter], steps, max_steps, *args, **kw)
 
     _watch_evaluation(estimator)
 

@@ -124,7 +124,9 @@ def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
             checkpoints.step.assign_add(steps)
             reporting.progress(
                 checkpoints.steps_done,
+                total=args.epochs * per_epoch,
                 epoch=epoch + 1,
+                epochs=args.epochs,
                 metrics={"loss": float(loss) / steps},
                 batch_size=batch,
                 steps_per_execution=steps,

@@ -22,6 +22,7 @@ from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, Fork, StartError, Task, fork_and_exec
+from tfcluster.agent.tasks.usage_meter import UsageMeter
 
 PROGRESS_BACKLOG = 1000
 """The unacknowledged messages from which on progress is dropped: newer progress replaces it."""
@@ -52,6 +53,7 @@ class TaskRunner:
         self._preloader, self._log_streams = preloader, log_streams
         self._tasks: dict[str, Task] = {}
         self._oom_detector = OomDetector()
+        self._usage_meter = UsageMeter()
         self._ended_marks: dict[str, frozenset[bytes]] = {}
         """Task → the marks of its last attempt's processes (`stray_processes.marks`)."""
         self._gang_started = 0
@@ -70,7 +72,7 @@ class TaskRunner:
 
     def _end_leftovers(self, names: list[str]) -> None:
         pids = {task.pid for task in self._tasks.values()}
-        known = pids | self.other_children | {self._preloader.pid}
+        known = pids | self.other_children | {self._preloader.pid, self._usage_meter.child}
         tests = [
             stray_processes.carries(self._ended_marks.pop(name))
             for name in names
@@ -114,6 +116,7 @@ class TaskRunner:
             return
         task.kills_before = self._oom_detector.count_kills(task.pid)
         self._log_streams.begin(task)
+        self._usage_meter.begin(task)
         read = selectors.EVENT_READ
         self._selector.register(task.events, read, lambda _events: self._read_reports(task))
         self.link.send(msg.TaskStarted(task=task.name, attempt=task.attempt, pid=task.pid))
@@ -137,6 +140,7 @@ class TaskRunner:
     def deadline(self) -> float | None:
         """Return the moment when `on_time` must be called next, or None."""
         at = [self._preloader.deadline, self._log_streams.pipes.pause_ends_at]
+        at += [self._usage_meter.due_at]
         for task in self._tasks.values():
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
@@ -151,6 +155,13 @@ class TaskRunner:
                 self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
                 self._finish(task)
+        if self._usage_meter.due_at is not None and now >= self._usage_meter.due_at:
+            self._report_usage()
+
+    def _report_usage(self) -> None:
+        report = self._usage_meter.sample(self._tasks.values())
+        if report is not None and self.link.backlog <= PROGRESS_BACKLOG:
+            self.link.send(report)
 
     # -- reports
 
@@ -202,6 +213,7 @@ class TaskRunner:
                         self._report_stop(task, status)
                     else:
                         task.note_end(status, usage.ru_maxrss)
+                        self._usage_meter.end(task)
                         if task.was_killed_by_others:
                             task.oom = self._oom_detector.evidence(pid, task.kills_before)
                         self._read_remaining(task)
@@ -257,6 +269,7 @@ class TaskRunner:
     def close(self) -> None:
         """Close what this run opened, in an agent that stays for the next one."""
         self._oom_detector.close()
+        self._usage_meter.close()
 
     def _report_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None

@@ -75,25 +75,26 @@ class Steps:
             for first in range(self.done, until, self.per_call):
                 steps = tf.constant(min(self.per_call, until - first), tf.int64)
                 self.coordinator.schedule(call, (*args, steps))
-            self._follow(until)
+            self._follow(until, last)
             self.coordinator.join()
             self.done = until
-            self._report(until)
+            self._report(until, last)
             self._save()
             yield until
         reporting.finished()
 
-    def _follow(self, until: int) -> None:
+    def _follow(self, until: int, last: int) -> None:
         """Report progress until the workers have done all scheduled steps."""
         before = int(self.iterations)
         while not self.coordinator.done():
             # `min`: a step that a dying worker had almost done may be counted twice.
-            self._report(min(until, self.done + int(self.iterations) - before))
+            self._report(min(until, self.done + int(self.iterations) - before), last)
             time.sleep(POLL_S)
 
-    def _report(self, step: int) -> None:
+    def _report(self, step: int, last: int) -> None:
         reporting.progress(
             step,
+            total=last,
             metrics=self.metrics(),
             batch_size=self.batch_size,
             steps_per_execution=self.per_call,

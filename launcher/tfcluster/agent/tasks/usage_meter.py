@@ -1,0 +1,125 @@
+"""The memory and processor time of the running tasks, read from /proc every few seconds.
+
+A task's processes are its process group and all descendants of it, also those that left the group.
+One sample reads the list of processes and one small file per process of a task; a process that is
+not a task's is read only once. Memory is the resident set (RSS), as `top` and `ps` show it: pages
+that several processes share count in each. Other systems than Linux have no /proc: nothing is sent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+
+from tfcluster.agent import catalogue as msg
+from tfcluster.agent.node.gpu_meter import GpuMeter
+from tfcluster.agent.processes import IS_LINUX, read_bytes
+from tfcluster.agent.tasks.task import Task
+
+FIRST_S = 1.5
+"""The time from a task's start to the first sample."""
+INTERVAL_S = 5.0
+LONGEST_S = 30.0
+_SHARE = 2000
+"""The agent spends at most this part (0.05 %) of one core on samples: on a machine with thousands
+of processes or tasks they are further apart."""
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class UsageMeter:
+    """The samples of one run's tasks on this node."""
+
+    def __init__(self, proc: str = "/proc") -> None:
+        self._proc = proc
+        self.due_at: float | None = None
+        """The moment of the next sample; None while no task runs."""
+        self._owners: dict[str, int | None] = {}
+        """Each process's number in /proc → the pid of the task that it belongs to, or None."""
+        self._before: dict[int, tuple[float, float]] = {}
+        """A task's pid → moment and processor time in seconds of the last sample."""
+        self._gpus = GpuMeter()
+
+    @property
+    def child(self) -> int:
+        """The process that asks the GPUs; 0 if there is none."""
+        return self._gpus.pid
+
+    def begin(self, task: Task) -> None:
+        """Measure this task from now on, unless it is a node's prepare step (attempt 0)."""
+        if not IS_LINUX or task.attempt == 0:
+            return
+        self._before[task.pid] = task.started_at, 0.0
+        first_at = task.started_at + FIRST_S
+        self.due_at = first_at if self.due_at is None else min(self.due_at, first_at)
+
+    def end(self, task: Task) -> None:
+        if self._before.pop(task.pid, None) is not None and not self._before:
+            self.due_at = None
+            self._owners.clear()
+
+    def sample(self, tasks: Iterable[Task]) -> msg.Usage | None:
+        """Return the use since the last sample of those tasks that run; set `due_at` anew."""
+        began, spent = time.monotonic(), time.thread_time()
+        running = {task.pid: task for task in tasks if task.pid in self._before}
+        used = [
+            self._describe(running[pid], rss, seconds, began)
+            for pid, (rss, seconds) in self._read(running).items()
+            if rss  # else it has just ended
+        ]
+        self._gpus.ask()
+        spent = time.thread_time() - spent
+        self.due_at = began + min(LONGEST_S, max(INTERVAL_S, spent * _SHARE))
+        return msg.Usage(tasks=used) if used else None
+
+    def close(self) -> None:
+        self._gpus.close()
+
+    def _describe(self, task: Task, rss: int, seconds: float, now: float) -> msg.TaskUsage:
+        at, seconds_before = self._before[task.pid]
+        self._before[task.pid] = now, seconds
+        # A child's time is lost if the agent, not the task, has reaped it.
+        cores = max(0.0, seconds - seconds_before) / max(now - at, 0.001)
+        use, memory = self._gpus.use_of(task.gpus)
+        return msg.TaskUsage(
+            task=task.name,
+            rss_bytes=rss,
+            cores=round(cores, 3),
+            gpu=use,
+            gpu_memory_bytes=memory,
+        )
+
+    def _read(self, running: Iterable[int]) -> dict[int, tuple[int, float]]:
+        """Return pid of a task → resident bytes and processor seconds of all its processes."""
+        owners = self._owners
+        names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        for name in owners.keys() - names:
+            del owners[name]
+        totals = dict.fromkeys(running, (0, 0.0))
+        stats: dict[str, list[bytes]] = {}
+        for name in sorted(names - owners.keys(), key=int):  # a parent before its children
+            stats[name] = self._stat(name)
+            owners[name] = self._owner(int(name), stats[name], totals)
+        for name, owner in owners.items():
+            if owner not in totals:
+                continue
+            fields = stats.get(name) or self._stat(name)
+            if len(fields) > 21:
+                rss, seconds = totals[owner]
+                ticks = sum(map(int, fields[11:15]))  # its own and its reaped children's
+                totals[owner] = rss + int(fields[21]) * _PAGE, seconds + ticks / _TICKS
+        return totals
+
+    def _owner(self, pid: int, fields: list[bytes], tasks: Iterable[int]) -> int | None:
+        """Return the task that a new process belongs to: by its group, or by its parent."""
+        if len(fields) < 22:
+            return None
+        parent, group = fields[1].decode(), int(fields[2])
+        if pid in tasks or group in tasks:
+            return pid if pid in tasks else group
+        return self._owners.get(parent)
+
+    def _stat(self, name: str) -> list[bytes]:
+        """Return the fields of /proc/PID/stat from the state (field 3) on; [] if it has ended."""
+        return read_bytes(f"{self._proc}/{name}/stat").rpartition(b")")[2].split()

@@ -1,0 +1,197 @@
+"""The memory and processor time of running tasks: which processes count, and what is read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.launcher.agent.conftest import Rig, wait_until
+
+from tfcluster.agent.node.gpu_meter import GpuMeter
+from tfcluster.agent.tasks.usage_meter import UsageMeter
+
+MEGABYTE = 1 << 20
+BUSY = "import time\nwhile True: pass"
+WITH_CHILDREN = """
+import subprocess, sys, time
+hold = "x = bytearray(40 << 20); import time; print(1, flush=True); time.sleep(60)"
+for alone in (False, True):  # one in the task's process group, one in a session of its own
+    child = subprocess.Popen([sys.executable, "-S", "-c", hold], stdout=-1, start_new_session=alone)
+    child.stdout.readline()
+time.sleep(60)
+"""
+
+
+def usage_of(rig: Rig) -> dict[str, dict[str, float]]:
+    used = rig.peer.take("usage")["tasks"]
+    return {one.pop("task"): one for one in used}
+
+
+def test_memory_and_time_of_a_running_task_are_reported_soon_after_its_start(rig: Rig) -> None:
+    rig.start_python(BUSY)
+    used = usage_of(rig)["worker:0"]
+    assert used["rss_bytes"] > 4 * MEGABYTE
+    assert 0.05 < used["cores"] < 1.2
+
+
+def test_processes_that_a_task_has_started_count_as_the_task_s(rig: Rig) -> None:
+    rig.start_python(WITH_CHILDREN)
+    rig.start("sleep", "60", task="worker:1")
+    used = usage_of(rig)
+    assert used["worker:0"]["rss_bytes"] > 80 * MEGABYTE
+    assert used["worker:1"]["rss_bytes"] < 10 * MEGABYTE
+    assert used["worker:1"]["cores"] < 0.1
+
+
+def test_the_prepare_step_is_not_measured(rig: Rig) -> None:
+    order = {"task": "prepare", "argv": ["sleep", "2"], "env": {}, "log": str(rig.log("prepare"))}
+    rig.peer.send("start", attempt=0, tasks=[order])
+    rig.exited("prepare")
+    assert all(message["type"] != "usage" for message in rig.peer.messages)
+
+
+class FakeTask:
+    """A process of the test that a meter takes for a task."""
+
+    gpus: str | None = "-1"
+    attempt = 1
+
+    def __init__(self, *argv: str) -> None:
+        self.process = subprocess.Popen(argv, start_new_session=True)
+        self.name, self.pid, self.started_at = "worker:0", self.process.pid, time.monotonic()
+
+
+@pytest.fixture
+def busy() -> Iterator[FakeTask]:
+    task = FakeTask(sys.executable, "-S", "-c", BUSY)
+    yield task
+    task.process.kill()
+    task.process.wait()
+
+
+def test_a_sample_measures_the_time_since_the_one_before(busy: FakeTask) -> None:
+    meter = UsageMeter()
+    meter.begin(busy)  # type: ignore[arg-type]
+
+    def has_run() -> bool:
+        report = meter.sample([busy])  # type: ignore[list-item]
+        return report is not None and report.tasks[0].cores > 0.2
+
+    wait_until(has_run)
+    os.kill(busy.pid, 19)
+    meter.sample([busy])  # type: ignore[list-item]
+    time.sleep(0.2)
+    report = meter.sample([busy])  # type: ignore[list-item]
+    assert report is not None
+    assert report.tasks[0].cores < 0.1
+
+
+def test_nothing_is_due_when_nothing_runs(busy: FakeTask) -> None:
+    meter = UsageMeter()
+    meter.begin(busy)  # type: ignore[arg-type]
+    while_running = meter.due_at
+    meter.end(busy)  # type: ignore[arg-type]
+    assert (while_running is None, meter.due_at) == (False, None)
+
+
+def test_foreign_processes_are_read_once_and_a_task_s_each_time(
+    busy: FakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = UsageMeter()
+    meter.begin(busy)  # type: ignore[arg-type]
+    meter.sample([busy])  # type: ignore[list-item]
+    read: list[str] = []
+    stat = meter._stat
+
+    def noting(name: str) -> list[bytes]:
+        read.append(name)
+        return stat(name)
+
+    monkeypatch.setattr(meter, "_stat", noting)
+    meter.sample([busy])  # type: ignore[list-item]
+    assert str(busy.pid) in read
+    assert str(os.getpid()) not in read
+
+
+# -- GPUs
+
+FAKE_NVML = """
+/* A small stand-in for NVIDIA's libnvidia-ml.so.1: two GPUs, the second one cut into parts. */
+#include <stdio.h>
+#include <stddef.h>
+#define NUMBER(gpu) ((size_t)(gpu))
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu)
+{ *gpu = (void *)NUMBER(i + 1); return 0; }
+int nvmlDeviceGetUUID(void *gpu, char *text, unsigned size)
+{ snprintf(text, size, "GPU-%zu", NUMBER(gpu)); return 0; }
+int nvmlDeviceGetUtilizationRates(void *gpu, unsigned *use)
+{ use[0] = 75; return NUMBER(gpu) == 2 ? 3 : 0; }
+int nvmlDeviceGetMemoryInfo(void *gpu, unsigned long long *memory)
+{ memory[0] = 100; memory[2] = NUMBER(gpu) * 10; return 0; }
+"""
+
+
+@pytest.fixture(scope="module")
+def fake_nvml(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nvml")
+    source, library = folder / "fake_nvml.c", folder / "libfake_nvml.so"
+    source.write_text(FAKE_NVML)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+@pytest.mark.parametrize(
+    ("visible", "use", "memory"),
+    [
+        ("0", 0.75, 10),
+        ("1", None, 20),
+        ("0,1", 0.75, 30),
+        (None, 0.75, 30),
+        ("GPU-1", 0.75, 10),
+        ("-1", None, None),
+        ("", None, None),
+    ],
+)
+def test_the_gpus_of_a_task_are_those_that_cuda_shows_it(
+    fake_nvml: Path, visible: str | None, use: float | None, memory: int | None
+) -> None:
+    meter = GpuMeter(str(fake_nvml), "/dev/null")
+    meter.use_of("0,1")
+
+    def has_answered() -> bool:
+        meter.ask()
+        return meter.use_of("0,1") != (None, None)
+
+    wait_until(has_answered)
+    assert meter.use_of(visible) == (use, memory)
+    pid = meter.pid
+    meter.close()
+    assert os.waitpid(pid, 0) == (pid, 0)
+
+
+def test_no_process_asks_where_there_is_no_gpu_or_no_task_sees_one(fake_nvml: Path) -> None:
+    without_device = GpuMeter(str(fake_nvml), "/dev/no-such-device")
+    without_device.use_of(None)
+    hidden = GpuMeter(str(fake_nvml), "/dev/null")
+    hidden.use_of("-1")
+    for meter in (without_device, hidden):
+        meter.ask()
+        assert meter.pid == 0
+
+
+def test_a_library_that_cannot_be_loaded_leaves_the_gpus_unknown(tmp_path: Path) -> None:
+    meter = GpuMeter(str(tmp_path / "missing.so"), "/dev/null")
+    meter.use_of("0")
+    meter.ask()
+    pid = meter.pid
+    os.waitpid(pid, 0)
+    meter.ask()
+    assert meter.pid == 0
+    assert meter.use_of("0") == (None, None)
