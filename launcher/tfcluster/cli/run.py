@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,8 @@ def command(
     elif no_python:
         kind = "command"
     _check_program(program, args, kind)
+    if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
+        _check_command(program)
     spec = spec_of_program(program, args, workers=workers or 2, kind=kind, name=name)
     choice = replace(hosts, workers=workers)
     loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
@@ -112,6 +115,19 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
         raise UsageError(f"{program} is not a Python script", fix=fix)
     if not path.exists() and (near := _near(path.name, os.listdir())) and path.name == program:
         raise UsageError(f"there is no script {program}", fix=f"did you mean {near[0]}?")
+
+
+def _check_command(program: str) -> None:
+    """Raise UsageError for a command that this machine does not have."""
+    if shutil.which(program):
+        return
+    if "/" not in program and os.path.isfile(program):
+        fix = f"if you mean the file in this folder: ./{program}"
+        raise UsageError(f"there is no command {program} on PATH", fix=fix)
+    if os.path.isfile(program):
+        fix = f"chmod +x {shlex.quote(program)}"
+        raise UsageError(f"{program} is not executable", fix=fix)
+    raise UsageError(f"there is no command {program}", fix="check the name, or give its path")
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:

@@ -163,6 +163,18 @@ MIXED_UP = {
     ),
     "run with torchrun's option": (["run", "--nproc-per-node=2", "a.py"], ["Did you mean '-n'?"]),
     "run with a misspelt option": (["run", "--pyton", "x"], ["Did you mean '--python'?"]),
+    "a command that is missing": (
+        ["run", "--no-python", "no-such-command"],
+        ["there is no command no-such-command"],
+    ),
+    "a command without ./": (
+        ["run", "--no-python", "bench.sh"],
+        ["no command bench.sh on PATH", "./bench.sh"],
+    ),
+    "a command that is not executable": (
+        ["run", "--no-python", "./bench.sh"],
+        ["not executable", "chmod +x ./bench.sh"],
+    ),
     "run of a misspelt script": (
         ["run", "trian.py"],
         ["no script trian.py", "did you mean train.py?"],
