@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.documentation import blocks
 
 from tfcluster.cli.init import training_scripts
 from tfcluster.cli.main import main
@@ -54,6 +55,21 @@ def test_init_writes_a_spec_for_the_script_in_the_folder(tfcluster: Tfcluster) -
     assert (code, Path("tfcluster.json").read_text()) == (0, FOR_SCRIPT)
     assert said == "wrote tfcluster.json, which runs train.py as two workers; next: tfcluster up\n"
     assert tfcluster("validate") == (0, "tfcluster.json: OK; train, 2 tasks\n")
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [
+        *(("README.md", "json"), ("docs/index.md", "json")),
+        *(("docs/guides/spec_files.md", "yaml"), ("docs/guides/spec_files.md", "toml")),
+    ],
+)
+def test_the_documentation_shows_what_init_writes(
+    tfcluster: Tfcluster, page: str, kind: str
+) -> None:
+    shown = next(block for block in blocks(ROOT / page) if block.kind == kind)
+    assert tfcluster("init", f"tfcluster.{kind}", "--script", "train.py")[0] == 0
+    assert Path(f"tfcluster.{kind}").read_text().strip() == shown.text.strip()
 
 
 @pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])
