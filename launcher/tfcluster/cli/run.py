@@ -113,8 +113,6 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
         words = [program if "/" in program else f"./{program}", *args]
         fix = shlex.join(["tfcluster", "run", "--no-python", *words])
         raise UsageError(f"{program} is not a Python script", fix=fix)
-    if not path.exists() and (near := _near(path.name, os.listdir())) and path.name == program:
-        raise UsageError(f"there is no script {program}", fix=f"did you mean {near[0]}?")
 
 
 def _check_command(program: str) -> None:

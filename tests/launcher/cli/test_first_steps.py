@@ -15,7 +15,7 @@ import pytest
 from tests.documentation import blocks
 
 from tfcluster.cli.init import training_scripts
-from tfcluster.cli.main import main
+from tfcluster.cli.main import COMMANDS, OTHER_WORDS, main
 
 ROOT = Path(__file__).parents[3]
 Tfcluster = Callable[..., tuple[int, str]]
@@ -193,7 +193,7 @@ MIXED_UP = {
     ),
     "run of a misspelt script": (
         ["run", "trian.py"],
-        ["no script trian.py", "did you mean train.py?"],
+        ["there is no script at ", "did you mean train.py?"],
     ),
     "run of a module and a command": (["run", "-m", "a", "--no-python"], ["exclude each other"]),
     "up of a folder": (
@@ -213,6 +213,11 @@ MIXED_UP = {
             "without a spec: tfcluster run -n 2 train.py",
         ],
     ),
+    "no command but a script": (["train.py"], ["To run a script: tfcluster run train.py"]),
+    "no command but a spec": (["spec.yaml"], ["To run a spec: tfcluster up spec.yaml"]),
+    "another tool's word": (["stop"], ["No such command 'stop'. Did you mean `down`?"]),
+    "a word for two commands": (["launch"], ["Did you mean `up` or `run`?"]),
+    "a misspelt command": (["validat"], ["Did you mean 'validate'?"]),
     "init of a script": (["init", "train.py"], ["tfcluster init --script train.py"]),
     "init of a misspelt script": (["init", "--script", "trian.py"], ["did you mean train.py?"]),
     "init of two things": (["init", "--script", "train.py", "--template", "a"], ["exclude"]),
@@ -236,6 +241,12 @@ def test_a_mixed_up_command_names_the_right_one(
     for part in lines:
         assert part in said
     assert "Traceback" not in said
+
+
+def test_the_words_of_other_tools_are_not_commands_and_mean_one() -> None:
+    assert not OTHER_WORDS.keys() & COMMANDS.keys()
+    meant = {word for words in OTHER_WORDS.values() for word in words.split("` or `")}
+    assert meant <= {*COMMANDS, "--version"}
 
 
 def test_init_does_not_write_a_second_default_spec(tfcluster: Tfcluster) -> None:
