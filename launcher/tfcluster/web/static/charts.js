@@ -1,6 +1,7 @@
 // Line charts on uPlot, with a text alternative, the keyboard, both themes, and gaps for NaN.
 
 import { el, oncePerFrame, write } from "./dom.js";
+import { bytes, metric } from "./formats.js";
 
 const HEIGHT = 180;
 const SERIES = 6;
@@ -41,7 +42,8 @@ export function seriesColour(index) {
 export class Chart {
   constructor(title, format) {
     Object.assign(this, { title, format, lines: [], marks: [], axis: "step", data: [[]], plot: null });
-    this.values = el("span", { class: "values" });
+    this.where = el("span", { class: "where" });
+    this.keys = el("span", { class: "keys" });
     this.place = el("div", { class: "plot", "aria-hidden": "true" });
     this.table = el("table");
     this.reading = el("p", { class: "hidden", role: "status" });
@@ -54,11 +56,10 @@ export class Chart {
         onkeydown: (event) => this.key(event),
         onblur: () => this.select(null),
       },
-      el("figcaption", {}, el("strong", {}, title)),
+      el("figcaption", {}, el("strong", {}, title), this.where, this.keys),
       this.place,
       el("div", { class: "hidden" }, this.table, this.reading),
     );
-    this.caption = this.root.firstElementChild;
     this.isZoomed = false;
     this.draw = oncePerFrame(() => this.render());
     this.resize = new ResizeObserver(() => this.fit());
@@ -122,7 +123,7 @@ export class Chart {
       scales: { x: { time: false } },
       axes: [
         { ...axis, size: 24, space: 60, values: (_, all) => all.map(this.axis === "time" ? timeTick : tick), ...(this.axis === "time" && { incrs: TIME_STEPS }) },
-        { ...axis, size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)), values: (_, all) => all.map((one) => this.format(one)) },
+        { ...axis, size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)), values: (_, all) => all.map(this.format === bytes ? bytes : metric) },
       ],
       series: [{}, ...this.lines.map((line) => this.series(line))],
       hooks: {
@@ -151,7 +152,7 @@ export class Chart {
     const at = (x) => Math.round(plot.valToPos(x, "x", true));
     ctx.save();
     ctx.beginPath();
-    ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
+    ctx.rect(bbox.left - 6 * scale, bbox.top, bbox.width + 12 * scale, bbox.height);
     ctx.clip();
     ctx.lineWidth = 1.25 * scale;
     for (const mark of this.marks) {
@@ -161,7 +162,12 @@ export class Chart {
     }
     for (const line of this.lines) {
       ctx.strokeStyle = colour(line.colour);
-      for (const [x, y] of line.points) if (y === null) drawCross(ctx, at(x), bbox.top + 7 * scale, 3.5 * scale);
+      let last = -Infinity;
+      for (const [x, y] of line.points) {
+        if (y !== null || at(x) - last < 8 * scale) continue;
+        last = at(x);
+        drawCross(ctx, last, bbox.top + 7 * scale, 3.5 * scale);
+      }
     }
     ctx.restore();
   }
@@ -178,9 +184,8 @@ export class Chart {
       sample.style.borderColor = `var(--${line.colour})`;
       return el("span", { class: "key" }, sample, `${line.label} `, el("b", {}, this.text(value)));
     });
-    const where = index == null ? [] : [el("span", { class: "key" }, this.whereText(index))];
-    const more = this.more ? [el("span", { class: "key" }, this.more)] : [];
-    this.caption.replaceChildren(this.caption.firstElementChild, ...keys, ...more, ...where);
+    this.keys.replaceChildren(...keys, this.more ?? "");
+    write(this.where, index == null ? "" : this.whereText(index));
   }
 
   text(value) {
@@ -232,8 +237,8 @@ export class Chart {
     const left = index === null ? -10 : this.plot.valToPos(this.data[0][index], "x");
     this.plot.setCursor({ left, top: index === null ? -10 : 10 });
     this.describe(index);
-    const spoken = index === null ? "" : [...this.caption.querySelectorAll(".key")].map((key) => key.textContent);
-    write(this.reading, index === null ? "" : spoken.reverse().join(", "));
+    const spoken = [this.where, ...this.keys.children].map((part) => part.textContent);
+    write(this.reading, index === null ? "" : spoken.join(", "));
   }
 }
 

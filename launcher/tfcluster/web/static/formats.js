@@ -26,7 +26,7 @@ export function bytes(count) {
 /** Return a rate such as `41.2`, or an empty string if it is not known. */
 export function rate(value) {
   if (value == null) return "";
-  if (value >= 9999.5) return count(Math.round(value));
+  if (value >= 99.95) return count(value);
   return value < 9.995 ? value.toFixed(2) : value.toFixed(1);
 }
 

@@ -31,7 +31,8 @@ export async function post(url, body) {
 async function problem(answer) {
   const text = await answer.text();
   try {
-    return JSON.parse(text).error ?? text;
+    const { message, fix } = JSON.parse(text).error;
+    return fix ? `${message}; ${fix}` : message;
   } catch {
     return text || `the server answered ${answer.status}`;
   }

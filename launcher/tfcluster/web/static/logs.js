@@ -36,7 +36,9 @@ export class LogView {
 
   /** Offer the run's tasks and attempts as filters. */
   offer(tasks, attempts) {
+    if (tasks.length !== this.tasks.length) this.rows.replaceChildren(); // their colours change
     this.tasks = tasks;
+    this.draw();
     offerValues(byId("log-task"), "All tasks", tasks.map((task) => [task, task]));
     offerValues(byId("log-attempt"), "Newest attempt", Array.from({ length: attempts }, (_, index) => [`${index + 1}`, `Attempt ${index + 1}`]));
     byId("log-attempt").parentElement.hidden = attempts < 2;
@@ -101,6 +103,7 @@ export class LogView {
     const dropped = this.forget(isBackward);
     this.lines = this.pages.flatMap((one) => one.lines);
     this.space.style.height = `${this.lines.length * ROW}px`;
+    this.view.style.setProperty("--lines", this.lines.length);
     if (!isFirst) this.view.scrollTop += ((isBackward ? page.lines.length : 0) - dropped) * ROW;
     this.draw();
     this.showNote(page);
@@ -128,7 +131,7 @@ export class LogView {
   scrolled() {
     const { scrollTop, clientHeight, scrollHeight } = this.view;
     const isAtBottom = scrollHeight - scrollTop - clientHeight < ROW;
-    if (this.isFollowing && scrollTop < this.shownTop - 2) this.follow(false);
+    if (this.isFollowing && !isAtBottom && scrollTop < this.shownTop - 2) this.follow(false);
     else if (!this.isFollowing && isAtBottom && this.isAtEnd && scrollTop > this.shownTop) this.follow(true);
     this.shownTop = scrollTop;
     this.draw();

@@ -3,7 +3,7 @@
 import { count, duration } from "./formats.js";
 import { isFinal } from "./live.js";
 
-const KINDS = { succeeded: "good", failed: "bad", timed_out: "bad", lost: "bad", interrupted: "warn", restarting: "warn", stopping: "warn", queued: "warn", stopped: "warn" };
+const KINDS = { succeeded: "good", failed: "bad", timed_out: "bad", damaged: "bad", lost: "bad", interrupted: "warn", restarting: "warn", stopping: "warn", queued: "warn", stopped: "warn" };
 
 /** Return the kind of a state of a run or a task, which decides its colour. */
 export function kindOf(status) {

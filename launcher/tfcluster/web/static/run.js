@@ -249,17 +249,21 @@ function showTimeline() {
 // -- plan
 
 function showPlan() {
-  const { problem, tasks = [] } = facts.plan;
-  if (problem) byId("plan-tasks").replaceChildren(el("p", { class: "muted" }, problem));
-  else syncRows(byId("plan-tasks"), tasks, (task) => task.task, planOf, () => {});
+  const { problem, tasks = [], kind, strategy, notes = [] } = facts.plan;
+  const select = byId("plan-task");
+  select.hidden = tasks.length < 2;
+  if (select.options.length !== tasks.length) select.replaceChildren(...tasks.map(({ task }) => el("option", {}, task)));
+  const task = tasks[Math.max(0, select.selectedIndex)];
+  write(byId("plan-facts"), problem ?? [kind, strategy, task?.node && `node ${task.node}`, ...notes].filter(Boolean).join(" · "));
+  byId("plan-parts").replaceChildren(...(task ? partsOf(task) : []));
 }
 
-function planOf(task) {
-  const parts = [el("h3", {}, "Command"), el("pre", { tabindex: "0" }, task.start)];
-  if (task.tf_config) parts.push(el("h3", {}, "TF_CONFIG"), el("pre", { tabindex: "0" }, JSON.stringify(task.tf_config, null, 2)));
-  const variables = (task.env ?? []).filter((one) => one.name !== "TF_CONFIG").map((one) => `${one.name}=${one.value ?? ""}`);
-  if (variables.length) parts.push(el("h3", {}, "Environment"), el("pre", { tabindex: "0" }, variables.join("\n")));
-  return el("details", {}, el("summary", {}, task.task, " ", el("span", { class: "muted" }, task.node ?? "")), el("div", {}, parts));
+function partsOf(task) {
+  const variables = (task.env ?? []).filter(({ name }) => name !== "TF_CONFIG").map(({ name, value }) => `${name}=${value ?? ""}`);
+  const parts = { Command: task.start, TF_CONFIG: task.tf_config && JSON.stringify(task.tf_config, null, 2), Environment: variables.join("\n") };
+  return Object.entries(parts)
+    .filter(([, text]) => text)
+    .flatMap(([title, text]) => [el("h3", {}, title), el("pre", { tabindex: "0", "aria-label": title }, text)]);
 }
 
 // -- stop
@@ -289,6 +293,7 @@ byId("all-timeline").addEventListener("click", () => {
   showsAllOfTimeline = true;
   showTimeline();
 });
+byId("plan-task").addEventListener("change", showPlan);
 setInterval(() => snapshot && !isFinal(snapshot.status) && showFigures(), 1000);
 const logs = new LogView(RUN);
 const live = new Live(`${API}/stream`, {
