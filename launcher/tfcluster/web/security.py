@@ -42,7 +42,7 @@ _HEADERS: Final = {
 }
 _TO_THE_PAGE: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
-    '<title>tfcluster</title><a href="/">tfcluster</a>'
+    '<link rel="icon" href="data:,"><title>tfcluster</title><a href="/">tfcluster</a>'
 )
 
 
