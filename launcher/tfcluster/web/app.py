@@ -133,7 +133,7 @@ class Site:
             message, fix = error.message, error.fix
             if isinstance(error, UsageError):
                 status = 404 if isinstance(error, UnknownRunError) else 400
-        if request.url.path.startswith("/api/"):
+        if request.scope["path"].startswith("/api/"):
             return _json({"error": message, "fix": fix}, status)
         return self._page(request, "message", status, title=message, fix=fix)
 
