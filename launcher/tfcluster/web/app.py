@@ -102,6 +102,7 @@ class Site:
             backward=chosen.get("direction") != "forward",
             lines=_number(request, "lines", least=1) or _LINES,
             grep=chosen.get("grep", ""),
+            shows_native=chosen.get("native") != "0",
         )
         return _json(log_pages.read_page(paths, registry.load(paths), query))
 
