@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -43,14 +44,21 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chro
         options.add_argument(f"--{argument}")
     options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService("chromedriver"))
+    driver = webdriver.Chrome(
+        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
+    )
     yield driver
     driver.quit()
 
 
+def log(browser: webdriver.Chrome, kind: str) -> list[dict[str, str]]:
+    """Return the lines that the browser has logged since the last call."""
+    return list(browser.get_log(kind))  # type: ignore[no-untyped-call]
+
+
 def requests(browser: webdriver.Chrome) -> set[str]:
     """Return the addresses that were requested since the last call."""
-    messages = [json.loads(line["message"])["message"] for line in browser.get_log("performance")]
+    messages = [json.loads(line["message"])["message"] for line in log(browser, "performance")]
     sent = (one["params"] for one in messages if one["method"] == "Network.requestWillBeSent")
     return {one["request"]["url"] for one in sent}
 
@@ -80,7 +88,7 @@ def test_a_page_opened_as_a_file_requests_only_files(
     asked = requests(browser)
     assert {address.partition(":")[0] for address in asked} <= {"file", "data", "blob"}
     assert any(address.endswith(f"{page}.html") for address in asked)
-    assert [line["message"] for line in browser.get_log("browser")] == []
+    assert [line["message"] for line in log(browser, "browser")] == []
 
 
 @pytest.mark.parametrize(

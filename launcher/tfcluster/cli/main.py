@@ -30,6 +30,8 @@ GROUPS: dict[str, dict[str, str]] = {
         "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",
         "ui": "Show all runs on a web page.",
+        "report": "Write a page about a run, fit for a ticket.",
+        "compare": "Show runs beside each other.",
         "checkpoints": "List or copy the gathered checkpoints.",
         "tensorboard": "Show the curves of runs in TensorBoard.",
     },

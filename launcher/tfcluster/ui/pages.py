@@ -54,11 +54,11 @@ def read(place: str) -> str:
     text = known[name].read_text(encoding="utf-8")
     if not anchor:
         return _ANCHOR.sub("", text)
-    sections = sections(text)
-    if anchor not in sections:
-        fix = _suggest(anchor, sections, f"`tfcluster help {name}` prints the whole page")
+    found = sections(text)
+    if anchor not in found:
+        fix = _suggest(anchor, found, f"`tfcluster help {name}` prints the whole page")
         raise UsageError(f"the page {name!r} has no section {anchor!r}", fix=fix)
-    return sections[anchor]
+    return found[anchor]
 
 
 def _files() -> dict[str, Path]:

@@ -28,7 +28,9 @@ from tfcluster.web.streams import Streams
 
 _FOLDER: Final = Path(__file__).parent
 _MOST_COMPARED: Final = 6
+_POINTS: Final = 600
 _MOST_POINTS: Final = 5000
+_LINES: Final = 200
 
 
 class Site:
@@ -88,18 +90,17 @@ class Site:
         return _json(describe_run(self._find(request)) | {"read_only": self._read_only})
 
     def _history(self, request: Request) -> Response:
-        most = _number(request, "most", 600, least=8, most=_MOST_POINTS)
+        most = _number(request, "most", least=8, most=_MOST_POINTS) or _POINTS
         return _json(series.read_history(self._find(request), most=most).to_json())
 
     def _logs(self, request: Request) -> Response:
         paths, chosen = self._find(request), request.query_params
-        attempt = _number(request, "attempt", -1, least=0)
         query = log_pages.Query(
             task=chosen.get("task") or None,
-            attempt=None if attempt < 0 else attempt,
+            attempt=_number(request, "attempt"),
             cursor=chosen.get("offset") or "end",
             backward=chosen.get("direction") != "forward",
-            lines=_number(request, "lines", 200, least=1),
+            lines=_number(request, "lines", least=1) or _LINES,
             grep=chosen.get("grep", ""),
         )
         return _json(log_pages.read_page(paths, registry.load(paths), query))
@@ -110,8 +111,8 @@ class Site:
     async def _run_stream(self, request: Request) -> Response:
         paths = await run_in_threadpool(self._find, request)
         last = request.headers.get("last-event-id", "")
-        offset = int(last) if last.isdecimal() else _number(request, "offset", -1, least=0)
-        return _stream(self.streams, paths, None if offset < 0 else offset)
+        is_place = last.isascii() and last.isdecimal() and len(last) <= 18
+        return _stream(self.streams, paths, int(last) if is_place else _number(request, "offset"))
 
     async def _stop(self, request: Request) -> Response:
         now = (await _body(request)).get("now") is True
@@ -146,10 +147,11 @@ def _stream(streams: Streams, paths: RunPaths | None, offset: int | None) -> Res
     return StreamingResponse(frames, media_type="text/event-stream")
 
 
-def _number(request: Request, name: str, default: int, *, least: int, most: int = 1 << 31) -> int:
-    text = request.query_params.get(name) or str(default)
-    if text == str(default):
-        return default
+def _number(request: Request, name: str, *, least: int = 0, most: int = 1 << 48) -> int | None:
+    """Return a parameter of the URL, or None without it. Raises UsageError."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
     if not (text.isascii() and text.isdecimal()) or len(text) > 18:
         raise UsageError(f"{name} is not a number: {text[:80]!r}")
     return max(least, min(int(text), most))
