@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from tests.browser import browser
 
 from .commandline import CommandLine, wait_for
 
@@ -179,11 +180,11 @@ def test_only_the_loopback_interface_listens(shell: CommandLine) -> None:
 
 def test_the_browser_is_opened_without_the_token_on_its_command_line(shell: CommandLine) -> None:
     record = shell.root / "opened"
-    browser = shell.script(
+    opener = shell.script(
         "browser.py",
         f"import sys; open({str(record)!r}, 'w').write(sys.argv[1] + '\\n')",
     )
-    shell.env["BROWSER"] = f"{sys.executable} {browser} %s"
+    shell.env["BROWSER"] = f"{sys.executable} {opener} %s"
     with serving(shell, "--open") as server:
         wait_for(lambda: record.exists() and record.read_text().endswith("\n"))
 
@@ -194,6 +195,11 @@ def test_the_browser_is_opened_without_the_token_on_its_command_line(shell: Comm
         assert server.token not in opened
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert f'content="0;url={server.url}"' in path.read_text()
+        with browser() as chromium:
+            chromium.open(opened)
+            wait_for(lambda: chromium.driver.current_url == f"http://{server.place}/")
+            wait_for(lambda: "No runs yet" in chromium.driver.page_source)
+            assert [line for line in chromium.console if "401" in line or "403" in line] == []
         server.end()
         assert not path.exists()
 
