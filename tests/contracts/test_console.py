@@ -24,7 +24,8 @@ PAGES = [
     *sorted({*DOCS.rglob("*.md")} - {DOCS / "benchmarks.md"}),  # tests/benchmarks checks that one
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "cluster_specs/README.md")),
 ]
-BLOCKS = [block for page in PAGES for block in blocks(page)]
+KOREAN = sorted((DOCS / "ko").glob("*.md"))
+BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page)]
 KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "toml", "diff", "text"}
 OTHER_PROGRAMS = {*("docker", "docker-compose", "cat", "eval", ".", "cd", "ssh", "pip", ".ci/run")}
 """Programs that are not ours, whose options no test knows."""
@@ -151,6 +152,13 @@ def test_json_of_a_page_is_valid(block: Block) -> None:
         json.loads(block.text)
     else:
         read(block.text, comments=True)
+
+
+@pytest.mark.parametrize("page", KOREAN, ids=lambda page: page.name)
+def test_a_korean_page_has_the_blocks_of_the_english_one(page: Path) -> None:
+    english = DOCS / ("index.md" if page.name == "index.md" else f"tutorials/{page.name}")
+    shown = [(block.kind, block.text) for block in blocks(page)]
+    assert shown == [(block.kind, block.text) for block in blocks(english)]
 
 
 def test_every_output_of_a_page_is_compared_with_a_run() -> None:
