@@ -14,6 +14,7 @@ _PACKAGE = Path(__file__).parents[1]
 _CHECKOUT = _PACKAGE.parents[1] / "docs"
 """The pages of a checkout, whose package is `launcher/tfcluster`."""
 _ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
+_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]*\)\n\n", re.MULTILINE)
 _FOLDERS = r"(?:docs/)?(?:(?:guides|reference|tutorials)/(?!index\b))?"
 _FILE = re.compile(rf"{_FOLDERS}(.+?)(?:/index)?(?:\.md)?")
 
@@ -82,7 +83,7 @@ def read(place: str) -> str:
     if name not in known:
         fix = _suggest(name, known, "`tfcluster help` lists the pages")
         raise UsageError(f"no page is called {name!r}", fix=fix)
-    text = known[name].read_text(encoding="utf-8")
+    text = _PICTURE.sub("", known[name].read_text(encoding="utf-8"))
     if not anchor:
         return _ANCHOR.sub("", text)
     found = sections(text)

@@ -42,7 +42,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "failures.md": PAGE,
         "tutorials/tuner.md": "# `tuner`: a search\n",
         "tutorials/index.md": "# Tutorials\n",
-        "index.md": "# Start here\n",
+        "index.md": "# Start here\n\n![A picture](pictures/x.svg)\n\nRead on.\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -131,6 +131,10 @@ def test_a_section_ends_at_the_next_heading_of_its_level(installed: None, name: 
     assert text.startswith("### A task is late\n")
     assert text.endswith("#### In `fit`\n\nDeeper.\n")
     assert "# no heading" in text
+
+
+def test_a_page_is_printed_without_its_pictures(installed: None) -> None:
+    assert pages.read("index") == "# Start here\n\nRead on.\n"
 
 
 def test_a_heading_is_found_by_its_words_too(installed: None) -> None:
