@@ -88,7 +88,7 @@ check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain Englis
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
-generated: $(NEWEST) ## regenerate the JSON schema, docs/spec.md and docs/commands.md from the code
+generated: $(NEWEST) ## regenerate the JSON schema, docs/reference/spec.md and docs/reference/commands.md from the code
 	@$(BIN)/python -m tools.generated
 
 format: $(NEWEST) ## format the code with ruff

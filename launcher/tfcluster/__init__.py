@@ -1,6 +1,6 @@
 """tfcluster launches multi-worker TensorFlow jobs: this half never imports TensorFlow.
 
-The names of the Python API (docs/python_api.md) are imported when they are first used.
+The names of the Python API (docs/guides/python_api.md) are imported when they are first used.
 """
 
 __version__ = "0.1.0"

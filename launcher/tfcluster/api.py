@@ -1,6 +1,6 @@
 """The Python API: load, plan, start and find runs; the command line uses it too.
 
-`import tfcluster` offers these functions. See docs/python_api.md.
+`import tfcluster` offers these functions. See docs/guides/python_api.md.
 """
 
 from __future__ import annotations
@@ -260,16 +260,19 @@ def make_launch(
     prepares: bool = True,
     runs_preflight: bool = True,
     warm: bool = False,
+    tensorboard: bool = False,
     chaos: Sequence[str] = (),
 ) -> Launch:
     """Return everything that a coordinator needs.
 
     `resume`: the state to start from; `warm`: a process with the imported modules is kept on this
-    machine for the next run; `chaos`: faults, as typed. Raises UsageError for an invalid fault, and
+    machine for the next run; `tensorboard`: its curves are served while it lives; `chaos`: faults,
+    as typed. Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and
     what `Planned.require` raises.
     """
     from tfcluster.coordinator.foreground import Launch
     from tfcluster.coordinator.startup import StartOptions
+    from tfcluster.coordinator.tensorboard_server import choose_python
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
@@ -284,7 +287,13 @@ def make_launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
-        start_options=StartOptions(runs_preflight, prepares, gathers, faults),
+        start_options=StartOptions(
+            runs_preflight,
+            prepares,
+            gathers,
+            faults,
+            choose_python([plan]) if tensorboard else None,
+        ),
         resume=resume,
         in_background=detach,
     )

@@ -56,7 +56,8 @@ def python(checkout: Path, *argv: str) -> str:
 def test_the_field_is_in_the_schema_and_on_the_page_of_the_spec(checkout: Path) -> None:
     schema = json.loads((checkout / "launcher/tfcluster/spec/spec-v1.schema.json").read_text())
     assert schema["$defs"]["Strategy"]["properties"]["warm_laps"]["default"] == 3
-    assert "| `warm_laps` | integer | `3` | `5` |" in (checkout / "docs/spec.md").read_text()
+    page = (checkout / "docs/reference/spec.md").read_text()
+    assert "| `warm_laps` | integer | `3` | `5` |" in page
 
 
 def test_the_field_is_read_overridden_and_explained(checkout: Path) -> None:

@@ -16,7 +16,7 @@ from .commandline import CommandLine
 from .jobs.lab import PYTHONS
 from .notebooks import Notebook, a_notebook, cells_of
 
-PAGE = Path(__file__).parents[2] / "docs" / "notebook.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/notebook.md"
 
 
 @pytest.fixture(scope="module")

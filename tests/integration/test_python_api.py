@@ -1,4 +1,4 @@
-"""The script of docs/python_api.md trains with both versions of TensorFlow."""
+"""The script of docs/guides/python_api.md trains with both versions of TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lab() -> Iterator[Lab]:
 def test_the_script_prints_the_loss_and_the_path_of_the_checkpoint(
     lab: Lab, tensorflow: str
 ) -> None:
-    page = (ROOT / "docs/python_api.md").read_text()
+    page = (ROOT / "docs/guides/python_api.md").read_text()
     (script, *_) = re.findall(r"^```python\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     script, changed = re.subn(r"job}", f"job}}, python={str(PYTHONS[tensorflow])!r}", script)
     assert changed == 1

@@ -1,4 +1,4 @@
-"""The program of docs/batch-and-learning-rate.md prints the output that the page shows."""
+"""The program of docs/guides/batch-and-learning-rate.md prints the output that the page shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfcluster_workers.jobs.parts import options
 
 ROOT = Path(__file__).parents[2]
 TF215 = ROOT / ".venv-tf215/bin/python"
-PAGE = (ROOT / "docs/batch-and-learning-rate.md").read_text()
+PAGE = (ROOT / "docs/guides/batch-and-learning-rate.md").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from tfcluster.spec import published_schema
 
 def main() -> None:
     shipped = Path(published_schema.__file__).with_name(published_schema.SCHEMA_FILE)
-    docs = shipped.parents[3] / "docs"
+    reference = shipped.parents[3] / "docs/reference"
     _write(shipped, schema.render())
     published_schema.schema.cache_clear()  # the page is made from the file just written
-    _write(docs / "spec.md", spec_page.render())
-    _write(docs / "commands.md", command_page.render())
+    _write(reference / "spec.md", spec_page.render())
+    _write(reference / "commands.md", command_page.render())
 
 
 def _write(path: Path, text: str) -> None:

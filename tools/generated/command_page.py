@@ -1,4 +1,4 @@
-"""The page of the commands, ``docs/commands.md``, made from the command tree and its help."""
+"""The page ``docs/reference/commands.md``, made from the command tree and its help."""
 
 from __future__ import annotations
 

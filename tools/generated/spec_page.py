@@ -1,4 +1,4 @@
-"""The spec's reference page, ``docs/spec.md``, made from the published schema."""
+"""The spec's reference page, ``docs/reference/spec.md``, made from the published schema."""
 
 from __future__ import annotations
 

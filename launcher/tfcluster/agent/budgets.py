@@ -1,8 +1,8 @@
 """The limits on what a task, a node or a connection may send, list or have stored.
 
-No working job reaches one of them. The first excess is reported, once; docs/limits.md lists the
-limits for users. The agent enforces those of tasks and connections, the coordinator those of nodes:
-a node that sends more than its agent would allow does not run our agent, and is refused.
+No working job reaches one of them. The first excess is reported, once; docs/guides/limits.md lists
+the limits for users. The agent enforces those of tasks and connections, the coordinator those of
+nodes: a node that sends more than its agent would allow does not run our agent, and is refused.
 """
 
 from __future__ import annotations

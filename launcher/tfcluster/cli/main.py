@@ -30,6 +30,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",
         "checkpoints": "List or copy the gathered checkpoints.",
+        "tensorboard": "Show the curves of runs in TensorBoard.",
     },
     "Stop and clean up": {
         "down": "Stop a run.",

@@ -28,6 +28,8 @@ _WATCH_OPTIONS = (
                  help="Show identical lines of several tasks once."),
     click.option("--warm", is_flag=True,
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
+    click.option("--tensorboard", is_flag=True,
+                 help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
 _KEY = "tfcluster.job_args"
@@ -63,10 +65,12 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         as_json: bool,
         collapse: bool,
         warm: bool,
+        tensorboard: bool,
         no_gather: bool,
         **others: Any,
     ) -> Any:
         options = {"detach": detach, "warm": warm, "gathers": not no_gather}
+        options["tensorboard"] = tensorboard
         shown = {"as_json": as_json, "collapse": collapse}
         return command(*args, options=options, shown=shown, **others)
 

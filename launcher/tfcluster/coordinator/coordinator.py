@@ -19,6 +19,7 @@ from tfcluster.coordinator.attempts import Attempts, follow_peers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
+from tfcluster.coordinator.tensorboard_server import beside_run
 from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
@@ -58,6 +59,7 @@ class Coordinator:
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
+        self._tensorboard_python = start_options.tensorboard_python
         self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
         self._hub = Hub(
             self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
@@ -100,6 +102,7 @@ class Coordinator:
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
                 lambda: self.run_writer.state.to_json(),
             ),
+            beside_run(self._tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))

@@ -41,6 +41,8 @@ class StartOptions:
     """False with ``--no-gather``."""
     faults: Sequence[Fault] = ()
     """The faults of ``--chaos``."""
+    tensorboard_python: str | None = None
+    """The Python that serves the run's curves; None without ``--tensorboard``."""
 
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)

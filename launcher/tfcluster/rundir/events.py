@@ -151,6 +151,12 @@ class Progress(Event):
         return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
 
 
+class TensorboardStarted(Event):
+    """TensorBoard serves the run's curves on this machine (``up --tensorboard``)."""
+
+    url: str
+
+
 class Trial(Event):
     """A trial of a search, reported by `task`: the chief's oracle or the tuner that ran it."""
 

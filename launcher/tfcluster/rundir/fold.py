@@ -162,6 +162,9 @@ class _Changes:
     def task_error(self, event: ev.TaskError) -> None:
         self.state.task(event.task).error = _facts(event)
 
+    def tensorboard_started(self, event: ev.TensorboardStarted) -> None:
+        self.state.tensorboard = event.url
+
     def trial(self, event: ev.Trial) -> None:
         """Fold a report into its trial; fields that it does not have keep their values.
 
@@ -226,7 +229,7 @@ class _Changes:
             self.now,
         )
         state.reason, state.hint = event.reason, event.hint
-        state.waits_for = state.gathering = None
+        state.waits_for = state.gathering = state.tensorboard = None
         for node in self.state.nodes:
             self._move_node(node, event.type)
         for task in self.state.tasks:

@@ -187,6 +187,8 @@ class RunSnapshot:
     direction, and where they are known score, best_step, message, started_at, ended_at."""
     best_trial: str | None = None
     """The id of the best completed trial."""
+    tensorboard: str | None = None
+    """The address of the run's own TensorBoard, while the run lives."""
     warnings: list[str] = field(default_factory=list)
     _indices: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Task → its index in `tasks`; a cache."""

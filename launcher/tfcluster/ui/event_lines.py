@@ -127,6 +127,7 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "prepare_finished": ("dim", _prepare_finished),
     "task_exited": ("dim", _task_exited),
     "task_error": ("red", _task_error),
+    "tensorboard_started": ("bold", "TensorBoard: {url}".format_map),
     "trial": ("dim", format_trial),
     "run_stopping": ("yellow", _run_stopping),
     "checkpoint_gathered": ("dim", _checkpoint_gathered),

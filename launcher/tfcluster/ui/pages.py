@@ -9,12 +9,18 @@ from pathlib import Path
 from tfcluster.errors import SetupError, UsageError
 
 _ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
+_FOLDERS = r"(?:docs/)?(?:(?:guides|reference|tutorials)/(?!index\b))?"
+_FILE = re.compile(rf"{_FOLDERS}(.+?)(?:/index)?(?:\.md)?")
 
 
 def topic(place: str) -> str:
-    """Return the argument of `tfcluster help`: ``docs/failures.md#late`` → ``failures#late``."""
-    name, hash_sign, anchor = place.partition("#")
-    return name.removeprefix("docs/").removesuffix(".md") + hash_sign + anchor
+    """Return the argument of `tfcluster help`: ``docs/guides/hosts.md#keys`` → ``hosts#keys``.
+
+    Pages have the names of their files; a folder's index has the name of the folder.
+    """
+    file, hash_sign, anchor = place.partition("#")
+    match = _FILE.fullmatch(file)
+    return (match[1] if match else file) + hash_sign + anchor
 
 
 def folder() -> Path:
@@ -32,9 +38,7 @@ def folder() -> Path:
 
 def titles() -> dict[str, str]:
     """Return page → title, sorted by page."""
-    root = folder()
-    pages = ((topic(path.relative_to(root).as_posix()), path) for path in root.rglob("*.md"))
-    return {name: _title(path) for name, path in sorted(pages)}
+    return {name: _title(path) for name, path in _files().items()}
 
 
 def read(place: str) -> str:
@@ -43,11 +47,11 @@ def read(place: str) -> str:
     Raises UsageError for an unknown page or section.
     """
     name, _, anchor = topic(place).partition("#")
-    known = titles()
+    known = _files()
     if name not in known:
         fix = _suggest(name, known, "`tfcluster help` lists the pages")
         raise UsageError(f"no page is called {name!r}", fix=fix)
-    text = (folder() / f"{name}.md").read_text(encoding="utf-8")
+    text = known[name].read_text(encoding="utf-8")
     if not anchor:
         return _ANCHOR.sub("", text)
     sections = _sections(text)
@@ -55,6 +59,13 @@ def read(place: str) -> str:
         fix = _suggest(anchor, sections, f"`tfcluster help {name}` prints the whole page")
         raise UsageError(f"the page {name!r} has no section {anchor!r}", fix=fix)
     return sections[anchor]
+
+
+def _files() -> dict[str, Path]:
+    """Return page → file, sorted by page."""
+    root = folder()
+    files = ((topic(path.relative_to(root).as_posix()), path) for path in root.rglob("*.md"))
+    return dict(sorted(files))
 
 
 def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:

@@ -1,4 +1,4 @@
-"""The script of docs/jobs/your_own_script.md works alone and under `tfcluster run`."""
+"""The script of docs/guides/your_own_script.md works alone and under `tfcluster run`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from .lab import PYTHONS, ROOT, Lab, Trained, a_lab
 
-PAGE = (ROOT / "docs/jobs/your_own_script.md").read_text()
+PAGE = (ROOT / "docs/guides/your_own_script.md").read_text()
 TASKS = ("worker:0", "worker:1")
 STEPS, BATCH = 90, 32
 

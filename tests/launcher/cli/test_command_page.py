@@ -13,7 +13,7 @@ COMMANDS = dict(command_page.commands())
 
 
 def test_the_page_is_up_to_date() -> None:
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs/reference/commands.md").read_text()
     assert page == command_page.render(), "run: make generated"
 
 

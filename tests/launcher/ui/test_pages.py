@@ -34,7 +34,13 @@ Deeper.
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in {"failures.md": PAGE, "jobs/tuner.md": "# `tuner`: a search\n"}.items():
+    files = {
+        "failures.md": PAGE,
+        "tutorials/tuner.md": "# `tuner`: a search\n",
+        "tutorials/index.md": "# Tutorials\n",
+        "index.md": "# Start here\n",
+    }
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(pages, "folder", lambda: tmp_path)
@@ -48,7 +54,34 @@ def test_every_hint_names_a_section_that_help_prints() -> None:
 
 
 def test_pages_are_listed_with_their_titles(installed: None) -> None:
-    assert pages.titles() == {"failures": "Failures, all", "jobs/tuner": "tuner: a search"}
+    assert pages.titles() == {
+        "failures": "Failures, all",
+        "index": "Start here",
+        "tuner": "tuner: a search",
+        "tutorials": "Tutorials",
+    }
+
+
+def test_no_two_pages_have_one_name() -> None:
+    files = [*pages.folder().rglob("*.md")]
+    assert len(pages.titles()) == len(files) > 30
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("docs/guides/hosts.md#keys", "hosts#keys"),
+        ("hosts.md", "hosts"),
+        ("reference/spec.md", "spec"),
+        ("docs/tutorials/index.md", "tutorials"),
+        ("docs/index.md", "index"),
+        ("docs/ko/index.md", "ko"),
+        ("ko/keras_mnist.md", "ko/keras_mnist"),
+        ("", ""),
+    ],
+)
+def test_a_page_is_named_by_its_file_or_its_folder(place: str, name: str) -> None:
+    assert pages.topic(place) == name
 
 
 @pytest.mark.parametrize("name", ["failures#late", "failures.md#late", "docs/failures.md#late"])

@@ -3,7 +3,8 @@
 `fit`, `evaluate` and `predict` drop the last reference to their iterator at the end. TensorFlow
 then joins tf.data's threads, including autotune's, in the thread that dropped it: the one that
 trains. With busy cores that takes seconds, while every peer waits for its next step
-(docs/iterators.md has the figures). TensorFlow joins without the GIL, so another thread can do it.
+(docs/guides/iterators.md has the figures). TensorFlow joins without the GIL, so another thread can
+do it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     tfcluster up cluster_specs/broken-2w.json
 
 It trains a linear classifier in a custom training loop. In step 20 worker 1 gets images that lack a
-row, as one bad file among many would cause. docs/jobs/broken.md explains tfcluster's report.
+row, as one bad file among many would cause. docs/tutorials/broken.md explains tfcluster's report.
 """
 
 from __future__ import annotations

@@ -1,0 +1,332 @@
+"""Reads the curves of a run's tasks and its timeline from ``events.jsonl``.
+
+A long run has a million events, nearly all of them `progress` and `usage`. Of a file beyond
+`_PARSED_WHOLE_BYTES`, those are parsed at a stride; all others, which a pattern finds, and values
+that are not finite stay visible. Nothing in the file can raise: what is malformed is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, Final
+
+from tfcluster.agent import foreign_json
+from tfcluster.rundir.log_files import rank
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import to_json_numbers
+
+Point = tuple[float, int | None, float]
+"""Seconds since the run's first event, step (None where it is not known), and value."""
+
+TIMELINE: Final = frozenset(
+    {
+        *("run_started", "run_queued", "nodes_allocated", "resumed", "prepare_finished"),
+        *("task_started", "task_ready", "task_error", "task_exited", "task_frozen", "task_thawed"),
+        *("node_lost", "node_unreachable", "node_reconnected", "stalled", "restarting"),
+        *("chaos_injected", "diagnosis", "warned", "log_lost", "checkpoint_gathered", "trial"),
+        *("finishing", "run_stopping", "run_finished"),
+    }
+)
+"""The types of the events of a timeline."""
+
+_SPEEDS: Final = ("steps_per_second", "examples_per_second")
+_USAGE: Final = ("rss_bytes", "cores", "gpu", "gpu_memory_bytes")
+_NON_FINITE: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_MOST_TASKS: Final = 64
+_MOST_METRICS: Final = 32
+"""Curves of one task and kind, and tasks with curves; further ones are left out."""
+_PARSED_WHOLE_BYTES: Final = 4 << 20
+_SAMPLES: Final = 10_000
+"""The number of lines that are parsed of a longer file."""
+_BLOCK: Final = 128 * 1024
+"""The bytes read at once: glibc reuses the memory of blocks up to this size."""
+_LONGEST_LINE: Final = 1 << 20
+_KEPT_FIRST, _KEPT_LAST = 100, 300
+"""The events of one type in a timeline."""
+_LONGEST_STRING: Final = 2000
+_RARE: Final = re.compile(rb'"type":"(?!progress"|usage")([a-z_]{1,40})"')
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The values of one quantity of one task."""
+
+    task: str
+    kind: str
+    """``metric``, ``speed`` (steps_per_second, examples_per_second) or ``usage`` (rss_bytes,
+    cores, gpu, gpu_memory_bytes)."""
+    name: str
+    points: tuple[Point, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the curve for JSON; NaN and infinities are strings."""
+        points = [(time, step, _to_json_number(value)) for time, step, value in self.points]
+        return {"task": self.task, "kind": self.kind, "name": self.name, "points": points}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One event of the timeline."""
+
+    time: float
+    """Seconds since the run's first event."""
+    event: Mapping[str, Any]
+    """The event as in ``events.jsonl``; long strings are cut."""
+
+    @property
+    def type(self) -> str:
+        return str(self.event["type"])
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The curves and the timeline of a run."""
+
+    started_at: float
+    """The time of the run's first event, seconds since 1970; 0 without any."""
+    curves: tuple[Curve, ...]
+    """The chief's curves first."""
+    timeline: tuple[Moment, ...]
+    skipped: int
+    """The number of moments that are left out: of one type only the first and last ones stay."""
+    offset: int
+    """The end of the last whole line, where the next `read_history` may continue."""
+
+    @property
+    def chief(self) -> str | None:
+        """The task whose metrics stand for the run; None if no task has reported any."""
+        return next((curve.task for curve in self.curves if curve.kind != "usage"), None)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "started_at": self.started_at,
+            "curves": [curve.to_json() for curve in self.curves],
+            "timeline": [{"t": moment.time} | dict(moment.event) for moment in self.timeline],
+            "skipped": self.skipped,
+            "offset": self.offset,
+        }
+
+
+def read_history(paths: RunPaths, *, most: int = 600, offset: int = 0) -> History:
+    """Return what happened in a run since `offset` of its ``events.jsonl``.
+
+    A curve has at most `most` points, fewer with many tasks; its least and greatest values stay.
+    A file that cannot be read is an empty history. Follow a live run with `History.offset`.
+    """
+    try:
+        with open(paths.events, "rb", buffering=0) as file:
+            started_at = _time_of(_parse(os.pread(file.fileno(), 4096, 0).partition(b"\n")[0]))
+            collector = _Collector(started_at or 0.0)
+            end = collector.read(file.fileno(), offset)
+    except OSError:
+        return History(0.0, (), (), 0, offset)
+    return collector.history(most, end)
+
+
+def downsample(points: Sequence[Point], most: int) -> tuple[Point, ...]:
+    """Return at most `most` points (at least 8) in which extremes and non-finite values stay.
+
+    The first and the last point stay; of each bucket between them, the least and the greatest
+    value and the first that is not finite do.
+    """
+    if len(points) <= most:
+        return tuple(points)
+    per_bucket = 2 if all(math.isfinite(value) for _, _, value in points) else 3
+    inner = len(points) - 2
+    buckets = max(1, (most - 2) // per_bucket)
+    kept = {0, len(points) - 1}
+    for bucket in range(buckets):
+        start, end = 1 + bucket * inner // buckets, 1 + (bucket + 1) * inner // buckets
+        finite = [i for i in range(start, end) if math.isfinite(points[i][2])]
+        if finite:
+            kept.add(min(finite, key=lambda index: points[index][2]))
+            kept.add(max(finite, key=lambda index: points[index][2]))
+        if len(finite) < end - start:
+            kept.add(next(i for i in range(start, end) if not math.isfinite(points[i][2])))
+    return tuple(points[index] for index in sorted(kept))
+
+
+class _Collector:
+    """The curves and the timeline while the file is read."""
+
+    def __init__(self, started_at: float) -> None:
+        self.started_at = started_at
+        self._points: dict[tuple[str, str, str], list[Point]] = {}
+        self._curves: dict[tuple[str, str], int] = {}
+        """Task and kind → number of curves."""
+        self._steps: dict[str, int] = {}
+        self._first: dict[bytes, list[tuple[int, bytes]]] = {}
+        self._last: dict[bytes, deque[tuple[int, bytes]]] = {}
+        self._moments = 0
+
+    def read(self, fd: int, offset: int) -> int:
+        """Read the whole lines from `offset` on; return the end of the last one."""
+        size = os.fstat(fd).st_size
+        is_short = size - offset <= _PARSED_WHOLE_BYTES
+        stride = max(1, (size - offset) // _SAMPLES)
+        for start, block in _blocks(fd, offset):
+            offset = start + len(block)
+            self._collect_moments(block, start)
+            if is_short or offset + _BLOCK > size:  # the newest values are always exact
+                for line in block.split(b"\n"):
+                    self._collect_points(line)
+            else:
+                for line in _sample(block, stride):
+                    self._collect_points(line)
+        return offset
+
+    def history(self, most: int, offset: int) -> History:
+        share = max(60, 40 * most // max(1, len(self._points)))
+        order = sorted(self._points, key=lambda key: (key[1] == "usage", rank(key[0])))
+        chief = order[0][0] if order else None
+        curves = tuple(
+            Curve(task, kind, name, downsample(self._points[task, kind, name], limit))
+            for task, kind, name in order
+            for limit in [most if task == chief else min(most, share)]
+        )
+        moments = self._timeline()
+        return History(self.started_at, curves, moments, self._moments - len(moments), offset)
+
+    def _collect_moments(self, block: bytes, offset: int) -> None:
+        """Keep the lines of the events for the timeline."""
+        for match in _RARE.finditer(block):
+            if (name := match[1]).decode() not in TIMELINE:
+                continue
+            start, end = block.rfind(b"\n", 0, match.start()) + 1, block.find(b"\n", match.end())
+            entry = (offset + start, block[start:end])
+            self._moments += 1
+            first = self._first.setdefault(name, [])
+            if len(first) < _KEPT_FIRST:
+                first.append(entry)
+            else:
+                self._last.setdefault(name, deque(maxlen=_KEPT_LAST)).append(entry)
+
+    def _timeline(self) -> tuple[Moment, ...]:
+        lines = sorted(chain(*self._first.values(), *self._last.values()))
+        moments = []
+        for _, line in lines:
+            event = _parse(line)
+            time = _time_of(event)
+            if time is not None and event.get("type") in TIMELINE:
+                moments.append(Moment(round(time - self.started_at, 3), _cut(event)))
+        return tuple(moments)
+
+    def _collect_points(self, line: bytes) -> None:
+        is_progress = b'"type":"progress"' in line
+        if not is_progress and b'"type":"usage"' not in line:
+            return
+        event = _parse(line)
+        time = _time_of(event)
+        if time is None:
+            return
+        time = round(time - self.started_at, 3)
+        if is_progress and event.get("type") == "progress":
+            self._add_progress(time, event)
+        elif event.get("type") == "usage" and isinstance(event.get("tasks"), dict):
+            for task, used in event["tasks"].items():
+                if isinstance(used, dict):
+                    self._add(time, task, "usage", {n: used[n] for n in _USAGE if n in used})
+
+    def _add_progress(self, time: float, event: Mapping[str, Any]) -> None:
+        task, step, metrics = event.get("task"), event.get("step"), event.get("metrics")
+        if not isinstance(task, str):
+            return
+        if isinstance(step, int) and abs(step) < 1 << 53:
+            self._steps[task] = int(step)
+        if isinstance(metrics, dict):
+            self._add(time, task, "metric", metrics)
+        self._add(time, task, "speed", {name: event.get(name) for name in _SPEEDS})
+
+    def _add(self, time: float, task: str, kind: str, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            number = _number(value)
+            if number is None:
+                continue
+            points = self._points.get((task, kind, name))
+            if points is None:
+                if not self._has_room(task, kind):
+                    return
+                points = self._points[task, kind, name] = []
+                self._curves[task, kind] = self._curves.get((task, kind), 0) + 1
+            points.append((time, self._steps.get(task), number))
+
+    def _has_room(self, task: str, kind: str) -> bool:
+        if (task, kind) in self._curves:
+            return self._curves[task, kind] < _MOST_METRICS
+        return sum(known == kind for _, known in self._curves) < _MOST_TASKS
+
+
+def _blocks(fd: int, offset: int) -> Iterator[tuple[int, bytes]]:
+    """Yield offset and bytes of blocks of whole lines; a line without end, or too long, is left."""
+    size = _BLOCK
+    while block := os.pread(fd, size, offset):
+        end = block.rfind(b"\n") + 1
+        if end:
+            yield offset, block if end == len(block) else block[:end]
+            offset, size = offset + end, _BLOCK
+        elif len(block) < size:
+            return
+        else:
+            size *= 2
+
+
+def _sample(block: bytes, stride: int) -> Iterator[bytes]:
+    """Yield about one line for every `stride` bytes, and the first one that is not finite."""
+    end = 0
+    for position in range(0, len(block), stride):
+        if position >= end:
+            start = block.find(b"\n", position) + 1 if position else 0
+            end = block.find(b"\n", start)
+            yield block[start:end]
+    for name in (b'NaN"', b'Infinity"'):
+        # Most blocks have no such letter, and a search for one byte is ten times as fast.
+        if name[:1] in block and (found := block.find(name)) >= 0:
+            yield block[block.rfind(b"\n", 0, found) + 1 : block.find(b"\n", found)]
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """Return the event in a line; an empty one if it is malformed or far too long."""
+    try:
+        return foreign_json.parse_json_object(line) if len(line) <= _LONGEST_LINE else {}
+    except ValueError:
+        return {}
+
+
+def _time_of(event: Mapping[str, Any]) -> float | None:
+    time = _number(event.get("time"))
+    return time if time is not None and 0 <= time < 1e12 else None
+
+
+def _number(value: Any) -> float | None:
+    """Return a number of an event; None for anything else."""
+    if isinstance(value, str):
+        return _NON_FINITE.get(value)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def _cut(value: Any, depth: int = 4) -> Any:
+    """Return the value with long strings and long lists cut."""
+    if isinstance(value, str):
+        return value if len(value) <= _LONGEST_STRING else f"{value[:_LONGEST_STRING]}…"
+    if isinstance(value, list | dict) and not depth:
+        return None
+    if isinstance(value, list):
+        return [_cut(item, depth - 1) for item in value[:100]]
+    if isinstance(value, dict):
+        return {_cut(name): _cut(item, depth - 1) for name, item in list(value.items())[:100]}
+    return _to_json_number(value) if isinstance(value, float) else value
+
+
+def _to_json_number(value: float) -> float | str:
+    return to_json_numbers({"": value})[""]
