@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-fast test-matrix parity check generated format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-fast test-matrix parity check generated docs format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11) and for TensorFlow
 # 2.16 (3.9 to 3.12). If empty, they are searched on PATH, in pyenv and through uv.
@@ -54,14 +54,14 @@ $(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
-# `make test` is what the README promises for one machine; tests/scheduling.py lists the rest. Two
+# `make test` is what tfcluster promises for one machine; tests/scheduling.py lists the rest. Two
 # files of TensorFlow gangs run at a time, as starting TensorFlow leaves a core idle now and then.
 # Test hosts and containers share two cores and must not look like hung ones: three at a time.
 # TensorFlow detects faults by heartbeats, which a busy machine delays: those tests run alone.
 HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker
 FAULTS := tests/integration/faults
 SLOWEST := --durations=20
-test: setup ## test what the README promises for one machine, with real TensorFlow (about 10 minutes)
+test: setup ## test what tfcluster promises for one machine, with real TensorFlow (about 10 minutes)
 	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS))
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended"
 
@@ -84,12 +84,16 @@ check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain Englis
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/check_english.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/site tools/check_english.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
-generated: $(NEWEST) ## regenerate the JSON schema, docs/reference/spec.md and docs/reference/commands.md from the code
+generated: $(NEWEST) ## regenerate the JSON schema and pages of docs/reference from the code
 	@$(BIN)/python -m tools.generated
+
+docs: $(NEWEST) ## build the documentation site in build/site; a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "open build/site/index.html"
 
 format: $(NEWEST) ## format the code with ruff
 	@$(BIN)/ruff format
@@ -111,4 +115,4 @@ $(PEERS): constraints/peers.txt tools/make_venv.py
 	@touch $@
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

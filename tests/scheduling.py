@@ -32,7 +32,7 @@ BY_FILE = (
         f"tests/launcher/{package}/"
         for package in (
             *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plans"),
-            *("preflight", "rundir", "spec", "supervision", "ui"),
+            *("preflight", "rundir", "spec", "supervision", "ui", "web"),
         )
     ),
 )
@@ -57,7 +57,7 @@ EXTENDED_WITH_TENSORFLOW = (
 )
 """Prefixes of the ids of tests that are extended where they start TensorFlow.
 
-`make test` keeps one run with real TensorFlow per promise of the README, on both versions.
+`make test` keeps one run with real TensorFlow per promise of the documentation, on both versions.
 """
 
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster import run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
+from tfcluster.spec import run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
@@ -236,17 +236,15 @@ def spec_of_program(
     args: Sequence[str],
     *,
     workers: int,
-    is_module: bool = False,
+    kind: Literal["script", "module", "command"] = "script",
     name: str | None = None,
 ) -> dict[str, Any]:
-    """Return the spec of a script or module that runs as `workers` workers, without restarts."""
-    stem = program if is_module else Path(program).stem
-    default_name = re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._") or "run"
-    kind = "module" if is_module else "script"
+    """Return the spec of a program that runs as `workers` workers, without restarts."""
+    stem = program if kind == "module" else Path(program).stem
     return {
-        "name": name or default_name,
+        "name": name or run_name(stem, "run"),
         "cluster": {"worker": workers},
-        "job": {kind: program, "args": list(args), "workdir": "."},
+        "job": {kind: [program] if kind == "command" else program, "args": [*args], "workdir": "."},
         "supervision": {"max_restarts": 0},
     }
 

@@ -196,7 +196,8 @@ class _CellView:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._logs = MergedLogs(run.paths, line_style=LineStyle(is_screen=True, collapse=True))
+        line_style = LineStyle(is_screen=True, collapse=True, folds=True)
+        self._logs = MergedLogs(run.paths, line_style=line_style)
         self._lines = deque[str](maxlen=_LINES)
         self._hidden, self._shown = 0, ""
         self._output = display(self._content(run.state()), raw=True, display_id=True)

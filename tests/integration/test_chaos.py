@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from tests.documentation import unprinted
 
 from .commandline import CommandLine
 
@@ -53,6 +54,7 @@ def test_each_fault_is_injected_once_detected_and_survived(shell: CommandLine) -
     assert records[6]["detected_after_s"] > 3.9, "a hang is only found by the stall deadline"
     assert state["attempt"] == 8
     assert f"'{NEVER}' was never injected: worker:0 reached step 40" in done.err
+    assert unprinted("guides/chaos.md", "never injected", done.err) == []
 
 
 @pytest.mark.parametrize(

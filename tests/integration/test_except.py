@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from tests.documentation import unprinted
+
 from .commandline import CommandLine, wait_for
 from .live import Live
 from .test_join import FOLLOWS, PEER, gathered, said_of
@@ -37,6 +39,7 @@ def test_the_shown_line_starts_the_task_that_was_left_out(shell: CommandLine) ->
     run = up(shell, {"worker:1": PRINTS_AND_EXITS})
     line = line_for_hand(run)
     wait_for(lambda: "waiting for worker:1 at 127.0.0.1:" in said_of(shell, run))
+    assert unprinted("guides/your_own_script.md", "by hand", run.said()) == []
     (address,) = run.state()["by_hand"].values()
     assert f"by hand worker:1 at {address}" in said_of(shell, run)
 

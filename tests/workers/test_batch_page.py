@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster_workers.jobs.parts import options
 
@@ -33,7 +34,8 @@ def printed() -> str:
 
 @pytest.mark.tensorflow
 def test_the_page_shows_what_its_program_prints(printed: str) -> None:
-    assert f"```\n{printed}```\n" in PAGE
+    assert f"```output\n{printed}```\n" in PAGE
+    assert unprinted("guides/batch-and-learning-rate.md", "compute_average_loss", printed) == []
 
 
 @pytest.mark.tensorflow

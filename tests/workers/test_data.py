@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documentation import unprinted
 
 from .conftest import PYTHONS, WORKERS, clean_environment
 
@@ -114,6 +115,8 @@ def test_too_few_files_are_refused_and_auto_shards_by_example(trials: dict[str, 
         "synthetic_digits train has 4; use --shard-policy data, which splits each batch by example"
     )
     assert trials["auto of too few"] == [96] * 5
+    said = trials["too few"].replace("TooFewFilesError", "keras_mnist")
+    assert unprinted("tutorials/data.md", "needs a file for each", said) == []
 
 
 # -- error messages --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import JobError, OptionError
@@ -71,6 +72,10 @@ def test_the_global_batch(given: tuple[str, ...], replicas: int, size: int) -> N
 def test_a_batch_smaller_than_the_replicas_is_refused_with_a_suggestion() -> None:
     with pytest.raises(OptionError, match=r"batch 2 is smaller than the 3 replicas.*try 3$"):
         options.global_batch(parse("--global-batch", "2"), 3)
+    with pytest.raises(OptionError) as refused:
+        options.global_batch(parse("--global-batch", "1"), 2)
+    said = f"keras_mnist: {refused.value}"
+    assert unprinted("tutorials/options.md", "--global-batch 1", said) == []
 
 
 def test_a_batch_that_cannot_be_split_is_refused_with_a_suggestion() -> None:

@@ -1,4 +1,4 @@
-"""Writes the files that are made from the code: the JSON schema and two pages of the documents.
+"""Writes the files that are made from the code: the JSON schema and pages of the reference.
 
 `make generated` runs this in the checkout whose `launcher/` is imported.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tools.generated import command_page, schema, spec_page
+from tools.generated import command_page, event_page, schema, spec_page
 
 from tfcluster.spec import published_schema
 
@@ -20,10 +20,11 @@ def main() -> None:
     published_schema.schema.cache_clear()  # the page is made from the file just written
     _write(reference / "spec.md", spec_page.render())
     _write(reference / "commands.md", command_page.render())
+    _write(reference / "events.md", event_page.render())
 
 
 def _write(path: Path, text: str) -> None:
-    if path.read_text(encoding="utf-8") != text:
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
         path.write_text(text, encoding="utf-8")
         sys.stdout.write(f"{path}: updated\n")
 

@@ -38,6 +38,11 @@ def waiting_for_peers() -> None:
     chaos.at_join()
 
 
+def phase(name: str) -> None:
+    """Report what this task does before its first step; an empty `name` ends that."""
+    _send("phase", name=name)
+
+
 def ready() -> None:
     """Report that this task has joined its cluster or has done its first step."""
     _send_once("ready")

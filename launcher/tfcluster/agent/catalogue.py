@@ -345,6 +345,11 @@ class LostRunEnded(Record):
 
 class WaitingForPeers(TaskReport): ...
 class Ready(TaskReport): ...
+
+class Phase(TaskReport):
+    """The phase of a task before its first step; an empty name ends it."""
+    name: Name
+
 class Serving(TaskReport): ...
 class SavesOnSigterm(TaskReport): ...
 class SearchEnded(TaskReport): ...
@@ -414,5 +419,5 @@ class TrialEnded(TaskReport):
     id: Name
     message: Line | None = None
 
-FOR_PEOPLE = (Alive, Progress, Note, Trial, TrialEnded)
+FOR_PEOPLE = (Alive, Phase, Progress, Note, Trial, TrialEnded)
 """Reports on which the run does not depend."""

@@ -21,10 +21,12 @@ _LINES_BEFORE = 10
 @click.command("attach")
 @click.argument("run", required=False, shell_complete=files)
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
+@click.option("--native-logs", is_flag=True,
+              help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
 @click.option(
     "--json", "as_json", is_flag=True, help="Write events to stdout, task output to stderr."
 )
-def command(run: str | None, collapse: bool, as_json: bool) -> None:
+def command(run: str | None, collapse: bool, native_logs: bool, as_json: bool) -> None:
     """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
 
     Starts with the last lines of each task. The exit code is 0 however the run ends; `wait`
@@ -47,12 +49,13 @@ def command(run: str | None, collapse: bool, as_json: bool) -> None:
         json_lines=as_json,
         log_filter=LogFilter(first_of=newest_attempts(paths.logs), tail=_LINES_BEFORE),
         collapse=collapse,
+        native=native_logs,
         events_offset=0 if as_json else end_of_lines(paths.events),
     )
     try:
         view.run(is_over=registry.StateFile(paths).is_over)
     except KeyboardInterrupt:
-        terminal.clear_status()
+        terminal.clear_footer()
         short = state.run[-4:]
         terminal.say_wrapped(
             f"detached; {state.run} keeps running: `tfcluster attach {short}` shows it again,"

@@ -24,7 +24,10 @@ def show_end(
     hint = load_hint(checkpoints[-1]) if checkpoints else ""
     _show_root_cause(state, paths, terminal)
     size = registry.count_bytes(home())
-    show(closing_panel(state, paths, load_hint=hint, home_bytes=size), terminal)
+    panel = closing_panel(
+        state, paths, load_hint=hint, home_bytes=size, has_curves=paths.has_curves()
+    )
+    show(panel, terminal)
     for part in history.format_reason(state) if with_reason else ():
         terminal.say("\n".join(part_lines(part, terminal.width)))
 

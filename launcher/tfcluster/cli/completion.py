@@ -23,6 +23,13 @@ def files(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[C
     return [CompletionItem(incomplete, type="file")]
 
 
+def templates_named(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the names of the templates."""
+    return []
+
+
 @click.command("completion")
 @click.argument("shell", type=click.Choice(list(_INSTALL_PATHS)))
 def command(shell: str) -> None:

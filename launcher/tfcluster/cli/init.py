@@ -2,52 +2,230 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import files
-from tfcluster.errors import UsageError
-from tfcluster.spec import published_schema
+from tfcluster.cli.completion import files, templates_named
+from tfcluster.errors import UsageError, join_first
+from tfcluster.spec import SPEC_NAMES, published_schema, run_name
 from tfcluster.ui.terminal import Terminal
 
 SCHEMA_FOLDER = ".tfcluster"
 FIRST_TEMPLATE = "localhost-2w"
+_SCHEMA = f"{SCHEMA_FOLDER}/{published_schema.SCHEMA_FILE}"
+_MAX_FILES = 200
+"""Limit of the Python files that are read to find the scripts among them."""
+_TRAINS = {"tensorflow", "keras", "tf_keras", "keras_tuner"}
 
 
 @click.command("init")
-@click.argument("file", required=False, default="tfcluster.json", shell_complete=files)
-@click.option("--template", metavar="NAME", default=FIRST_TEMPLATE, show_default=True,
-              help="The template to start from.")  # fmt: skip
+@click.argument("file", required=False, shell_complete=files)
+@click.option("--script", metavar="SCRIPT", shell_complete=files,
+              help="Write a spec that runs SCRIPT.")  # fmt: skip
+@click.option("--template", metavar="NAME", shell_complete=templates_named,
+              help=f"Start from a template (if no script is found: {FIRST_TEMPLATE}).")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the templates.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: print a JSON array.")
 @click.option("--force", is_flag=True, help="Overwrite FILE.")
-def command(file: str, template: str, list_only: bool, as_json: bool, force: bool) -> None:
-    """Write FILE (default: tfcluster.json) from a template, ready to be edited.
+def command(
+    file: str | None,
+    script: str | None,
+    template: str | None,
+    list_only: bool,
+    as_json: bool,
+    force: bool,
+) -> None:
+    """Write FILE (default: tfcluster.json) for a training script, ready to be edited.
 
-    The schema is written to .tfcluster/spec-v1.schema.json beside it, so that editors complete
+    FILE may end in .json, .jsonc, .yaml, .yml or .toml. Without --script and --template, the
+    training script in the current folder is used; on a terminal, init asks first. A folder without
+    one gets an example to start from.
+
+    The schema is written to .tfcluster/spec-v1.schema.json beside FILE, so that editors complete
     and explain the fields without a network.
     """
     terminal = Terminal()
     if list_only:
-        found = [(name, about(path)) for name, path in templates().items()]
-        if as_json:
-            terminal.emit_json([{"name": name, "about": about} for name, about in found])
-        else:
-            width = max(len(name) for name, _ in found)
-            terminal.out("\n".join(f"{name:{width}}  {about}" for name, about in found))
+        _show_templates(terminal, as_json=as_json)
         return
+    path = _target(file, force=force)
+    if script is not None and template is not None:
+        raise UsageError("--script and --template exclude each other", fix="leave one of them out")
+    if script is None and template is None:
+        script = _choose_script(terminal)
+    if script is not None:
+        text = format_spec(_spec_of(_existing(script), path), path.suffix)
+    else:
+        text = adapt(find(template or FIRST_TEMPLATE).read_text(encoding="utf-8"))
+        if path.suffix not in (".json", ".jsonc"):
+            text = format_spec(json.loads(text), path.suffix)
+    write(path, text, force=force)
+    runs = f", which runs {script} as two workers" if script else ""
+    shown = "" if file is None else f" {file}"
+    terminal.say(f"wrote {path}{runs}; next: tfcluster up{shown}")
+
+
+def _target(file: str | None, *, force: bool) -> Path:
+    """Return the path of FILE; raises UsageError for one that is not a spec's."""
+    if file is None:
+        present = [name for name in SPEC_NAMES if os.path.exists(name)]
+        if present and not force:
+            fix = "name another FILE, or overwrite it with --force"
+            raise UsageError(f"{present[0]} already exists", fix=fix)
+        return Path(present[0] if present else SPEC_NAMES[0])
     path = Path(os.path.expanduser(file))
-    if path.suffix not in (".json", ".jsonc"):
+    if path.suffix == ".py":
+        fix = f"tfcluster init --script {file}"
+        raise UsageError(f"FILE: {file!r} is a script, not the spec to write", fix=fix)
+    endings = [Path(name).suffix for name in SPEC_NAMES]
+    if path.suffix not in endings:
         fix = f"write {path.stem}.json"
-        raise UsageError(f"FILE: {file!r} must end in .json or .jsonc", fix=fix)
-    write(path, find(template), force=force)
-    shown = "" if path == Path("tfcluster.json") else f" {file}"
-    terminal.say(f"wrote {file}; next: tfcluster up{shown}")
+        raise UsageError(f"FILE: {file!r} must end in {join_first(endings)}", fix=fix)
+    return path
+
+
+def _existing(script: str) -> Path:
+    path = Path(os.path.expanduser(script))
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
+    fix = f"did you mean {path.parent / near[0]}?" if near else "check the path"
+    raise UsageError(f"there is no script {script}", fix=fix)
+
+
+def _choose_script(terminal: Terminal) -> str | None:
+    """Return the script to write a spec for, or None for the template.
+
+    On a terminal the user chooses. Raises UsageError without one, if there are several.
+    """
+    found = training_scripts(Path())
+    if not found or not (sys.stdin is not None and sys.stdin.isatty() and terminal.stderr.is_tty):
+        if len(found) > 1:
+            fix = f"name one: tfcluster init --script {found[0]}"
+            fix += f"\n  → or start from an example: tfcluster init --template {FIRST_TEMPLATE}"
+            raise UsageError(f"this folder has several scripts: {join_first(found)}", fix=fix)
+        return found[0] if found else None
+    if len(found) == 1:
+        ask = f"Write a spec for {found[0]}? (n: an example instead)"
+        return found[0] if click.confirm(ask, default=True, err=True) else None
+    rows = [*found, f"none of them: an example ({FIRST_TEMPLATE})"]
+    terminal.say("\n".join(f"  {number}  {row}" for number, row in enumerate(rows, 1)))
+    number = click.prompt(
+        "Write a spec for", type=click.IntRange(1, len(rows)), default=1, err=True
+    )
+    return found[number - 1] if number <= len(found) else None
+
+
+def training_scripts(folder: Path) -> list[str]:
+    """Return the names of the Python files in `folder` that train: those called train first.
+
+    They import TensorFlow or Keras, or are called ``train…``. Tests and modules that another file
+    imports are left out.
+    """
+    from tfcluster.plans.imports import Code  # takes 10 ms
+
+    found: list[str] = []
+    imported: set[str] = set()
+    for name in _python_files(folder)[:_MAX_FILES]:
+        try:
+            code = Code.read((folder / name).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            continue
+        imported |= code.imports
+        packages = {module.partition(".")[0] for module in code.imports}
+        if packages & _TRAINS or name.startswith("train"):
+            found.append(name)
+    programs = [name for name in found if name.removesuffix(".py") not in imported]
+    return sorted(programs or found, key=lambda name: (not name.startswith("train"), name))
+
+
+def _python_files(folder: Path) -> list[str]:
+    ignored = re.compile(r"test_.*|.*_test|conftest|setup|__.*__")
+    try:
+        names = sorted(path.name for path in folder.glob("*.py"))
+    except OSError:
+        return []
+    return [name for name in names if not ignored.fullmatch(name.removesuffix(".py"))]
+
+
+def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
+    """Return a spec in the file `spec` that runs `script` as two workers.
+
+    The workdir is the current folder, as for `tfcluster run`, or the folder of a script outside it.
+    """
+    workdir, start = Path.cwd(), script.resolve()
+    if not start.is_relative_to(workdir.resolve()):
+        workdir = start.parent
+    below = os.path.relpath(workdir, spec.absolute().parent)
+    job = {"script": os.path.relpath(start, workdir.resolve()), "args": []}
+    return {
+        "$schema": _SCHEMA,
+        "version": 1,
+        "name": run_name(script.stem),
+        "cluster": {"worker": 2},
+        "job": job if below == "." else {"workdir": below, **job},
+    }
+
+
+def format_spec(spec: Mapping[str, Any], ending: str) -> str:
+    """Return the text of a spec file; YAML and TOML name the schema in a comment."""
+    if ending in (".json", ".jsonc"):
+        lines = (f"  {json.dumps(key)}: {_inline(value)}" for key, value in spec.items())
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+    fields = {key: value for key, value in spec.items() if key != "$schema"}
+    if ending == ".toml":
+        return f"#:schema {_SCHEMA}\n\n{_toml(fields)}"
+    import yaml  # takes 20 ms
+
+    text: str = yaml.safe_dump(fields, sort_keys=False, default_flow_style=None, width=100)
+    return f"# yaml-language-server: $schema={_SCHEMA}\n{text}"
+
+
+def _inline(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _toml(fields: Mapping[str, Any]) -> str:
+    """Return TOML with a table for each section; objects inside a section are inline tables."""
+    sections = {key: value for key, value in fields.items() if isinstance(value, dict)}
+    lines = _toml_lines({key: value for key, value in fields.items() if key not in sections})
+    for name, section in sections.items():
+        lines += ["", f"[{name}]", *_toml_lines(section)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml_lines(fields: Mapping[str, Any]) -> list[str]:
+    bare = re.compile(r"[A-Za-z0-9_-]+")
+    return [
+        f"{key if bare.fullmatch(key) else _inline(key)} = {_toml_value(value)}"
+        for key, value in fields.items()
+    ]
+
+
+def _toml_value(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{', '.join(_toml_lines(value))}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml_value, value))}]"
+    return _inline(value)
+
+
+def _show_templates(terminal: Terminal, *, as_json: bool) -> None:
+    found = [(name, about(path)) for name, path in templates().items()]
+    if as_json:
+        terminal.emit_json([{"name": name, "about": about} for name, about in found])
+        return
+    width = max(len(name) for name, _ in found)
+    terminal.out("\n".join(f"{name:{width}}  {about}" for name, about in found))
 
 
 def templates() -> dict[str, Path]:
@@ -76,14 +254,14 @@ def find(name: str) -> Path:
     raise UsageError(f"there is no template {name!r}", fix=f"use one of {', '.join(known)}")
 
 
-def write(path: Path, template: Path, *, force: bool) -> None:
+def write(path: Path, text: str, *, force: bool) -> None:
     """Write the spec and its schema; raise UsageError if a file exists or cannot be written."""
     schema = path.parent / SCHEMA_FOLDER / published_schema.SCHEMA_FILE
     try:
         schema.parent.mkdir(parents=True, exist_ok=True)
         schema.write_text(published_schema.text(), encoding="utf-8")
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(adapt(template.read_text(encoding="utf-8")))
+            file.write(text)
     except FileExistsError as error:
         if error.filename != str(path):
             raise UsageError(f"{error.filename} is not a folder") from None
@@ -104,6 +282,4 @@ def adapt(text: str) -> str:
         r'"(?:\$schema|name|x-about)": "[^"\n]*"|"runtime": {"python": "\.\.[^"\n]*"[^}\n]*}'
     )
     kept = re.sub(rf"^  (?:{template_only_fields}),\n", "", text, flags=re.MULTILINE)
-    return kept.replace(
-        "{\n", f'{{\n  "$schema": "{SCHEMA_FOLDER}/{published_schema.SCHEMA_FILE}",\n', 1
-    )
+    return kept.replace("{\n", f'{{\n  "$schema": "{_SCHEMA}",\n', 1)

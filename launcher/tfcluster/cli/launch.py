@@ -32,12 +32,14 @@ def preimport() -> None:
         import_module(f"tfcluster.{module}")
 
 
-def launch(made: Launch, *, as_json: bool = False, collapse: bool = False) -> int:
+def launch(
+    made: Launch, *, as_json: bool = False, collapse: bool = False, native: bool = False
+) -> int:
     """Run a launch, in the foreground to its end, and return the command's exit code.
 
     Raises a TfclusterError for whatever prevents the start.
     """
-    shown = _ShownRun(made, as_json, collapse)
+    shown = _ShownRun(made, as_json, collapse, native)
     end = api.launch(made, shown)
     if end is None:
         return 0
@@ -50,8 +52,9 @@ def launch(made: Launch, *, as_json: bool = False, collapse: bool = False) -> in
 class _ShownRun:
     """A run that is shown on the terminal; a watcher of `api.launch`."""
 
-    def __init__(self, made: Launch, as_json: bool, collapse: bool) -> None:
-        self._launch, self._as_json, self._collapse = made, as_json, collapse
+    def __init__(self, made: Launch, as_json: bool, collapse: bool, native: bool) -> None:
+        self._launch, self._as_json = made, as_json
+        self._collapse, self._native = collapse, native
         self._terminal = Terminal()
         self._paths: RunPaths
         self._view: RunView
@@ -67,6 +70,7 @@ class _ShownRun:
             json_lines=self._as_json and not self._launch.in_background,
             log_filter=LogFilter(last_attempt=-1) if self._launch.in_background else None,
             collapse=self._collapse,
+            native=self._native,
         )
         self._view.start()
 

@@ -18,6 +18,7 @@ from tfcluster.rundir.log_files import find_label, newest_attempts, rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.tail import end_of_lines
 from tfcluster.ui.follow import RunView, line_style_for
+from tfcluster.ui.formats import plural
 from tfcluster.ui.lines import escape_json
 from tfcluster.ui.merged_logs import LogFilter, MergedLogs
 from tfcluster.ui.terminal import Terminal
@@ -38,6 +39,8 @@ _PAUSE_S = 0.1
 @click.option("--tail", type=click.IntRange(min=0), metavar="N",
               help="Start with the last N lines of each task.")  # fmt: skip
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
+@click.option("--all", "native", is_flag=True,
+              help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Write one JSON object per line: task, line.")  # fmt: skip
 def command(
@@ -48,6 +51,7 @@ def command(
     attempt: int | None,
     tail: int | None,
     collapse: bool,
+    native: bool,
     as_json: bool,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
@@ -59,6 +63,7 @@ def command(
         first_of={} if attempt else _find_newest(paths, tasks, terminal),
         last_attempt=attempt,
         tail=tail,
+        failed=_find_failed(paths),
     )
     if as_json:
         if collapse:
@@ -71,15 +76,23 @@ def command(
             terminal,
             log_filter=log_filter,
             collapse=collapse,
+            native=native,
             shows_messages=False,
             events_offset=end_of_lines(paths.events),
         )
         view.run(is_over=registry.StateFile(paths).is_over)
     else:
-        merged = MergedLogs(paths, log_filter, line_style_for(terminal, terminal.stdout, collapse))
-        for block in merged.drain():
-            if not terminal.out_lines(block):
-                break
+        style = line_style_for(terminal, terminal.stdout, collapse, native)
+        _print(MergedLogs(paths, log_filter, style), terminal)
+
+
+def _print(merged: MergedLogs, terminal: Terminal) -> None:
+    for block in merged.drain():
+        if not terminal.out_lines(block):
+            return
+    if omitted := merged.omitted():
+        text = f"{plural(omitted, 'start line')} of TensorFlow not shown: --all shows all lines"
+        terminal.say_wrapped(text, "dim")
 
 
 def _emit(merged: MergedLogs, terminal: Terminal, *, is_over: Callable[[], bool]) -> None:
@@ -139,6 +152,12 @@ def _compile(regex: str | None) -> re.Pattern[bytes] | None:
             f"--grep: {regex!r} is not a regular expression: {error}",
             fix="put a backslash before special characters that are meant literally",
         ) from error
+
+
+def _find_failed(paths: RunPaths) -> list[str]:
+    state = registry.StateFile(paths).read()  # None for a damaged run, which still has its logs
+    tasks = state.tasks if state is not None else []
+    return [task.task for task in tasks if task.ended_by == "itself" and task.exit_code != 0]
 
 
 def _find_newest(paths: RunPaths, tasks: tuple[str, ...], terminal: Terminal) -> dict[str, int]:

@@ -26,6 +26,8 @@ _WATCH_OPTIONS = (
                  help="Write events to stdout, task output to stderr."),
     click.option("--collapse", is_flag=True,
                  help="Show identical lines of several tasks once."),
+    click.option("--native-logs", is_flag=True,
+                 help="Show TensorFlow's native start lines on a screen too."),
     click.option("--warm", is_flag=True,
                  help="Keep TensorFlow imported for the next run (runtime.warm_s)."),
     click.option("--tensorboard", is_flag=True,
@@ -64,6 +66,7 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         detach: bool,
         as_json: bool,
         collapse: bool,
+        native_logs: bool,
         warm: bool,
         tensorboard: bool,
         no_gather: bool,
@@ -71,7 +74,7 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         options = {"detach": detach, "warm": warm, "gathers": not no_gather}
         options["tensorboard"] = tensorboard
-        shown = {"as_json": as_json, "collapse": collapse}
+        shown = {"as_json": as_json, "collapse": collapse, "native": native_logs}
         return command(*args, options=options, shown=shown, **others)
 
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)

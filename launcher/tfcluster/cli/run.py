@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import click
 
 from tfcluster.cli.completion import files
 from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
-from tfcluster.spec import HostChoice
+from tfcluster.spec import SPEC_NAMES, HostChoice
 
 
 @click.command(
@@ -19,6 +25,7 @@ from tfcluster.spec import HostChoice
 @click.option("-n", "workers", type=click.IntRange(1), metavar="N",
               help="Number of workers (default: 2; with --hosts: their slots).")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
+@click.option("--no-python", is_flag=True, help="Run the command SCRIPT without Python.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @host_options
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
@@ -32,6 +39,7 @@ from tfcluster.spec import HostChoice
 def command(
     workers: int | None,
     module: str | None,
+    no_python: bool,
     sets: tuple[str, ...],
     hosts: HostChoice,
     python: str | None,
@@ -43,7 +51,8 @@ def command(
 ) -> int:
     """Run SCRIPT as the workers of one cluster; ARGS are passed to the script.
 
-    The workers run on this machine or, with --hosts, on other machines through ssh.
+    The workers run on this machine or, with --hosts, on other machines through ssh. With
+    --no-python, SCRIPT is any command: a program on PATH, or a file such as ./bench.sh.
     """
     from tfcluster.api import make_launch, spec_of_program
     from tfcluster.cli.launch import launch, preimport
@@ -51,11 +60,58 @@ def command(
     from tfcluster.spec.load import from_value
 
     program, *args = (module, *line) if module is not None else line or ("",)
-    if not program:
-        raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
-    is_module = module is not None
-    spec = spec_of_program(program, args, workers=workers or 2, is_module=is_module, name=name)
+    kind: Literal["script", "module", "command"] = "script"
+    if module is not None:
+        kind = "module"
+        if no_python:
+            raise UsageError("-m and --no-python exclude each other", fix="leave one of them out")
+    elif no_python:
+        kind = "command"
+    _check_program(program, args, kind)
+    spec = spec_of_program(program, args, workers=workers or 2, kind=kind, name=name)
     choice = replace(hosts, workers=workers)
     loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
     planned = plan_spec(loaded, python=python, meanwhile=preimport)
     return launch(make_launch(planned, **options, chaos=chaos), **shown)
+
+
+def _check_program(program: str, args: Sequence[str], kind: str) -> None:
+    """Raise UsageError, with the right command, for what is not the program that `kind` says."""
+    if not program:
+        raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
+    if program.startswith("-"):
+        context = click.get_current_context()
+        known = [name for option in context.command.params for name in option.opts]
+        near = ["-n"] if re.search("worker|proc", program) else _near(program, known)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise click.UsageError(f"No such option {program!r}.{hint}", context)
+    if kind != "script":
+        return
+    path = Path(os.path.expanduser(program))
+    if path.suffix in {Path(name).suffix for name in SPEC_NAMES}:
+        fix = shlex.join(["tfcluster", "up", program, *(["--", *args] if args else ())])
+        raise UsageError(f"{program} is a spec, and `run` takes a script", fix=fix)
+    if re.fullmatch(r"python[\d.]*", path.name) and not path.is_file():
+        message = f"leave out {program}: the tasks' Python runs the script"
+        raise UsageError(message, fix=shlex.join(["tfcluster", "run", *(args or ["SCRIPT"])]))
+    if _is_other_program(path):
+        words = [program if "/" in program else f"./{program}", *args]
+        fix = shlex.join(["tfcluster", "run", "--no-python", *words])
+        raise UsageError(f"{program} is not a Python script", fix=fix)
+    if not path.exists() and (near := _near(path.name, os.listdir())) and path.name == program:
+        raise UsageError(f"there is no script {program}", fix=f"did you mean {near[0]}?")
+
+
+def _near(name: str, known: Sequence[str]) -> list[str]:
+    return difflib.get_close_matches(name, known, n=1)
+
+
+def _is_other_program(path: Path) -> bool:
+    """Return whether a file is a shell script or a binary."""
+    try:
+        with path.open("rb") as file:
+            start = file.readline(200)
+    except OSError:
+        return False
+    is_foreign = start.startswith(b"#!") and b"python" not in start
+    return is_foreign or path.suffix == ".sh" or start.startswith(b"\x7fELF")

@@ -25,5 +25,11 @@ def command(run: str | None, as_json: bool) -> None:
     if as_json:
         terminal.emit_json(state.to_json() | {"folder": str(found.folder)})
     else:
-        panel = status_panel(state, found.paths, now=time.time(), this_host=gethostname())
+        panel = status_panel(
+            state,
+            found.paths,
+            now=time.time(),
+            this_host=gethostname(),
+            has_curves=found.paths.has_curves(),
+        )
         terminal.out(stdout_text(panel, terminal))

@@ -14,25 +14,31 @@ from tfcluster.cli.completion import files
 def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Check SPEC (./tfcluster.json; - = standard input); report every problem with a fix.
 
-    Files and folders that SPEC names must exist. Exit codes: 0 the spec is OK, 2 it is not.
-    `tfcluster doctor SPEC` checks that this machine and the hosts can run it.
+    Files, folders and variables that SPEC names must exist. Exit codes, those of `plan`: 0 the spec
+    is OK, 2 it is not, 3 the tasks' Python does not work. `tfcluster doctor SPEC` checks that this
+    machine and the hosts can run it.
     """
     from tfcluster.discovery import planning
-    from tfcluster.errors import SpecError
-    from tfcluster.spec.load import load_file
+    from tfcluster.errors import Problem, SpecError, TfclusterError
     from tfcluster.ui.formats import plural
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
     try:
-        loaded = load_file(spec, sets=sets)
-        planning.require_paths(loaded)
-    except SpecError as error:
+        loaded = planning.load_spec(spec, sets=sets)
+        planning.plan_spec(loaded)
+    except TfclusterError as error:
         if not as_json:
             raise
+        shown = spec or "."
+        found = (
+            error.problems
+            if isinstance(error, SpecError)
+            else [Problem(shown, error.message, error.fix)]
+        )
         problems = [
             {"place": problem.place, "message": problem.message, "cure": problem.fix}
-            for problem in error.problems
+            for problem in found
         ]
         terminal.emit_json({"valid": False, "problems": problems})
         raise click.exceptions.Exit(error.exit_code) from None

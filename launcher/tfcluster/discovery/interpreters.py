@@ -51,6 +51,11 @@ print(ascii((sys.executable, sys.version.split()[0], has_tensorflow, names)))
 """`importlib.metadata` would give the same, but takes three times as long as all of this."""
 
 _ANSWER_S: Final = 30.0
+_MESSAGE: Final = 200
+"""The characters that are shown of the last line of a program that is no Python: it may repeat
+`_PROBE`."""
+ON_PATH: Final = "python3 on PATH"
+"""The reason for the Python of tasks that nothing chose."""
 NAME_ONE: Final = (
     "give a Python, or the folder of a virtual environment: --python PATH (python=PATH)"
 )
@@ -108,6 +113,21 @@ def read(
     return lambda: _read_probe(process, path, why, may_be_shim)
 
 
+def own_instead(found: Interpreter, *, environ: Mapping[str, str], cwd: Path) -> Interpreter:
+    """Return tfcluster's own Python if it has TensorFlow and the one on PATH does not.
+
+    Only for a Python that nothing chose; any other is returned as it is.
+    """
+    if found.why != ON_PATH or "tensorflow" in found.packages or found.path == sys.executable:
+        return found
+    why = f"tfcluster's own Python: {found.path} on PATH has no TensorFlow"
+    try:
+        own = read(sys.executable, why, environ=environ, cwd=cwd)()
+    except InterpreterError:
+        return found
+    return own if "tensorflow" in own.packages else found
+
+
 def find(python: str, base: Path, environ: Mapping[str, str]) -> str | None:
     """Return the path of a requested Python, or None if it does not exist.
 
@@ -139,7 +159,7 @@ def _candidates(workdir: Path, environ: Mapping[str, str]) -> Iterator[tuple[str
             place = "in" if folder == workdir else "above"
             yield found, f".venv {place} the workdir", False
     if on_path := shutil.which("python3", path=environ.get("PATH")):
-        yield on_path, "python3 on PATH", True
+        yield on_path, ON_PATH, True
     yield sys.executable, "the Python of tfcluster itself", False
 
 
@@ -204,7 +224,8 @@ def _read_probe(
             process.kill()
             raise _not_working(path, describe_error(error)) from error
     if process.returncode:
-        raise _not_working(path, (errors.strip().splitlines() or ["no message"])[-1])
+        last = (errors.strip().splitlines() or ["no message"])[-1]
+        raise _not_working(path, last if len(last) <= _MESSAGE else f"{last[:_MESSAGE]}…")
     try:
         executable, version, has_tensorflow, names = ast.literal_eval(out.splitlines()[-1])
     except (ValueError, TypeError, IndexError, SyntaxError) as error:

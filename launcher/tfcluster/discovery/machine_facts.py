@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
+from tfcluster.discovery import interpreters
 from tfcluster.discovery.interpreters import Choice, choose
 from tfcluster.errors import InterpreterError, UsageError
-from tfcluster.plans import command
+from tfcluster.plans import checks, command
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.environment import parse_env_file
 from tfcluster.plans.imports import Code
@@ -135,12 +136,17 @@ def _with_job(
     """Return `context` with the Pythons and the code of the job."""
     code = _read_job_code(spec, (workdir,))
     meanwhile()
-    return replace(
+    context = replace(
         context,
         interpreters={node: choice() for node, choice in choices.items()},
         imports=code.imports if code is not None else None,
         code=code or _read_job_code(spec, (workdir, Path(context.bundles[LOCAL]) / "workers")),
     )
+    if LOCAL not in context.interpreters or not checks.needs_tensorflow(spec, context):
+        return context
+    here = context.interpreters[LOCAL]
+    chosen = interpreters.own_instead(here, environ=context.environ, cwd=workdir)
+    return replace(context, interpreters={**context.interpreters, LOCAL: chosen})
 
 
 def _interpreters(

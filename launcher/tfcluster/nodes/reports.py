@@ -38,6 +38,7 @@ _EVENTS: Mapping[type[Message], type[Event]] = {
     msg.TaskContinued: ev.TaskThawed,
     msg.LogLost: ev.LogLost,
     msg.Ready: ev.TaskReady,
+    msg.Phase: ev.TaskPhase,
     msg.Progress: ev.Progress,
     msg.Error: ev.TaskError,
     # The chief also reports the step at which a fault is injected into another task.
@@ -74,6 +75,8 @@ def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | No
     """Return the event for a report of a task, or None."""
     named: dict[str, Any] = {"task": task, "attempt": attempt}
     match report:
+        case msg.WaitingForPeers():
+            return ev.TaskPhase(task=task, attempt=attempt, name="waiting for peers")
         case msg.Note(message=message):
             return ev.Warned(message=f"{task}: {message}")
         case msg.TrialEnded(message=why) if why:  # else the oracle's report says as much

@@ -122,6 +122,15 @@ class TaskStarted(Event):
     pid: int
 
 
+class TaskPhase(Event):
+    """The phase of a task before its first step, which can take minutes."""
+
+    task: str
+    attempt: int
+    name: str
+    """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
+
+
 class TaskReady(Event):
     """The task has joined the cluster, or begun to train."""
 

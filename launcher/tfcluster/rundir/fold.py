@@ -143,12 +143,18 @@ class _Changes:
     def task_thawed(self, event: ev.TaskThawed) -> None:
         self.state.task(event.task).frozen_by = None
 
+    def task_phase(self, event: ev.TaskPhase) -> None:
+        self.state.task(event.task).phase = event.name or None
+
     def task_ready(self, event: ev.TaskReady) -> None:
-        _move_task(self.state.task(event.task), "joined")
+        task = self.state.task(event.task)
+        task.phase = None
+        _move_task(task, "joined")
 
     def progress(self, event: ev.Progress) -> None:
         task = self.state.task(event.task)
         _move_task(task, "joined")
+        task.phase = None
         if task.step is None and task.started_at is not None:
             task.first_step_s = self.now - task.started_at
         task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
@@ -197,7 +203,8 @@ class _Changes:
     def task_exited(self, event: ev.TaskExited) -> None:
         task = self.state.task(event.task)
         task.exit_code, task.signal, task.ended_by = event.exit_code, event.signal, event.ended_by
-        task.peak_rss_bytes, task.ended_at, task.frozen_by = event.peak_rss_bytes, self.now, None
+        task.peak_rss_bytes, task.ended_at = event.peak_rss_bytes, self.now
+        task.frozen_by = task.phase = None
         _set_usage(task, {})
         failed = "ended_by_us" if event.ended_by == "tfcluster" else "exited_badly"
         _move_task(task, "exited_well" if event.exit_code == 0 else failed)
@@ -249,7 +256,7 @@ def _move_task(task: TaskSnapshot, trigger: str) -> None:
 
 def _reset_task(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
-    task.frozen_by = task.steps_per_second = task.examples_per_second = None
+    task.frozen_by = task.phase = task.steps_per_second = task.examples_per_second = None
     task.mean_steps_per_second = task.first_step_s = None
     task.step = task.epoch = task.epochs = task.steps_per_epoch = task.total_steps = None
     _set_usage(task, {})

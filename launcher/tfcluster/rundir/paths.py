@@ -125,6 +125,10 @@ class RunPaths:
         """Return the ``TFCLUSTER_TENSORBOARD_DIR`` of a local task."""
         return self.curves / task.file_name
 
+    def has_curves(self) -> bool:
+        """Return whether a task has written TensorBoard files."""
+        return next(self.curves.rglob("*tfevents*"), None) is not None
+
     @property
     def control_socket(self) -> Path:
         return runtime_dir() / f"{self.run_id[-40:]}.ctl"

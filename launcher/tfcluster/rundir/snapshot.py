@@ -93,6 +93,8 @@ class TaskSnapshot:
     address: str
     state: str = "waiting"
     attempt: int = 0
+    phase: str | None = None
+    """The phase before its first step: ``importing TensorFlow``, ``waiting for peers``."""
     pid: int | None = None
     started_at: float | None = None
     ended_at: float | None = None

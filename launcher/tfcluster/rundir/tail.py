@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # `--version` imports this module
@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # `--version` imports this module
 CHUNK = 256 * 1024
 SCAN_LIMIT = 16 * 1024 * 1024
 """Bytes of one unfinished line scanned in one go, so that other files get their turn."""
+CONTEXT = 64
+"""Lines before a line on which may depend whether it is shown: the beginning of its message."""
 _LINE_ENDS = re.compile(rb"\r+\n")
 _OVERWRITTEN = re.compile(rb"(?m)^[^\n]*\r")
 
@@ -192,7 +194,9 @@ def tail_offset(
     try:
         size = path.stat().st_size
         if pattern is not None:
-            return _last_matches(path, pattern, lines) if lines > 0 else size
+            search = pattern.search
+            starts = _last_matches(path, search, lines, may_match=search) if lines > 0 else None
+            return starts[0] if starts else size
         with path.open("rb") as file:
             has_end = size > 0 and os.pread(file.fileno(), 1, size - 1) == b"\n"
             if lines <= 0 and not only_whole:
@@ -218,13 +222,37 @@ def _after_newline(fd: int, end: int, number: int) -> int:
     return 0
 
 
-def _last_matches(path: Path, pattern: re.Pattern[bytes], lines: int) -> int:
-    """Return the offset of the last `lines` lines that match, as `MergedLogs` selects them.
+def tail_where(path: Path, lines: int, new_test: Callable[[], Callable[[bytes], object]]) -> int:
+    """Return the offset of the last `lines` lines of a file that pass a test.
 
-    A line is matched in its latest state; of a line longer than a chunk, only the first chunk is.
+    A test is called with consecutive lines (without newline) from some line on, and may depend on
+    up to `CONTEXT` lines before. Each try begins further from the end, with a new test.
+    """
+    reach = 2 * lines
+    while lines > 0:
+        begin, trusted = tail_offset(path, reach + CONTEXT), tail_offset(path, reach)
+        starts = _last_matches(path, new_test(), lines, begin=begin)
+        if begin == 0 or (len(starts) == lines and starts[0] >= trusted):
+            return starts[0] if starts else LogSource(path).size()
+        reach *= 4
+    return tail_offset(path, 0)
+
+
+def _last_matches(
+    path: Path,
+    matches: Callable[[bytes], object],
+    lines: int,
+    *,
+    begin: int = 0,
+    may_match: Callable[[bytes], object] = lambda block: True,
+) -> deque[int]:
+    """Return the offsets of the last `lines` lines that match, from `begin` on.
+
+    A line is matched in its latest state, as `MergedLogs` selects it; of a line longer than a
+    chunk, only the first chunk is. Blocks that cannot match are skipped.
     """
     starts: deque[int] = deque(maxlen=lines)
-    source = LogSource(path)
+    source = LogSource(path, offset=begin)
     source.has_ended = True
     size, before = source.size(), -1
     while before < source.position < size:  # the position does not grow on a failing disk
@@ -232,10 +260,10 @@ def _last_matches(path: Path, pattern: re.Pattern[bytes], lines: int) -> int:
         pieces = source.read()
         block = next(pieces, b"")
         deque(pieces, maxlen=0)
-        if pattern.search(block) is None:
+        if not may_match(block):
             continue
         for line in block.removesuffix(b"\n").split(b"\n"):
-            if pattern.search(latest_state(line)):
+            if matches(latest_state(line)):
                 starts.append(at)
             at += len(line) + 1
-    return starts[0] if starts else size
+    return starts

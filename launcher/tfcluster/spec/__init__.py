@@ -1,14 +1,33 @@
-"""The spec: the user's JSON file, checked against a model and returned as a `ClusterSpec`.
+"""The spec: the user's file, checked against a model and returned as a `ClusterSpec`.
 
 The values below are light: start-up imports them without pydantic.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
+Path = tuple[str | int, ...]
+"""The path of a value in a spec: ``("cluster", "worker", 0)``."""
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 """The job names, in the order of tables and logs."""
+SPEC_NAMES = (
+    *("tfcluster.json", "tfcluster.jsonc"),
+    *("tfcluster.yaml", "tfcluster.yml", "tfcluster.toml"),
+)
+"""The files that a command without SPEC looks for; their endings are those of the formats."""
+
+
+def shorten(value: object, most: int = 60) -> str:
+    """Return `repr(value)` for a message, cut to `most` characters."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def run_name(stem: str, default: str = "tfcluster") -> str:
+    """Return the name of a file or a module, made fit for a run and its folder."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63] or default
 
 
 @dataclass(frozen=True, slots=True)

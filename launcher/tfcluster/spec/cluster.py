@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from tfcluster.spec import JOBS, JobName
+from tfcluster.spec import JOBS, JobName, shorten
 from tfcluster.spec.fields import (
     Env,
     Listed,
@@ -32,7 +32,6 @@ from tfcluster.spec.fields import (
     drop_x_keys,
     field_error,
     required,
-    shorten,
 )
 
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?", re.ASCII)

@@ -20,8 +20,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, PydanticCustomError
 
-Path = tuple[str | int, ...]
-"""The path of a value in a spec: ``("cluster", "worker", 0)``."""
+from tfcluster.spec import Path, shorten
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -139,12 +138,6 @@ def parse_duration(value: Any) -> Any:
     if not 0 <= seconds <= TEN_YEARS_S:
         raise field_error("a duration must be between 0 and 10 years", fix)
     return seconds
-
-
-def shorten(value: object, most: int = 60) -> str:
-    """Return `repr(value)` for a message, cut to `most` characters."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _check_not_zero(value: Any) -> Any:

@@ -18,9 +18,8 @@ from typing import Any
 from pydantic_core import PydanticCustomError
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import JOBS, HostChoice, JobName, cluster
+from tfcluster.spec import JOBS, HostChoice, JobName, cluster, shorten
 from tfcluster.spec.cluster import MAX_TASKS
-from tfcluster.spec.fields import shorten
 from tfcluster.spec.overrides import Override
 from tfcluster.spec.source import read_text
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tfcluster.spec import JOBS
+from tfcluster.spec import JOBS, shorten
 from tfcluster.spec.fields import (
     Env,
     Keyed,
@@ -20,7 +20,6 @@ from tfcluster.spec.fields import (
     Section,
     documented,
     field_error,
-    shorten,
 )
 
 _MODULE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

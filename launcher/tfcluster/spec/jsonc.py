@@ -1,14 +1,18 @@
-"""A reader of JSON and JSONC that keeps the place of every key and value, which `json` does not."""
+"""A reader of JSON and JSONC that keeps the place of every key and value, which `json` does not.
+
+`yaml_text` and `toml_text` return the same `Document`.
+"""
 
 from __future__ import annotations
 
 import bisect
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from tfcluster.agent import foreign_json
-from tfcluster.spec.fields import Path, shorten
+from tfcluster.spec import Path, shorten
 
 MAX_DEPTH = 64
 MAX_NUMBER_LENGTH = 40
@@ -22,12 +26,16 @@ _STRING = re.compile(
     re.VERBOSE,
 )
 """The start of a string up to its closing quote, or up to the first character that is refused."""
-_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORD = re.compile(r"[-+]?[A-Za-z_0-9.][\w.+-]*")
 _WORDS = {"true": True, "false": False, "null": None}
 
 
-class JsonError(ValueError):
+TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep", "use fewer levels"
+"""Message and fix."""
+
+
+class TextError(ValueError):
     """An error in the text at `offset`, with its fix."""
 
     def __init__(self, offset: int, message: str, fix: str) -> None:
@@ -58,11 +66,32 @@ class Lines:
         line = bisect.bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1
 
+    def offset(self, line: int, column: int) -> int:
+        """Return the offset of a place."""
+        return self._starts[min(line, len(self._starts)) - 1] + column - 1
+
+
+def check_scalar(value: str | int | float | None, offset: int) -> None:
+    """Raise TextError for a value that JSON cannot hold or that no program can be passed."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise TextError(
+                offset, "the character \\u0000 cannot be passed to a program", "remove it"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            message = "half of a character (an unpaired surrogate)"
+            raise TextError(offset, message, "write the character")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise TextError(offset, "not a finite number", "write a finite number")
+    elif value is not None and abs(value) >= 10**MAX_NUMBER_LENGTH:
+        fix = f"write at most {MAX_NUMBER_LENGTH} characters"
+        raise TextError(offset, "a number with too many digits", fix)
+
 
 def read(text: str, *, comments: bool = False) -> Document:
     """Read JSON; with `comments` JSONC: ``//``, ``/* */`` and commas after the last item.
 
-    Raises JsonError at the first error.
+    Raises TextError at the first error.
     """
     reader = _Reader(text, comments)
     reader.skip_space()
@@ -83,7 +112,7 @@ class _Reader:
     repeated: list[Path] = field(default_factory=list)
 
     def fail(self, message: str, fix: str = "", offset: int | None = None) -> NoReturn:
-        raise JsonError(self.at if offset is None else offset, message, fix)
+        raise TextError(self.at if offset is None else offset, message, fix)
 
     @property
     def next(self) -> str:
@@ -104,7 +133,7 @@ class _Reader:
 
     def value(self, path: Path, depth: int) -> Any:
         if depth > MAX_DEPTH:
-            self.fail(f"nested more than {MAX_DEPTH} levels deep", "use fewer levels")
+            self.fail(*TOO_DEEP)
         self.values[path] = self.at
         match self.next:
             case "{":
@@ -196,7 +225,7 @@ class _Reader:
         if token in _WORDS:
             self.at = word.end()
             return _WORDS[token]
-        number = _NUMBER.fullmatch(token)
+        number = NUMBER.fullmatch(token)
         if number is None:
             self.fail(f"{shorten(token)} is not valid JSON", _word_fix(token))
         if len(token) > MAX_NUMBER_LENGTH:

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import NO_CHOICE, HostChoice, jsonc, overrides
-from tfcluster.spec.fields import Mistake, Path, shorten
+from tfcluster.spec import NO_CHOICE, HostChoice, Path, jsonc, overrides, shorten
+from tfcluster.spec.fields import Mistake
 from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path
@@ -47,7 +47,7 @@ def load_file(
     options: Mapping[str, tuple[str, Any]] | None = None,
     hosts: HostChoice = NO_CHOICE,
 ) -> LoadedSpec:
-    """Read a spec file, ``-`` for standard input, None for ``./tfcluster.json`` or ``.jsonc``.
+    """Read a spec file, ``-`` for standard input, None for ``./tfcluster.json`` or the like.
 
     `sets` are the ``a.b=c`` of ``--set``. `options` maps another command-line option to the dotted
     field it sets and the value (None: not given): ``{"--name": ("name", "exp7")}``. `hosts` replace
@@ -70,7 +70,7 @@ def from_value(
 
 
 def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostChoice) -> LoadedSpec:
-    document = _parse(source)
+    document = source.document()
     value = overrides.apply(document.value, chosen)
     set_paths: Sequence[Path | None] = [override.path for override in chosen]
     if named := read_hosts(hosts):
@@ -85,17 +85,6 @@ def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostCho
         set_paths = [selection.new_path(path) for path in set_paths if path is not None]
     dotted_paths = frozenset(join_path(path) for path in set_paths if path is not None)
     return LoadedSpec(spec, source.path, source.folder, dotted_paths, check.problem)
-
-
-def _parse(source: Source) -> jsonc.Document:
-    if not source.text.strip():
-        fix = "write a first spec with `tfcluster init`"
-        raise SpecError([Problem(source.name, "the file is empty", fix)])
-    try:
-        return jsonc.read(source.text, comments=source.has_comments)
-    except jsonc.JsonError as error:
-        place = source.place(jsonc.Lines(source.text).place(error.offset))
-        raise SpecError([Problem(place, error.message, error.fix)]) from None
 
 
 def _overrides(
@@ -195,7 +184,7 @@ class _Check:
 def _validate(value: Any) -> tuple[ClusterSpec | None, list[Mistake]]:
     """Return the spec, or its mistakes, including broken rules between the valid sections."""
     if not isinstance(value, dict):
-        message, fix = "a spec must be a JSON object", 'write {"cluster": …, "job": …}'
+        message, fix = "a spec must be an object", 'write {"cluster": …, "job": …}'
         return None, [Mistake((), message, fix)]
     try:
         return ClusterSpec.model_validate(value), []

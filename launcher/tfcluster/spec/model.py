@@ -11,23 +11,14 @@ from pydantic import AfterValidator, model_validator
 
 from tfcluster import kinds
 from tfcluster.kinds import AUTO
-from tfcluster.spec import JOBS, published_schema
+from tfcluster.spec import JOBS, Path, published_schema, shorten
 from tfcluster.spec.cluster import (
     Cluster,
     count,
     iter_entries,
     parse,
 )
-from tfcluster.spec.fields import (
-    Mistake,
-    Path,
-    RulesBroken,
-    Section,
-    documented,
-    field_error,
-    required,
-    shorten,
-)
+from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, field_error, required
 from tfcluster.spec.job import Job
 from tfcluster.spec.sections import (
     Checkpoints,

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import jsonc, published_schema
-from tfcluster.spec.fields import Mistake, Path, shorten
+from tfcluster.spec import Path, jsonc, published_schema, shorten
+from tfcluster.spec.fields import Mistake
 from tfcluster.spec.problems import show_path, unknown_key
 
 
@@ -124,7 +124,7 @@ def _read_value(text: str, path: Path, option: str) -> Any:
         return None if text == "null" and "null" in types else _check_utf8(text, option)
     try:
         return jsonc.read(text).value
-    except jsonc.JsonError as error:
+    except jsonc.TextError as error:
         if "string" in types:
             return _check_utf8(text, option)
         fix = _json_fix(path)

@@ -12,9 +12,9 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tfcluster.spec import published_schema
+from tfcluster.spec import Path, published_schema, shorten
 from tfcluster.spec.cluster import TAGS
-from tfcluster.spec.fields import Mistake, Path, RulesBroken, shorten
+from tfcluster.spec.fields import Mistake, RulesBroken
 
 _KEY = "[key]"
 """The last part of an error's path where pydantic refuses the key itself."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from pydantic import AfterValidator, Field
 
 from tfcluster.kinds import AUTO, REGISTRY
+from tfcluster.spec import shorten
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
     Deadline,
@@ -18,7 +19,6 @@ from tfcluster.spec.fields import (
     Section,
     documented,
     field_error,
-    shorten,
 )
 from tfcluster.spec.job import Text
 

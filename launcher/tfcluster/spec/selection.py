@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.errors import Problem, SpecError, join_first
-from tfcluster.spec import HostChoice
+from tfcluster.spec import HostChoice, Path, shorten
 from tfcluster.spec.cluster import host_key, iter_entries
-from tfcluster.spec.fields import Path, drop_x_keys, shorten
+from tfcluster.spec.fields import drop_x_keys
 from tfcluster.spec.hosts import drop_host_settings
 from tfcluster.spec.overrides import Override
 

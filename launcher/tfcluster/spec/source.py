@@ -1,9 +1,10 @@
-"""The source of a spec: a file, standard input, or tfcluster.json in the working directory."""
+"""The source of a spec: a file, standard input, or tfcluster.json (.yaml …) in this folder."""
 
 from __future__ import annotations
 
+import difflib
 import os
-import re
+import shlex
 import stat
 import sys
 from dataclasses import dataclass
@@ -11,9 +12,10 @@ from pathlib import Path
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec.jsonc import Lines
+from tfcluster.spec import SPEC_NAMES, jsonc, run_name
+from tfcluster.spec.jsonc import Document, Lines, TextError
 
-DEFAULTS = ("tfcluster.json", "tfcluster.jsonc")
+_ENDINGS = tuple(Path(name).suffix for name in SPEC_NAMES)
 MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -32,14 +34,35 @@ class Source:
     """True if line and column mean anything to the user."""
 
     @property
-    def has_comments(self) -> bool:
-        return self.path is not None and self.path.suffix.lower() == ".jsonc"
+    def form(self) -> str:
+        """The format: the file's ending in lower case without its dot; json if it is another."""
+        ending = self.path.suffix.lower() if self.path else ""
+        return ending[1:] if ending in _ENDINGS else "json"
 
     @property
     def spec_name(self) -> str:
         """The run's name if the spec has none: the file's name, made fit for a folder name."""
         stem = self.path.stem if self.path else ("stdin" if self.has_places else self.name)
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63] or "tfcluster"
+        return run_name(stem)
+
+    def document(self) -> Document:
+        """Read the text in its format; raises SpecError at its first syntax error."""
+        if not self.text.strip():
+            fix = "write a first spec with `tfcluster init`"
+            raise SpecError([Problem(self.name, "the file is empty", fix)])
+        try:
+            if self.form in ("yaml", "yml"):
+                from tfcluster.spec import yaml_text  # takes 20 ms
+
+                return yaml_text.read(self.text)
+            if self.form == "toml":
+                from tfcluster.spec import toml_text  # takes 15 ms
+
+                return toml_text.read(self.text)
+            return jsonc.read(self.text, comments=self.form == "jsonc")
+        except TextError as error:
+            place = self.place(Lines(self.text).place(error.offset))
+            raise SpecError([Problem(place, error.message, error.fix)]) from None
 
     def place(self, line_and_column: tuple[int, int]) -> str:
         """Return ``file:line:column``, or the name alone if lines mean nothing to the user."""
@@ -58,24 +81,59 @@ def read_source(source: str | Path | None) -> Source:
     if str(source) == "-":
         return Source(_decode(_read_stdin(), "<stdin>", "spec"), "<stdin>", None, Path.cwd())
     path = Path(os.path.expanduser(source)).absolute()
-    text = read_text(source, "spec", "check the path; `tfcluster init` writes a first spec")
-    return Source(text, _printable(str(source)), path, path.parent)
+    name = _printable(str(source))
+    _refuse_program(path, name)
+    return Source(read_text(source, "spec", _fix_missing(path, name)), name, path, path.parent)
+
+
+def _refuse_program(path: Path, name: str) -> None:
+    """Raise SpecError for a script: `tfcluster up train.py`."""
+    if path.suffix not in (".py", ".sh") or not os.path.isfile(path):
+        return
+    kind, option = ("Python", "") if path.suffix == ".py" else ("shell", "--no-python ")
+    words = shlex.quote(name if "/" in name or not option else f"./{name}")
+    fix = f"run it without a spec: tfcluster run -n 2 {option}{words}"
+    if not option:
+        fix += f"\n  → or write a spec for it: tfcluster init --script {words}"
+    raise SpecError([Problem(name, f"this is a {kind} script, not a spec", fix)])
+
+
+def _fix_missing(path: Path, name: str) -> str:
+    """Return what to do about a spec file that does not exist: a similar name, if there is one."""
+    names = [entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, ".py"))]
+    near = [entry for entry in names if path.stem == Path(entry).stem]
+    near += difflib.get_close_matches(path.name, names, n=1)
+    if near:
+        return f"did you mean {os.path.join(os.path.dirname(name), near[0])}?"
+    return "check the path; `tfcluster init` writes a first spec"
+
+
+def _names_in(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (OSError, ValueError):
+        return []
 
 
 def find_default(folder: Path) -> Path:
-    """Return ``tfcluster.json`` or ``tfcluster.jsonc`` of `folder`.
+    """Return the file in `folder` that is called like one of `SPEC_NAMES`.
 
-    Raises SpecError if there is none, or both.
+    Raises SpecError if there is none, or several.
     """
-    found = [Path(name) for name in DEFAULTS if (folder / name).exists()]
+    names = _names_in(folder)
+    found = [name for name in SPEC_NAMES if name in names]
     if len(found) == 1:
-        return found[0]
+        return Path(found[0])
     place = _printable(str(folder))
     if found:
-        message = f"this folder has both {' and '.join(DEFAULTS)}"
+        message = f"this folder has {' and '.join(found)}"
         raise SpecError([Problem(place, message, "name the file to use")])
+    scripts = [name for name in names if name.startswith("train") and name.endswith(".py")]
     fix = "name a spec file, or write a first one with `tfcluster init`"
-    raise SpecError([Problem(place, f"no {' or '.join(DEFAULTS)} in this folder", fix)])
+    if scripts:
+        fix += f"\n  → without a spec: tfcluster run -n 2 {shlex.quote(_printable(scripts[0]))}"
+    message = f"no tfcluster.json ({', '.join(_ENDINGS[1:])}) in this folder"
+    raise SpecError([Problem(place, message, fix)])
 
 
 def read_text(file: str | Path, what: str, fix_missing: str) -> str:
@@ -85,7 +143,9 @@ def read_text(file: str | Path, what: str, fix_missing: str) -> str:
     try:
         if stat.S_ISDIR(os.stat(path).st_mode):
             message = f"this is a folder, not a {what} file"
-            raise SpecError([Problem(name, message, f"name the {what} file in it")])
+            inside = [entry for entry in SPEC_NAMES if (path / entry).exists()]
+            example = f": {os.path.join(name, inside[0])}" if inside and what == "spec" else ""
+            raise SpecError([Problem(name, message, f"name the {what} file in it{example}")])
         with path.open("rb") as reader:
             return _decode(reader.read(MAX_BYTES + 1), name, what)
     except FileNotFoundError:

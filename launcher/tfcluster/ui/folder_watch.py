@@ -36,7 +36,7 @@ class FolderWatch:
     """A wait for changes in folders; one thread waits, any thread may wake it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call `wake` within `wake`
         self._wake_reader, self._wake_writer = os.pipe()
         for fd in (self._wake_reader, self._wake_writer):
             os.set_blocking(fd, False)

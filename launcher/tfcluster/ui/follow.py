@@ -1,4 +1,4 @@
-"""The live view of a run: output, events and a status line, read from the run folder.
+"""The live view of a run: output, events and the frame below them, read from the run folder.
 
 The view runs at its own pace and never blocks a run: `up` runs it in a daemon thread beside the
 coordinator's loop, `attach` and ``logs -f`` in their own process. Only the view's thread writes to
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from socket import gethostname
 from typing import Any
 
 from tfcluster.agent import foreign_json
@@ -25,15 +26,27 @@ from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.ui.formats import (
     cut_to_columns,
-    format_duration,
-    format_metrics,
     format_rate,
     plural,
 )
-from tfcluster.ui.history import attempt_of_all, format_gathering
-from tfcluster.ui.lines import sanitize_text
+from tfcluster.ui.lines import last_lines, sanitize_text
+from tfcluster.ui.live.figures import (
+    Trend,
+    figures_of,
+    format_epoch,
+    format_metric,
+    format_step,
+)
+from tfcluster.ui.live.frame import (
+    LEAST_ROWS,
+    Scene,
+    describe_run,
+    describe_waits,
+    draw_frame,
+)
+from tfcluster.ui.live.job_control import JobControl
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
-from tfcluster.ui.terminal import Stream, Terminal
+from tfcluster.ui.terminal import Segments, Stream, Terminal
 
 _TASKS_NAMED = 3
 SKIP_ABOVE = 64 * 1024 * 1024
@@ -41,46 +54,38 @@ SKIP_ABOVE = 64 * 1024 * 1024
 CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
-_STATUS_INTERVAL_S = 0.25
+_FRAME_INTERVAL_S = 0.25
+_LAST_BYTES = 2048
 _ROUNDS_BEFORE_EVENTS = 64
 
 
 def format_status_line(
     snapshot: RunSnapshot, partials: Mapping[str, str], *, now: float, width: int
 ) -> str:
-    """Return ``running 12 s · step 1200 · worker:0 41.2, worker:1 41.0 steps/s · loss 0.31``.
+    """Return ``running 12 s · loss 0.31 · step 1200 of 4000 · worker:0 41.2 steps/s``.
 
     `now` is in seconds since the epoch, `width` in columns. `partials` are lines still being
     written (progress bars); the first is shown at the end, cut to the remaining width.
     """
-    ran = format_duration((snapshot.ended_at or now) - snapshot.started_at)
-    parts = [f"{snapshot.status} {ran}"]
-    if snapshot.status is Status.STOPPING and (snapshot.stop_by or 0) > now:
-        remaining = format_duration((snapshot.stop_by or 0) - now)
-        parts.append(f"{remaining} left, Ctrl-C again kills at once")
-    if (attempt := attempt_of_all(snapshot)) > 1:
-        parts.append(f"attempt {attempt}")
-    if snapshot.gathering:
-        parts.append(f"gathering {format_gathering(snapshot.gathering)}")
-    if snapshot.waits_for:
-        parts.append(f"waiting for {snapshot.waits_for}")
+    parts = [*describe_run(snapshot, now), *describe_waits(snapshot)]
     parts += [f"{task.task} stopped" for task in snapshot.tasks if task.frozen_by is not None]
     if snapshot.status is Status.RESTARTING:
         return cut_to_columns(sanitize_text(" · ".join(parts)), width)
-    steps = [task.step for task in snapshot.tasks if task.step is not None]
-    if steps:
-        parts += [f"step {max(steps):,}", *_rates(snapshot.tasks), *_metrics(snapshot.tasks)]
+    figures = figures_of(snapshot)
+    if figures.step is not None:
+        parts += [format_metric(*metric) for metric in list((figures.metrics or {}).items())[:2]]
+        parts += [format_epoch(figures), format_step(figures, open_end=""), *_rates(snapshot.tasks)]
     elif snapshot.status in (Status.STARTING, Status.RUNNING):
         parts += _counts(snapshot.tasks)
     parts += [f"{label} │ {text}" for label, text in list(partials.items())[:1]]
-    return cut_to_columns(sanitize_text(" · ".join(parts)), width)
+    return cut_to_columns(sanitize_text(" · ".join(filter(None, parts))), width)
 
 
 class RunView:
-    """The view of one run until `finish`: the tasks' output, lines about events, a status line.
+    """The view of one run until `finish`: the tasks' output, lines about events, the frame.
 
     With `json_lines`, stdout gets the lines of ``events.jsonl`` and stderr the tasks' output. With
-    `shows_messages` False there is neither a status line nor a line about any event but those in
+    `shows_messages` False there is neither a frame nor a line about any event but those in
     `ALWAYS_SHOWN`.
     """
 
@@ -92,13 +97,14 @@ class RunView:
         json_lines: bool = False,
         log_filter: LogFilter | None = None,
         collapse: bool = False,
+        native: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
     ) -> None:
         self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
-        line_style = line_style_for(terminal, self._lines_stream, collapse)
+        line_style = line_style_for(terminal, self._lines_stream, collapse, native)
         self._folder_watch = FolderWatch()
         for folder in (paths.root, paths.logs):
             self._folder_watch.watch(folder)
@@ -108,12 +114,16 @@ class RunView:
         self._messages: deque[str] = deque()
         self._is_finishing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._status, self._status_drawn_at = "", 0.0
+        self._trend, self._frame = Trend(), list[Segments]()
+        self._frame_size, self._frame_drawn_at = (0, 0), 0.0
+        self._job_control = JobControl(terminal, self._folder_watch.wake)
+        self._host = gethostname()
         self._fix = ""
 
     def start(self) -> None:
         """Start showing the run, in a daemon thread beside the coordinator's loop."""
         self._terminal.closed_note = CLOSED_NOTE
+        self._watch_screen()
         self._thread = threading.Thread(target=self.run, name="view", daemon=True)
         self._thread.start()
 
@@ -132,19 +142,28 @@ class RunView:
         if self._thread is None:
             return True
         self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._job_control.restore()
         return not self._thread.is_alive()
 
     def run(self, is_over: Callable[[], bool] | None = None) -> None:
         """Show the run until `finish` is called, `is_over` returns True or stdout is closed."""
+        self._watch_screen()
         while not self._is_finishing.is_set() and not (is_over and is_over()):
             found_new, has_more = self._show_round()
-            self._draw_status()
+            self._draw_frame()
             if is_over and self._lines_stream.error:
                 break
             if not has_more:
                 self._folder_watch.wait(found_new=found_new)
         self._show_rest()
+        self._job_control.restore()
         self._folder_watch.close()
+
+    def _watch_screen(self) -> None:
+        """Redraw at once when the terminal is resized, and leave it tidy while it is stopped."""
+        if self._shows_messages and self._terminal.has_footer:
+            self._job_control.install()
 
     def _show_round(self) -> tuple[bool, bool]:
         """Read events, write output, then show the events, so that a task's exit follows its lines.
@@ -170,7 +189,7 @@ class RunView:
         self._skip_if_far_behind()
         self._write_lines(self.logs.drain())
         self._write_messages()
-        self._terminal.clear_status()
+        self._terminal.clear_footer()
 
     def _write_lines(self, blocks: Iterator[bytes]) -> bool:
         found_new = False
@@ -196,7 +215,7 @@ class RunView:
         """Mark the log of a task that has ended as complete: its last line needs no newline."""
         match event:
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
-                self.logs.mark_ended(task, attempt)
+                self.logs.mark_ended(task, attempt, has_failed=event.get("exit_code") != 0)
             case {"type": "prepare_finished", "node": str(node)}:
                 self.logs.mark_ended(prepare_label(node), 0)
 
@@ -225,17 +244,39 @@ class RunView:
             self._terminal.say(self._messages.popleft())
         return had_messages
 
-    def _draw_status(self) -> None:
-        if not self._shows_messages or not self._terminal.has_status_line:
+    def _draw_frame(self) -> None:
+        if not self._shows_messages or not self._terminal.has_footer:
             return
-        now = time.time()
-        if now - self._status_drawn_at >= _STATUS_INTERVAL_S and (snapshot := self._state.read()):
-            self._status_drawn_at = now
-            self._status = format_status_line(
-                snapshot, self.logs.partials(), now=now, width=self._terminal.width - 1
-            )
-        if self._status:
-            self._terminal.show_status(self._status)
+        self._job_control.stop_if_asked()
+        now, size = time.time(), self._terminal.footer_size
+        is_due = now - self._frame_drawn_at >= _FRAME_INTERVAL_S or size != self._frame_size
+        if is_due and (snapshot := self._state.read()):
+            self._frame_drawn_at, self._frame_size = now, size
+            self._frame = self._make_frame(snapshot, now, *size)
+        if self._frame:
+            self._terminal.show_footer(self._frame)
+
+    def _make_frame(
+        self, snapshot: RunSnapshot, now: float, columns: int, rows: int
+    ) -> list[Segments]:
+        if rows < LEAST_ROWS:
+            line = format_status_line(snapshot, self.logs.partials(), now=now, width=columns)
+            return [[(line, "")]]
+        figures = figures_of(snapshot)
+        self._trend.note(snapshot, figures, now)
+        scene = Scene(
+            snapshot,
+            figures,
+            now,
+            samples=self._trend.samples,
+            this_host=self._host,
+            is_silent=self._trend.is_silent(snapshot, now),
+        )
+        return draw_frame(scene, columns, rows, self._last_line)
+
+    def _last_line(self, task: TaskSnapshot) -> str:
+        lines = last_lines(self._paths.root / task.log, 1, within=_LAST_BYTES) if task.log else ()
+        return "".join(lines).strip()
 
     def _skip_if_far_behind(self) -> None:
         if not self._lines_stream.is_tty or self.logs.behind() <= SKIP_ABOVE:
@@ -245,10 +286,12 @@ class RunView:
         self._terminal.say(f"  {self._paths.logs}")
 
 
-def line_style_for(terminal: Terminal, stream: Stream, collapse: bool) -> LineStyle:
-    """Return the style of the tasks' lines on `stream`."""
-    colours = terminal.has_colour(stream)
-    return LineStyle(is_screen=stream.is_tty, colours=colours, collapse=collapse)
+def line_style_for(
+    terminal: Terminal, stream: Stream, collapse: bool, native: bool = False
+) -> LineStyle:
+    """Return the style of the tasks' lines on `stream`; `native`: with all native lines."""
+    is_screen, colours = stream.is_tty, terminal.has_colour(stream)
+    return LineStyle(is_screen, colours, collapse, folds=is_screen and not native)
 
 
 def _rates(tasks: list[TaskSnapshot]) -> list[str]:
@@ -260,11 +303,6 @@ def _rates(tasks: list[TaskSnapshot]) -> list[str]:
         low, high = format_rate(min(rates)), format_rate(max(rates))
         return [f"{len(known)} tasks {low}–{high} steps/s"]
     return [", ".join(f"{task} {format_rate(rate)}" for task, rate in known) + " steps/s"]
-
-
-def _metrics(tasks: list[TaskSnapshot]) -> list[str]:
-    metrics = next((task.metrics for task in tasks if task.metrics), {})
-    return format_metrics(metrics, 2)
 
 
 def _counts(tasks: list[TaskSnapshot]) -> list[str]:

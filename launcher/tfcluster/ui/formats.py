@@ -39,6 +39,11 @@ def format_rate(per_second: float | None) -> str:
     return f"{per_second:.2f}" if per_second < 9.995 else f"{per_second:.1f}"
 
 
+def format_count(per_second: float) -> str:
+    """Return ``41.2`` or ``1,312``: a rate that may be large."""
+    return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
+
+
 def format_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
     """Return the first `most` metrics as ``loss 0.31``."""
     return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:most]]
@@ -65,6 +70,8 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 def cut_to_columns(text: str, columns: int) -> str:
     """Return `text` in at most `columns` cells of a screen, with … where it was cut off."""
+    if text.isascii() and len(text) <= columns:
+        return text
     used = 0
     for index, character in enumerate(text):
         used += _cells(character)
@@ -74,6 +81,11 @@ def cut_to_columns(text: str, columns: int) -> str:
                 kept = kept[:-1]
             return kept + "…" if columns > 0 else ""
     return text
+
+
+def count_columns(text: str) -> int:
+    """Return how many cells of a screen `text` takes."""
+    return len(text) if text.isascii() else sum(map(_cells, text))
 
 
 def _cells(character: str) -> int:

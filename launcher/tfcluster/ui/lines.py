@@ -96,7 +96,12 @@ def select_lines(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
 
 
 def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last `count` lines of a log, sanitized; at most `within` bytes are read."""
+    """Return the last `count` lines of a log, sanitized; at most `within` bytes are read.
+
+    Native lines are left out, but not at the end: they may say why a task ended.
+    """
+    from tfcluster.ui.native_lines import last_of_culprit  # `--version` imports this module
+
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - within))
@@ -105,7 +110,8 @@ def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple
         return ()
     if not found:
         return ()
-    block = latest_states(b"\n".join(found.split(b"\n")[-count:]) + b"\n")
+    lines = latest_states(found + b"\n")[:-1].split(b"\n")
+    block = b"\n".join(last_of_culprit(lines, count)) + b"\n"
     return tuple(sanitize(block, colours=False).decode().removesuffix("\n").split("\n"))
 
 

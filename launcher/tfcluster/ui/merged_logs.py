@@ -1,8 +1,9 @@
 """Merges a run's task logs into one stream: ``worker:0 │ line``, whole lines, in order per task.
 
 A pipe or a file gets what the tasks wrote, byte for byte, apart from the prefix and from progress
-bars (only their last state). A terminal gets sanitized lines, and a very long line is cut with a
-note; the log files keep everything.
+bars (only their last state). A terminal gets sanitized lines without the lines that TensorFlow's
+native code writes at each start (`native_lines`), and a very long line is cut with a note; the log
+files keep everything.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from tfcluster.rundir.log_files import LogFiles, label_of, rank
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.tail import CHUNK, LogSource, latest_states, tail_offset
+from tfcluster.rundir.tail import CHUNK, LogSource, latest_states, tail_offset, tail_where
 from tfcluster.ui.lines import (
     Collapser,
     prefix_lines,
@@ -23,6 +24,7 @@ from tfcluster.ui.lines import (
     sanitize_text,
     select_lines,
 )
+from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
 MAX_LINE_BYTES = 8 * 1024
@@ -44,6 +46,9 @@ class LogFilter:
     tail: int | None = None
     """Number of last lines (that match `grep`) to show of files that exist at the start."""
 
+    failed: Collection[str] = ()
+    """Labels of tasks that have failed: all their lines are shown."""
+
     def includes(self, label: str, attempt: int) -> bool:
         if self.last_attempt is not None and attempt > self.last_attempt:
             return False
@@ -59,6 +64,18 @@ class LineStyle:
     is_screen: bool = False
     colours: bool = False
     collapse: bool = False
+    folds: bool = False
+    """Omit the start lines of TensorFlow's native code until their task has failed."""
+
+
+@dataclass(slots=True)
+class _AttemptLog:
+    """The log of one attempt of a task."""
+
+    attempt: int
+    source: LogSource
+    native: NativeFilter | None
+    """Drops native lines; None where all are shown."""
 
 
 class _TaskLogs:
@@ -66,29 +83,32 @@ class _TaskLogs:
 
     def __init__(self, label: str) -> None:
         self.label = label
-        self.sources: deque[tuple[int, LogSource]] = deque()
+        self.logs: deque[_AttemptLog] = deque()
         self.prefix = b""
 
     @property
-    def source(self) -> LogSource:
-        return self.sources[0][1]
+    def current(self) -> _AttemptLog:
+        return self.logs[0]
 
-    def mark_ended(self, attempt: int) -> None:
-        for number, source in self.sources:
-            if number <= attempt:
-                source.has_ended = True
+    def mark_ended(self, attempt: int, *, has_failed: bool = False) -> None:
+        for log in self.logs:
+            if log.attempt <= attempt:
+                log.source.has_ended = True
+            if log.attempt == attempt and has_failed:
+                log.native = None
 
     def read(self) -> Iterator[bytes]:
         while True:
-            before = self.source.position
-            yield from self.source.read()
-            if self.source.position != before or len(self.sources) == 1:
+            source = self.current.source
+            before = source.position
+            yield from source.read()
+            if source.position != before or len(self.logs) == 1:
                 return
             # A newer attempt of this task has started: this file and its last line are complete.
-            if not self.source.has_ended:
-                self.source.has_ended = True
+            if not source.has_ended:
+                source.has_ended = True
                 continue
-            self.sources.popleft()
+            self.logs.popleft()
 
 
 class MergedLogs:
@@ -136,7 +156,7 @@ class MergedLogs:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
         self.discover()
         for task in self._tasks.values():
-            task.mark_ended(task.sources[-1][0])
+            task.mark_ended(task.logs[-1].attempt)
         while True:
             found_new = False
             before = self._position()
@@ -148,43 +168,60 @@ class MergedLogs:
         if self._collapser is not None:
             yield from self._collapser.take_all()
 
-    def mark_ended(self, label: str, attempt: int) -> None:
-        """Mark a task's log as complete after its exit: its last line needs no newline."""
+    def mark_ended(self, label: str, attempt: int, *, has_failed: bool = False) -> None:
+        """Mark a task's log as complete after its exit: its last line needs no newline.
+
+        `has_failed`: no line of it is omitted from now on.
+        """
         task = self._tasks.get(label)
-        if task is None or task.sources[-1][0] < attempt:
+        if task is None or task.logs[-1].attempt < attempt:
             self.discover()
         if task := self._tasks.get(label):
-            task.mark_ended(attempt)
+            task.mark_ended(attempt, has_failed=has_failed)
 
     def partials(self) -> dict[str, str]:
         """Return task → latest state of its line that has no newline yet, for a status line."""
         shown = {
-            task.label: sanitize_text(task.source.partial().decode("utf-8", "replace")).strip()
+            task.label: sanitize_text(partial.decode("utf-8", "replace")).strip()
             for task in self._tasks.values()
+            if (partial := task.current.source.partial())
         }
         return {label: text for label, text in shown.items() if text}
 
     def behind(self) -> int:
         """Return how many bytes the tasks have written that were not yielded yet."""
-        return sum(s.size() - s.offset for task in self._tasks.values() for _, s in task.sources)
+        return sum(source.size() - source.offset for source in self._sources())
+
+    def omitted(self) -> int:
+        """Return how many native lines were omitted from the current attempts' logs."""
+        logs = (log for task in self._tasks.values() for log in task.logs)
+        return sum(log.native.dropped for log in logs if log.native is not None)
 
     def skip_to_newest(self, keep: int = 4 * CHUNK) -> int:
         """Skip all but about the newest `keep` bytes of every task; return the skipped lines."""
         skipped = 0
         for task in self._tasks.values():
-            for _, source in list(task.sources)[:-1]:
-                skipped += source.skip_to_newest(0)
-            skipped += task.sources[-1][1].skip_to_newest(keep)
+            for log in task.logs:
+                if log.native is not None:
+                    log.native.interrupt()
+                skipped += log.source.skip_to_newest(keep if log is task.logs[-1] else 0)
         return skipped
 
     def _add(self, path: Path, attempt: int, tail: int | None) -> None:
         label = label_of(path)
         if not self._filter.includes(label, attempt):
             return
-        offset = 0 if tail is None else tail_offset(path, tail, self._filter.grep)
         task = self._tasks.setdefault(label, _TaskLogs(label))
-        task.sources.append((attempt, LogSource(path, offset=offset)))
-        task.sources = deque(sorted(task.sources, key=lambda pair: pair[0]))
+        folds = self._line_style.folds and label not in self._filter.failed
+        native = NativeFilter() if folds else None
+        if tail is None:
+            offset = 0
+        elif folds and self._filter.grep is None:
+            offset = tail_where(path, tail, _new_native_test)
+        else:
+            offset = tail_offset(path, tail, self._filter.grep)
+        task.logs.append(_AttemptLog(attempt, LogSource(path, offset=offset), native))
+        task.logs = deque(sorted(task.logs, key=lambda log: log.attempt))
 
     def _set_prefixes(self) -> None:
         width = max(map(len, self._tasks)) if self._line_style.is_screen else 0
@@ -195,7 +232,10 @@ class MergedLogs:
             task.prefix = f"{label} ".encode()
 
     def _position(self) -> int:
-        return sum(source.position for task in self._tasks.values() for _, source in task.sources)
+        return sum(source.position for source in self._sources())
+
+    def _sources(self) -> Iterator[LogSource]:
+        return (log.source for task in self._tasks.values() for log in task.logs)
 
     def _styled(self, task: _TaskLogs) -> Iterator[bytes]:
         pieces = task.read()
@@ -203,12 +243,14 @@ class MergedLogs:
         if first is None:
             return
         if first.endswith(b"\n"):
-            if block := self._select(latest_states(first)):
+            if block := self._select(latest_states(first), task):
                 yield self._style(block, task.prefix)
             return
         yield from self._long_line(task, first, pieces)
 
     def _long_line(self, task: _TaskLogs, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+        if (native := task.current.native) is not None:
+            native.interrupt()
         if self._filter.grep is not None and not self._filter.grep.search(first):
             # Only the first chunk of a line longer than a chunk is searched.
             deque(rest, maxlen=0)
@@ -219,8 +261,12 @@ class MergedLogs:
             return
         yield self._style(_cut(first, rest), task.prefix)
 
-    def _select(self, block: bytes) -> bytes:
-        return block if self._filter.grep is None else select_lines(block, self._filter.grep)
+    def _select(self, block: bytes, task: _TaskLogs) -> bytes:
+        if (native := task.current.native) is not None:
+            block = native(block)
+        if not block or self._filter.grep is None:
+            return block
+        return select_lines(block, self._filter.grep)
 
     def _style(self, block: bytes, prefix: bytes) -> bytes:
         if self._line_style.is_screen:
@@ -236,8 +282,13 @@ class MergedLogs:
         first = next(pieces, b"")
         if first and not first.endswith(b"\n"):
             first = _cut(first, pieces)
-        block = self._select(latest_states(first)) if first else b""
+        block = self._select(latest_states(first), task) if first else b""
         return block[:-1].split(b"\n") if block else []
+
+
+def _new_native_test() -> Callable[[bytes], object]:
+    native = NativeFilter()
+    return lambda line: native(line + b"\n")
 
 
 def _cut(first: bytes, rest: Iterator[bytes]) -> bytes:

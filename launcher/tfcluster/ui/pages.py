@@ -54,11 +54,11 @@ def read(place: str) -> str:
     text = known[name].read_text(encoding="utf-8")
     if not anchor:
         return _ANCHOR.sub("", text)
-    sections = _sections(text)
-    if anchor not in sections:
-        fix = _suggest(anchor, sections, f"`tfcluster help {name}` prints the whole page")
+    found = sections(text)
+    if anchor not in found:
+        fix = _suggest(anchor, found, f"`tfcluster help {name}` prints the whole page")
         raise UsageError(f"the page {name!r} has no section {anchor!r}", fix=fix)
-    return sections[anchor]
+    return found[anchor]
 
 
 def _files() -> dict[str, Path]:
@@ -75,7 +75,7 @@ def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
     return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-def _sections(text: str) -> dict[str, str]:
+def sections(text: str) -> dict[str, str]:
     """Return the sections of a page, each under all anchors of links to it.
 
     A section ends at the next heading of its level or above; a ``#`` in a code block is none.

@@ -22,11 +22,19 @@ from tfcluster.ui.formats import (
     plural,
     signal_name,
 )
+from tfcluster.ui.live.figures import (
+    Figures,
+    describe_results,
+    figures_of,
+    format_epoch,
+)
 from tfcluster.ui.render import UNLIMITED, Facts, Grid, Panel, Part, Verbatim, part_lines
 
 _MAX_TRIALS = 12
 _MAX_TRIAL_REASON = 60
 _GAP = 2
+_RIGHT_OF_RUNS = ("TASKS", "EPOCH", "STEP", "LOSS")
+_RIGHT_OF_TASKS = ("attempt", "pid", "ran", "step", "steps/s", "memory", "cores")
 _MIN_REASON_COLUMNS = 20
 """Columns below which a reason cut to fit is useless."""
 LARGE_HOME_BYTES = 10_000_000_000
@@ -39,14 +47,21 @@ def closing_panel(
     *,
     load_hint: str = "",
     home_bytes: int | None = None,
+    has_curves: bool = False,
 ) -> Panel:
     """Return how the run ended: each task's exit, duration, steps/s and peak memory, and paths.
 
     `load_hint` is one line of Python that loads the newest checkpoint; `home_bytes` is the size of
-    all runs together.
+    all runs together; `has_curves`: the run has written TensorBoard files.
     """
-    facts = Facts.of(*history.list_facts(snapshot), *_places(snapshot, paths))
-    parts: list[Part] = [task_ends_grid(snapshot), facts, Facts.of(("load it", load_hint))]
+    facts = Facts.of(
+        *describe_results(snapshot),
+        *history.list_facts(snapshot),
+        *_places(snapshot, paths),
+        ("load it", load_hint),
+        ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
+    )
+    parts: list[Part] = [task_ends_grid(snapshot), facts]
     parts += trial_table(snapshot)
     parts += _notes(snapshot)
     if home_bytes is not None and home_bytes > LARGE_HOME_BYTES:
@@ -79,9 +94,17 @@ def root_cause_panel(
 
 
 def status_panel(
-    snapshot: RunSnapshot, paths: RunPaths, *, now: float, this_host: str | None = None
+    snapshot: RunSnapshot,
+    paths: RunPaths,
+    *,
+    now: float,
+    this_host: str | None = None,
+    has_curves: bool = False,
 ) -> Panel:
-    """Return the panel of `status`; `now` is in seconds since the epoch."""
+    """Return the panel of `status`; `now` is in seconds since the epoch.
+
+    `has_curves`: the run has written TensorBoard files.
+    """
     ran = (snapshot.ended_at or now) - snapshot.started_at
     status = f"{snapshot.status}{_exit_code_suffix(snapshot)}{_host_suffix(snapshot, this_host)}"
     is_lost = snapshot.status is Status.LOST  # nobody knows when such a run ended
@@ -94,9 +117,11 @@ def status_panel(
         ("gathering", history.format_gathering(snapshot.gathering)),
         ("waiting for", snapshot.waits_for),
         ("nodes", ", ".join(f"{n} is lost" for n, s in snapshot.nodes.items() if s == "lost")),
+        *describe_results(snapshot),
         *history.list_facts(snapshot),
         ("spec", snapshot.spec),
         *_places(snapshot, paths),
+        ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
     )
     parts: list[Part] = [facts, _progress_grid(snapshot, now)]
     parts += trial_table(snapshot, now=None if snapshot.status.is_final else now)
@@ -120,22 +145,41 @@ def runs_grid(
         gathering = ", gathering" if run.gathering else ""
         return f"{run.status}{_exit_code_suffix(run)}{gathering}{_host_suffix(run, this_host)}"
 
+    figures = {run.run: figures_of(run) for run in snapshots}
     columns: dict[str, Callable[[RunSnapshot], object]] = {
         "RUN": lambda run: run.run,
         "STATUS": status,
         "TASKS": lambda run: len(run.tasks),
+        "EPOCH": lambda run: format_epoch(figures[run.run]).removeprefix("epoch "),
         "STEP": lambda run: _thousands(
             max((task.step for task in run.tasks if task.step is not None), default=None)
         ),
+        "LOSS": lambda run: _loss(figures[run.run]),
         "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
     }
-    grid = Grid.of(snapshots, columns, ("TASKS", "STEP"))
-    used = max(map(len, part_lines(grid, UNLIMITED)), default=0) + _GAP
-    room = UNLIMITED if width is None else width - used
-    if room < _MIN_REASON_COLUMNS:
-        return grid
-    columns["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run), room)
-    return Grid.of(snapshots, columns, ("TASKS", "STEP"))
+    room = _room_beside(snapshots, columns, width)
+    for optional in ("EPOCH", "LOSS"):
+        if room < 0:
+            del columns[optional]
+            room = _room_beside(snapshots, columns, width)
+    if room >= _MIN_REASON_COLUMNS:
+        columns["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run), room)
+    return Grid.of(snapshots, columns, _RIGHT_OF_RUNS)
+
+
+def _room_beside(
+    snapshots: Sequence[RunSnapshot],
+    columns: Mapping[str, Callable[[RunSnapshot], object]],
+    width: int | None,
+) -> int:
+    """Return the columns that `width` leaves beside the table and a gap."""
+    used = max(map(len, part_lines(Grid.of(snapshots, columns), UNLIMITED)), default=0) + _GAP
+    return UNLIMITED if width is None else width - used
+
+
+def _loss(figures: Figures) -> str:
+    value = (figures.metrics or {}).get("loss")
+    return "" if value is None else f"{value:.4g}"
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
@@ -277,9 +321,11 @@ def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
         "ran": lambda task: _ran(task.started_at, task.ended_at or now),
         "step": lambda task: _thousands(task.step),
         "steps/s": _speed,
+        "memory": lambda task: task.rss_bytes and format_bytes(task.rss_bytes),
+        "cores": lambda task: None if task.cores is None else f"{task.cores:.1f}",
         "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
     }
-    return Grid.of(snapshot.tasks, columns, ("attempt", "pid", "ran", "step", "steps/s"))
+    return Grid.of(snapshot.tasks, columns, _RIGHT_OF_TASKS)
 
 
 def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ...]:

@@ -98,12 +98,17 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
 
 def format_plan(plan: Plan, obstacles: Sequence[TfclusterError], *, width: int) -> list[str]:
     """Return the whole plan as lines; only words that cannot be broken are wider than `width`."""
-    parts: list[Part] = [_facts(plan), "", _task_grid(plan)]
+    parts: list[Part] = plan_parts(plan)
     if plan.notes or obstacles:
         parts.append("")
     parts += [f"note: {note}" for note in plan.notes]
     parts += [f"problem that would stop `up`: {obstacle}" for obstacle in obstacles]
     return [line for part in parts for line in part_lines(part, width)]
+
+
+def plan_parts(plan: Plan) -> list[Part]:
+    """Return the facts of a plan and the table of its tasks."""
+    return [_facts(plan), "", _task_grid(plan)]
 
 
 def start_panel(

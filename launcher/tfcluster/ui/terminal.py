@@ -17,11 +17,12 @@ import os
 import select
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.ui.formats import cut_to_columns, wrap_words
+from tfcluster.ui.footer import Footer
+from tfcluster.ui.formats import count_columns, cut_to_columns, wrap_words
 from tfcluster.ui.lines import escape_json, sanitize_except_colours, sanitize_text
 
 _SGR = {
@@ -33,6 +34,10 @@ TASK_COLOURS = (
     "cyan", "yellow", "green", "magenta", "blue",
     "bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue",
 )  # fmt: skip
+
+
+Segments = Sequence[tuple[str, str]]
+"""The parts of one line: text, not sanitized yet, and its style (``bold red``, or empty)."""
 
 
 class Painted(str):
@@ -65,13 +70,17 @@ class Stream:
 
     def width(self) -> int | None:
         """Return the columns of the screen, or None without a screen or a known size."""
+        return self.size()[0] or None
+
+    def size(self) -> tuple[int, int]:
+        """Return the columns and rows of the screen; 0 where they are not known."""
         if self._fd is None or not self.is_tty:
-            return None
+            return 0, 0
         try:
-            return os.get_terminal_size(self._fd).columns or None
+            return os.get_terminal_size(self._fd)
         except OSError:
             # The terminal was closed between the two calls.
-            return None
+            return 0, 0
 
     def write(self, data: bytes) -> bool:
         """Write all of `data`, waiting for a slow reader; return False if it cannot be written."""
@@ -112,7 +121,7 @@ class Terminal:
         self.closed_note = ""
         """Printed once when stdout turns out to be closed: what continues nevertheless."""
         self._closed_was_reported = False
-        self._status = ""
+        self._footer = Footer()
 
     @property
     def is_plain(self) -> bool:
@@ -123,7 +132,7 @@ class Terminal:
         return stream.is_tty and not self.is_plain and not self._environ.get("NO_COLOR")
 
     @property
-    def has_status_line(self) -> bool:
+    def has_footer(self) -> bool:
         """True on a screen, unless a pipe's reader may write to the same screen."""
         return self.stderr.is_tty and not self.is_plain and not self.stdout.is_pipe
 
@@ -135,13 +144,19 @@ class Terminal:
             return int(chosen)
         return self.stderr.width() or self.stdout.width() or 100
 
+    @property
+    def footer_size(self) -> tuple[int, int]:
+        """The columns and rows that a footer may take: at most half of the screen's rows."""
+        columns, rows = self.stderr.size()
+        return (columns or self.width) - 1, max((rows or 24) // 2, 1)
+
     def out(self, text: str) -> bool:
         """Write a line of data to stdout, sanitized for a screen; return False if it is closed."""
         return self.out_lines(_for_screen(text) if self.stdout.is_tty else _encode(text))
 
     def out_lines(self, lines: bytes) -> bool:
         """Write data to stdout as it is; return False if it is closed, which is reported once."""
-        self.clear_status()
+        self._make_room()
         written = self.stdout.write(lines)
         if not written and self.closed_note and not self._closed_was_reported:
             self._closed_was_reported = True
@@ -167,21 +182,44 @@ class Terminal:
 
     def say_lines(self, lines: bytes) -> None:
         """Write lines to stderr as they are."""
-        self.clear_status()
+        self._make_room()
         self.stderr.write(lines)
 
-    def show_status(self, text: str) -> None:
-        """Show `text` (one line, cut to the screen) at the bottom; later writes go above it."""
-        text = cut_to_columns(sanitize_text(text).replace("\n", " "), self.width - 1)
-        if text == self._status or not self.has_status_line:
+    def show_footer(self, lines: Sequence[Segments]) -> None:
+        """Show `lines` at the bottom of the screen, cut to it; later writes go above them."""
+        if not self.has_footer:
             return
-        self.stderr.write(_encode("\r" + text + "\x1b[K", end=""))
-        self._status = text
+        columns = self.footer_size[0]
+        drawn = [self._fit(line, columns) for line in lines]
+        self._write_footer(self._footer.draw(drawn, columns + 1))
 
-    def clear_status(self) -> None:
-        if self._status:
-            self._status = ""
-            self.stderr.write(b"\r\x1b[K")
+    def clear_footer(self) -> None:
+        """Remove the footer; nothing of it stays on the screen."""
+        self._make_room()
+        self._write_footer(self._footer.end())
+
+    def forget_footer(self) -> None:
+        """Leave the footer where it is, because something else has moved the cursor."""
+        self._footer.forget()
+
+    def _make_room(self) -> None:
+        if self._footer.is_in_use:
+            self._write_footer(self._footer.make_room(self.footer_size[0] + 1))
+
+    def _write_footer(self, text: str) -> None:
+        if text:
+            self.stderr.write(_encode(text, end="").decode("utf-8", "replace").encode())
+
+    def _fit(self, line: Segments, columns: int) -> tuple[str, int]:
+        parts, used = [], 0
+        for text, style in line:
+            flat = " ".join(sanitize_text(text).splitlines()).replace("\t", " ")
+            cut = cut_to_columns(flat, columns - used)
+            parts.append(self.paint(cut, style) if cut else "")
+            used += count_columns(cut)
+            if cut != flat:
+                break
+        return "".join(parts), used
 
     def paint(self, text: str, style: str) -> str:
         """Return `text` in `style` (``bold red``) if stderr has colours, else unchanged."""

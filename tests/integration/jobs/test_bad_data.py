@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, a_lab
 
@@ -41,5 +42,7 @@ def test_the_run_ends_before_its_tasks_start_with_the_reason(
     said = " ".join(trained.err.split())
     assert "prepare failed on local with exit code 1; no task was started" in said
     assert words in said
+    if "--dataset" in args:
+        assert unprinted("tutorials/data.md", "prepare failed", trained.err) == []
     assert trained.of("task_started") == []
     assert "Traceback" not in trained.out + trained.err

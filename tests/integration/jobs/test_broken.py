@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -62,6 +63,12 @@ def test_worker_0_is_collateral_or_stopped_whatever_it_printed(broken: Trained) 
     else:
         assert diagnosis.get("collateral", []) == []
         assert "worker:0  stopped: " in broken.err
+
+
+def test_the_page_shows_what_is_printed(broken: Trained) -> None:
+    assert unprinted("tutorials/broken.md", "root cause", broken.out, broken.err) == []
+    if "TensorFlow 2.15" not in broken.err:
+        assert unprinted("tutorials/broken.md", "UnavailableError: Graph", broken.out) == []
 
 
 def test_the_run_is_not_restarted_and_the_message_says_so(broken: Trained) -> None:

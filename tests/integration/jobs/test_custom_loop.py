@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -74,6 +75,10 @@ def test_the_start_lines_show_the_data_and_the_dtypes(first: Trained) -> None:
     assert first.said("worker:1", r"^the model (.*)") == [
         "computes in float32, keeps float32 variables"
     ]
+
+
+def test_the_page_shows_what_is_printed(first: Trained) -> None:
+    assert unprinted("tutorials/custom_loop.md", "epoch 4", first.out) == []
 
 
 def test_a_checkpoint_is_kept_every_second_epoch(first: Trained) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, ROOT, SPECS, Lab, Trained, a_lab
 
@@ -78,6 +79,12 @@ def test_weighted_is_at_most_plain_and_plain_is_below_the_mean_of_single_models(
     for said in (output_of_one_run, output_of_two_runs):
         losses = {name: float(loss) for name, loss in re.findall(LOSS, said, re.M)}
         assert losses["weighted"] <= losses["plain"] < losses["mean single"]
+
+
+def test_the_page_shows_what_is_printed(output_of_one_run: str, output_of_two_runs: str) -> None:
+    labelled = "\n".join(f"worker:0 │ {line}" for line in output_of_one_run.splitlines())
+    assert unprinted("tutorials/ensemble.md", "│", labelled) == []
+    assert unprinted("tutorials/ensemble.md", "…\ncross", output_of_two_runs) == []
 
 
 def test_the_test_accuracy_is_printed_once(output_of_one_run: str, output_of_two_runs: str) -> None:

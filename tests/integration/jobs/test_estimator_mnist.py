@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -74,6 +75,10 @@ def test_the_chief_and_its_export_give_the_same_predictions(trained: Trained) ->
     assert float(difference) < 1e-6
 
 
+def test_the_page_shows_what_is_printed(trained: Trained) -> None:
+    assert unprinted("tutorials/estimator_mnist.md", "exported", trained.out) == []
+
+
 def test_checkpoints_and_the_export_are_gathered(trained: Trained) -> None:
     kinds = [checkpoint["kind"] for checkpoint in trained.state["checkpoints"]]
     assert kinds[-1] == "saved_model"
@@ -90,3 +95,4 @@ def test_a_newer_tensorflow_is_refused_before_anything_starts(lab: Lab) -> None:
     assert re.search(r"2\.15 was the last with tf\.estimator, but \S+ \(--python\) has 2\.2", said)
     assert "with TensorFlow 2.15: --python PATH" in said
     assert lab.line.runs() == before
+    assert unprinted("tutorials/estimator_mnist.md", "was the last", done.err) == []

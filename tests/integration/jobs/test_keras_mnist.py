@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -85,6 +86,16 @@ def test_after_a_kill_all_three_workers_resume_from_the_chiefs_last_epoch(runs: 
         assert (steps[0], steps[-1]) == (11, 20)
         assert trained.said(task, "^resuming after (.*)") == ["epoch 1"]
         assert trained.losses(task) == pytest.approx(undisturbed.losses(), abs=1e-4)
+
+
+def test_the_pages_show_what_is_printed(runs: Runs) -> None:
+    two = runs.of("newest", "localhost-2w")
+    killed = runs.of("newest", *SHARED["three workers, one killed in the second epoch"][1])
+    of_worker_1 = killed.err.replace("worker:2", "worker:1")
+    assert unprinted("tutorials/keras_mnist.md", "worker:1 │ evaluated", two.out) == []
+    assert unprinted("tutorials/keras_mnist.md", "\nevaluated", two.out) == []
+    assert unprinted("tutorials/keras_mnist.md", "resuming", killed.out, of_worker_1) == []
+    assert unprinted("guides/keras.md", "patched", two.out) == []
 
 
 @pytest.mark.parametrize("tensorflow", list(PYTHONS))

@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster.supervision import failure
 
@@ -144,6 +145,14 @@ def test_workers_and_ps_are_stopped_after_the_chief(a_worker_killed: Trained) ->
 
 
 # -- a ps dies (the chief dies in "user scripts" below) ------------------------------------------
+
+
+def test_the_page_shows_what_is_printed(a_worker_killed: Trained, a_ps_killed: Trained) -> None:
+    killed = a_worker_killed
+    assert unprinted("tutorials/parameter_server.md", "step 400", killed.out, killed.err) == []
+    assert unprinted("tutorials/parameter_server.md", "at step 150", killed.err) == []
+    said = (a_ps_killed.out, a_ps_killed.err)
+    assert unprinted("tutorials/parameter_server.md", "ps:0: killed", *said) == []
 
 
 def test_the_loss_of_a_ps_restarts_all_tasks(a_ps_killed: Trained) -> None:

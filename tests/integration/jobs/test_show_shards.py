@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, ROOT, Lab, Trained, a_lab
 
@@ -61,6 +62,10 @@ def test_with_sharding_off_both_workers_read_everything(shown: Trained) -> None:
     for number in (0, 1):
         expected = f"320 of 320 examples ({everything}); the first are 0, 1, 2"
         assert line(shown, number, "off") == expected
+
+
+def test_the_page_shows_what_is_printed(shown: Trained) -> None:
+    assert unprinted("tutorials/data.md", "the first are", shown.out) == []
 
 
 def test_fewer_files_than_workers_are_refused_before_the_first_step(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
 
@@ -41,6 +42,7 @@ def test_without_a_tpu_the_run_fails_with_one_line_and_is_not_restarted(lab: Lab
     (line,) = trained.said("worker:0", r"^custom_loop: strategy tpu, .*")
     assert "no TPU was found: none of TPU_NAME, TPU_CONFIG" in line
     assert "Traceback" not in trained.out
+    assert unprinted("tutorials/options.md", "strategy tpu", trained.out) == []
     assert "no TPU was found" in trained.state["diagnosis"]["root_cause"]["reason"]
 
 

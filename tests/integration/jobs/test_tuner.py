@@ -15,6 +15,7 @@ from functools import cache
 from typing import Any
 
 import pytest
+from tests.documentation import unprinted
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
 
@@ -130,6 +131,12 @@ def oracle_of(trained: Trained) -> str:
 
 
 # -- two tuners, one of them killed, against a single tuner
+
+
+def test_the_page_shows_what_is_printed(searches: Searches) -> None:
+    trained, _ = searches.killed()
+    assert unprinted("tutorials/tuner.md", "best trial", trained.out) == []
+    assert unprinted("tutorials/tuner.md", "trial 0 is done", trained.err) == []
 
 
 def test_a_search_succeeds_although_a_tuner_was_killed(searches: Searches) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 
 from .lab import PYTHONS, ROOT, Lab, Trained, a_lab
 
@@ -69,6 +70,10 @@ def test_steps_and_examples_per_second_are_reported_for_the_unmodified_script(
         speed = last["steps_per_second"]
         assert last["examples_per_second"] == pytest.approx(speed * BATCH, rel=0.01)
     assert re.search(rf"worker:1 +exit 0 .* {STEPS} +\d+\.\d ", together.err)
+
+
+def test_the_page_shows_the_summary(together: Trained) -> None:
+    assert unprinted("guides/your_own_script.md", "succeeded after", together.err) == []
 
 
 def test_new_files_in_the_working_directory_are_listed_with_the_option_to_gather_them(

@@ -142,7 +142,10 @@ def test_the_completion_script_gets_its_completions() -> None:
 # A case → its command line, and a part of the message.
 BAD_LINES = {
     "no such file": (["validate", "nowhere.json"], "nowhere.json: no such file"),
-    "no default spec": (["validate"], "no tfcluster.json or tfcluster.jsonc in this folder"),
+    "no default spec": (
+        ["validate"],
+        "no tfcluster.json (.jsonc, .yaml, .yml, .toml) in this folder",
+    ),
     "a folder": (["validate", "."], "this is a folder, not a spec file"),
     "a path with NUL": (["validate", "a\0b"], "not a valid path"),
     "a path too long": (["validate", "a" * 5000], "cannot be read: File name too long"),
@@ -158,7 +161,8 @@ BAD_LINES = {
     ),
     "--set of no JSON": (["validate", "good.json", "--set", "job.args=a"], "--set job.args='["),
     "unknown template": (["init", "--template", "moon"], "there is no template 'moon'"),
-    "FILE without .json": (["init", "spec.yaml"], "write spec.json"),
+    "FILE of no format": (["init", "spec.ini"], "write spec.json"),
+    "FILE that is a script": (["init", "t.py"], "tfcluster init --script t.py"),
     "FILE in a file": (["init", "good.json/a.json"], "cannot write good.json/.tfcluster"),
     "unknown shell": (["completion", "tcsh"], "'tcsh' is not one of"),
     "plan of a bad spec": (["plan", "bad.json"], "bad.json:1:24: cluster.worker: 0 is too small"),

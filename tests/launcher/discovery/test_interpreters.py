@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from tfcluster.discovery.interpreters import choose, read
+from tfcluster.discovery.machine_facts import gather
 from tfcluster.errors import InterpreterError, UsageError
+from tfcluster.spec.model import ClusterSpec
 
 
 def make_venv(folder: Path, *packages: str, config: str = "") -> Path:
@@ -118,3 +120,47 @@ def test_a_requested_python_that_does_not_exist_is_not_replaced_by_another(tmp_p
     work, environ = environments(tmp_path)
     with pytest.raises(UsageError, match=r"no Python at /no/python \(runtime\.python\)"):
         choose("/no/python", "runtime.python", base=tmp_path, workdir=work, environ=environ)()
+
+
+def silent_python(folder: Path) -> str:
+    """Make a `python3` without TensorFlow; return its folder, as a PATH."""
+    folder.mkdir()
+    python = folder / "python3"
+    python.write_text(f"""#!/bin/sh\necho "('{python}', '3.12.1', False, [])"\n""")
+    python.chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
+@pytest.mark.parametrize(
+    ("script", "own_packages", "variables", "expected"),
+    [
+        ("import tensorflow", ["tensorflow-2.21.0"], {}, "own/bin/python"),
+        ("import keras", ["tensorflow-2.21.0"], {}, "path/python3"),
+        ("import numpy", ["tensorflow-2.21.0"], {}, "path/python3"),
+        ("import tensorflow", ["numpy-2.4.0"], {}, "path/python3"),
+        ("import tensorflow", ["tensorflow-2.21.0"], {"VIRTUAL_ENV": "venv"}, "venv/bin/python"),
+    ],
+)
+def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_tensorflow(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    own_packages: list[str],
+    variables: dict[str, str],
+    expected: str,
+) -> None:
+    own = make_venv(tmp_path / "own", *own_packages)
+    own.write_text(f"""#!/bin/sh\necho "('{own}', '3.11.7', False, [])"\n""")
+    monkeypatch.setattr(sys, "executable", str(own))
+    make_venv(tmp_path / "venv", "tensorflow-2.15.1")
+    (tmp_path / "train.py").write_text(script)
+    job = {"cluster": {"worker": 1}, "job": {"script": "train.py"}}
+    environ = {"PATH": silent_python(tmp_path / "path")}
+    environ |= {name: str(tmp_path / value) for name, value in variables.items()}
+    spec = ClusterSpec.model_validate(job)
+    context = gather(spec, spec_dir=tmp_path, bundle="/b/0123", environ=environ)
+    found = context.interpreters["local"]
+    assert found.path == str(tmp_path / expected)
+    if expected.startswith("own"):
+        on_path = f"{tmp_path}/path/python3"
+        assert found.why == f"tfcluster's own Python: {on_path} on PATH has no TensorFlow"

@@ -13,7 +13,7 @@ TWO = '"cluster": {"worker": 2}'
 
 # (the file with § where the mistake is, a part of the message, a part of the fix)
 MARKED = {
-    "a list": ("§[1]", "a spec must be a JSON object", '{"cluster"'),
+    "a list": ("§[1]", "a spec must be an object", '{"cluster"'),
     "not closed": ('{"cluster": §{', "never closed", "add '}'"),
     "no comma": ('{"a": 1\n §"b": 2}', "expected ',' or '}'", "missing comma"),
     "comma at the end": ('{"a": 1§,}', "unexpected comma before '}'", "remove the comma"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -122,3 +123,10 @@ def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
 @pytest.mark.parametrize("event", [{}, {"type": "task_exited"}, {"type": "of_the_future"}])
 def test_unknown_and_malformed_events_have_no_line(event: dict[str, object]) -> None:
     assert format_event(event) is None
+
+
+def test_the_page_about_restarts_shows_the_line_of_one() -> None:
+    reason = "worker:1: killed by SIGKILL"
+    restart = ev.Restarting(reason=reason, attempt=2, of=4, from_step=1200, delay_s=1)
+    line = format_event(restart.to_json())
+    assert unprinted("guides/supervision.md", "attempt 2", str(line)) == []

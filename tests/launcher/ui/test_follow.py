@@ -179,7 +179,7 @@ def test_a_closed_stdout_is_reported_once_and_the_view_continues(
     stdout.close()
 
 
-def test_the_status_line_stays_below_the_lines(
+def test_the_frame_stays_below_the_lines_and_leaves_nothing_behind(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
     user, screen = open_screen(columns=80)
@@ -190,20 +190,25 @@ def test_the_status_line_stays_below_the_lines(
     for number in range(3):
         write_log("worker:0", b"line %d\n" % number)
         time.sleep(0.05)
-    wait_until(lambda: len(watcher.lines) == 4)
-    *lines, status = watcher.lines
+    wait_until(lambda: len(watcher.lines) == 8)
+    lines, frame = watcher.lines[:3], watcher.lines[3:]
     assert lines == [f"worker:0 │ line {number}" for number in range(3)]
-    assert status.endswith("s · step 1,200 · worker:0 41.2 steps/s · loss 0.3141")
-    assert status.startswith("running ")
+    assert frame[0].startswith("── demo · running ")
+    assert frame[1:] == [
+        "loss 0.3141  41.2 steps/s",
+        "step 1,200, total unknown",
+        "task      state     step  steps/s",
+        "worker:0  running  1,200     41.2",
+    ]
     view.finish()
     wait_until(lambda: watcher.lines == lines)
 
 
-def test_a_progress_bar_shows_its_latest_state_in_the_status_line(
+def test_a_low_screen_shows_one_line_with_the_latest_state_of_a_progress_bar(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
-    user, screen = open_screen(columns=60)
-    watcher = Watcher(user, columns=60)
+    user, screen = open_screen(columns=60, rows=10)
+    watcher = Watcher(user, columns=60, rows=10)
     write_state(paths)
     write_log("worker:0", b"10%|#   |\r40%|##  |")
     view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
@@ -213,11 +218,11 @@ def test_a_progress_bar_shows_its_latest_state_in_the_status_line(
     view.finish()
 
 
-def test_a_narrow_screen_keeps_one_status_line(
+def test_a_low_and_narrow_screen_keeps_one_status_line(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
-    user, screen = open_screen(columns=40)
-    watcher = Watcher(user, columns=40)
+    user, screen = open_screen(columns=40, rows=10)
+    watcher = Watcher(user, columns=40, rows=10)
     write_state(paths, step=1_000_000, steps_per_second=41.23, metrics={"loss": 0.3, "acc": 0.9})
     view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
     view.start()
@@ -233,8 +238,8 @@ def test_a_narrow_screen_keeps_one_status_line(
 def test_wide_characters_do_not_break_the_status_line(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:
-    user, screen = open_screen(columns=40)
-    watcher = Watcher(user, columns=40)
+    user, screen = open_screen(columns=40, rows=10)
+    watcher = Watcher(user, columns=40, rows=10)
     write_state(paths)
     write_log("worker:0", "学習中".encode() * 20)
     view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
@@ -242,6 +247,25 @@ def test_wide_characters_do_not_break_the_status_line(
     wait_until(lambda: watcher.lines != [])
     time.sleep(0.6)
     assert len(watcher.lines) == 1
+    view.finish()
+
+
+def test_wide_characters_do_not_break_the_frame(
+    paths: RunPaths, write_log: Write, open_screen: OpenScreen
+) -> None:
+    user, screen = open_screen(columns=60)
+    watcher = Watcher(user, columns=60)
+    write_state(paths, metrics={"損失": 0.5}, step=3, log="logs/attempt-1/worker-0.log")
+    write_log("worker:0", "学習中".encode() * 20)
+    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
+    view.start()
+    wait_until(lambda: len(watcher.lines) == 5)
+    time.sleep(0.6)
+    header, metrics, _, _, row = watcher.lines
+    assert header.startswith("── demo")
+    assert metrics.replace(" ", "") == "損失0.5"
+    assert row.startswith("worker:0  running     3  学")
+    assert row.endswith("…")
     view.finish()
 
 

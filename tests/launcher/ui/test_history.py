@@ -141,7 +141,7 @@ def test_waits_lost_nodes_and_stopped_tasks_are_shown(paths: RunPaths) -> None:
     assert "worker:0  stopped by SIGSTOP" in shown(run, paths)
     line = format_status_line(run, {}, now=START + 12, width=100)
     assert line == (
-        "restarting 12 s · attempt 2 · waiting for the agent of local · worker:0 stopped"
+        "restarting 12 s · attempt 2 of 4 · waiting for the agent of local · worker:0 stopped"
     )
 
 

@@ -219,8 +219,8 @@ def test_a_hundred_tasks_are_counted_not_listed() -> None:
 def test_ps_lists_one_run_per_line() -> None:
     rows = part_lines(runs_grid([running_run(), running_run()], now=START + 120), 120)
     assert rows == [
-        "RUN                            STATUS   TASKS   STEP  STARTED",
-        *["mnist-2w-20260914-153012-k7f3  running      2  1,200  2 min 00 s ago"] * 2,
+        "RUN                            STATUS   TASKS   STEP    LOSS  STARTED",
+        *["mnist-2w-20260914-153012-k7f3  running      2  1,200  0.3141  2 min 00 s ago"] * 2,
     ]
 
 
@@ -228,7 +228,7 @@ def test_ps_lists_one_run_per_line() -> None:
     ("width", "shown"),
     [
         (None, "prepare failed on local with exit code 3; no task was started"),
-        (110, "prepare failed on local with exit co…"),
+        (110, "prepare failed on local with…"),
         (80, None),
     ],
 )
@@ -256,3 +256,28 @@ def test_checkpoints_without_a_step_have_a_dash() -> None:
 def test_a_table_that_is_too_wide_becomes_lists() -> None:
     grid = Grid(("task", "end"), (("worker:0", "exit 0"), ("worker:1", "SIGKILL")))
     assert part_lines(grid, 14) == ["worker:0", "  end  exit 0", "worker:1", "  end  SIGKILL"]
+
+
+def test_ps_leaves_out_epoch_and_loss_where_they_make_the_table_too_wide() -> None:
+    run = running_run()
+    run.tasks[0].epoch, run.tasks[0].epochs = 3, 10
+    wide = runs_grid([run], now=START + 120, width=100)
+    assert wide.headers == ("RUN", "STATUS", "TASKS", "EPOCH", "STEP", "LOSS", "STARTED")
+    assert wide.rows[0][3:6] == ("3/10", "1,200", "0.3141")
+    assert "EPOCH" not in runs_grid([run], now=START + 120, width=80).headers
+    assert "LOSS" not in runs_grid([run], now=START + 120, width=70).headers
+
+
+def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
+    run = failed_run()
+    lead = run.tasks[0]
+    lead.metrics, lead.first_step_s = {"accuracy": 0.9, "loss": 0.25, "val_loss": 0.3}, 6.2
+    lead.epoch, lead.epochs, lead.steps_per_epoch = 3, 10, 400
+    lead.examples_per_second, lead.mean_steps_per_second = 2637.0, 20.6
+    shown = plain_text(closing_panel(run, PATHS, has_curves=True), 80)
+    facts = {line.split("  ")[1].strip(): line for line in shown.splitlines() if "  " in line}
+    assert facts["metrics"].endswith("loss 0.25, accuracy 0.9, val_loss 0.3")
+    assert facts["speed"].endswith("1,318 examples/s on average, first step after 6.2 s")
+    assert facts["progress"].endswith("epoch 3/10, step 1,200 of 4,000")
+    assert facts["curves"].endswith("tfcluster tensorboard k7f3")
+    assert "curves" not in plain_text(closing_panel(run, PATHS), 80)

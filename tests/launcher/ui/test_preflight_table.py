@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.preflight.rules import Finding, PreflightReport
@@ -36,6 +37,26 @@ def test_a_pipe_gets_values_with_marks_and_the_fixes_below() -> None:
             "1 problem to fix before a start",
         ]
     )
+
+
+def test_the_page_about_hosts_shows_such_a_table() -> None:
+    ours = replace(A, packages={"tensorflow": "2.21.0"}, peers=2)
+    answers = (ours, replace(B, peers=2), replace(ours, node="10.0.0.3"))
+    other = Finding(
+        *("10.0.0.2", "TensorFlow", "TensorFlow: 2.15.1 on this node, 2.21.0 on the others"),
+        "all nodes must have the same",
+    )
+    cut = [
+        Finding(
+            *(node, "peers", f"cannot connect to worker:2 ({peer}:2222): timed out"),
+            "open that port between the two (firewall, security group), or write another port",
+        )
+        for node, peer in (("10.0.0.1", "10.0.0.3"), ("10.0.0.3", "10.0.0.1"))
+    ]
+    nodes = tuple(answer.node for answer in answers)
+    report = PreflightReport(nodes, answers, (other, *cut))
+    printed = format_report(report, width=None, colours=False)
+    assert unprinted("guides/hosts.md", "TensorFlow  2.21.0", printed) == []
 
 
 def test_on_a_screen_the_red_cell_contains_the_fix() -> None:

@@ -74,13 +74,13 @@ def test_the_environment_chooses_colours_and_status_line(
     terminal = Terminal(screen, screen, environ=environ)
     assert terminal.has_colour(terminal.stderr) is coloured
     assert (terminal.paint("x", "red") == "\x1b[31mx\x1b[0m") is coloured
-    assert terminal.has_status_line is has_status
+    assert terminal.has_footer is has_status
 
 
 def test_without_a_screen_nothing_is_coloured(capfd: pytest.CaptureFixture[str]) -> None:
     terminal = Terminal(environ={"TERM": "xterm"})
     assert terminal.paint("x", "red") == "x"
-    assert not terminal.has_status_line
+    assert not terminal.has_footer
 
 
 def test_stdout_on_a_pipe_disables_the_status_line(
@@ -88,7 +88,7 @@ def test_stdout_on_a_pipe_disables_the_status_line(
 ) -> None:
     _, screen = open_screen()
     reader, stdout = pipe()
-    assert not Terminal(stdout, screen, environ={}).has_status_line
+    assert not Terminal(stdout, screen, environ={}).has_footer
     os.close(reader)
     stdout.close()
 

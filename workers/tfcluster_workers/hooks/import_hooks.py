@@ -41,7 +41,8 @@ class PostImportFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in self._attach or fullname in self._searching:
+        is_watched = fullname in self._attach or fullname == _SLOW_IMPORT
+        if not is_watched or fullname in self._searching:
             return None
         self._searching.add(fullname)
         try:
@@ -63,7 +64,11 @@ class PostImportFinder:
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
+            if name == _SLOW_IMPORT:
+                _report_phase("importing TensorFlow")
             execute(module)
+            if name == _SLOW_IMPORT:
+                _report_phase("")
             for attach in self._attach.pop(name, []):
                 call_safely(attach, module)
 
@@ -71,6 +76,12 @@ class PostImportFinder:
             loader.exec_module = exec_module
         except AttributeError:
             return  # a loader with slots: no hooks for this module
+
+
+def _report_phase(name: str) -> None:
+    from tfcluster_workers import reporting
+
+    reporting.phase(name)
 
 
 def call_safely(attach: Attach, module: ModuleType) -> None:
@@ -108,6 +119,8 @@ def _lazily(module: str, function: str) -> Attach:
     return hook
 
 
+_SLOW_IMPORT = "tensorflow"
+"""The module whose import takes so long that views show it."""
 _CALLBACKS = (("hooks.keras_hooks", "watch_callback_list"), ("callbacks", "patch"))
 _MODELS_OF_KERAS_2 = (("hooks.keras_hooks", "watch_fit"), ("hooks.save_hooks", "watch_models"))
 _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {

@@ -1,0 +1,5 @@
+"""``python -m tfcluster``: the command `tfcluster`."""
+
+from tfcluster.cli.main import entry
+
+entry()

@@ -1,0 +1,46 @@
+"""`tfcluster compare`: show runs beside each other, as a table or as a page with their curves."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from tfcluster.cli.completion import files
+from tfcluster.cli.report import write_page
+from tfcluster.errors import UsageError
+
+MOST_RUNS = 6
+"""The runs whose lines a chart can tell apart."""
+
+
+@click.command("compare")
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=files)
+@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
+              help="Write a page with the curves of the runs; - is stdout.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array with an object a run.")
+def command(runs: tuple[str, ...], target: str | None, as_json: bool) -> None:
+    """Compare two to six runs: how they ended, their results, and how their specs differ."""
+    from tfcluster.report.comparison import compare
+    from tfcluster.report.gather import gather
+    from tfcluster.rundir import registry
+    from tfcluster.ui.render import UNLIMITED, stdout_text
+    from tfcluster.ui.terminal import Terminal
+
+    found = dict.fromkeys(registry.resolve(run) for run in runs)
+    if not 2 <= len(found) <= MOST_RUNS:
+        raise UsageError(
+            f"compare takes 2 to {MOST_RUNS} different runs, not {len(found)}",
+            fix="`tfcluster ps -a` lists all runs",
+        )
+    terminal, now = Terminal(), time.time()
+    comparison = compare([gather(paths, now=now) for paths in found])
+    if as_json:
+        terminal.emit_json(comparison.to_json())
+    elif target is not None:
+        from tfcluster.report.page import render_comparison
+
+        write_page(render_comparison(comparison), target)
+    else:
+        grid = comparison.grid(terminal.stdout.width() or UNLIMITED)
+        terminal.out(stdout_text(grid, terminal))

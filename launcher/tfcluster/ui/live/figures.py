@@ -1,0 +1,210 @@
+"""The numbers of a training as a whole, from its tasks: step, epoch, totals, metrics, rate, ETA.
+
+The functions are pure; `Trend` is what a view remembers between two looks at a run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.ui.formats import cut_to_columns, format_count, format_duration
+from tfcluster.ui.lines import sanitize_text
+
+SAMPLES: Final = 30
+SAMPLE_S: Final = 2.0
+"""Shortest time between two samples of a trend."""
+SILENT_S: Final = 20.0
+"""The time without a report after which the view says how a script reports."""
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_LONGEST_METRIC: Final = 24
+_MOST_METRICS: Final = 6
+_SERVERS: Final = ("ps:", "evaluator:")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers of a training; those that nobody reported are None or empty."""
+
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    done: float | None = None
+    """The part of the training that is done, 0 to 1, where a total is known."""
+    eta_s: float | None = None
+    metrics: Mapping[str, float] | None = None
+    """Name → value, the loss first."""
+    rate: float | None = None
+    """The speed, in `unit` per second."""
+    mean_rate: float | None = None
+    """The speed of the present attempt since its first step."""
+    unit: str = "steps"
+    """``examples`` where a task knows them."""
+    rss_bytes: int | None = None
+    """The memory of all tasks together, and the `cores` that they use."""
+    cores: float | None = None
+
+
+def figures_of(snapshot: RunSnapshot) -> Figures:
+    """Return the figures of a run: those of its leading task, and the sums of all tasks."""
+    memory = [task.rss_bytes for task in snapshot.tasks if task.rss_bytes is not None]
+    cores = [task.cores for task in snapshot.tasks if task.cores is not None]
+    sums = (sum(memory) if memory else None, sum(cores) if cores else None)
+    lead = leading_task(snapshot.tasks)
+    if lead is None:
+        return Figures(rss_bytes=sums[0], cores=sums[1])
+    total = _total_steps(lead)
+    done = _part_done(lead, total)
+    speed = lead.mean_steps_per_second or lead.steps_per_second
+    left_s = (total - lead.step) / speed if total and speed and lead.step is not None else None
+    examples = lead.examples_per_second
+    return Figures(
+        step=lead.step,
+        total_steps=total,
+        epoch=lead.epoch,
+        epochs=lead.epochs,
+        done=done,
+        eta_s=None if left_s is None else max(left_s, 0.0),
+        metrics=loss_first(_metrics(snapshot.tasks, lead)),
+        rate=lead.steps_per_second if examples is None else examples,
+        mean_rate=_mean_rate(lead),
+        unit="steps" if examples is None else "examples",
+        rss_bytes=sums[0],
+        cores=sums[1],
+    )
+
+
+def leading_task(tasks: Sequence[TaskSnapshot]) -> TaskSnapshot | None:
+    """Return the task whose numbers stand for the training: of those that train, the furthest."""
+    reporting = [task for task in tasks if task.step is not None]
+    training = [task for task in reporting if not task.task.startswith(_SERVERS)]
+    return max(training or reporting, key=lambda task: task.step or 0, default=None)
+
+
+def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return `metrics` with the loss before the others, and validation metrics last."""
+    return dict(sorted(metrics.items(), key=lambda item: (item[0] != "loss", _is_late(item[0]))))
+
+
+def format_step(figures: Figures, open_end: str = ", total unknown") -> str:
+    """Return ``step 120 of 4,000``, or ``step 120, total unknown``; empty before the first."""
+    if figures.step is None:
+        return ""
+    total = figures.total_steps
+    return f"step {figures.step:,}" + (open_end if total is None else f" of {total:,}")
+
+
+def format_epoch(figures: Figures) -> str:
+    """Return ``epoch 3/10``, ``epoch 3``, or an empty string."""
+    if figures.epoch is None:
+        return ""
+    return f"epoch {figures.epoch:,}" + (f"/{figures.epochs:,}" if figures.epochs else "")
+
+
+def format_metric(name: str, value: float) -> str:
+    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {value:.4g}"
+
+
+def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
+    """Return how far the training is or came, its metrics and its speed, as facts."""
+    figures, lead = figures_of(snapshot), leading_task(snapshot.tasks)
+    if lead is None:
+        return ()
+    progress = [format_epoch(figures), format_step(figures, open_end="")]
+    metrics = list((figures.metrics or {}).items())[:_MOST_METRICS]
+    speed = []
+    if figures.mean_rate is not None:
+        speed.append(f"{format_count(figures.mean_rate)} {figures.unit}/s on average")
+    if lead.first_step_s is not None:
+        speed.append(f"first step after {format_duration(lead.first_step_s)}")
+    evaluated = [task.metrics for task in snapshot.tasks if task.task.startswith("evaluator")]
+    evaluation = [format_metric(*item) for metrics in evaluated for item in metrics.items()]
+    return (
+        ("progress", ", ".join(filter(None, progress))),
+        ("metrics", ", ".join(format_metric(*item) for item in metrics)),
+        ("evaluator", ", ".join(evaluation[:_MOST_METRICS])),
+        ("speed", ", ".join(speed)),
+    )
+
+
+def draw_trend(samples: Sequence[float], columns: int) -> str:
+    """Return the newest samples as a sparkline, between the lowest and the highest of them."""
+    shown = list(samples)[-columns:] if columns > 0 else []
+    if len(shown) < 2:
+        return ""
+    low, high = min(shown), max(shown)
+    if high - low < 0.02 * max(abs(high), 1e-12):  # noise must not look like a change
+        return _BARS[3] * len(shown)
+    scale = (len(_BARS) - 1) / (high - low)
+    return "".join(_BARS[round((value - low) * scale)] for value in shown)
+
+
+class Trend:
+    """The speed of a run over the last minute, and since when its tasks have said nothing."""
+
+    def __init__(self) -> None:
+        self.samples: deque[float] = deque(maxlen=SAMPLES)
+        self._sampled_at = self._changed_at = 0.0
+        self._step: int | None = None
+        self._phases: object = None
+
+    def note(self, snapshot: RunSnapshot, figures: Figures, now: float) -> None:
+        """Remember the speed, unless it is that of the step that was noted last."""
+        phases = [(task.attempt, task.state, task.phase) for task in snapshot.tasks]
+        if phases != self._phases:
+            self._phases, self._changed_at = phases, now
+        if figures.step is None or (self._step or 0) > figures.step:
+            self.samples.clear()  # another attempt
+        if figures.rate is None or figures.step == self._step or not _is_due(self, now):
+            return
+        self._step, self._sampled_at = figures.step, now
+        self.samples.append(figures.rate)
+
+    def is_silent(self, snapshot: RunSnapshot, now: float) -> bool:
+        """Return whether the tasks could have reported a step for a while, and none has."""
+        if snapshot.status is not Status.RUNNING or now - self._changed_at < SILENT_S:
+            return False
+        starts = [task.started_at for task in snapshot.tasks if task.started_at is not None]
+        is_busy = any(task.phase or task.frozen_by or task.step for task in snapshot.tasks)
+        return not is_busy and not snapshot.trials and now - max(starts, default=now) >= SILENT_S
+
+
+def _is_due(trend: Trend, now: float) -> bool:
+    return now - trend._sampled_at >= SAMPLE_S
+
+
+def _total_steps(task: TaskSnapshot) -> int | None:
+    if task.total_steps is not None:
+        return task.total_steps
+    if task.epochs is None or task.steps_per_epoch is None:
+        return None
+    return task.epochs * task.steps_per_epoch
+
+
+def _mean_rate(task: TaskSnapshot) -> float | None:
+    mean, present = task.mean_steps_per_second, task.steps_per_second
+    if mean is None or task.examples_per_second is None or not present:
+        return mean if task.examples_per_second is None else None
+    return task.examples_per_second * mean / present
+
+
+def _part_done(task: TaskSnapshot, total: int | None) -> float | None:
+    if total and task.step is not None:
+        return min(task.step / total, 1.0)
+    if task.epochs and task.epoch is not None:
+        return min(max(task.epoch - 1, 0) / task.epochs, 1.0)
+    return None
+
+
+def _metrics(tasks: Sequence[TaskSnapshot], lead: TaskSnapshot) -> Mapping[str, float]:
+    others = (task.metrics for task in tasks if not task.task.startswith(_SERVERS))
+    return lead.metrics or next(filter(None, others), {})
+
+
+def _is_late(name: str) -> bool:
+    return name.startswith(("val_", "lr", "learning_rate"))

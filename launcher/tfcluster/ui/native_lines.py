@@ -1,0 +1,238 @@
+"""Recognizes the lines that TensorFlow's native code writes at each start; a screen omits them.
+
+TensorFlow, absl, XLA, CUDA's libraries and gRPC write 20 to 40 lines per task before a script's
+first. Such a line has one of two forms, comes from a source file in `TABLE` and begins with a text
+given there; lines that continue it follow. Every other line is shown: one of another form, of an
+unknown source file (a custom op), an unknown text of a known file. Errors that may matter are not
+in the table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+_FORM = re.compile(
+    rb"(?:([IWE])\d{4} \d\d:\d\d:\d+\.\d+ +\d+ "
+    rb"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: ([IWE]) (?:tensorflow|external|xla|tsl)/)"
+    rb"(?:[\w.-]+/)*(\w+\.(?:cc|h)):\d+\] *"
+)
+"""absl's form, which gRPC has too (``I0000 00:00:1795436651.77 26030 port.cc:153] ``), and the one
+of TensorFlow itself until 2.20 (``2026-11-23 12:23:46.9: I tensorflow/core/util/port.cc:113] ``).
+"""
+_find_mark = re.compile(rb":(?:\d+\] |:InitializeLog|tensorflow:From )").search
+"""Finds what the first line of each message holds; a log without it costs 30 ns per line."""
+_OPTIONS = rb"\w+ \{|(?:  )*\}|(?:  )+\w+(?:: \S+| \{)|\w+: (?:true|false|\d+)"
+"""A line of a ConfigProto, without those of its first level that hold a text."""
+_FROM_TENSORFLOW = (
+    rb"WARNING:tensorflow:From \S*/(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)/\S+: "
+)
+_NATIVE_END = 3
+"""Native lines after a failed script's last line that are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of native code: its source files, its levels, how its text begins, its lines."""
+
+    files: str
+    """Names without folders, which newer releases do not write; "" for a line without a form."""
+    text: bytes
+    levels: bytes = b"I"
+    more: bytes | None = None
+    """A pattern of the whole lines that may follow."""
+    last: bytes | None = None
+    """A pattern of the whole line that ends the message after at least one line of `more`."""
+
+
+TABLE: Mapping[str, tuple[Message, ...]] = {
+    "the build and the processor": (
+        Message("port.cc", rb"oneDNN custom operations are on\. "),
+        Message(
+            "cpu_feature_guard.cc",
+            rb"This TensorFlow binary is optimized to use available CPU instructions",
+            more=rb"To enable the following instructions: .* appropriate compiler flags\.",
+        ),
+        Message("py_utils.cc", rb"TF-TRT Warning: Could not find TensorRT", b"W"),
+        Message("mlir_graph_optimization_pass.cc", rb"MLIR V1 optimization pass is not enabled"),
+        Message("dump_mlir_util.cc", rb"disabling MLIR crash reproducer, set env var"),
+        Message(
+            "cuda_dnn.cc cuda_fft.cc cuda_blas.cc",
+            rb"Unable to register cu\w+ factory: Attempting to register factory for plugin cu\w+"
+            rb" when one has already been registered",
+            b"E",
+        ),
+        Message("computation_placer.cc", rb"computation placer already registered\. ", b"WE"),
+    ),
+    "no GPU": (
+        Message("cudart_stub.cc", rb"Could not find cuda drivers on your machine, GPU will not"),
+        Message(
+            "cuda_driver.cc cuda_platform.cc",
+            rb"failed call to cuInit: (?:INTERNAL: CUDA error: Failed call to cuInit: )?"
+            rb"(?:CUDA_ERROR_NO_DEVICE: |UNKNOWN ERROR \(303\))",  # no library, no device
+            b"EW",
+        ),
+        Message(
+            "cuda_diagnostics.cc",
+            rb"kernel driver does not appear to be running on this host"
+            rb"|retrieving CUDA diagnostic information for host: |hostname: |env: CUDA_"
+            rb"|(?:libcuda|kernel) reported version is: |kernel version seems to match DSO: "
+            rb"|CUDA_VISIBLE_DEVICES is set to |verbose logging is disabled\. ",
+        ),
+    ),
+    "a GPU": (
+        Message("cuda_executor.cc", rb"successful NUMA node read from SysFS had negative value"),
+        Message(
+            "cuda_executor.cc",
+            rb"could not open file to read NUMA node: ",
+            more=rb"Your kernel may have been built without NUMA support\.",
+        ),
+        Message("gpu_device.cc", rb"Created device \S+/device:GPU:\d+ with \d+ MB memory: "),
+        Message("gpu_bfc_allocator.cc", rb"Overriding orig_value setting because the TF_", b"W"),
+        Message(
+            "service.cc",
+            rb"XLA service 0x[0-9a-f]+ initialized for platform |StreamExecutor (?:device )?[(\[]",
+        ),
+        Message("cuda_dnn.cc", rb"Loaded cuDNN version \d+"),
+        Message("device_compiler.h", rb"Compiled cluster using XLA!"),
+    ),
+    "the cluster": (
+        Message("grpc_server_lib.cc", rb"Started server with target: "),
+        Message(
+            "coordination_service.cc coordination_service.h",
+            rb"Initializing CoordinationService|Waiting for \d+/\d+ tasks to connect\."
+            rb"|/job:\S+ has (?:dis)?connected (?:to|from) coordination service\."
+            rb"|Barrier\(\S+\) has passed with status: OK$",
+        ),
+        Message("coordination_service.cc", rb"Example stragglers:", more=rb"/job:\w+/\S+:\d+"),
+        Message(
+            "coordination_service_agent.cc",
+            rb"Coordination agent has (?:successfully connected|initiated Shutdown"
+            rb"|successfully shut down)",
+        ),
+        Message("master.cc", rb"Scanning workers for devices: "),
+        Message("eager_service_impl.cc", rb"Creating a?sync eager service context with "),
+        Message("eager_service_impl.cc", rb"SessionOptions: ", more=_OPTIONS, last=b""),
+        Message(
+            "kernel_and_device.cc",
+            rb"Ignoring error status when releasing multi-device function handle UNIMPLEMENTED: ",
+        ),
+        Message("local_rendezvous.cc", rb"Local rendezvous is .*: ABORTED: Cleanup -?\d+", b"IW"),
+    ),
+    "the input": (
+        Message("generator_dataset_op.cc", rb"Memory patch applied: M_TRIM_THRESHOLD="),
+        Message("dataset.cc", rb"Input of \w+::Dataset will not be optimized because", b"W"),
+        Message("tf_record_dataset_op.cc", rb"The default buffer size is \d+, which is overridden"),
+        Message(
+            "local_rendezvous.cc",
+            rb"Local rendezvous is aborting with status: OUT_OF_RANGE: End of sequence",
+            b"IW",
+            more=rb"\t \[\[.*\]\].*",
+        ),
+    ),
+    "gRPC": (
+        Message("fork_posix.cc", rb"Other threads are currently calling into gRPC, ", b"IWE"),
+        Message("ev_poll_posix.cc ev_epoll1_linux.cc", rb"FD from fork parent still in ", b"IWE"),
+    ),
+    "absl's banner": (
+        Message(
+            "",
+            rb"WARNING: All log messages before absl::InitializeLog\(\) is called are written to"
+            rb" STDERR$",
+        ),
+    ),
+    "TensorFlow's own use of what it deprecates": (
+        Message(
+            "",
+            _FROM_TENSORFLOW + rb".* is deprecated and will be removed (?:after|in) .*$",
+            more=rb"Instructions for updating:",
+            last=rb".+",
+        ),
+        Message(
+            "",
+            _FROM_TENSORFLOW + rb"The name \S+ is deprecated\. Please use \S+ instead\.$",
+            more=rb"",
+        ),
+    ),
+}
+"""The messages by subject; `tests/launcher/ui/native` has them as they were logged."""
+
+
+def _by_file() -> Mapping[bytes, Sequence[Message]]:
+    found = defaultdict(list)
+    for message in chain(*TABLE.values()):
+        for name in message.files.split() or [""]:
+            found[name.encode()].append(message)
+    return found
+
+
+_BY_FILE = _by_file()
+
+
+def find_message(line: bytes) -> Message | None:
+    """Return the message that `line` (without its newline) begins, or None: an unknown line."""
+    form = _FORM.match(line)
+    level, file, text = b"I", b"", line
+    if form is not None:
+        level, file, text = form[1] or form[2], form[3], line[form.end() :]
+    for message in _BY_FILE.get(file, ()):
+        if level in message.levels and re.match(message.text, text):
+            return message
+    return None
+
+
+class NativeFilter:
+    """Drops the known native messages from one log, which comes in blocks of whole lines."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        """The number of lines dropped so far."""
+        self._message: Message | None = None
+        """The message that the next line may continue."""
+        self._has_more = False
+
+    def __call__(self, block: bytes) -> bytes:
+        """Return the lines of `block` that are not native noise."""
+        if self._message is None and not _find_mark(block):
+            return block
+        lines = block[:-1].split(b"\n")
+        kept = [line + b"\n" for line in lines if not self._drops(line)]
+        self.dropped += len(lines) - len(kept)
+        return b"".join(kept)
+
+    def interrupt(self) -> None:
+        """Expect no more lines of the last message: others were not seen."""
+        self._message = None
+
+    def _drops(self, line: bytes) -> bool:
+        if self._message is not None and self._continues(self._message, line):
+            return True
+        self._message = find_message(line) if _find_mark(line) else None
+        self._has_more = False
+        return self._message is not None
+
+    def _continues(self, message: Message, line: bytes) -> bool:
+        if message.more is not None and re.fullmatch(message.more, line):
+            self._has_more = True
+            return True
+        if self._has_more and message.last is not None and re.fullmatch(message.last, line):
+            self._message = None
+            return True
+        return False
+
+
+def last_of_culprit(lines: Sequence[bytes], count: int) -> list[bytes]:
+    """Return the last `count` lines of a failed task's log without native noise, but with its end.
+
+    Of the native lines after the script's last line, which may say why the task ended, the last
+    `_NATIVE_END` stay; all of them do if the script wrote nothing.
+    """
+    native = NativeFilter()
+    shown = [number for number, line in enumerate(lines) if native(line + b"\n")]
+    if not shown:
+        return list(lines[-count:])
+    end = lines[shown[-1] + 1 :][-_NATIVE_END:]
+    return [*(lines[number] for number in shown), *end][-count:]

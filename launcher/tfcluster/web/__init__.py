@@ -1,0 +1,1 @@
+"""The web page of `tfcluster ui`: a small server for this user's browser on this machine."""

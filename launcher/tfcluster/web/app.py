@@ -1,0 +1,170 @@
+"""The routes of `tfcluster ui`: pages, JSON about runs, streams of changes, and the stop button."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.templating import Jinja2Templates
+
+from tfcluster import __version__
+from tfcluster.agent import foreign_json
+from tfcluster.errors import TfclusterError, UnknownRunError, UsageError
+from tfcluster.run_handle import Run
+from tfcluster.rundir import registry, series
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.web import log_pages
+from tfcluster.web.run_data import RunIndex, describe_run, to_bytes
+from tfcluster.web.security import MAX_BODY_BYTES
+from tfcluster.web.streams import Streams
+
+_FOLDER: Final = Path(__file__).parent
+_MOST_COMPARED: Final = 6
+_POINTS: Final = 600
+_MOST_POINTS: Final = 5000
+_LINES: Final = 200
+
+
+class Site:
+    """The pages and the API over the runs of one home."""
+
+    def __init__(self, home: Path, *, csrf: str, read_only: bool) -> None:
+        self._index = RunIndex(home)
+        self.streams = Streams(self._index)
+        self._read_only = read_only
+        self._templates = Jinja2Templates(_FOLDER / "templates")
+        shared = {"version": __version__, "csrf": csrf, "read_only": read_only}
+        self._templates.env.globals.update(shared)
+
+    def app(self) -> Starlette:
+        """Return the application; `security.Guard` decides who may use it."""
+        one = "/runs/{run_id}"
+        pages = [
+            Route("/", self._list_page),
+            Route(one, self._run_page),
+            Route("/compare", self._compare_page),
+        ]
+        api = [
+            Route("/api/runs", self._list),
+            Route("/api/stream", self._list_stream),
+            Route(f"/api{one}", self._run),
+            Route(f"/api{one}/history", self._history),
+            Route(f"/api{one}/logs", self._logs),
+            Route(f"/api{one}/stream", self._run_stream),
+            Route(f"/api{one}/stop", self._stop, methods=["POST"]),
+        ]
+        static = Mount("/static", StaticFiles(directory=_FOLDER / "static", check_dir=False))
+        handlers: dict[Any, Callable[..., Response | Awaitable[Response]]] = {
+            TfclusterError: self._failed,
+            HTTPException: self._failed,
+        }
+        return Starlette(routes=[*pages, *api, static], exception_handlers=handlers)
+
+    def _list_page(self, request: Request) -> Response:
+        return self._page(request, "runs")
+
+    def _run_page(self, request: Request) -> Response:
+        return self._page(request, "run", run_id=self._find(request).run_id)
+
+    def _compare_page(self, request: Request) -> Response:
+        names = [name for name in request.query_params.get("runs", "").split(",") if name]
+        if len(names) > _MOST_COMPARED:
+            raise UsageError(f"a page compares at most {_MOST_COMPARED} runs")
+        return self._page(request, "compare", run_ids=[self._index.find(n).run_id for n in names])
+
+    def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:
+        return self._templates.TemplateResponse(request, f"{name}.html", context, status)
+
+    def _list(self, request: Request) -> Response:
+        return _json({"home": str(self._index.home), "runs": self._index.rows()})
+
+    def _run(self, request: Request) -> Response:
+        return _json(describe_run(self._find(request)) | {"read_only": self._read_only})
+
+    def _history(self, request: Request) -> Response:
+        most = _number(request, "most", least=8, most=_MOST_POINTS) or _POINTS
+        return _json(series.read_history(self._find(request), most=most).to_json())
+
+    def _logs(self, request: Request) -> Response:
+        paths, chosen = self._find(request), request.query_params
+        query = log_pages.Query(
+            task=chosen.get("task") or None,
+            attempt=_number(request, "attempt"),
+            cursor=chosen.get("offset") or "end",
+            backward=chosen.get("direction") != "forward",
+            lines=_number(request, "lines", least=1) or _LINES,
+            grep=chosen.get("grep", ""),
+        )
+        return _json(log_pages.read_page(paths, registry.load(paths), query))
+
+    async def _list_stream(self, request: Request) -> Response:
+        return _stream(self.streams, None, None)
+
+    async def _run_stream(self, request: Request) -> Response:
+        paths = await run_in_threadpool(self._find, request)
+        last = request.headers.get("last-event-id", "")
+        is_place = last.isascii() and last.isdecimal() and len(last) <= 18
+        return _stream(self.streams, paths, int(last) if is_place else _number(request, "offset"))
+
+    async def _stop(self, request: Request) -> Response:
+        now = (await _body(request)).get("now") is True
+        paths = await run_in_threadpool(self._find, request)
+        why = "the page of tfcluster ui" + (": now" if now else "")
+        was_live = await run_in_threadpool(Run(paths).ask_to_stop, why=why, now=now)
+        return _json({"stopping": was_live}, 202 if was_live else 200)
+
+    def _find(self, request: Request) -> RunPaths:
+        return self._index.find(request.path_params["run_id"])
+
+    def _failed(self, request: Request, error: Exception) -> Response:
+        """Return an error as JSON or as a page."""
+        status, message, fix = 409, str(error), ""
+        if isinstance(error, HTTPException):
+            status, message = error.status_code, error.detail
+        elif isinstance(error, TfclusterError):
+            message, fix = error.message, error.fix
+            if isinstance(error, UsageError):
+                status = 404 if isinstance(error, UnknownRunError) else 400
+        if request.url.path.startswith("/api/"):
+            return _json({"error": message, "fix": fix}, status)
+        return self._page(request, "message", status, title=message, fix=fix)
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(to_bytes(value), status, media_type="application/json")
+
+
+def _stream(streams: Streams, paths: RunPaths | None, offset: int | None) -> Response:
+    frames = streams.follow(paths, offset)
+    return StreamingResponse(frames, media_type="text/event-stream")
+
+
+def _number(request: Request, name: str, *, least: int = 0, most: int = 1 << 48) -> int | None:
+    """Return a parameter of the URL, or None without it. Raises UsageError."""
+    text = request.query_params.get(name, "")
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()) or len(text) > 18:
+        raise UsageError(f"{name} is not a number: {text[:80]!r}")
+    return max(least, min(int(text), most))
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    """Return the JSON object that a request sent; empty without one. Raises UsageError."""
+    found = b""
+    async for chunk in request.stream():
+        found += chunk
+        if len(found) > MAX_BODY_BYTES:
+            raise HTTPException(413, "the request is too large")
+    try:
+        return foreign_json.parse_json_object(found) if found else {}
+    except ValueError as error:
+        raise UsageError(f"the request is not a JSON object: {error}") from error

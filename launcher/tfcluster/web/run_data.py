@@ -1,0 +1,217 @@
+"""The runs as the API describes them: the list of all, and everything about one."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from tfcluster.agent import foreign_json
+from tfcluster.errors import RunFolderError, UnknownRunError
+from tfcluster.plans.plan import Plan, TaskId
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import DamagedRunError
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
+from tfcluster.rundir.states import Status
+from tfcluster.typed_json import to_json
+from tfcluster.ui import history, plan_view
+from tfcluster.ui.formats import format_exit
+from tfcluster.ui.lines import last_lines
+
+_OF_THE_TASK = (
+    *("epoch", "epochs", "steps_per_epoch", "step", "total_steps"),
+    *("steps_per_second", "examples_per_second"),
+)
+_OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
+
+
+def to_bytes(value: Any) -> bytes:
+    """Return JSON in ASCII, so that no string, whatever a task has put into it, can break it."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"), default=dict).encode()
+    except ValueError:
+        return json.dumps(_finite(value), separators=(",", ":"), default=dict).encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not isfinite(value):
+        return to_json_numbers({"": value})[""]
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class RunIndex:
+    """All runs of a home; a state is read again only when it has changed."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self._files: dict[str, registry.StateFile] = {}
+        self._rows: dict[str, tuple[RunSnapshot, Status, dict[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def folder(self) -> Path:
+        return self.home / "runs"
+
+    def find(self, run_id: str) -> RunPaths:
+        """Return the paths of a run of this home; raises UnknownRunError for any other name."""
+        paths = RunPaths.of(run_id, self.home)
+        is_name = run_id not in ("", ".", "..") and "/" not in run_id and "\0" not in run_id
+        if is_name and is_own(paths.root, is_folder=True):
+            return paths
+        raise UnknownRunError(f"there is no run {run_id!r}", fix="the first page lists all runs")
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return one row for each run, newest first."""
+        found: dict[str, dict[str, Any]] = {}
+        with self._lock:
+            for name in _names(self.folder):
+                paths = RunPaths.of(name, self.home)
+                if is_own(paths.root, is_folder=True) and (row := self._row(paths)):
+                    found[name] = row
+            for name in self._files.keys() - found.keys():
+                del self._files[name]
+                self._rows.pop(name, None)
+        return sorted(found.values(), key=lambda row: row["started_at"] or 0.0, reverse=True)
+
+    def _row(self, paths: RunPaths) -> dict[str, Any]:
+        """Return the row of a run; empty for a folder that does not have a state yet."""
+        file = self._files.setdefault(paths.run_id, registry.StateFile(paths))
+        snapshot = file.read()
+        if snapshot is None:
+            return _damaged_row(paths) if paths.state.exists() else {}
+        status = current_status(snapshot)
+        known = self._rows.get(paths.run_id)
+        if known is None or known[0] is not snapshot or known[1] is not status:
+            known = (snapshot, status, _describe_row(snapshot, status))
+            self._rows[paths.run_id] = known
+        return known[2]
+
+
+def is_own(path: Path, *, is_folder: bool = False) -> bool:
+    """Return whether `path` is a regular file or a folder: no link, no pipe, no device."""
+    try:
+        mode = path.lstat().st_mode
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISDIR(mode) if is_folder else stat.S_ISREG(mode)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def current_status(snapshot: RunSnapshot) -> Status:
+    """Return the status: `lost` if the run is not over but its coordinator is gone."""
+    if snapshot.status.is_final or registry.coordinator_of(snapshot).is_alive() is not False:
+        return snapshot.status
+    return Status.LOST
+
+
+def chief_of(snapshot: RunSnapshot) -> TaskSnapshot | None:
+    """Return the task whose progress stands for the run: the chief, else the furthest one."""
+    tasks = {task.task: task for task in snapshot.tasks}
+    first = tasks.get("chief:0") or tasks.get("worker:0")
+    if first is not None and first.step is not None:
+        return first
+    reporting = [task for task in snapshot.tasks if task.step is not None]
+    return max(reporting, key=lambda task: task.step or 0, default=first)
+
+
+def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
+    row: dict[str, Any] = {name: getattr(snapshot, name) for name in _OF_THE_RUN}
+    code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
+    gathering = ", gathering" if snapshot.gathering else ""
+    row |= {
+        "status": str(status),
+        "status_text": f"{str(status).replace('_', ' ')}{code}{gathering}",
+    }
+    row |= {"tasks": len(snapshot.tasks), "restarts": len(snapshot.restarts)}
+    row["reason"] = history.format_short_reason(snapshot)
+    task = chief_of(snapshot)
+    row |= {name: getattr(task, name, None) for name in _OF_THE_TASK}
+    row["task"] = task.task if task is not None else None
+    row["metrics"] = to_json_numbers(task.metrics) if task is not None else {}
+    return row
+
+
+def _damaged_row(paths: RunPaths) -> dict[str, Any]:
+    try:
+        registry.load(paths)
+        return {}
+    except DamagedRunError as error:
+        why, changed_at = error.why, error.changed_at
+    row: dict[str, Any] = dict.fromkeys((*_OF_THE_RUN, *_OF_THE_TASK, "task"))
+    row |= {"run": paths.run_id, "name": paths.run_id, "started_at": changed_at}
+    row |= {"status": "damaged", "status_text": "damaged", "reason": why}
+    return row | {"tasks": 0, "restarts": 0, "metrics": {}}
+
+
+def describe_run(paths: RunPaths) -> dict[str, Any]:
+    """Return everything about a run but its curves and logs. Raises DamagedRunError."""
+    snapshot = registry.load(paths)
+    spec = str(paths.spec) if snapshot.spec is None else snapshot.spec
+    facts = history.list_facts(snapshot)
+    return {
+        "snapshot": snapshot.to_json() | {"folder": str(paths.root)},
+        "plan": _describe_plan(paths, snapshot),
+        "diagnosis": _describe_diagnosis(paths, snapshot),
+        "summary": {"folder": str(paths.root), "spec": spec, "facts": facts},
+    }
+
+
+def _describe_plan(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any]:
+    """Return the commands and variables of all tasks, without the values of secrets."""
+    try:
+        plan = _with_addresses(registry.load_plan(paths), snapshot)
+    except RunFolderError as error:
+        return {"problem": error.message}
+    facts = {name: getattr(plan, name) for name in ("name", "kind", "strategy", "notes")}
+    return facts | {"tasks": [_describe_task(plan, task.id) for task in plan.tasks]}
+
+
+def _with_addresses(plan: Plan, snapshot: RunSnapshot) -> Plan:
+    """Return the plan with the hosts and ports that were chosen at the start."""
+    hosts, ports = dict[str, str](), dict[TaskId, int]()
+    for task in snapshot.tasks:
+        host, _, port = task.address.rpartition(":")
+        if host and port.isdecimal():
+            hosts[task.node], ports[TaskId.parse(task.task)] = host, int(port)
+    return plan.at(hosts, ports)
+
+
+def _describe_task(plan: Plan, task_id: TaskId) -> dict[str, Any]:
+    found: dict[str, Any] = to_json(plan_view.task_json(plan, task_id))
+    config = next((v["value"] for v in found["env"] if v["name"] == "TF_CONFIG"), None)
+    try:
+        found["tf_config"] = None if config is None else foreign_json.parse_json_object(config)
+    except ValueError:
+        found["tf_config"] = None
+    return found | {"start": plan_view.start_line(plan.task(task_id))}
+
+
+def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any] | None:
+    """Return why the run failed, with the last lines of the task that failed first."""
+    cause = history.root_cause(snapshot)
+    if cause is None:
+        return None
+    log = history.log_of_cause(snapshot)
+    path = paths.root / log if log is not None else paths.logs
+    return {
+        **{name: cause.get(name) for name in ("task", "attempt", "reason", "hint", "docs")},
+        "how": format_exit(cause.get("exit_code"), cause.get("signal")),
+        "collateral": history.collateral(snapshot),
+        "text": [*history.format_fix(cause), *history.format_consequences(snapshot)],
+        "log": log,
+        "lines": last_lines(path) if is_own(path) else (),
+    }

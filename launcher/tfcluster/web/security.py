@@ -1,0 +1,146 @@
+"""Decides who may use the server: this user's browser, on this machine, from our own pages.
+
+A loopback port is open to every user of the machine and to every page that the browser shows.
+The first needs the token of the printed URL; against the others there are the checks of the Host
+header (DNS rebinding), of the page that sent a request, and of a token in each POST (CSRF).
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    Message = MutableMapping[str, Any]
+    Receive = Callable[[], Awaitable[Message]]
+    Send = Callable[[Message], Awaitable[None]]
+
+MAX_BODY_BYTES: Final = 4096
+"""The largest body of a request."""
+_TOKEN_BYTES: Final = 32
+CSRF_HEADER: Final = "x-csrf-token"
+_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
+    " connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self';"
+    " frame-ancestors 'none'"
+)
+_HEADERS: Final = {
+    "content-security-policy": _POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_TO_THE_PAGE: Final = (
+    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
+    '<title>tfcluster</title><a href="/">tfcluster</a>'
+)
+
+
+def _new_key() -> str:
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The random strings of one server; they are never logged, and end with it."""
+
+    token: str = field(default_factory=_new_key, repr=False)
+    """The token of the printed URL."""
+    session: str = field(default_factory=_new_key, repr=False)
+    """The value of the cookie that a browser gets for the token."""
+    csrf: str = field(default_factory=_new_key, repr=False)
+    """The string that only our own pages can send."""
+
+
+class Guard:
+    """The ASGI application that answers what is refused, and passes everything else to `app`."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, *, port: int, read_only: bool) -> None:
+        self._app, self._keys, self._read_only = app, keys, read_only
+        self._cookie = f"tfcluster-{port}"  # browsers send a cookie to all ports of a host
+        self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return  # uvicorn was started without web sockets and lifespan events
+
+        async def send_secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(_HEADERS)
+                is_static = scope["path"].startswith("/static/")
+                headers["cache-control"] = "no-cache" if is_static else "no-store"
+            await send(message)
+
+        request = Request(scope)
+        await (self._answer(request) or self._app)(scope, receive, send_secured)
+
+    def _answer(self, request: Request) -> Response | None:
+        """Return the answer to a request that does not reach the application, else None."""
+        if request.headers.getlist("host") not in [[host] for host in self._hosts]:
+            return _refuse(421, "This server has the name 127.0.0.1 only.")
+        if request.method not in ("GET", "HEAD", "POST"):
+            return _refuse(405, "This server knows GET and POST only.")
+        if not request.headers.get("content-length", "0").isdecimal() or (
+            int(request.headers.get("content-length", "0")) > MAX_BODY_BYTES
+        ):
+            return _refuse(413, "The request is too large.")
+        if "token" in request.query_params and request.url.path == "/":
+            return self._log_in(request)
+        if not _equal(request.cookies.get(self._cookie, ""), self._keys.session):
+            return _refuse(401, "Open the URL that `tfcluster ui` has printed: it holds the key.")
+        if not _is_from_own_page(request):
+            return _refuse(403, "The request came from another page.")
+        return self._check_post(request) if request.method == "POST" else None
+
+    def _log_in(self, request: Request) -> Response:
+        """Return the cookie for the token, and the way to the page, whose URL has no token."""
+        if not _equal(request.query_params["token"], self._keys.token):
+            return _refuse(401, "This URL is of an earlier `tfcluster ui`: open the newest one.")
+        # After a redirect a browser keeps a strict cookie back if the click was on another site's
+        # page (a terminal in the browser, a chat); what our own page then loads gets it.
+        is_foreign = request.headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        response = HTMLResponse(_TO_THE_PAGE) if is_foreign else RedirectResponse("/", 303)
+        response.set_cookie(self._cookie, self._keys.session, httponly=True, samesite="strict")
+        return response
+
+    def _check_post(self, request: Request) -> Response | None:
+        if request.headers.get("origin") != f"http://{request.headers['host']}":
+            return _refuse(403, "The request came from another page.")
+        if not _equal(request.headers.get(CSRF_HEADER, ""), self._keys.csrf):
+            return _refuse(403, "The page is of an earlier `tfcluster ui`: load it again.")
+        if self._read_only:
+            return _refuse(403, "This page was started with --read-only.")
+        return None
+
+
+def _is_from_own_page(request: Request) -> bool:
+    """Return whether the user, or a page of ours, sent the request.
+
+    Other sites and other ports of this machine are "cross-site" and "same-site" to a browser. Only
+    a page may be opened from there, as from a bookmark: what it answers is shown, never given out.
+    """
+    headers = request.headers
+    if request.url.path.startswith(("/api/", "/static/")):
+        own = (None, f"http://{headers['host']}")
+        is_own_site = headers.get("sec-fetch-site") in (None, "same-origin", "none")
+        return is_own_site and headers.get("origin") in own
+    return headers.get("sec-fetch-dest") in (None, "document")
+
+
+def _equal(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode())
+
+
+def _refuse(status: int, why: str) -> Response:
+    return PlainTextResponse(f"{why}\n", status)

@@ -1,0 +1,298 @@
+// Line charts on uPlot, with a text alternative, the keyboard, both themes, and gaps for NaN.
+
+import { el, oncePerFrame, write } from "./dom.js";
+import { bytes, metric } from "./formats.js";
+
+const HEIGHT = 180;
+const SERIES = 6;
+const charts = new Set();
+const colours = new Map();
+
+/** Return the colour that a variable of the style sheet has in the present theme. */
+function colour(name) {
+  if (!colours.has(name)) {
+    const probe = el("span");
+    probe.style.color = `var(--${name})`;
+    document.body.append(probe);
+    colours.set(name, getComputedStyle(probe).color);
+    probe.remove();
+  }
+  return colours.get(name);
+}
+
+function redrawAll() {
+  colours.clear();
+  for (const chart of charts) chart.rebuild();
+}
+document.addEventListener("themechange", redrawAll);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawAll);
+
+/** Return the name of the colour of the series `index`. */
+export function seriesColour(index) {
+  return `series-${(index % SERIES) + 1}`;
+}
+
+/**
+ * One chart: a figure with a caption of latest values, the plot, and a table for screen readers.
+ *
+ * A line is `{label, colour, dashed, faint, points}`; a point is `[x, y]` with y null where the
+ * value is not finite, which leaves a gap and a cross. A mark is `{x, kind}`, with kind `restart`,
+ * `checkpoint` or `failure`. Lines with one label are one curve in parts; the last one is named.
+ */
+export class Chart {
+  constructor(title, format) {
+    Object.assign(this, { title, format, lines: [], marks: [], axis: "step", data: [[]], plot: null });
+    this.where = el("span", { class: "where" });
+    this.keys = el("span", { class: "keys" });
+    this.place = el("div", { class: "plot", "aria-hidden": "true" });
+    this.table = el("table");
+    this.reading = el("p", { class: "hidden", role: "status" });
+    this.root = el(
+      "figure",
+      {
+        class: "chart",
+        tabindex: "0",
+        "aria-label": `Chart of ${title}. Left and right arrow keys read its values.`,
+        onkeydown: (event) => this.key(event),
+        onblur: () => this.select(null),
+      },
+      el("figcaption", {}, el("strong", {}, title), this.where, this.keys),
+      this.place,
+      el("div", { class: "hidden" }, this.table, this.reading),
+    );
+    this.isZoomed = false;
+    this.draw = oncePerFrame(() => this.render());
+    this.resize = new ResizeObserver(() => this.fit());
+    this.resize.observe(this.place);
+    charts.add(this);
+  }
+
+  show(lines, marks, axis) {
+    const shape = (all) => all.map((line) => [line.label, line.colour, line.dashed, line.faint]);
+    const isSame = this.axis === axis && JSON.stringify(shape(lines)) === JSON.stringify(shape(this.lines));
+    Object.assign(this, { lines, marks, axis });
+    if (!isSame) this.discard();
+    this.draw();
+  }
+
+  remove() {
+    charts.delete(this);
+    this.resize.disconnect();
+    this.discard();
+    this.root.remove();
+  }
+
+  rebuild() {
+    this.discard();
+    this.draw();
+  }
+
+  discard() {
+    this.plot?.destroy();
+    this.plot = null;
+    this.isZoomed = false;
+    this.cursor = null;
+  }
+
+  fit() {
+    const width = this.place.clientWidth;
+    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: HEIGHT });
+    else if (!this.plot) this.draw();
+  }
+
+  render() {
+    this.data = align(this.lines);
+    this.describe(null);
+    this.fillTable();
+    if (this.plot) this.plot.setData(this.data, !this.isZoomed);
+    else if (this.place.clientWidth) this.plot = new uPlot(this.options(), this.data, this.place);
+  }
+
+  options() {
+    const axis = {
+      stroke: colour("muted"),
+      font: "11px system-ui, sans-serif",
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { show: false },
+    };
+    return {
+      width: this.place.clientWidth,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { sync: { key: "tfcluster" }, points: { size: 6 }, drag: { x: true, y: false } },
+      scales: { x: { time: false } },
+      axes: [
+        { ...axis, size: 24, space: 60, values: (_, all) => all.map(this.axis === "time" ? timeTick : tick), ...(this.axis === "time" && { incrs: TIME_STEPS }) },
+        { ...axis, size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)), values: (_, all) => all.map(this.format === bytes ? bytes : metric) },
+      ],
+      series: [{}, ...this.lines.map((line) => this.series(line))],
+      hooks: {
+        draw: [(plot) => this.drawMarks(plot)],
+        setCursor: [(plot) => this.describe(plot.cursor.idx)],
+        setSelect: [(plot) => (this.isZoomed = plot.select.width > 0)],
+        ready: [(plot) => plot.over.addEventListener("dblclick", () => (this.isZoomed = false))],
+      },
+    };
+  }
+
+  series(line) {
+    const stroke = colour(line.colour);
+    return {
+      stroke,
+      width: 1.75,
+      alpha: line.faint ? 0.4 : 1,
+      dash: line.dashed ? [3, 3] : undefined,
+      points: { size: 5, fill: stroke },
+    };
+  }
+
+  drawMarks(plot) {
+    const { ctx, bbox } = plot;
+    const scale = devicePixelRatio;
+    const at = (x) => Math.round(plot.valToPos(x, "x", true));
+    ctx.save();
+    ctx.beginPath();
+    ctx.rect(bbox.left - 6 * scale, bbox.top, bbox.width + 12 * scale, bbox.height);
+    ctx.clip();
+    ctx.lineWidth = 1.25 * scale;
+    for (const mark of this.marks) {
+      const x = at(mark.x);
+      if (mark.kind === "checkpoint") drawTriangle(ctx, x, bbox.top + bbox.height, 5 * scale);
+      else drawUpright(ctx, x, bbox, mark.kind === "failure" ? "bad" : "warn", scale);
+    }
+    for (const line of this.lines) {
+      ctx.strokeStyle = colour(line.colour);
+      let last = -Infinity;
+      for (const [x, y] of line.points) {
+        if (y !== null || at(x) - last < 8 * scale) continue;
+        last = at(x);
+        drawCross(ctx, last, bbox.top + 7 * scale, 3.5 * scale);
+      }
+    }
+    ctx.restore();
+  }
+
+  /** Show the values at `index` of the data, or the latest ones. */
+  describe(index) {
+    const shown = new Map();
+    this.lines.forEach((line, place) => {
+      const value = index == null ? line.latest : this.valueNear(place + 1, index);
+      if (value !== undefined) shown.set(line.label, { line, value });
+    });
+    const keys = [...shown.values()].map(({ line, value }) => {
+      const sample = el("i", { class: line.dashed ? "dashed" : "" });
+      sample.style.borderColor = `var(--${line.colour})`;
+      return el("span", { class: "key" }, sample, `${line.label} `, el("b", {}, this.text(value)));
+    });
+    this.keys.replaceChildren(...keys, this.more ?? "");
+    write(this.where, index == null ? "" : this.whereText(index));
+  }
+
+  text(value) {
+    return typeof value === "string" ? value : value === null ? "not a number" : this.format(value);
+  }
+
+  whereText(index) {
+    const x = this.data[0][index];
+    return this.axis === "time" ? `at ${timeTick(x)}` : `at step ${tick(x)}`;
+  }
+
+  /** Return the value of a line at `index`, or the last one before it: lines have points of their own. */
+  valueNear(place, index) {
+    const values = this.data[place];
+    for (let at = index; at >= 0; at -= 1) if (values[at] !== undefined) return values[at];
+    return undefined;
+  }
+
+  fillTable() {
+    const rows = this.lines.filter((line) => !line.faint).map((line) => {
+      const known = line.points.map((point) => point[1]).filter((value) => value !== null);
+      const [least, most] = known.length ? [Math.min(...known), Math.max(...known)] : [null, null];
+      const cells = [line.latest, least, most].map((value) => el("td", {}, this.text(value ?? null)));
+      return el("tr", {}, el("th", { scope: "row" }, line.label), cells, el("td", {}, line.points.length - known.length));
+    });
+    const heads = ["Curve", "Latest", "Least", "Greatest", "Points that are not numbers"];
+    this.table.replaceChildren(
+      el("caption", {}, this.title),
+      el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+      el("tbody", {}, rows),
+    );
+  }
+
+  key(event) {
+    const last = this.data[0].length - 1;
+    if (!this.plot || last < 0) return;
+    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+    if (event.key === "Escape") this.select(null);
+    else if (event.key in moves) {
+      const from = this.cursor ?? last + (moves[event.key] < 0 ? 1 : 0);
+      this.select(Math.max(0, Math.min(last, from + moves[event.key])));
+    } else return;
+    event.preventDefault();
+  }
+
+  select(index) {
+    if (!this.plot || (index === null && this.cursor == null)) return;
+    this.cursor = index;
+    const left = index === null ? -10 : this.plot.valToPos(this.data[0][index], "x");
+    this.plot.setCursor({ left, top: index === null ? -10 : 10 });
+    this.describe(index);
+    const spoken = [this.where, ...this.keys.children].map((part) => part.textContent);
+    write(this.reading, index === null ? "" : spoken.join(", "));
+  }
+}
+
+/** Return uPlot's columns: all x, then for each line its y, undefined where it has no point. */
+function align(lines) {
+  const xs = [...new Set(lines.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
+  const place = new Map(xs.map((x, index) => [x, index]));
+  const columns = lines.map((line) => {
+    const ys = new Array(xs.length).fill(undefined);
+    for (const [x, y] of line.points) ys[place.get(x)] = y;
+    return ys;
+  });
+  return [xs, ...columns];
+}
+
+const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+
+function tick(value) {
+  if (Math.abs(value) >= 1e6) return `${+(value / 1e6).toFixed(2)}M`;
+  return Math.abs(value) >= 1e4 ? `${+(value / 1e3).toFixed(1)}k` : `${+value.toFixed(2)}`;
+}
+
+function timeTick(seconds) {
+  const whole = Math.round(seconds);
+  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  if (hours >= 48) return `${+(hours / 24).toFixed(1)} d`;
+  if (hours) return `${hours}:${String(minutes).padStart(2, "0")} h`;
+  return whole >= 60 ? `${minutes}:${String(rest).padStart(2, "0")} min` : `${whole} s`;
+}
+
+function drawUpright(ctx, x, bbox, name, scale) {
+  ctx.strokeStyle = colour(name);
+  ctx.setLineDash([4 * scale, 3 * scale]);
+  ctx.beginPath();
+  ctx.moveTo(x, bbox.top);
+  ctx.lineTo(x, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.setLineDash([]);
+}
+
+function drawTriangle(ctx, x, bottom, size) {
+  ctx.fillStyle = colour("good");
+  ctx.beginPath();
+  ctx.moveTo(x - size, bottom);
+  ctx.lineTo(x, bottom - 1.6 * size);
+  ctx.lineTo(x + size, bottom);
+  ctx.fill();
+}
+
+function drawCross(ctx, x, y, size) {
+  ctx.beginPath();
+  ctx.moveTo(x - size, y - size);
+  ctx.lineTo(x + size, y + size);
+  ctx.moveTo(x + size, y - size);
+  ctx.lineTo(x - size, y + size);
+  ctx.stroke();
+}

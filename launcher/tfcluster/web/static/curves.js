@@ -1,0 +1,156 @@
+// The curves of a run: from the server's history to the lines of charts, over steps or time.
+
+import { clean } from "./dom.js";
+import { bytes, metric, rate } from "./formats.js";
+
+const MOST_LINES = 6;
+const MOST_POINTS = 3000;
+const NOT_FINITE = { NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity };
+const SPEEDS = ["steps_per_second", "examples_per_second"];
+
+/** The history of one run: the server's curves and timeline, and the events that followed. */
+export class History {
+  constructor(record) {
+    this.startedAt = record.started_at;
+    this.timeline = record.timeline;
+    this.skipped = record.skipped;
+    this.curves = new Map();
+    this.steps = new Map();
+    for (const curve of record.curves) {
+      this.curves.set(keyOf(curve.task, curve.kind, curve.name), curve);
+      if (curve.kind !== "usage") this.steps.set(curve.task, curve.points.at(-1)?.[1]);
+    }
+  }
+
+  /** Add `progress` and `usage` events; return whether a curve is now too long for a chart. */
+  addPoints(events) {
+    for (const event of events) {
+      const time = this.timeOf(event);
+      if (event.type === "progress") {
+        this.steps.set(event.task, event.step);
+        this.add(time, event.task, "metric", event.metrics);
+        this.add(time, event.task, "speed", Object.fromEntries(SPEEDS.map((name) => [name, event[name]])));
+      } else {
+        for (const [task, used] of Object.entries(event.tasks ?? {})) this.add(time, task, "usage", used);
+      }
+    }
+    return [...this.curves.values()].some((curve) => curve.points.length > MOST_POINTS);
+  }
+
+  add(time, task, kind, values) {
+    for (const [name, value] of Object.entries(values ?? {})) {
+      if (typeof value !== "number" && !(typeof value === "string" && value in NOT_FINITE)) continue;
+      const key = keyOf(task, kind, name);
+      const curve = this.curves.get(key) ?? { task, kind, name, points: [] };
+      this.curves.set(key, curve);
+      if (time > (curve.points.at(-1)?.[0] ?? -1)) curve.points.push([time, this.steps.get(task) ?? null, value]);
+    }
+  }
+
+  /** Add events of the timeline; those it has already, by their numbers, are ignored. */
+  addMoments(events) {
+    const last = this.timeline.at(-1)?.seq ?? 0;
+    for (const event of events) if (event.seq > last) this.timeline.push({ t: this.timeOf(event), ...event });
+  }
+
+  timeOf(event) {
+    this.startedAt ||= event.time;
+    return Math.round(1000 * (event.time - this.startedAt)) / 1000;
+  }
+
+  of(kind, name) {
+    return [...this.curves.values()].filter((curve) => curve.kind === kind && curve.name === name);
+  }
+
+  names(kind) {
+    return [...new Set([...this.curves.values()].filter((curve) => curve.kind === kind).map((curve) => curve.name))];
+  }
+
+  /** The task whose metrics stand for the run: the first, as the server puts the chief first. */
+  get chief() {
+    return [...this.curves.values()].find((curve) => curve.kind !== "usage")?.task;
+  }
+
+  /** Return the times at which `task` began anew. */
+  restartsOf(task) {
+    return this.timeline.filter((one) => one.type === "restarting" && (!one.task || one.task === task)).map((one) => one.t);
+  }
+
+  /** Return the step that the chief had reached at `time`, or null. */
+  stepAt(time) {
+    let step = null;
+    for (const curve of this.curves.values()) {
+      if (curve.task !== this.chief || curve.kind === "usage") continue;
+      for (const point of curve.points) if (point[0] <= time && point[1] !== null) step = Math.max(step ?? 0, point[1]);
+      break;
+    }
+    return step;
+  }
+
+  marks(axis) {
+    const kinds = { restarting: "restart", checkpoint_gathered: "checkpoint", diagnosis: "failure" };
+    return this.timeline
+      .filter((one) => one.type in kinds && !(one.type === "restarting" && one.task))
+      .map((one) => {
+        const step = one.type === "checkpoint_gathered" && one.step != null ? one.step : this.stepAt(one.t);
+        return { kind: kinds[one.type], x: axis === "time" ? one.t : step };
+      })
+      .filter((mark) => mark.x !== null);
+  }
+
+  /** Return the lines of a curve; over steps each attempt is one, as its steps begin again. */
+  lines(curve, axis, style) {
+    const restarts = this.restartsOf(curve.task);
+    const parts = [[]];
+    for (const [time, step, value] of curve.points) {
+      while (restarts.length && time >= restarts[0]) {
+        restarts.shift();
+        if (parts.at(-1).length) parts.push([]);
+      }
+      const number = Number(value);
+      const x = axis === "time" ? time : step;
+      if (x !== null) parts.at(-1).push([x, isFinite(number) ? number : null]);
+    }
+    const known = parts.filter((part) => part.length);
+    const latest = curve.points.at(-1)?.[2];
+    return known.map((points, index) => ({ ...style, points, latest, faint: index < known.length - 1 }));
+  }
+}
+
+function keyOf(task, kind, name) {
+  return JSON.stringify([task, kind, name]);
+}
+
+const PAIRED = "val_";
+
+/**
+ * Return what charts a history needs: `{title, format, curves: [{curve, label, dashed}], more}`.
+ *
+ * A metric and its `val_` share a chart, with the values of the chief; speed and memory are shown
+ * for each task, for the first six of many.
+ */
+export function chartsOf(history) {
+  const charts = [];
+  const metrics = history.names("metric");
+  for (const base of new Set(metrics.map((name) => (name.startsWith(PAIRED) ? name.slice(PAIRED.length) : name)))) {
+    const curves = [base, PAIRED + base]
+      .map((name) => ({ curve: history.of("metric", name)[0], label: name, dashed: name !== base }))
+      .filter(({ curve }) => curve);
+    charts.push({ title: clean(base), format: metric, curves, more: "" });
+  }
+  charts.sort((a, b) => (b.title === "loss") - (a.title === "loss"));
+  const speed = history.names("speed");
+  const throughput = speed.includes("examples_per_second") ? "examples_per_second" : "steps_per_second";
+  if (speed.length) charts.push(perTask(history, "speed", throughput, { examples_per_second: "Examples/s", steps_per_second: "Steps/s" }[throughput], rate));
+  const usage = history.names("usage");
+  if (usage.includes("rss_bytes")) charts.push(perTask(history, "usage", "rss_bytes", "Memory", bytes));
+  if (usage.includes("cores")) charts.push(perTask(history, "usage", "cores", "Cores in use", rate));
+  if (usage.includes("gpu")) charts.push(perTask(history, "usage", "gpu", "GPU use", (value) => `${Math.round(100 * value)} %`));
+  return charts;
+}
+
+function perTask(history, kind, name, title, format) {
+  const all = history.of(kind, name);
+  const curves = all.slice(0, MOST_LINES).map((curve) => ({ curve, label: curve.task, dashed: false }));
+  return { title, format, curves, more: all.length > MOST_LINES ? `and ${all.length - MOST_LINES} more tasks` : "" };
+}

@@ -1,0 +1,110 @@
+// The connection to the server: JSON requests, and server-sent events that survive interruptions.
+
+import { byId, write } from "./dom.js";
+
+const FINAL = new Set(["succeeded", "failed", "timed_out", "interrupted", "lost"]);
+const LONGEST_PAUSE_MS = 10_000;
+
+export function isFinal(status) {
+  return FINAL.has(status);
+}
+
+/** Return the JSON of a GET; an Error with the server's message if it refuses. */
+export async function get(url) {
+  const answer = await fetch(url, { headers: { Accept: "application/json" } });
+  if (!answer.ok) throw new Error(await problem(answer));
+  return answer.json();
+}
+
+export async function post(url, body) {
+  const answer = await fetch(url, {
+    method: "POST",
+    headers: {
+      "Content-Type": "application/json",
+      "X-CSRF-Token": document.querySelector("meta[name=csrf]").content,
+    },
+    body: JSON.stringify(body),
+  });
+  if (!answer.ok) throw new Error(await problem(answer));
+}
+
+async function problem(answer) {
+  const text = await answer.text();
+  try {
+    const { message, fix } = JSON.parse(text).error;
+    return fix ? `${message}; ${fix}` : message;
+  } catch {
+    return text || `the server answered ${answer.status}`;
+  }
+}
+
+/**
+ * Listens to a stream of events until `close`.
+ *
+ * `refresh` (async) reads the whole state: at the start, after an interruption, and when the server
+ * says that events were left out. A hidden page closes its connection: browsers allow few of them
+ * to one server, and nobody looks.
+ */
+export class Live {
+  constructor(url, { refresh, handlers }) {
+    Object.assign(this, { url, refresh, handlers, source: null, isClosed: false, pauseMs: 500 });
+    this.timer = null;
+    document.addEventListener("visibilitychange", () => {
+      if (document.hidden) this.disconnect();
+      else if (!this.source) this.connect();
+    });
+    this.connect();
+  }
+
+  async connect() {
+    if (this.isClosed || document.hidden) return;
+    this.disconnect();
+    const source = (this.source = new EventSource(this.url));
+    for (const [type, handle] of Object.entries({ ...this.handlers, reload: () => this.refresh() })) {
+      source.addEventListener(type, (event) => handle(event.data ? JSON.parse(event.data) : null));
+    }
+    source.addEventListener("open", () => {
+      this.pauseMs = 500;
+      show("");
+    });
+    source.addEventListener("error", () => this.interrupted(source));
+    try {
+      await this.refresh(); // after the stream was asked for, so that no event falls between
+    } catch (error) {
+      if (this.source === source) this.interrupted(source);
+    }
+  }
+
+  interrupted(source) {
+    if (this.source !== source || this.isClosed) return;
+    this.disconnect();
+    show("Connection lost. Reconnecting …");
+    this.timer = setTimeout(() => this.connect(), this.pauseMs);
+    this.pauseMs = Math.min(this.pauseMs * 2, LONGEST_PAUSE_MS);
+  }
+
+  disconnect() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+  }
+
+  /** End for good: the run is over and its page shows the final state. */
+  close() {
+    this.isClosed = true;
+    this.disconnect();
+    show("");
+  }
+}
+
+function show(message) {
+  const banner = byId("connection");
+  write(banner, message);
+  banner.hidden = !message;
+}
+
+/** Show that something failed, with what the server said. */
+export function showProblem(message) {
+  write(byId("problem"), message);
+  byId("problem").hidden = !message;
+}

@@ -1,0 +1,302 @@
+// The page of one run: what it does now, its curves, tasks, timeline, diagnosis, logs and plan.
+
+import { Chart, seriesColour } from "./charts.js";
+import { chartsOf, History } from "./curves.js";
+import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
+import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
+import { get, isFinal, Live, post, showProblem } from "./live.js";
+import { LogView } from "./logs.js";
+import { leader, position, share, showBar, showStatus, statusText, timeLeft } from "./progress.js";
+import { timelineLines, timelineRow } from "./timeline.js";
+
+const CHART_INTERVAL_MS = 300;
+const MOST_CHARTS = 12;
+const MOST_TIMELINE = 60;
+const MOST_METRICS = 4;
+const RUN = document.body.dataset.run;
+const API = `/api/runs/${encodeURIComponent(RUN)}`;
+
+let snapshot = null;
+let history = null;
+let facts = null;
+let showsAllOfTimeline = false;
+let chartsAt = 0;
+const charts = new Map();
+
+const drawState = oncePerFrame(() => {
+  showHeader();
+  showFigures();
+  showTasks();
+  showTrials();
+  showWarnings();
+});
+const drawTimeline = oncePerFrame(showTimeline);
+
+async function refresh() {
+  const [run, past] = await Promise.all([get(API), get(`${API}/history?most=600`)]);
+  facts = run;
+  snapshot = run.snapshot;
+  history = new History(past);
+  showDiagnosis();
+  showPlan();
+  drawState();
+  drawTimeline();
+  showCharts();
+  logs.offer(snapshot.tasks.map((task) => task.task), snapshot.attempt);
+  if (isFinal(snapshot.status)) live.close();
+  showProblem("");
+}
+
+/** Take the fields that have changed; of the tasks, those that have. */
+async function takeState(changes) {
+  if (!snapshot) return;
+  const { tasks = [], ...fields } = changes;
+  const changed = new Map(tasks.map((task) => [task.task, task]));
+  const merged = snapshot.tasks.map((task) => changed.get(task.task) ?? task);
+  snapshot = { ...snapshot, ...fields, tasks: merged };
+  drawState();
+  logs.offer(merged.map((task) => task.task), snapshot.attempt);
+  if (fields.diagnosis || isFinal(fields.status)) {
+    facts = await get(API);
+    showDiagnosis();
+  }
+}
+
+async function end() {
+  live.close();
+  await refresh();
+  logs.grown();
+}
+
+function takePoints(events) {
+  if (history?.addPoints(events)) refresh();
+  else showChartsSoon();
+}
+
+function takeMoments(events) {
+  history?.addMoments(events);
+  drawTimeline();
+  showChartsSoon();
+}
+
+// -- header and figures
+
+function showHeader() {
+  showStatus(byId("status"), snapshot.status);
+  write(byId("name"), snapshot.name);
+  document.title = `${clean(snapshot.name)}: ${statusText(snapshot.status)} · tfcluster`;
+  const parts = [RUN, `started ${clock(snapshot.started_at)}`, `on ${snapshot.host}`];
+  const waits = snapshot.waits_for ?? (snapshot.gathering ? `gathering ${snapshot.gathering.what}` : "");
+  write(byId("facts"), [...parts, waits].filter(Boolean).join(" · "));
+  const stop = byId("stop");
+  if (stop) {
+    stop.hidden = isFinal(snapshot.status);
+    stop.disabled = snapshot.status === "stopping";
+    write(stop, snapshot.status === "stopping" ? "Stopping …" : "Stop …");
+    if (stop.hidden) byId("stop-dialog").close();
+  }
+}
+
+function showFigures() {
+  const task = leader(snapshot.tasks) ?? {};
+  showBar(byId("bar"), share(task), snapshot.status);
+  const left = timeLeft(task, snapshot.status);
+  write(byId("position"), [position(task, { isLong: true }) || "no progress reported yet", left && `${left} left`].filter(Boolean).join(" · "));
+  const checkpoint = snapshot.checkpoints.at(-1);
+  const memory = snapshot.tasks.reduce((sum, each) => sum + (each.rss_bytes ?? 0), 0);
+  const figures = [
+    ...Object.entries(task.metrics ?? {}).slice(0, MOST_METRICS).map(([name, value]) => [name, metric(value)]),
+    task.examples_per_second != null ? ["Examples/s", rate(task.examples_per_second)] : ["Steps/s", rate(task.steps_per_second)],
+    ["Elapsed", elapsed()],
+    ["First step after", duration(task.first_step_s)],
+    ["Memory", memory ? bytes(memory) : ""],
+    ["Attempt", snapshot.attempt > 1 ? count(snapshot.attempt) : ""],
+    ["Checkpoint", checkpoint ? (checkpoint.step != null ? `step ${count(checkpoint.step)}` : "gathered") : ""],
+  ].filter(([, value]) => value !== "");
+  syncRows(
+    byId("figures"),
+    figures,
+    ([name]) => name,
+    () => el("div", {}, el("dt"), el("dd")),
+    (row, [name, value]) => {
+      write(row.firstElementChild, name);
+      row.firstElementChild.title = clean(name);
+      write(row.lastElementChild, value);
+    },
+  );
+}
+
+function elapsed() {
+  if (snapshot.status === "lost" && !snapshot.ended_at) return "";
+  return duration((snapshot.ended_at ?? Date.now() / 1000) - snapshot.started_at);
+}
+
+// -- tasks, trials, warnings
+
+const CELLS = [
+  (task) => task.node,
+  (task) => count(task.step),
+  (task) => rate(task.steps_per_second),
+  (task) => bytes(task.rss_bytes ?? task.peak_rss_bytes),
+  (task) => (task.cores == null ? "" : task.cores.toFixed(1)),
+  (task) => (task.gpu == null ? "" : `${percent(task.gpu)}${task.gpu_memory_bytes ? ` · ${bytes(task.gpu_memory_bytes)}` : ""}`),
+  (task) => exit(task.exit_code, task.signal),
+];
+const FIRST_NUMBER = 1;
+const LAST_NUMBER = 5;
+
+function showTasks() {
+  const states = new Map();
+  for (const task of snapshot.tasks) states.set(task.state, (states.get(task.state) ?? 0) + 1);
+  write(byId("task-counts"), [...states].map(([state, number]) => `${count(number)} ${state}`).join(", "));
+  const makeCell = (_, index) => el("td", { class: index >= FIRST_NUMBER && index <= LAST_NUMBER ? "number" : "" });
+  syncRows(
+    byId("tasks").tBodies[0],
+    snapshot.tasks,
+    (task) => task.task,
+    (task) => el("tr", {}, el("th", { scope: "row" }, task.task), el("td", {}, el("span", { class: "status" })), CELLS.map(makeCell)),
+    (row, task) => {
+      const state = task.frozen_by ? "warn" : task.state;
+      showStatus(row.cells[1].firstElementChild, state, task.frozen_by ? `stopped by ${exit(null, task.frozen_by)}` : statusText(task.state));
+      CELLS.forEach((cell, index) => write(row.cells[index + 2], cell(task)));
+    },
+  );
+}
+
+function showTrials() {
+  byId("trials-section").hidden = !snapshot.trials.length;
+  syncRows(
+    byId("trials").tBodies[0],
+    snapshot.trials,
+    (trial) => trial.id,
+    (trial) => el("tr", {}, el("th", { scope: "row" }, trial.id), el("td"), el("td"), el("td", { class: "number" }), el("td", { class: "long" })),
+    (row, trial) => {
+      const best = trial.id === snapshot.best_trial ? " (best)" : "";
+      const values = Object.entries(trial.values ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? metric(value) : value}`);
+      [String(trial.status ?? "").toLowerCase(), trial.tuner, `${metric(trial.score)}${best}`, values.join(", ")].forEach((text, index) => write(row.cells[index + 1], text));
+    },
+  );
+}
+
+function showWarnings() {
+  byId("warnings").hidden = !snapshot.warnings.length;
+  syncRows(byId("warnings").querySelector("ul"), snapshot.warnings, (text) => text, (text) => el("li", {}, text), () => {});
+}
+
+function showDiagnosis() {
+  const found = facts.diagnosis;
+  const reason = found ? `${found.task}${found.how ? `, ${found.how}` : ""}: ${found.reason}` : snapshot.reason;
+  byId("diagnosis").hidden = !reason;
+  if (!reason) return;
+  write(byId("diagnosis-title"), found ? "Root cause" : "Why it ended");
+  write(byId("cause"), reason);
+  write(byId("fix"), (found ? found.text : [snapshot.hint]).filter(Boolean).join("\n"));
+  write(byId("others"), found && snapshot.reason ? snapshot.reason : "");
+  const lines = found?.lines ?? [];
+  byId("last-lines").hidden = !lines.length;
+  write(byId("last-lines").querySelector("h3"), `Last lines of ${found?.task}`);
+  byId("last-lines").querySelector("pre").textContent = lines.map(clean).join("\n");
+}
+
+// -- charts and timeline
+
+function axis() {
+  return document.querySelector("input[name=axis]:checked").value;
+}
+
+function showChartsSoon() {
+  if (chartsAt) return;
+  chartsAt = setTimeout(() => {
+    chartsAt = 0;
+    showCharts();
+  }, CHART_INTERVAL_MS);
+}
+
+function showCharts() {
+  const wanted = chartsOf(history).slice(0, MOST_CHARTS);
+  byId("no-charts").hidden = wanted.length > 0;
+  const marks = history.marks(axis());
+  for (const { title, format, curves, more } of wanted) {
+    if (!charts.has(title)) {
+      charts.set(title, new Chart(title, format));
+      byId("charts").append(charts.get(title).root);
+    }
+    const chart = charts.get(title);
+    chart.more = more;
+    const lines = curves.flatMap(({ curve, label, dashed }, index) => history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) }));
+    chart.show(lines, marks, axis());
+  }
+  const titles = wanted.map((chart) => chart.title);
+  for (const [title, chart] of charts) {
+    if (titles.includes(title)) continue;
+    chart.remove();
+    charts.delete(title);
+  }
+  titles.forEach((title, index) => {
+    const { root } = charts.get(title);
+    if (byId("charts").children[index] !== root) byId("charts").insertBefore(root, byId("charts").children[index]);
+  });
+}
+
+function showTimeline() {
+  const all = timelineLines(history.timeline);
+  const shown = showsAllOfTimeline ? all : [...all.slice(0, 10), ...all.slice(10).slice(10 - MOST_TIMELINE)];
+  syncRows(byId("timeline"), shown, (line) => line.key, timelineRow, () => {});
+  byId("all-timeline").hidden = shown.length === all.length;
+  write(byId("all-timeline"), `Show all ${plural(all.length, "event")}`);
+}
+
+// -- plan
+
+function showPlan() {
+  const { problem, tasks = [], kind, strategy, notes = [] } = facts.plan;
+  const select = byId("plan-task");
+  select.hidden = tasks.length < 2;
+  if (select.options.length !== tasks.length) select.replaceChildren(...tasks.map(({ task }) => el("option", {}, task)));
+  const task = tasks[Math.max(0, select.selectedIndex)];
+  write(byId("plan-facts"), problem ?? [kind, strategy, task?.node && `node ${task.node}`, ...notes].filter(Boolean).join(" · "));
+  byId("plan-parts").replaceChildren(...(task ? partsOf(task) : []));
+}
+
+function partsOf(task) {
+  const variables = (task.env ?? []).filter(({ name }) => name !== "TF_CONFIG").map(({ name, value }) => `${name}=${value ?? ""}`);
+  const parts = { Command: task.start, TF_CONFIG: task.tf_config && JSON.stringify(task.tf_config, null, 2), Environment: variables.join("\n") };
+  return Object.entries(parts)
+    .filter(([, text]) => text)
+    .flatMap(([title, text]) => [el("h3", {}, title), el("pre", { tabindex: "0", "aria-label": title }, text)]);
+}
+
+// -- stop
+
+function offerStop() {
+  const dialog = byId("stop-dialog");
+  if (!dialog) return;
+  byId("stop").addEventListener("click", () => {
+    byId("stop-now").checked = false;
+    dialog.returnValue = "";
+    dialog.showModal();
+  });
+  dialog.addEventListener("close", async () => {
+    if (dialog.returnValue !== "stop") return;
+    try {
+      await post(`${API}/stop`, { now: byId("stop-now").checked });
+      showProblem("");
+    } catch (error) {
+      showProblem(`The run was not stopped: ${error.message}`);
+    }
+  });
+}
+
+offerStop();
+for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", () => history && showCharts());
+byId("all-timeline").addEventListener("click", () => {
+  showsAllOfTimeline = true;
+  showTimeline();
+});
+byId("plan-task").addEventListener("change", showPlan);
+setInterval(() => snapshot && !isFinal(snapshot.status) && showFigures(), 1000);
+const logs = new LogView(RUN);
+const live = new Live(`${API}/stream`, {
+  refresh,
+  handlers: { state: takeState, progress: takePoints, timeline: takeMoments, logs: () => logs.grown(), end },
+});

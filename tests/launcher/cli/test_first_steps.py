@@ -1,0 +1,219 @@
+"""A newcomer's first commands: `init` beside a script, and commands that are mixed up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tfcluster.cli.init import training_scripts
+from tfcluster.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+Tfcluster = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def tfcluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Tfcluster:
+    """Run a command line in a folder with a training script; return its exit code and messages."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / ".home"))
+    Path("train.py").write_text("import tensorflow as tf\n")
+
+    def run(*args: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
+        with pytest.raises(SystemExit) as end:
+            main()
+        assert isinstance(end.value.code, int)
+        return end.value.code, capfd.readouterr().err
+
+    return run
+
+
+FOR_SCRIPT = """{
+  "$schema": ".tfcluster/spec-v1.schema.json",
+  "version": 1,
+  "name": "train",
+  "cluster": {"worker": 2},
+  "job": {"script": "train.py", "args": []}
+}
+"""
+
+
+def test_init_writes_a_spec_for_the_script_in_the_folder(tfcluster: Tfcluster) -> None:
+    code, said = tfcluster("init")
+    assert (code, Path("tfcluster.json").read_text()) == (0, FOR_SCRIPT)
+    assert said == "wrote tfcluster.json, which runs train.py as two workers; next: tfcluster up\n"
+    assert tfcluster("validate") == (0, "tfcluster.json: OK; train, 2 tasks\n")
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])
+def test_init_writes_any_format(tfcluster: Tfcluster, ending: str) -> None:
+    assert tfcluster("init", f"mine.{ending}", "--script", "train.py")[0] == 0
+    assert tfcluster("validate", f"mine.{ending}") == (0, f"mine.{ending}: OK; train, 2 tasks\n")
+
+
+@pytest.mark.parametrize("spec", ["specs/mine.json", "../mine.json", "mine.json"])
+@pytest.mark.parametrize("script", ["train.py", "src/run_it.py", "../other/t.py"])
+def test_the_spec_finds_its_script_from_any_folder(
+    tfcluster: Tfcluster, tmp_path: Path, spec: str, script: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    os.chdir(tmp_path / "here")
+    Path(script).parent.mkdir(exist_ok=True)
+    Path(script).touch()
+    assert tfcluster("init", spec, "--script", script)[0] == 0
+    assert tfcluster("validate", spec)[0] == 0
+    job = json.loads(Path(spec).read_text())["job"]
+    if not script.startswith(".."):  # as for `tfcluster run`, the tasks start in this folder
+        assert (Path(spec).parent / job.get("workdir", ".")).resolve() == tmp_path / "here"
+
+
+def test_a_folder_without_scripts_gets_the_example(tfcluster: Tfcluster) -> None:
+    Path("train.py").rename("data.csv")
+    assert tfcluster("init")[0] == 0
+    assert "keras_mnist" in Path("tfcluster.json").read_text()
+
+
+def test_training_scripts_are_told_from_modules_and_tests(tmp_path: Path) -> None:
+    for name, text in {
+        "model.py": "import tensorflow",
+        "fit.py": "import keras\nimport model",
+        "train_all.py": "import subprocess",
+        "evaluate.py": "def main():\n    from tensorflow import keras\n",
+        "test_fit.py": "import tensorflow",
+        "conftest.py": "import tensorflow",
+        "plot.py": "import matplotlib",
+        "broken.py": "import (",
+        "setup.py": "import tensorflow",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert training_scripts(tmp_path) == ["train_all.py", "evaluate.py", "fit.py"]
+
+
+def on_a_terminal(answer: str, *args: str) -> str:
+    """Return what `tfcluster` shows to a user who types `answer` at its question."""
+    reader, writer = pty.openpty()
+    command = [sys.executable, "-m", "tfcluster", *args]
+    with subprocess.Popen(command, stdin=writer, stdout=writer, stderr=writer):
+        os.close(writer)
+        os.write(reader, f"{answer}\n".encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # on Linux: the last writer has closed its end
+            while block := os.read(reader, 4096):
+                shown += block
+    os.close(reader)
+    return shown.decode()
+
+
+@pytest.mark.parametrize(("answer", "script"), [("", True), ("y", True), ("n", False)])
+def test_on_a_terminal_init_asks_before_it_uses_a_script(
+    tfcluster: Tfcluster, answer: str, script: bool
+) -> None:
+    shown = on_a_terminal(answer, "init")
+    assert "Write a spec for train.py?" in shown
+    assert ("script" in json.loads(Path("tfcluster.json").read_text())["job"]) is script
+
+
+@pytest.mark.parametrize(("answer", "runs"), [("2", "eval.py"), ("", "train.py"), ("3", None)])
+def test_on_a_terminal_init_offers_several_scripts(
+    tfcluster: Tfcluster, answer: str, runs: str | None
+) -> None:
+    Path("eval.py").write_text("import tensorflow\n")
+    shown = on_a_terminal(answer, "init")
+    assert "2  eval.py" in shown
+    assert json.loads(Path("tfcluster.json").read_text())["job"].get("script") == runs
+
+
+# A case → its command line, and the lines that the user reads.
+MIXED_UP = {
+    "up of a script": (
+        ["up", "train.py"],
+        [
+            "train.py: this is a Python script, not a spec",
+            "tfcluster run -n 2 train.py",
+            "tfcluster init --script train.py",
+        ],
+    ),
+    "plan of a script": (["plan", "train.py"], ["tfcluster run -n 2 train.py"]),
+    "up of a shell script": (
+        ["up", "bench.sh"],
+        ["a shell script, not a spec", "tfcluster run -n 2 --no-python ./bench.sh"],
+    ),
+    "run of a spec": (
+        ["run", "-n", "4", "spec.yaml", "--epochs", "3"],
+        ["spec.yaml is a spec", "→ tfcluster up spec.yaml -- --epochs 3"],
+    ),
+    "run python": (
+        ["run", "-n", "2", "python3", "train.py", "--epochs", "3"],
+        ["leave out python3", "→ tfcluster run train.py --epochs 3"],
+    ),
+    "run of a shell script": (
+        ["run", "bench.sh", "a b"],
+        ["bench.sh is not a Python script", "→ tfcluster run --no-python ./bench.sh 'a b'"],
+    ),
+    "run with torchrun's option": (["run", "--nproc-per-node=2", "a.py"], ["Did you mean '-n'?"]),
+    "run with a misspelt option": (["run", "--pyton", "x"], ["Did you mean '--python'?"]),
+    "run of a misspelt script": (
+        ["run", "trian.py"],
+        ["no script trian.py", "did you mean train.py?"],
+    ),
+    "run of a module and a command": (["run", "-m", "a", "--no-python"], ["exclude each other"]),
+    "up of a folder": (
+        ["up", "sub"],
+        ["this is a folder", "name the spec file in it: sub/tfcluster.toml"],
+    ),
+    "up of a misspelt spec": (
+        ["up", "sub/tfclustr.toml"],
+        ["no such file", "did you mean sub/tfcluster.toml?"],
+    ),
+    "up of another ending": (["up", "spec.json"], ["no such file", "did you mean spec.yaml?"]),
+    "up of nothing": (
+        ["up"],
+        [
+            "no tfcluster.json (.jsonc, .yaml, .yml, .toml)",
+            "`tfcluster init`",
+            "without a spec: tfcluster run -n 2 train.py",
+        ],
+    ),
+    "init of a script": (["init", "train.py"], ["tfcluster init --script train.py"]),
+    "init of a misspelt script": (["init", "--script", "trian.py"], ["did you mean train.py?"]),
+    "init of two things": (["init", "--script", "train.py", "--template", "a"], ["exclude"]),
+    "init beside a spec": (["init"], []),
+}
+
+
+@pytest.mark.parametrize(("line", "lines"), MIXED_UP.values(), ids=MIXED_UP)
+def test_a_mixed_up_command_names_the_right_one(
+    tfcluster: Tfcluster, line: list[str], lines: list[str]
+) -> None:
+    Path("bench.sh").write_text("#!/bin/sh\n")
+    Path("spec.yaml").write_text("job: {}\n")
+    Path("sub").mkdir()
+    Path("sub/tfcluster.toml").touch()
+    if line == ["init"]:
+        Path("eval.py").write_text("import tensorflow\n")
+        lines = ["several scripts: train.py, eval.py", "--script train.py", "--template"]
+    code, said = tfcluster(*line)
+    assert code == 2
+    for part in lines:
+        assert part in said
+    assert "Traceback" not in said
+
+
+def test_init_does_not_write_a_second_default_spec(tfcluster: Tfcluster) -> None:
+    Path("tfcluster.yaml").write_text("job: {}\n")
+    code, said = tfcluster("init")
+    assert (code, "tfcluster.yaml already exists" in said) == (2, True)
+    assert tfcluster("init", "--force")[0] == 0
+    assert Path("tfcluster.yaml").read_text().startswith("# yaml-language-server: $schema=")
+    assert not Path("tfcluster.json").exists()

@@ -1,0 +1,259 @@
+"""Specs in YAML and TOML: the same values and the same errors as in JSON, with places."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tfcluster.cli import init
+from tfcluster.errors import SpecError
+from tfcluster.spec import published_schema
+from tfcluster.spec.jsonc import Document, TextError
+from tfcluster.spec.load import load, load_file
+from tfcluster.spec.toml_text import read as read_toml
+from tfcluster.spec.yaml_text import read as read_yaml
+
+from .writing import problems_of
+
+TEMPLATES = init.templates()
+HEAD_YAML = "cluster: {worker: 2}\n"
+HEAD_TOML = "cluster.worker = 2\n"
+
+# (the file with § where the mistake is, a part of the message, a part of the fix)
+YAML = {
+    "unknown key": (
+        f"{HEAD_YAML}§stratgy: {{}}\njob: {{script: t.py}}",
+        "unknown key 'stratgy'",
+        '"strategy"',
+    ),
+    "a wrong value": (f"{HEAD_YAML}job:\n  script: §3\n", "job.script: expected a string", '"3"'),
+    "a wrong item": (
+        f"{HEAD_YAML}job:\n  script: t.py\n  args:\n  - --lr\n  - §0.1\n",
+        "job.args.1: expected a string, not 0.1",
+        '"0.1"',
+    ),
+    "a missing section": (f"§{HEAD_YAML}", '"job" is missing', '{"script": "train.py"}'),
+    "a list": ("§- 1", "a spec must be an object", '{"cluster"'),
+    "only a comment": ("§# two workers\n", "a spec must be an object", '{"cluster"'),
+    "a key twice": (
+        f"{HEAD_YAML}job: {{script: t.py}}\n§job: {{script: u.py}}\n",
+        "the key 'job' is written twice",
+        "keep one",
+    ),
+    "yes": ("a: §yes", "'yes' is true or false in YAML 1.1", "true or false"),
+    "on as a key": ("§on: 1", "'on' is true or false in YAML 1.1", "quotes"),
+    "off": ("a: [§Off]", "'Off' is true or false", "quotes"),
+    "an octal number": ("a: §0755", "'0755' is a number to the base", "decimal"),
+    "an octal number of 1.2": ("a: §0o755", "'0o755' is a number to the base", "decimal"),
+    "a hexadecimal number": ("a: §0xff", "'0xff' is a number to the base", "decimal"),
+    "a time": ("a: §12:30", "'12:30' is a number to the base of 60", "quotes"),
+    "a longer time": ("a: §12:30:45", "to the base of 60", "quotes"),
+    "a number with an exponent": ("a: §1e3", "'1e3' is a number or a word", "quotes"),
+    "underscores": ("a: §1_000", "'1_000' is a number or a word", "12"),
+    "a fraction without 0": ("a: §.5", "'.5' is a number or a word", "0.5"),
+    "infinity": ("a: §-.inf", "not a finite number", "finite"),
+    "too large a float": ("a: §1.0e+999", "not a finite number", "finite"),
+    "too many digits": (f"a: §{'9' * 5000}", "too many digits", "at most"),
+    "a number as a key": ("a: {§10: 1}", "the key 10 is not a string", "quotes"),
+    "a list as a key": ("§[a]: 1", "a key must be a string", "key: value"),
+    "a merge": ("b: &b {c: 1}\na:\n  §<<: *b", "'<<' (a merge) is not supported", "write the keys"),
+    "a tag": ("a: §!!python/name:os.system x", "tags such as", "remove the tag"),
+    "a tag of a collection": ("a: §!!set {b}", "tags such as", "remove the tag"),
+    "binary data": ("a: §!!binary aGk=", "tags such as", "remove the tag"),
+    "an alias to nothing": ("a: §*b", "undefined alias", "indentation"),
+    "a tab": ("a:\n§\tb: 1", "not valid YAML", "not with tabs"),
+    "a bracket that is not closed": ("a: [1, 2\nb§: 1", "not valid YAML", "quotes"),
+    "two documents": ("a: 1\n§---\nb: 2", "single document", "remove the part after ---"),
+    "a colon in a text": ("a: b§: c", "mapping values are not allowed", "in quotes"),
+    "NUL": ('a: §"\\0"', "cannot be passed", "remove it"),
+    "half a character": ('a: §"\\ud800"', "surrogate", "write the character"),
+    "a control character": ("a: §\x07", "'\\x07' is not allowed", "remove it"),
+    "a list in itself": ("a: &a [*a]", "nested more than 64 levels", "fewer levels"),
+    "too deep": ("§" + "[" * 3000, "nested more than 64 levels", "fewer levels"),
+}  # fmt: skip
+TOML = {
+    "unknown key": (
+        f"{HEAD_TOML}[§stratgy]\n[job]\nscript = 't.py'",
+        "unknown key 'stratgy'",
+        '"strategy"',
+    ),
+    "a wrong value": (f"{HEAD_TOML}[job]\nscript = §3", "job.script: expected a string", '"3"'),
+    "a wrong item": (
+        f"{HEAD_TOML}job.script = 't'\njob.args = [ # of the script\n '--lr',\n §0.1]",
+        "job.args.1: expected a string, not 0.1",
+        '"0.1"',
+    ),
+    "a wrong value in an inline table": (
+        f"{HEAD_TOML}job = {{script = 't', env = {{'A.B' = '#}}', C = §1}}}}",
+        "job.env.C: expected a string",
+        '"1"',
+    ),
+    "a wrong value after long strings": (
+        f'{HEAD_TOML}job.args = ["""a"\n]""", \'\'\'[\'\'\', "\\""]\njob.script = §[]',
+        "job.script: expected a string",
+        "",
+    ),
+    "the second table of an array": (
+        "[job]\nscript = 't'\n[[cluster.worker]]\naddress = 'a:1'\n[[cluster.worker]]\n"
+        "address = 'b:1'\ngpus = §true\n[cluster.worker.env]\nA = '1'",
+        "cluster.worker.1.gpus",
+        "",
+    ),
+    "a wrong value below the last table of an array": (
+        "[job]\nscript = 't'\n[[cluster.worker]]\naddress = 'a:1'\n[[cluster.worker]]\n"
+        "address = 'b:1'\n[cluster.worker.env]\nA = §1",
+        "cluster.worker.1.env.A",
+        "",
+    ),
+    "a missing section": (f"§{HEAD_TOML}", '"job" is missing', '{"script": "train.py"}'),
+    "a key twice": ("a = 1\na = 2§", "not valid TOML", "keep one"),
+    "a bare word": ("a = §RING", "not valid TOML: invalid value", "double quotes"),
+    "a line without a value": ("a = 1\nb§\n", "not valid TOML", "key = value"),
+    "not closed": ("a = [1,§", "not valid TOML", "key = value"),
+    "a date": ("[job]\na = 1\nb = [2, §2026-01-01]", "'2026-01-01' is a date", "quotes"),
+    "infinity": ("a = §inf", "not a finite number", "finite"),
+    "too many digits": (f"a = §{'9' * 100}", "too many digits", "at most"),
+    "NUL": ('a = §"\\u0000"', "cannot be passed", "remove it"),
+    "too deep": ("§" + "a = " + "[" * 3000 + "]" * 3000, "nested more than 64 levels", "fewer"),
+    "deep": ("a = §" + "[" * 100 + "]" * 100, "nested more than 64 levels", "fewer"),
+}
+MARKED = {f"{ending}: {case}": (ending, *row)
+          for ending, table in (("yaml", YAML), ("toml", TOML))
+          for case, row in table.items() }  # fmt: skip
+
+
+@pytest.mark.parametrize(("ending", "marked", "message", "fix"), MARKED.values(), ids=MARKED)
+def test_a_mistake_has_its_place_a_message_and_a_fix(
+    ending: str, marked: str, message: str, fix: str, tmp_path: Path
+) -> None:
+    text = marked.replace("§", "")
+    found = problems_of(text, tmp_path, name=f"a.{ending}")[0]
+    before = marked.partition("§")[0] if "§" in marked else None
+    if before is not None:
+        line = before.count("\n") + 1
+        column = len(before) - (before.rfind("\n") + 1) + 1
+        assert found.place == f"a.{ending}:{line}:{column}"
+    assert message in found.message
+    assert fix in found.fix
+
+
+@pytest.mark.parametrize("ending", ["yaml", "yml", "toml"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_template_is_the_same_spec_in_each_format(
+    name: str, ending: str, tmp_path: Path
+) -> None:
+    text = init.adapt(TEMPLATES[name].read_text())
+    (tmp_path / "a.json").write_text(text)
+    other = init.format_spec(json.loads(text), f".{ending}")
+    (tmp_path / f"a.{ending}").write_text(other)
+    expected = load(tmp_path / "a.json").model_copy(update={"schema_file": None})
+    assert load(tmp_path / f"a.{ending}") == expected
+    assert f"{init.SCHEMA_FOLDER}/{published_schema.SCHEMA_FILE}" in other.splitlines()[0]
+
+
+def test_yaml_words_are_strings_where_both_versions_agree() -> None:
+    text = "a: 10.0.0.1:2222\nb: 12h\nc: 2026-01-01\nd: ~\ne:\nf: -3\ng: 1.0e-3\nh: !!str 0755\n"
+    text += "i: 'yes'\nj: \"1e3\"\nk: True\nl: nvidia/cuda:12.2\nm: --lr\no: host:22\n"
+    assert read_yaml(text).value == {
+        "a": "10.0.0.1:2222", "b": "12h", "c": "2026-01-01", "d": None, "e": None, "f": -3,
+        "g": 0.001, "h": "0755", "i": "yes", "j": "1e3", "k": True, "l": "nvidia/cuda:12.2",
+        "m": "--lr", "o": "host:22",
+    }  # fmt: skip
+
+
+def test_an_alias_repeats_a_value_but_a_bomb_is_refused() -> None:
+    assert read_yaml("x-gpus: &g [0, 1]\na: *g\n").value["a"] == [0, 1]
+    levels = [f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]" for n in range(1, 9)]
+    with pytest.raises(TextError, match="more than 100,000 values"):
+        read_yaml("\n".join(["l0: &l0 lol", *levels]))
+    doubled = [f"l{n}: &l{n} {{{', '.join([f'k: *l{n - 1}'] * 9)}}}" for n in range(1, 9)]
+    with pytest.raises(TextError, match="more than 100,000 values"):
+        read_yaml("\n".join(["l0: &l0 lol", *doubled]))
+
+
+@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])
+def test_the_default_spec_may_have_any_format(
+    ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = {"cluster": {"worker": 3}, "job": {"script": "t.py"}}
+    Path(f"tfcluster.{ending}").write_text(init.format_spec(spec, f".{ending}"))
+    loaded = load_file()
+    assert (loaded.spec.task_count, loaded.path) == (3, tmp_path / f"tfcluster.{ending}")
+    Path("tfcluster.json" if ending != "json" else "tfcluster.toml").touch()
+    with pytest.raises(SpecError, match="this folder has tfcluster"):
+        load_file()
+
+
+def test_options_change_a_spec_of_any_format(tmp_path: Path) -> None:
+    (tmp_path / "a.yml").write_text(f"{HEAD_YAML}job: {{script: t.py}}\n")
+    assert load(tmp_path / "a.yml", sets=["cluster.worker=5"]).task_count == 5
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=100)
+@given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=4))
+def test_yaml_that_pyyaml_writes_is_read_back(value: Any) -> None:
+    text = yaml.safe_dump(value, default_flow_style=None)
+    with contextlib.suppress(TextError):  # NUL; and PyYAML writes 1e+30 without a point
+        assert read_yaml(text).value == value
+
+
+FRAGMENTS = st.sampled_from([
+    *("a", "b.c", '"d e"', "'f'", " = ", "=", "1", "0.5", "true", '"""x"""', "'''y'''", "'z'"),
+    *("[", "]", "[[", "]]", "{", "}", ",", "\n", "# c\n", " ", ": ", "- ", "*x", "&x ", "\t"),
+    *("!!str ", "|\n", "? ", "\r\n", "2026-01-01", "1e9", "\\", '"', "'", "\0", "%", "@", "---\n"),
+])  # fmt: skip
+
+
+def every_path(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(
+        value, list) else ()  # fmt: skip
+    return [path, *(found for key, child in inner for found in every_path(child, (*path, key)))]
+
+
+def check_places(document: Document, text: str) -> None:
+    for path in every_path(document.value):
+        assert 0 <= document.values[path] <= len(text)
+
+
+@settings(max_examples=300)
+@given(st.lists(FRAGMENTS, max_size=14).map("".join))
+def test_any_text_is_read_with_all_places_or_refused(text: str) -> None:
+    for read in (read_yaml, read_toml):
+        with contextlib.suppress(TextError):
+            check_places(read(text), text)
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from([
+    "a = 1", "b.c = [1, {d = 2}, []]", '"e.f" = "g"', "[t]", "[t.u]", "[[v]]", "[v.w]", "[[v.x]]",
+    "y = '''\n]'''", 'z = """"a" # \\""""', "k.'l m'.n = {}", "# [no]", "d = [\n1, # ]\n2\n]",
+]), max_size=8).map("\n".join))  # fmt: skip
+def test_every_value_of_valid_toml_has_a_place(text: str) -> None:
+    try:
+        expected = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return
+    document = read_toml(text)
+    assert document.value == expected
+    check_places(document, text)
+    for path, offset in document.values.items():
+        if isinstance(path[-1:] and path[-1], str):
+            assert path in document.keys
+        assert offset == 0 or text[offset - 1] in " =[,.\n{"

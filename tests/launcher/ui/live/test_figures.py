@@ -1,0 +1,74 @@
+"""The figures of a training come from its tasks; what is not known stays unknown."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfcluster.rundir.states import Status
+from tfcluster.ui.live.figures import Figures, Trend, draw_trend, figures_of
+
+from .frames import START, run_of, worker
+
+
+def test_a_run_without_a_step_has_no_figures_but_the_sums() -> None:
+    found = figures_of(run_of(worker(0, step=None), worker(1, step=None, cores=0.5)))
+    assert found == Figures(rss_bytes=1_624_000_000, cores=2.4)
+
+
+def test_totals_come_from_epochs_where_no_task_knows_them() -> None:
+    assert figures_of(run_of(worker(0))).total_steps == 4000
+    assert figures_of(run_of(worker(0, total_steps=5000))).total_steps == 5000
+    known_epochs = figures_of(run_of(worker(0, steps_per_epoch=None)))
+    assert (known_epochs.total_steps, known_epochs.done) == (None, 0.3)
+
+
+def test_the_remaining_time_uses_the_mean_speed_and_is_never_negative() -> None:
+    assert figures_of(run_of(worker(0))).eta_s == 70.0
+    assert figures_of(run_of(worker(0, step=5000))).eta_s == 0.0
+
+
+def test_the_mean_of_examples_follows_from_the_mean_of_steps() -> None:
+    task = worker(0, examples_per_second=100.0, steps_per_second=10.0, mean_steps_per_second=5.0)
+    assert figures_of(run_of(task)).mean_rate == 50.0
+    assert figures_of(run_of(worker(0, examples_per_second=None))).mean_rate == 40.0
+
+
+@pytest.mark.parametrize(
+    ("samples", "shown"),
+    [
+        ([], ""),
+        ([1.0], ""),
+        ([0.0, 50.0, 100.0], "▁▅█"),
+        ([100.0, 101.0, 100.5], "▄▄▄"),
+        ([0.0, 0.0], "▄▄"),
+    ],
+)
+def test_a_trend_is_drawn_between_its_extremes_and_noise_is_flat(
+    samples: list[float], shown: str
+) -> None:
+    assert draw_trend(samples, 10) == shown
+
+
+def test_a_trend_keeps_the_newest_samples_of_one_attempt() -> None:
+    trend = Trend()
+    for second in range(100):
+        run = run_of(worker(0, step=second, examples_per_second=float(second)))
+        trend.note(run, figures_of(run), START + second)
+    assert list(trend.samples) == [float(second) for second in range(40, 100, 2)]
+    run = run_of(worker(0, step=1))
+    trend.note(run, figures_of(run), START + 101)
+    assert list(trend.samples) == [1312.0]
+
+
+def test_a_script_is_silent_after_twenty_seconds_without_a_step_or_a_phase() -> None:
+    trend, run = Trend(), run_of(worker(0, step=None))
+    trend.note(run, figures_of(run), START + 1)
+    assert not trend.is_silent(run, START + 20)
+    assert trend.is_silent(run, START + 21)
+    run.tasks[0].phase = "importing TensorFlow"
+    assert not trend.is_silent(run, START + 21)
+    run.tasks[0].phase = None
+    trend.note(run, figures_of(run), START + 30)
+    assert trend.is_silent(run, START + 50)
+    run.status = Status.STOPPING
+    assert not trend.is_silent(run, START + 50)

@@ -1,0 +1,159 @@
+"""The live view is readable from 60 to 200 columns; ``golden/`` holds it as text.
+
+After an intended change, run with ``TFCLUSTER_WRITE_GOLDEN=1`` and review the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.rundir.snapshot import TaskSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.ui.live.frame import HOW_TO_REPORT, draw_frame
+from tfcluster.ui.live.task_rows import choose_tasks
+
+from .frames import START, frame_of, run_of, scene_of, worker
+
+GOLDEN = Path(__file__).parent / "golden"
+SAMPLES = [1000.0 + 20 * (n % 9) for n in range(30)]
+
+
+def workers(count: int, **more: Any) -> list[TaskSnapshot]:
+    return [worker(index, **more) for index in range(count)]
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140, 200])
+def test_a_training_reads_well_at_every_width(columns: int) -> None:
+    shown = ""
+    for count in (1, 2, 4, 64):
+        run = run_of(*workers(count), warnings=["one", "the evaluator\nis late"])
+        run.checkpoints = [{"path": "checkpoints/ckpt-3", "step": 1000, "kind": "tf_checkpoint"}]
+        scene = scene_of(run, samples=SAMPLES)
+        lines = frame_of(scene, columns, last_line="Epoch 4/10 and the line goes on for a while")
+        shown += "\n".join(lines) + "\n\n"
+    golden = GOLDEN / f"frames-{columns}.txt"
+    if os.environ.get("TFCLUSTER_WRITE_GOLDEN"):
+        golden.write_text(shown)
+    assert shown == golden.read_text()
+
+
+@pytest.mark.parametrize("columns", [60, 80, 100, 140, 200])
+@pytest.mark.parametrize("rows", [6, 9, 12, 40])
+def test_a_frame_never_exceeds_its_room(columns: int, rows: int) -> None:
+    odd = {"\u202e\x1b[2J" + "损" * 10_000: 1e300, "x" * 10_000: float("nan"), "loss": -1e-300}
+    many = workers(64, metrics=odd, state="failed", rss_bytes=10**15, step=10**12)
+    many[3].task, many[4].phase = "\x1b]0;x\x07" * 90, "\u202e\n" * 90
+    run = run_of(*many, warnings=["\x1b[2J" + "警告" * 300] * 90, waits_for="字" * 300)
+    run.name, run.host = "שלום\u202e" * 60, "\x07" * 300
+    run.gathering = {"what": "\n\n\x1b[31m", "node": "n" * 300}
+    lines = frame_of(scene_of(run, samples=[1e300, 0.0, -1.0]), columns, rows, "مرحبا\x1b[2J" * 99)
+    assert all(character.isprintable() for line in lines for character in line)
+    assert any("loss" in line for line in lines)
+
+
+def test_the_loss_is_first_and_stays_at_any_width() -> None:
+    run = run_of(worker(0, metrics={"val_loss": 0.4, "a" * 80: 1.0, "accuracy": 0.9, "loss": 0.3}))
+    for columns in (10, 20, 40, 60, 200):
+        line = draw_frame(scene_of(run), columns, 12, lambda task: "")[1]
+        assert line[0] == ("loss 0.3  ", "bold")
+    assert "val_loss 0.4" in frame_of(scene_of(run), 120)[1]
+
+
+def test_a_total_that_nobody_knows_is_called_unknown() -> None:
+    run = run_of(worker(0, step=120, epochs=None, epoch=None))
+    assert "step 120, total unknown" in frame_of(scene_of(run), 80)
+    assert not any("ETA" in line for line in frame_of(scene_of(run), 80))
+
+
+def test_a_known_total_gives_a_bar_and_the_remaining_time() -> None:
+    run = run_of(worker(0, step=1000, total_steps=4000, epoch=None))
+    (line,) = [line for line in frame_of(scene_of(run), 80) if "ETA" in line]
+    assert line == "━" * 9 + "─" * 29 + "  25%  step 1,000 of 4,000  ETA 1 min 15 s"
+
+
+def test_before_the_first_step_each_task_shows_its_phase() -> None:
+    quiet: dict[str, Any] = {"step": None, "epoch": None, "metrics": {}, "state": "starting"}
+    run = run_of(
+        worker(0, **quiet, phase="waiting for peers"),
+        worker(1, **quiet, phase="importing TensorFlow"),
+    )
+    lines = frame_of(scene_of(run), 80, last_line="a line")
+    assert lines[2].endswith("waiting for peers")
+    assert lines[3].endswith("importing TensorFlow")
+    assert len(lines) == 4
+
+
+def test_a_silent_script_is_told_how_to_report() -> None:
+    run = run_of(worker(0, step=None, epoch=None, metrics={}))
+    lines = frame_of(scene_of(run, is_silent=True), 140, last_line="iteration 7")
+    assert HOW_TO_REPORT in lines
+    assert lines[2].endswith("iteration 7"), "meanwhile its last line says that it lives"
+    assert HOW_TO_REPORT not in frame_of(scene_of(run), 140)
+
+
+def test_a_stop_is_counted_down() -> None:
+    run = run_of(worker(0), status=Status.STOPPING, stop_by=START + 200)
+    header = frame_of(scene_of(run), 100)[0]
+    assert "stopping 3 min 12 s" in header
+    assert "8.0 s left, Ctrl-C again kills at once" in header
+
+
+def test_a_queued_run_shows_why_it_waits() -> None:
+    run = run_of(worker(0, state="waiting", step=None), status=Status.QUEUED)
+    run.waits_for = "nodes: Resources"
+    assert "waiting for nodes: Resources" in frame_of(scene_of(run), 60)
+
+
+def test_a_restart_shows_its_attempt_and_its_pause() -> None:
+    run = run_of(worker(0), status=Status.RESTARTING, waits_for="a pause of 2 s before attempt 2")
+    run.restarts = [{"attempt": 2, "of": 4}]
+    lines = frame_of(scene_of(run), 80)
+    assert "attempt 2 of 4" in lines[0]
+    assert "waiting for a pause of 2 s before attempt 2" in lines
+
+
+def test_a_stopped_and_a_failed_task_say_so_in_place_of_their_last_line() -> None:
+    run = run_of(
+        worker(0, frozen_by=19), worker(1, state="failed", ended_at=START + 9, exit_code=3)
+    )
+    lines = frame_of(scene_of(run), 100, last_line="a line")
+    assert any("stopped by SIGSTOP" in line for line in lines)
+    assert any(line.endswith("exit 3") for line in lines)
+
+
+def test_of_many_tasks_the_first_the_troubled_and_the_slowest_are_shown() -> None:
+    tasks = workers(64, step=1000)
+    tasks[40].step, tasks[50].state = 3, "lost"
+    shown = [task.task for task in choose_tasks(run_of(*tasks), 4)]
+    assert shown == ["worker:0", "worker:40", "worker:50"]
+    lines = frame_of(scene_of(run_of(*tasks)), 80, rows=10)
+    assert lines[-1] == "and 59 more: 59 running, step 1,000"
+
+
+def test_parameter_servers_and_the_evaluator_do_not_lead() -> None:
+    server = worker(0, step=None, metrics={}, examples_per_second=None)
+    server.task = "ps:0"
+    evaluator = worker(0, step=9000, metrics={"loss": 0.9})
+    evaluator.task = "evaluator:0"
+    lines = frame_of(scene_of(run_of(worker(0, step=500), server, evaluator)), 100)
+    assert lines[1].startswith("loss 0.3141")
+    assert any("step 500 of 4,000" in line for line in lines)
+    assert any(line.startswith("evaluator:0") and line.endswith("loss 0.9") for line in lines)
+    assert any(line.startswith("ps:0") for line in lines)
+
+
+def test_a_search_shows_its_trials() -> None:
+    trial = {"id": "03", "status": "COMPLETED", "objective": "val_loss", "score": 0.25}
+    run = run_of(worker(0), trials=[trial, {"id": "04", "status": "RUNNING"}], best_trial="03")
+    shown = "trials: 1 done, 1 running, best is 03 with val_loss 0.25"
+    assert shown in frame_of(scene_of(run), 80)
+
+
+def test_tasks_of_other_hosts_name_them() -> None:
+    far = worker(1)
+    far.node = "gpu1"
+    assert "this machine, gpu1" in frame_of(scene_of(run_of(worker(0), far)), 80)[0]

@@ -1,0 +1,219 @@
+"""Log lines come in pages from any place, in order, each line once, whatever the files hold."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import MakeRun
+
+from tfcluster.errors import UsageError
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
+from tfcluster.web import log_pages
+from tfcluster.web.log_pages import Query, read_page
+
+from .conftest import Write
+
+
+def page(paths: RunPaths, **question: Any) -> dict[str, Any]:
+    return read_page(paths, registry.load(paths), replace(Query(), **question))
+
+
+def texts(found: dict[str, Any]) -> list[str]:
+    return [line["text"] for line in found["lines"]]
+
+
+def walk(paths: RunPaths, cursor: str, **question: Any) -> list[dict[str, Any]]:
+    """Return all lines from the cursor on, page by page, in the order of the files."""
+    backward, lines = question.get("backward", True), list[dict[str, Any]]()
+    for _ in range(10_000):
+        found = page(paths, cursor=cursor, **question)
+        lines = found["lines"] + lines if backward else lines + found["lines"]
+        if found["before"] is None if backward else found["at_end"]:
+            return lines
+        cursor = found["before"] if backward else found["after"]
+    raise AssertionError("the pages do not end")
+
+
+@pytest.fixture
+def paths(make_run: MakeRun) -> RunPaths:
+    return make_run(status=Status.FAILED)
+
+
+def test_the_newest_lines_come_first_and_a_cursor_leads_to_those_before(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log(paths, "worker:0", b"".join(b"line %d\n" % n for n in range(10)))
+
+    newest = page(paths, lines=3)
+    before = page(paths, lines=3, cursor=newest["before"])
+
+    assert texts(newest) == ["line 7", "line 8", "line 9"]
+    assert newest["lines"][0] == {"task": "worker:0", "attempt": 1, "offset": 49, "text": "line 7"}
+    assert (newest["at_end"], newest["behind"]) == (True, 0)
+    assert texts(before) == ["line 4", "line 5", "line 6"]
+    assert texts(page(paths, cursor=before["after"], backward=False)) == texts(newest)
+    assert page(paths, lines=99)["before"] is None
+
+
+def test_lines_that_were_added_follow_the_cursor(make_run: MakeRun, write_log: Write) -> None:
+    paths = make_run(status=Status.RUNNING)
+    write_log(paths, "worker:0", b"one\ntwo\nthr")
+    first = page(paths)
+    assert texts(first) == ["one", "two"]
+    assert first["at_end"]
+
+    write_log(paths, "worker:0", b"ee\nfour\n")
+    write_log(paths, "worker:1", b"other\n")
+    second = page(paths, cursor=first["after"], backward=False)
+
+    assert sorted(texts(second)) == ["four", "other", "three"]
+    assert texts(page(paths, cursor=second["after"], backward=False)) == []
+
+
+def test_the_last_line_of_a_run_that_is_over_needs_no_newline(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log(paths, "worker:0", b"one\ntwo")
+
+    assert texts(page(paths)) == ["one", "two"]
+    assert texts(page(paths, cursor="start", backward=False)) == ["one", "two"]
+    assert page(paths)["at_end"]
+
+
+def random_log(chance: random.Random) -> bytes:
+    """Return lines of all kinds: empty, long, longer than a block and than a chunk, no UTF-8."""
+    lines = []
+    for number in range(chance.randrange(1, 60)):
+        size = chance.choice([0, 1, 10, 80, 5000, 40_000] + [300_000] * (number == 7))
+        lines.append(b"%d:" % number + bytes(chance.choices(b"abc \xff\xc3\r", k=size)))
+    return b"\n".join(lines) + chance.choice([b"\n", b""])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_every_line_is_on_exactly_one_page_in_both_directions(
+    paths: RunPaths, write_log: Write, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)
+    expected = dict[str, list[int]]()
+    for number in range(chance.randrange(1, 4)):
+        content = random_log(chance)
+        write_log(paths, f"worker:{number}", content)
+        starts = [0, *(at + 1 for at, byte in enumerate(content) if byte == 10)]
+        expected[f"worker:{number}"] = [at for at in starts if at < len(content)]
+    count = chance.choice([1, 3, 50])
+    if seed % 3 == 0:  # blocks of the least size, as with very many tasks
+        monkeypatch.setattr(log_pages, "_SCANNED_BYTES", 16_000)
+    for backward, cursor in ((True, "end"), (False, "start")):
+        lines = walk(paths, cursor, backward=backward, lines=count)
+        for task, offsets in expected.items():
+            assert [line["offset"] for line in lines if line["task"] == task] == offsets
+        assert len(lines) == sum(map(len, expected.values()))
+
+
+def test_a_very_long_line_is_cut_and_a_progress_bar_shown_in_its_last_state(
+    paths: RunPaths, write_log: Write
+) -> None:
+    bar = b"".join(b"\r%d/9000" % n for n in range(1, 9001))
+    write_log(paths, "worker:0", b"a" * 1_000_000 + b"\n" + bar + b"\n" + b"end\n")
+
+    for found in (page(paths), page(paths, cursor="start", backward=False)):
+        long, progress, end = found["lines"]
+        assert (len(long["text"]), long["cut"]) == (8192, 1_000_001)
+        assert progress["text"] == "9000/9000"
+        assert "cut" not in progress
+        assert end["text"] == "end"
+
+
+def test_a_text_is_found_in_any_case_and_is_no_pattern(paths: RunPaths, write_log: Write) -> None:
+    write_log(paths, "worker:0", b"Loss (a+)+$ 1\nother\nLOSS (A+)+$ 2\n" * 50)
+
+    assert len(walk(paths, "end", grep="loss (a+)+$", lines=7)) == 100
+    assert len(walk(paths, "start", grep="loss (a+)+$", lines=7, backward=False)) == 100
+    assert texts(page(paths, grep="l.ss")) == []
+    assert page(paths, grep="l.ss")["before"] is None
+
+
+def test_a_search_reads_a_limited_part_of_the_logs_and_goes_on_from_there(
+    paths: RunPaths, write_log: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_pages, "_SCANNED_BYTES", 64 * 1024)
+    for task in ("worker:0", "worker:1"):
+        write_log(paths, task, b"needle\n" + b"hay and hay\n" * 20_000)
+
+    first = page(paths, grep="needle")
+
+    assert (texts(first), first["before"] is None) == ([], False)
+    assert [line["task"] for line in walk(paths, "end", grep="needle")] == ["worker:0", "worker:1"]
+    ahead = walk(paths, "start", grep="needle", backward=False)
+    assert [line["offset"] for line in ahead] == [0, 0]
+
+
+def test_a_page_can_be_about_one_task_and_one_attempt(paths: RunPaths, write_log: Write) -> None:
+    for attempt in (1, 2):
+        for task in ("worker:0", "worker:1"):
+            write_log(paths, task, b"%s %d\n" % (task.encode(), attempt), attempt=attempt)
+
+    assert texts(page(paths, task="worker-1")) == ["worker:1 2"]
+    assert texts(page(paths, task="worker:1", attempt=1)) == ["worker:1 1"]
+    assert sorted(texts(page(paths))) == ["worker:0 2", "worker:1 2"]
+    assert texts(page(paths, attempt=3)) == []
+    with pytest.raises(UsageError, match="no task worker:7"):
+        page(paths, task="worker:7")
+
+
+def test_after_a_restart_the_cursor_leads_to_the_lines_of_the_new_attempt(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log(paths, "worker:0", b"first\n")
+    cursor = page(paths)["after"]
+    write_log(paths, "worker:0", b"last\n")
+    write_log(paths, "worker:0", b"again\n", attempt=2)
+
+    found = page(paths, cursor=cursor, backward=False)
+
+    assert sorted(texts(found)) == ["again", "last"]
+    assert texts(page(paths, cursor=found["after"], backward=False)) == []
+
+
+def test_escape_sequences_and_control_characters_do_not_reach_the_page(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log(
+        paths, "worker:0", b"\x1b[31mred\x1b[0m\x1b]52;c;aGk=\x07 \x00\x07 \xff \xe2\x80\xae\n"
+    )
+
+    assert texts(page(paths)) == ["red ␀␇ � �"]
+
+
+def test_lines_of_several_tasks_are_merged_by_about_their_times(
+    make_run: MakeRun, write_log: Write
+) -> None:
+    paths = make_run(status=Status.FAILED, started=1000.0)
+    early = write_log(paths, "worker:0", b"".join(b"early %d\n" % n for n in range(10)))
+    late = write_log(paths, "worker:1", b"".join(b"late %d\n" % n for n in range(10)))
+    os.utime(early, (1100, 1100))
+    os.utime(late, (9000, 9000))
+
+    found = texts(page(paths))
+
+    assert found[0] in ("early 0", "late 0")
+    assert found[-9:] == [f"late {n}" for n in range(1, 10)]
+
+
+def test_a_run_without_logs_has_an_empty_page(paths: RunPaths) -> None:
+    assert page(paths) == {"lines": [], "before": None, "after": "", "behind": 0, "at_end": True}
+
+
+def test_a_log_that_vanishes_meanwhile_is_left_out(paths: RunPaths, write_log: Write) -> None:
+    path: Path = write_log(paths, "worker:0", b"one\n")
+    cursor = page(paths)["after"]
+    path.unlink()
+
+    assert texts(page(paths, cursor=cursor)) == []

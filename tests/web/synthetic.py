@@ -1,0 +1,167 @@
+"""Run folders as the coordinator leaves them, made by its own writer with a clock of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.launcher.conftest import plan_of
+
+from tfcluster.plans.plan import TaskId
+from tfcluster.rundir import events as ev
+from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir.events import Event
+from tfcluster.rundir.fold import first_state
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.typed_json import to_json
+
+EPOCH_STEPS = 40
+PID = 4711
+
+
+@dataclass(slots=True)
+class SyntheticRun:
+    """A run that is being written; `at` is the time of its next event."""
+
+    paths: RunPaths
+    writer: RunWriter
+    tasks: Sequence[str]
+    at: float
+    attempt: int = 1
+
+    def record(self, event: Event, *, after_s: float = 0.0) -> None:
+        self.at += after_s
+        self.writer.record(event)
+
+    def start(self) -> None:
+        for number, task in enumerate(self.tasks):
+            self.record(
+                ev.TaskStarted(task=task, attempt=self.attempt, node="local", pid=PID + number),
+                after_s=0.02,
+            )
+            self.log(task, f"started attempt {self.attempt}\n".encode())
+
+    def train(
+        self,
+        first: int,
+        last: int,
+        *,
+        total: int | None = None,
+        step_s: float = 0.1,
+        loss: Callable[[int], float] = lambda step: 2.2 * math.exp(-step / 90) + 0.08,
+    ) -> None:
+        """Report every second step of each task, with memory, and lines in the logs."""
+        for step in range(first, last + 1, 2):
+            self.at += 2 * step_s
+            for place, task in enumerate(self.tasks):
+                value = loss(step) * (1 + place / 1e4)
+                self.record(self._progress(task, step, total, step_s, value))
+            if step % 10 == 0:
+                used = {"rss_bytes": 410_000_000 + 100_000 * step, "cores": 1.4}
+                self.record(ev.Usage(node="local", tasks=dict.fromkeys(self.tasks, used)))
+
+    def _progress(
+        self, task: str, step: int, total: int | None, step_s: float, loss: float
+    ) -> ev.Progress:
+        metrics = {"loss": loss, "accuracy": 1 - math.exp(-step / 60) * 0.9}
+        if step % EPOCH_STEPS == 0:
+            metrics |= {"val_loss": loss * 1.15, "val_accuracy": metrics["accuracy"] * 0.97}
+        return ev.Progress(
+            task=task,
+            attempt=self.attempt,
+            step=step,
+            epoch=1 + (step - 1) // EPOCH_STEPS,
+            epochs=None if total is None else total // EPOCH_STEPS,
+            steps_per_epoch=EPOCH_STEPS,
+            total_steps=total,
+            metrics=metrics,
+            steps_per_second=1 / step_s + step % 3,
+            mean_steps_per_second=1 / step_s,
+            examples_per_second=64 / step_s + 5 * (step % 7),
+        )
+
+    def log(self, task: str, lines: bytes) -> None:
+        path = self.paths.task_log(TaskId.parse(task), self.attempt)
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(lines)
+
+    def restart(self, reason: str, *, from_step: int) -> None:
+        self.attempt += 1
+        again = ev.Restarting(reason=reason, attempt=self.attempt, of=4, from_step=from_step)
+        self.record(again, after_s=0.5)
+        self.start()
+
+    def gather(self, step: int) -> None:
+        path = f"checkpoints/ckpt-{step}"
+        self.record(ev.CheckpointGathered(path=path, step=step, kind="tf"))
+
+    def end(self, status: str = "succeeded", exit_code: int = 0, reason: str | None = None) -> None:
+        for task in self.tasks:
+            ended = ev.TaskExited(
+                task=task, attempt=self.attempt, exit_code=exit_code, peak_rss_bytes=520_000_000
+            )
+            self.record(ended, after_s=0.02)
+        last = ev.RunFinished(status=status, exit_code=exit_code, reason=reason)
+        self.record(last, after_s=0.2)
+        self.writer.close()
+
+
+def new_run(
+    home: Path, name: str, *, started: float, tasks: Sequence[str] = ("worker:0", "worker:1")
+) -> SyntheticRun:
+    """Make the folder of a run whose coordinator is this process, so that it may be live."""
+    paths = run_writer.make(registry.new_run_id(slug(name), started), home)
+    plan = plan_of(*tasks, name=name)
+    run_writer.require_json(paths.plan, to_json(plan))
+    state = first_state(plan, paths, registry.this_process(), started)
+    run = SyntheticRun(paths, None, tasks, started)  # type: ignore[arg-type]
+    run.writer = RunWriter(state, paths, clock=lambda: run.at)
+    run.record(ev.RunStarted(version="0", run=paths.run_id))
+    return run
+
+
+def slug(name: str) -> str:
+    """Return the part of a run's id that its name gives."""
+    return "".join(c if c.isalnum() else "-" for c in name.lower())[:20] or "run"
+
+
+def write_restarted(home: Path, name: str, *, started: float) -> RunPaths:
+    """Write a run with a NaN, a restart, checkpoints and a warning; it succeeded."""
+    run = new_run(home, name, started=started)
+    run.start()
+    run.train(2, 80, total=240)
+    run.gather(80)
+    run.train(82, 90, total=240, loss=lambda step: math.nan)
+    run.train(92, 130, total=240)
+    run.record(ev.Warned(message="worker:1 is 20 % slower than worker:0"))
+    run.restart("worker:1: killed by SIGKILL", from_step=80)
+    run.train(82, 240, total=240)
+    run.gather(240)
+    run.end()
+    return run.paths
+
+
+def write_many(home: Path, count: int, *, now: float) -> None:
+    """Write `count` ended runs, one every ten minutes before `now`."""
+    for number in range(count):
+        run = new_run(home, f"sweep-{number:03d}", started=now - 600 * (number + 1))
+        run.start()
+        loss = 2 / (1 + number % 17)
+        run.train(38, 40 + 2 * (number % 5), total=80, loss=lambda step, loss=loss: loss)  # type: ignore[misc]
+        if number % 7 == 3:
+            run.end("failed", 1, reason="worker:1: ValueError: bad learning rate")
+        else:
+            run.end()
+
+
+def write_wide(home: Path, name: str, *, started: float, tasks: int = 64) -> SyntheticRun:
+    """Write a live run of many tasks and leave it open."""
+    run = new_run(home, name, started=started, tasks=[f"worker:{n}" for n in range(tasks)])
+    run.start()
+    run.train(2, 40, total=400)
+    run.writer.save()
+    return run
