@@ -31,7 +31,8 @@ def texts(found: dict[str, Any]) -> list[str]:
 
 def walk(paths: RunPaths, cursor: str, **question: Any) -> list[dict[str, Any]]:
     """Return all lines from the cursor on, page by page, in the order of the files."""
-    backward, lines = question.get("backward", True), list[dict[str, Any]]()
+    backward = question.get("backward", True)
+    lines: list[dict[str, Any]] = []
     for _ in range(10_000):
         found = page(paths, cursor=cursor, **question)
         lines = found["lines"] + lines if backward else lines + found["lines"]
