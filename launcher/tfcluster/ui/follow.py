@@ -219,7 +219,9 @@ class RunView:
         """Mark the log of a task that has ended as complete: its last line needs no newline."""
         match event:
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
-                self.logs.mark_ended(task, attempt, has_failed=event.get("exit_code") != 0)
+                by_itself = event.get("ended_by") == "itself"
+                has_failed = by_itself and event.get("exit_code") != 0
+                self.logs.mark_ended(task, attempt, has_failed=has_failed)
             case {"type": "prepare_finished", "node": str(node)}:
                 self.logs.mark_ended(prepare_label(node), 0)
 
