@@ -100,13 +100,14 @@ class RunView:
         log_filter: LogFilter | None = None,
         collapse: bool = False,
         native: bool = False,
+        times: bool = False,
         shows_messages: bool = True,
         events_offset: int = 0,
     ) -> None:
         self._paths, self._terminal = paths, terminal
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
-        line_style = line_style_for(terminal, self._lines_stream, collapse, native)
+        line_style = line_style_for(terminal, self._lines_stream, collapse, native, times)
         self._has_frame = shows_messages and terminal.has_footer
         self._folder_watch = FolderWatch(batch_s=_FRAME_INTERVAL_S if self._has_frame else BATCH_S)
         for folder in (paths.root, paths.logs):
@@ -302,11 +303,11 @@ class RunView:
 
 
 def line_style_for(
-    terminal: Terminal, stream: Stream, collapse: bool, native: bool = False
+    terminal: Terminal, stream: Stream, collapse: bool, native: bool = False, times: bool = False
 ) -> LineStyle:
     """Return the style of the tasks' lines on `stream`; `native`: with all native lines."""
     is_screen, colours = stream.is_tty, terminal.has_colour(stream)
-    return LineStyle(is_screen, colours, collapse, folds=is_screen and not native)
+    return LineStyle(is_screen, colours, collapse, folds=is_screen and not native, times=times)
 
 
 def _rates(tasks: list[TaskSnapshot]) -> list[str]:
