@@ -22,7 +22,7 @@ SAMPLE_S: Final = 2.0
 SILENT_S: Final = 20.0
 """The time without a report after which the view says how a script reports."""
 SILENT_AFTER_PHASE_S: Final = 60.0
-"""The same for a script that imports TensorFlow: building its model and data takes time too."""
+"""That time for a script that imports TensorFlow: building its model and data takes time too."""
 _LONGEST_ETA_S: Final = 1e9
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST_METRIC: Final = 24
