@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -15,7 +14,7 @@ import click
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import completer, files
-from tfcluster.errors import UsageError, join_first
+from tfcluster.errors import UsageError, join_first, similar_file
 from tfcluster.spec import SPEC_NAMES, published_schema, run_name
 from tfcluster.ui.terminal import Terminal
 
@@ -97,8 +96,8 @@ def _existing(script: str) -> Path:
     path = Path(os.path.expanduser(script))
     if path.is_file():
         return path
-    near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
-    fix = f"did you mean {path.parent / near[0]}?" if near else "check the path"
+    near = similar_file(path.name, _python_files(path.parent))
+    fix = f"did you mean {path.parent / near}?" if near else "check the path"
     raise UsageError(f"there is no script {script}", fix=fix)
 
 
