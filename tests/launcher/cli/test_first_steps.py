@@ -160,6 +160,15 @@ MIXED_UP = {
             "tfcluster init --script train.py",
         ],
     ),
+    "up of a script with arguments": (
+        ["up", "train.py", "--epochs", "3"],
+        ["No such option '--epochs'", "To run a script: tfcluster run train.py --epochs 3"],
+    ),
+    "up with a script's arguments": (
+        ["up", "spec.yaml", "--epochs", "3"],
+        ["No such option '--epochs'", "come after `--`"],
+    ),
+    "up with a misspelt option": (["up", "--bakend", "x"], ["Did you mean '--backend'"]),
     "plan of a script": (["plan", "train.py"], ["tfcluster run -n 2 train.py"]),
     "up of a shell script": (
         ["up", "bench.sh"],
