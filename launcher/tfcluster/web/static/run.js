@@ -119,6 +119,7 @@ function showFigures() {
   const memory = snapshot.tasks.reduce((sum, each) => sum + (each.rss_bytes ?? 0), 0);
   const figures = [
     ...Object.entries(task.metrics ?? {})
+      .sort(([a], [b]) => (b === "loss") - (a === "loss"))
       .slice(0, MOST_METRICS)
       .map(([name, value]) => [name, metric(value)]),
     task.examples_per_second != null
@@ -278,6 +279,7 @@ function showCharts() {
   const wanted = chartsOf(history).slice(0, MOST_CHARTS);
   byId("no-charts").hidden = wanted.length > 0;
   const marks = history.marks(axis());
+  showMarks(marks);
   for (const { title, format, curves, more } of wanted) {
     if (!charts.has(title)) {
       charts.set(title, new Chart(title, format));
@@ -301,6 +303,26 @@ function showCharts() {
     if (byId("charts").children[index] !== root)
       byId("charts").insertBefore(root, byId("charts").children[index]);
   });
+}
+
+const MARKS = {
+  restart: ["┆", "restart"],
+  failure: ["┆", "failure"],
+  checkpoint: ["▲", "checkpoint"],
+  gap: ["×", "not a number"],
+};
+
+/** Explain the marks that the charts have. */
+function showMarks(marks) {
+  const kinds = new Set(marks.map((mark) => mark.kind));
+  if (history.hasGaps()) kinds.add("gap");
+  syncRows(
+    byId("marks"),
+    Object.keys(MARKS).filter((kind) => kinds.has(kind)),
+    (kind) => kind,
+    (kind) => el("span", { "data-kind": kind }, el("b", {}, MARKS[kind][0]), ` ${MARKS[kind][1]}`),
+    () => {},
+  );
 }
 
 function showTimeline() {
