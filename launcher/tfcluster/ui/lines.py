@@ -124,10 +124,13 @@ def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple
 
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - within))
+            start = max(0, path.stat().st_size - within)
+            file.seek(start)
             found = file.read(within).removesuffix(b"\n")
     except OSError:
         return ()
+    if start and b"\n" in found:
+        found = found[found.find(b"\n") + 1 :]  # before is the rest of a line
     if not found:
         return ()
     lines = latest_states(found + b"\n")[:-1].split(b"\n")

@@ -11,6 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 from tests.launcher.ui.test_looking_commands import (  # noqa: F401
     MakeRun,
     Tfcluster,
@@ -129,6 +130,8 @@ def test_logs_with_times(
         "2026-09-14 12:01:00.0 worker:0 │ loss 0.5",
         "2026-09-14 12:01:00.0 worker:0 │ no end",
     ]
+    as_json = tfcluster("logs", "--json", "--task", "worker:0", "--tail", "2").stdout
+    assert unprinted("guides/logs.md", "worker:0", timed.stdout, as_json) == []
     since = tfcluster("logs", "--since", "2026-09-14 12:00:30", "--json", "--task", "worker:0")
     lines = [json.loads(line) for line in since.stdout.splitlines()]
     assert [(line["time"], line["line"]) for line in lines] == [
