@@ -74,7 +74,26 @@ async function end() {
   logs.grown();
 }
 
+const OF_PROGRESS = [
+  ...["step", "epoch", "epochs", "steps_per_epoch", "total_steps", "metrics"],
+  ...["steps_per_second", "mean_steps_per_second", "examples_per_second"],
+];
+
+/** Show progress at once: the state is written less often than events are. */
+function advance(task, event) {
+  if (!event || event.attempt < task.attempt) return task;
+  const known = OF_PROGRESS.filter((name) => event[name] != null);
+  return { ...task, ...Object.fromEntries(known.map((name) => [name, event[name]])) };
+}
+
 function takePoints(events) {
+  if (snapshot) {
+    const progress = events.filter((event) => event.type === "progress");
+    const newest = new Map(progress.map((event) => [event.task, event]));
+    const tasks = snapshot.tasks.map((task) => advance(task, newest.get(task.task)));
+    snapshot = { ...snapshot, tasks };
+    drawState();
+  }
   const isLong = history?.addPoints(events);
   showChartsSoon();
   return isLong ? refresh() : null;
