@@ -32,7 +32,7 @@ BY_FILE = (
         f"tests/launcher/{package}/"
         for package in (
             *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plans"),
-            *("preflight", "rundir", "spec", "supervision", "ui", "web"),
+            *("preflight", "report", "rundir", "spec", "supervision", "ui", "web"),
         )
     ),
 )

@@ -42,5 +42,5 @@ def command(runs: tuple[str, ...], target: str | None, as_json: bool) -> None:
 
         write_page(render_comparison(comparison), target)
     else:
-        grid = comparison.grid(terminal.stdout.width() or UNLIMITED)
-        terminal.out(stdout_text(grid, terminal))
+        tables = comparison.tables(terminal.stdout.width() or UNLIMITED)
+        terminal.out("\n\n".join(stdout_text(table, terminal) for table in tables))

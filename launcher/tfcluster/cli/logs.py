@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import codecs
-import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from datetime import time as clock_time
 
 import click
 
 from tfcluster.api import get_run
 from tfcluster.cli.completion import files
+from tfcluster.cli.prune import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
-from tfcluster.rundir.log_files import find_label, newest_attempts, rank
+from tfcluster.rundir.log_files import find_label, log_folders, newest_attempts, rank
+from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.tail import end_of_lines
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.formats import plural
-from tfcluster.ui.lines import escape_json
-from tfcluster.ui.merged_logs import LogFilter, MergedLogs
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.terminal import Terminal
 
-SEPARATOR = " │ "
-"""Stands between task and line in the merged stream (`MergedLogs`)."""
+_AGO = re.compile(rf"(\d+(?:\.\d+)?)([{''.join(UNITS_S)}])")
 _PAUSE_S = 0.1
 
 
@@ -38,11 +38,14 @@ _PAUSE_S = 0.1
               help="Only attempt N (default: each task's latest).")  # fmt: skip
 @click.option("--tail", type=click.IntRange(min=0), metavar="N",
               help="Start with the last N lines of each task.")  # fmt: skip
+@click.option("--since", metavar="WHEN",
+              help="Only lines since then: 5m, 2h (ago), 14:30, '2026-09-14 14:30'.")  # fmt: skip
+@click.option("--time", "times", is_flag=True, help="Begin each line with its time.")
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
 @click.option("--all", "native", is_flag=True,
               help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
-              help="Write one JSON object per line: task, line.")  # fmt: skip
+              help="Write one JSON object per line: time, task, attempt, line.")  # fmt: skip
 def command(
     run: str | None,
     follow: bool,
@@ -50,11 +53,16 @@ def command(
     grep: str | None,
     attempt: int | None,
     tail: int | None,
+    since: str | None,
+    times: bool,
     collapse: bool,
     native: bool,
     as_json: bool,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
+    if collapse and (as_json or times):
+        other = "--json" if as_json else "--time"
+        raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
     terminal, paths = Terminal(), get_run(run).paths
     log_filter = LogFilter(
         tasks=[find_label(registry.load(paths), task) for task in tasks],
@@ -62,14 +70,16 @@ def command(
         first_attempt=attempt or 0,
         first_of={} if attempt else _find_newest(paths, tasks, terminal),
         last_attempt=attempt,
+        since=None if since is None else parse_moment(since),
         tail=tail,
         failed=_find_failed(paths),
     )
+    if since is not None or times:
+        _require_times(paths)
     if as_json:
-        if collapse:
-            raise UsageError("--collapse and --json exclude each other", fix="leave out one")
         is_over = registry.StateFile(paths).is_over
-        _emit(MergedLogs(paths, log_filter), terminal, is_over=lambda: not follow or is_over())
+        merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
+        _emit(merged, terminal, is_over=lambda: not follow or is_over())
     elif follow:
         view = RunView(
             paths,
@@ -77,12 +87,13 @@ def command(
             log_filter=log_filter,
             collapse=collapse,
             native=native,
+            times=times,
             shows_messages=False,
             events_offset=end_of_lines(paths.events),
         )
         view.run(is_over=registry.StateFile(paths).is_over)
     else:
-        style = line_style_for(terminal, terminal.stdout, collapse, native)
+        style = line_style_for(terminal, terminal.stdout, collapse, native, times)
         _print(MergedLogs(paths, log_filter, style), terminal)
 
 
@@ -96,52 +107,49 @@ def _print(merged: MergedLogs, terminal: Terminal) -> None:
 
 
 def _emit(merged: MergedLogs, terminal: Terminal, *, is_over: Callable[[], bool]) -> None:
-    """Write each line as ``{"task": …, "line": …}`` until the run ends or stdout is closed."""
-    records = _Records()
+    """Write the lines until the run ends or stdout is closed."""
     while not is_over():
-        before = terminal.stdout.error
-        for block in merged.advance():
-            _emit_block(records.convert(block), terminal)
-        if terminal.stdout.error != before:
+        if not all(map(terminal.out_lines, merged.advance())):
             return
         time.sleep(_PAUSE_S)
     for block in merged.drain():
-        _emit_block(records.convert(block), terminal)
+        terminal.out_lines(block)
 
 
-def _emit_block(records: Iterable[str], terminal: Terminal) -> None:
-    terminal.out_lines("".join(records).encode())
+def parse_moment(text: str, now: float | None = None) -> float:
+    """Return the Unix time of ``5m`` (ago), ``14:30`` (the latest), ``2026-09-14 14:30``.
 
-
-class _Records:
-    """Turns the blocks of `MergedLogs` into JSON objects, one per line of output.
-
-    A line longer than a block comes in several; only the last of them ends with a newline.
+    Raises UsageError if `text` is none of these.
     """
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._is_within_line = False
-
-    def convert(self, block: bytes) -> Iterator[str]:
-        text = self._decoder.decode(block, final=block.endswith(b"\n"))
-        *whole, rest = text.split("\n")
-        for line in whole:
-            yield self._begin(line) + '"}\n'
-            self._is_within_line = False
-        if not block.endswith(b"\n"):
-            yield self._begin(rest)
-            self._is_within_line = True
-
-    def _begin(self, text: str) -> str:
-        if self._is_within_line:
-            return _escape(text)
-        task, _, line = text.partition(SEPARATOR)
-        return f'{{"task": "{_escape(task)}", "line": "{_escape(line)}'
+    moment = datetime.now() if now is None else datetime.fromtimestamp(now)
+    if ago := _AGO.fullmatch(text.strip()):
+        return moment.timestamp() - float(ago[1]) * UNITS_S[ago[2]]
+    try:
+        found = datetime.fromisoformat(text.strip())
+    except ValueError:
+        pass
+    else:
+        return found.timestamp()
+    try:
+        found = datetime.combine(moment, clock_time.fromisoformat(text.strip()))
+    except ValueError as error:
+        raise UsageError(
+            f"--since: {text!r} is no time",
+            fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
+            " ('2026-09-14 14:30')",
+        ) from error
+    return (found if found <= moment else found - timedelta(days=1)).timestamp()
 
 
-def _escape(text: str) -> str:
-    return escape_json(json.dumps(text))[1:-1]
+def _require_times(paths: RunPaths) -> None:
+    """Raise UsageError for a run of a release that did not record when lines were written."""
+    logs = [log for _, folder in log_folders(paths.logs) for log in folder.glob("*.log")]
+    written = [log for log in logs if log.stat().st_size]
+    if written and not any(LogTimes(log).exists for log in written):
+        raise UsageError(
+            f"the times of the lines of {paths.run_id} are not known: an older tfcluster ran it",
+            fix="leave out --time and --since",
+        )
 
 
 def _compile(regex: str | None) -> re.Pattern[bytes] | None:

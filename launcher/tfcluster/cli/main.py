@@ -26,6 +26,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Inspect": {
         "ps": "List live runs (-a: all runs).",
+        "top": "Watch the progress of all live runs.",
         "status": "Show one run: its tasks, progress, diagnosis.",
         "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",

@@ -15,7 +15,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
 @click.command("prune")
@@ -76,4 +76,4 @@ def parse_age(text: str) -> float:
             f"--older-than: {text!r} is not an age",
             fix="write a number and one of s, m, h, d, w: --older-than 30d",
         )
-    return float(match[1]) * _UNITS_S[match[2]]
+    return float(match[1]) * UNITS_S[match[2]]

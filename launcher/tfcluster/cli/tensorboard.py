@@ -14,7 +14,6 @@ from tfcluster.cli.completion import files
 from tfcluster.coordinator import tensorboard_server
 from tfcluster.errors import SetupError
 from tfcluster.rundir import registry
-from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
 
 
@@ -33,14 +32,10 @@ def command(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
     found = [get_run(run).paths for run in runs or (None,)]
     python = tensorboard_server.choose_python(map(registry.load_plan, found))
     for paths in found:
-        if not _has_curves(paths):
+        if not paths.has_curves():
             terminal.say_wrapped(f"{paths.run_id} has no TensorBoard files (yet)", "yellow")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(terminal, python, [paths.curves for paths in found], port, opens))
-
-
-def _has_curves(paths: RunPaths) -> bool:
-    return any(paths.curves.rglob("*tfevents*"))
 
 
 async def _serve(

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
 
 from tfcluster.agent.catalogue import Welcome
 from tfcluster.agent.protocol import NOT_IN_FILE
+from tfcluster.agent.tasks.output import TimeIndex
 from tfcluster.nodes.reports import STEPS
 from tfcluster.plans.plan import Command, TaskId
 from tfcluster.plans.remote_paths import NodePaths, node_folder
@@ -76,6 +76,8 @@ class RemoteLogs:
     paths: RunPaths
     _taken: dict[str, int] = field(default_factory=dict)
     """Stream → the offset in the node's file up to which its bytes are written here."""
+    _times: dict[Path, TimeIndex] = field(default_factory=dict)
+    """The time of a line is when it came here."""
 
     def take(self, node: str, log: Log) -> None:
         """Append the new bytes of a log message; a full disk loses them here, not on the node."""
@@ -84,14 +86,17 @@ class RemoteLogs:
             before = self._taken.get(f"{node} {name}", 0)
             data = data[max(0, before - offset) :]
             self._taken[f"{node} {name}"] = max(before, offset + len(log.data))
-        with contextlib.suppress(OSError, ValueError), self._open(node, name) as file:
-            file.write(data)
+        with contextlib.suppress(OSError, ValueError):
+            path = self._find_path(node, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("ab") as file:
+                if path not in self._times:
+                    self._times[path] = TimeIndex(str(path))
+                self._times[path].note(file.tell())
+                file.write(data)
 
-    def _open(self, node: str, stream: str) -> IO[bytes]:
+    def _find_path(self, node: str, stream: str) -> Path:
         task, _, attempt = stream.rpartition("/")
         if task in STEPS:
-            path = self.paths.step_log(task, node)
-        else:
-            path = self.paths.task_log(TaskId.parse(task), int(attempt))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path.open("ab")
+            return self.paths.step_log(task, node)
+        return self.paths.task_log(TaskId.parse(task), int(attempt))

@@ -48,6 +48,8 @@ class LogSource:
         self.path, self._name = path, os.fspath(path)
         self.offset = offset
         """Start of the first line that was not yielded yet."""
+        self.start = offset
+        """Start of the block or the long line that was yielded last."""
         self.has_ended = False
         """True once the writer has ended: a last line without newline then counts as whole."""
         self._scanned = 0
@@ -78,6 +80,7 @@ class LogSource:
         if self._scanned:
             yield from self._read_long_line()
             return
+        self.start = self.offset
         block = self._pread(min(CHUNK, size - self.offset), self.offset)
         cut = block.rfind(b"\n") + 1
         if self.has_ended and cut < len(block) < CHUNK:
@@ -172,6 +175,15 @@ class LogSource:
         except OSError:
             # The file does not exist yet, or the disk fails: the reader tries again later.
             return b""
+
+
+def start_of_line(path: Path, offset: int) -> int:
+    """Return the offset at which the line begins that has the byte at `offset`."""
+    try:
+        with path.open("rb") as file:
+            return _after_newline(file.fileno(), offset, 1)
+    except OSError:
+        return 0
 
 
 def end_of_lines(path: Path) -> int:

@@ -9,6 +9,7 @@ Text from tasks, hosts, daemons and specs may hold escape sequences that write t
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections import Counter, deque
@@ -87,6 +88,25 @@ def _replace_control(match: re.Match[str]) -> str:
     return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
 
+def format_stamp(moment: float | None) -> str:
+    """Return ``2026-11-23 12:24:11.8`` in local time, or blanks of that width if unknown."""
+    if moment is None:
+        return " " * 21
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(moment))}.{int(moment * 10) % 10}"
+
+
+def json_head(moment: float | None, label: str, attempt: int) -> bytes:
+    """Return the beginning of a line's JSON object, to which `json_text` and ``"}`` are added."""
+    when = "null" if moment is None else f"{moment:.1f}"
+    head = f'{{"time": {when}, "task": "{json_text(label)}", "attempt": {attempt}, "line": "'
+    return head.encode()
+
+
+def json_text(text: str) -> str:
+    """Return `text` as it is inside the quotes of a JSON string."""
+    return escape_json(json.dumps(text, ensure_ascii=False))[1:-1]
+
+
 def select_lines(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
     """Return the lines of `block` that match `pattern`."""
     if pattern.search(block) is None:
@@ -104,10 +124,13 @@ def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple
 
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - within))
+            start = max(0, path.stat().st_size - within)
+            file.seek(start)
             found = file.read(within).removesuffix(b"\n")
     except OSError:
         return ()
+    if start and b"\n" in found:
+        found = found[found.find(b"\n") + 1 :]  # before is the rest of a line
     if not found:
         return ()
     lines = latest_states(found + b"\n")[:-1].split(b"\n")

@@ -8,17 +8,30 @@ files keep everything.
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from tfcluster.rundir.log_files import LogFiles, label_of, rank
+from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.tail import CHUNK, LogSource, latest_states, tail_offset, tail_where
+from tfcluster.rundir.tail import (
+    CHUNK,
+    LogSource,
+    latest_states,
+    start_of_line,
+    tail_offset,
+    tail_where,
+)
 from tfcluster.ui.lines import (
     Collapser,
+    format_stamp,
+    json_head,
+    json_text,
     prefix_lines,
     sanitize,
     sanitize_text,
@@ -43,6 +56,8 @@ class LogFilter:
     first_of: Mapping[str, int] = field(default_factory=dict)
     """Label → first attempt of that task, where it is later than `first_attempt`."""
     last_attempt: int | None = None
+    since: float | None = None
+    """Unix time before which lines are not shown."""
     tail: int | None = None
     """Number of last lines (that match `grep`) to show of files that exist at the start."""
 
@@ -66,6 +81,10 @@ class LineStyle:
     collapse: bool = False
     folds: bool = False
     """Omit the start lines of TensorFlow's native code until their task has failed."""
+    times: bool = False
+    """Begin each line with its time."""
+    as_json: bool = False
+    """Write each line as a JSON object: its time, task, attempt and text; for a pipe."""
 
 
 @dataclass(slots=True)
@@ -74,6 +93,7 @@ class _AttemptLog:
 
     attempt: int
     source: LogSource
+    times: LogTimes
     native: NativeFilter | None
     """Drops native lines; None where all are shown."""
 
@@ -214,14 +234,23 @@ class MergedLogs:
         task = self._tasks.setdefault(label, _TaskLogs(label))
         folds = self._line_style.folds and label not in self._filter.failed
         native = NativeFilter() if folds else None
-        if tail is None:
-            offset = 0
-        elif folds and self._filter.grep is None:
-            offset = tail_where(path, tail, _new_native_test)
-        else:
-            offset = tail_offset(path, tail, self._filter.grep)
-        task.logs.append(_AttemptLog(attempt, LogSource(path, offset=offset), native))
+        log = _AttemptLog(attempt, LogSource(path), LogTimes(path), native)
+        log.source.offset = max(self._find_start(path, log), self._find_tail(path, tail, log))
+        task.logs.append(log)
         task.logs = deque(sorted(task.logs, key=lambda log: log.attempt))
+
+    def _find_start(self, path: Path, log: _AttemptLog) -> int:
+        if self._filter.since is None or not log.times.exists:
+            return 0
+        offset = log.times.find(self._filter.since)
+        return log.source.size() if offset is None else start_of_line(path, offset)
+
+    def _find_tail(self, path: Path, tail: int | None, log: _AttemptLog) -> int:
+        if tail is None:
+            return 0
+        if log.native is not None and self._filter.grep is None:
+            return tail_where(path, tail, _new_native_test)
+        return tail_offset(path, tail, self._filter.grep)
 
     def _set_prefixes(self) -> None:
         width = max(map(len, self._tasks)) if self._line_style.is_screen else 0
@@ -242,33 +271,69 @@ class MergedLogs:
         first = next(pieces, None)
         if first is None:
             return
-        if first.endswith(b"\n"):
-            if block := self._select(latest_states(first), task):
-                yield self._style(block, task.prefix)
-            return
-        yield from self._long_line(task, first, pieces)
+        if not first.endswith(b"\n"):
+            yield from self._long_line(task, first, pieces)
+        elif self._line_style.times or self._line_style.as_json:
+            yield from self._stamped(task, first)
+        elif block := self._select(latest_states(first), task.current):
+            yield self._style(block, task.prefix)
+
+    def _stamped(self, task: _TaskLogs, raw: bytes) -> Iterator[bytes]:
+        """Yield the lines of the block `raw` in groups of the same time."""
+        log, at, group, shown = task.current, task.current.source.start, list[bytes](), b""
+        log.times.refresh()
+        lines = latest_states(raw)[:-1].split(b"\n")
+        for length, line in zip(map(len, raw[:-1].split(b"\n")), lines, strict=True):
+            at += length + 1
+            if self._select(line + b"\n", log):
+                prefix = self._prefix(task, at - 1)
+                if group and prefix != shown:
+                    yield self._style(b"".join(group), shown)
+                    group = []
+                group.append(line + b"\n")
+                shown = prefix
+        if group:
+            yield self._style(b"".join(group), shown)
+
+    def _prefix(self, task: _TaskLogs, offset: int) -> bytes:
+        """Return what goes before the line whose last byte is at `offset`."""
+        style = self._line_style
+        if not style.times and not style.as_json:
+            return task.prefix
+        moment = task.current.times.at(offset)
+        if style.as_json:
+            return json_head(moment, task.label, task.current.attempt)
+        stamp = format_stamp(moment)
+        return f"{paint(stamp, 'dim') if style.colours else stamp} ".encode() + task.prefix
 
     def _long_line(self, task: _TaskLogs, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
-        if (native := task.current.native) is not None:
-            native.interrupt()
+        log = task.current
+        log.times.refresh()
+        if log.native is not None:
+            log.native.interrupt()
+        prefix = self._prefix(task, log.source.offset - 1)
         if self._filter.grep is not None and not self._filter.grep.search(first):
             # Only the first chunk of a line longer than a chunk is searched.
             deque(rest, maxlen=0)
-            return
-        if not self._line_style.is_screen:
-            yield task.prefix + first
+        elif self._line_style.is_screen:
+            yield self._style(_cut(first, rest), prefix)
+        elif self._line_style.as_json:
+            yield from _long_json(prefix, chain([first], rest))
+        else:
+            yield prefix + first
             yield from rest
-            return
-        yield self._style(_cut(first, rest), task.prefix)
 
-    def _select(self, block: bytes, task: _TaskLogs) -> bytes:
-        if (native := task.current.native) is not None:
-            block = native(block)
+    def _select(self, block: bytes, log: _AttemptLog) -> bytes:
+        if log.native is not None:
+            block = log.native(block)
         if not block or self._filter.grep is None:
             return block
         return select_lines(block, self._filter.grep)
 
     def _style(self, block: bytes, prefix: bytes) -> bytes:
+        if self._line_style.as_json:
+            lines = block.decode("utf-8", "replace")[:-1].split("\n")
+            return b"".join(prefix + json_text(line).encode() + b'"}\n' for line in lines)
         if self._line_style.is_screen:
             block = sanitize(block, colours=self._line_style.colours)
         return prefix_lines(block, prefix)
@@ -282,13 +347,22 @@ class MergedLogs:
         first = next(pieces, b"")
         if first and not first.endswith(b"\n"):
             first = _cut(first, pieces)
-        block = self._select(latest_states(first), task) if first else b""
+        block = self._select(latest_states(first), task.current) if first else b""
         return block[:-1].split(b"\n") if block else []
 
 
 def _new_native_test() -> Callable[[bytes], object]:
     native = NativeFilter()
     return lambda line: native(line + b"\n")
+
+
+def _long_json(head: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    yield head
+    for piece in pieces:
+        text = decoder.decode(piece, final=piece.endswith(b"\n"))
+        yield json_text(text.removesuffix("\n")).encode()
+    yield b'"}\n'
 
 
 def _cut(first: bytes, rest: Iterator[bytes]) -> bytes:

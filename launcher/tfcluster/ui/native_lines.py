@@ -28,8 +28,10 @@ _find_mark = re.compile(rb":(?:\d+\] |:InitializeLog|tensorflow:From )").search
 _OPTIONS = rb"\w+ \{|(?:  )*\}|(?:  )+\w+(?:: \S+| \{)|\w+: (?:true|false|\d+)"
 """A line of a ConfigProto, without those of its first level that hold a text."""
 _FROM_TENSORFLOW = (
-    rb"WARNING:tensorflow:From \S*/(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)/\S+: "
+    rb"WARNING:tensorflow:From \S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
+    rb"|workers/tfcluster_workers/jobs)/\S+: "
 )
+"""A caller that is TensorFlow, Keras or an example job: a user's script can change nothing."""
 _NATIVE_END = 3
 """Native lines after a failed script's last line that are shown."""
 

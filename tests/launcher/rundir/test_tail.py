@@ -254,6 +254,12 @@ def test_last_lines_are_sanitized_and_limited(tmp_path: Path) -> None:
     assert last_lines(tmp_path / "none.log") == ()
 
 
+def test_the_rest_of_a_line_is_not_one_of_the_last_lines(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    append(log, b"x" * 1000 + b"\nlast\n")
+    assert last_lines(log, within=100) == ("last",)
+
+
 def test_last_lines_of_one_huge_line_are_cut(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"x" * 1_000_000)

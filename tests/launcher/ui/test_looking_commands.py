@@ -200,7 +200,8 @@ def test_a_long_line_is_one_record_too(tfcluster: Tfcluster, make_run: MakeRun) 
     (paths.attempt_logs(1) / "worker-0.log").write_text("\n".join(lines))
     done = tfcluster("logs", "--json", "--task", "worker:0")
     records = [json.loads(line) for line in done.stdout.splitlines()]
-    assert records == [{"task": "worker:0", "line": line} for line in lines]
+    assert [record["line"] for record in records] == lines
+    assert {record["task"] for record in records} == {"worker:0"}
 
 
 @pytest.mark.parametrize(
@@ -333,11 +334,14 @@ def test_logs_as_json_names_the_task_of_each_line(
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     by_task = {task: [r["line"] for r in lines if r["task"] == task] for task in ("worker:0",)}
     assert by_task == {"worker:0": ["epoch 1", "loss 0.5", "no end"]}
-    assert {"task": "worker:1", "line": "loss 0.7"} in lines
+    assert {"time": None, "task": "worker:1", "attempt": 1, "line": "loss 0.7"} in lines
 
 
-def test_logs_as_json_cannot_be_collapsed(tfcluster: Tfcluster, make_run: MakeRun) -> None:
+@pytest.mark.parametrize("other", ["--json", "--time"])
+def test_lines_with_a_time_cannot_be_collapsed(
+    tfcluster: Tfcluster, make_run: MakeRun, other: str
+) -> None:
     make_run("old-20260914-153012-k7f3")
-    done = tfcluster("logs", "--json", "--collapse")
+    done = tfcluster("logs", other, "--collapse")
     assert done.returncode == 2
     assert "leave out one" in done.stderr

@@ -1,4 +1,6 @@
-"""One task's output: its pipe, its log file, and the mask over secrets; lines are not parsed.
+"""One task's output: its pipe, its log file with its times, and the mask over secrets.
+
+Lines are not parsed.
 
 The pipe is large and drained in large reads, so a task never waits for a disk or a coordinator.
 If the file cannot be written (disk full), draining goes on and the lost bytes are counted.
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import struct
 import time
 
 from tfcluster.agent.catalogue import TaskOrder
@@ -22,6 +25,10 @@ _USUAL_PIPE_BYTES = 1 << 16
 _buffer = memoryview(bytearray(PIPE_BYTES))
 """The read buffer, one for all tasks: the agent has one thread, and memory stays constant."""
 MASK_TEXT = b"********"
+TIMES_ENTRY = struct.Struct("<Qd")
+"""An entry of a log's time index: an offset, and when what follows it was written (Unix time)."""
+TIMES_INTERVAL_S = 0.1
+"""The least time between two entries: a minute of output takes at most 10 KB."""
 
 
 def open_pipe() -> tuple[int, int]:
@@ -39,11 +46,43 @@ def size_of(pipe: int) -> int:
     return fcntl.fcntl(pipe, _F_GETPIPE_SZ) if IS_LINUX else _USUAL_PIPE_BYTES
 
 
+def times_path(log: str) -> str:
+    """Return the path of a log's time index: ``worker-0.times`` beside ``worker-0.log``."""
+    return os.path.splitext(log)[0] + ".times"
+
+
+class TimeIndex:
+    """The file that holds when each part of a log was written."""
+
+    def __init__(self, log: str) -> None:
+        self._path = times_path(log)
+        self._next = 0.0
+
+    def note(self, offset: int) -> None:
+        """Record that what follows `offset` is written now; to be called before it is written.
+
+        On a full disk the time of these lines is lost.
+        """
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + TIMES_INTERVAL_S
+        with contextlib.suppress(OSError):
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o600)
+            try:
+                # A crash may have left half an entry at the end, which is overwritten.
+                end = os.fstat(fd).st_size // TIMES_ENTRY.size * TIMES_ENTRY.size
+                os.pwrite(fd, TIMES_ENTRY.pack(offset, time.time()), end)
+            finally:
+                os.close(fd)
+
+
 class Log:
     """The file to which one task's output is appended."""
 
     def __init__(self, path: str, mask: Mask | None = None) -> None:
         self.path, self.mask = path, mask
+        self._times = TimeIndex(path)
         self._fd = -1
         self.size = 0
         """The bytes in the file, all of which may be streamed."""
@@ -70,6 +109,7 @@ class Log:
         """Write as much as possible and count the rest as lost; return the bytes written."""
         if self._gap and self._open():
             self._mark_gap()
+        self._times.note(self.size)
         written = 0
         try:
             while written < len(data) and self._open():

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from tests.launcher.agent.conftest import Rig, wait_until
 
+from tfcluster.rundir.log_times import LogTimes
+
 WRITE_LINES = """
 import sys
 write, name = sys.stdout.write, sys.argv[1]
@@ -175,3 +177,17 @@ def test_a_grandchild_that_still_writes_does_not_delay_the_end(rig: Rig) -> None
         is_over.set()
         disk.join()
         os.close(reader)
+
+
+def test_the_time_of_each_part_of_the_output_is_recorded(rig: Rig) -> None:
+    before = time.time()
+    rig.start_python(
+        "import os, time\nos.write(1, b'one\\n')\ntime.sleep(0.5)\nos.write(1, b'two\\n')"
+    )
+    rig.exited()
+    times = LogTimes(rig.log())
+    first, second = times.at(3), times.at(7)
+    assert first is not None
+    assert second is not None
+    assert before <= first < second <= time.time()
+    assert second - first > 0.3
