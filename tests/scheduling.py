@@ -15,6 +15,7 @@ TOGETHER = {
     "tests/launcher/ui/test_merged_logs.py::test_800_000_lines": "throughput",
     "tests/launcher/test_api.py": "api",
     "tests/integration/test_notebook.py": "notebook",  # they share one kernel
+    "tests/web/": "web",  # one Chromium at a time
     "tests/launcher/spec/test_any_input.py": "examples",
     "tests/launcher/nodes/test_reports.py": "examples",
     "tests/launcher/supervision/test_failure.py": "examples",
@@ -45,7 +46,7 @@ EXTENDED_WITH_TENSORFLOW = (
     *("tests/matrix/", "tests/parity/test_parity.py"),
     *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_release")),
     *("tests/workers/test_tensorflow.py", "tests/workers/test_estimator.py"),
-    "tests/integration/test_official_tutorial.py::test_the_tutorial_as_it_is_fails_with_the_line_that_sets_tf_config[tf215]",
+    "tests/integration/test_official_tutorial.py::test_an_older_tensorflow",
     "tests/integration/jobs/test_custom_loop.py::test_every_keras",
     "tests/integration/jobs/test_custom_loop.py::test_a_preempted",
     # the search, and details of the jobs

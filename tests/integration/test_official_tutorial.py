@@ -96,14 +96,19 @@ def check_refusal(trained: Trained, line: int, action: str) -> None:
     assert not trained.of("restarting")
 
 
-@pytest.mark.parametrize("tensorflow", list(PYTHONS))
-def test_the_tutorial_as_it_is_fails_with_the_line_that_sets_tf_config(
-    lab: Lab, tensorflow: str
-) -> None:
-    """It trains alone first and then says in all tasks that it is worker 0."""
+def check_tutorial(lab: Lab, tensorflow: str) -> None:
+    """Train alone first, then say in all tasks that they are worker 0."""
     script = ALONE_FIRST + CONFIG.replace("INDEX", "0")
     trained = train(lab, script, tensorflow=tensorflow)
     check_refusal(trained, line_of(script, "os.environ['TF_CONFIG']"), "sets")
+
+
+def test_the_tutorial_as_it_is_fails_with_the_line_that_sets_tf_config(lab: Lab) -> None:
+    check_tutorial(lab, "newest")
+
+
+def test_an_older_tensorflow_does_not_change_what_the_tutorial_is_refused_for(lab: Lab) -> None:
+    check_tutorial(lab, "tf215")
 
 
 def test_an_index_from_the_command_line_does_not_make_other_addresses_right(lab: Lab) -> None:

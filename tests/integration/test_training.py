@@ -139,8 +139,11 @@ def test_the_run_folder_has_the_complete_tensorboard_files_of_the_chief(first: T
         "a = e.EventAccumulator(sys.argv[1], size_guidance={e.TENSORS: 0}); a.Reload()\n"
         "print([t.step for t in a.Tensors('epoch_loss')])\n"
     )
-    folders = {path.parent for path in (first.folder / "tensorboard").rglob("events.out.*")}
-    (chief,) = [folder for folder in folders if "worker-1" not in str(folder)]
+    curves = first.folder / "tensorboard"
+    folders = {path.parent for path in curves.rglob("events.out.*")}
+    own = {folder for folder in folders if folder.is_relative_to(curves / "tfcluster")}
+    assert curves / "tfcluster/worker-0" in own
+    (chief,) = [folder for folder in folders - own if "worker-1" not in str(folder)]
     read = subprocess.run(
         [sys.executable, "-c", code, chief], capture_output=True, text=True, check=True
     )

@@ -271,6 +271,34 @@ def test_sigusr1_writes_the_stacks_and_the_task_continues(tmp_path: Path, boot: 
     assert "in here" in ended.err
 
 
+CRASHES = """
+import ctypes, faulthandler, sys
+assert faulthandler.is_enabled()
+if sys.argv[1:]:
+    faulthandler.enable(open(sys.argv[1], "w"))
+ctypes.string_at(0)
+"""
+
+
+def test_a_crash_writes_the_stacks_to_stderr_and_ends_by_the_same_signal(
+    tmp_path: Path, boot: Boot
+) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(CRASHES)
+    ended = boot("script", str(script))
+    assert ended.code == -signal.SIGSEGV
+    assert f'File "{script}", line 6 in <module>' in ended.err
+
+
+def test_a_script_may_send_the_stacks_of_a_crash_elsewhere(tmp_path: Path, boot: Boot) -> None:
+    script = tmp_path / "main.py"
+    script.write_text(CRASHES)
+    ended = boot("script", str(script), str(tmp_path / "own.txt"))
+    assert ended.code == -signal.SIGSEGV
+    assert "Fatal Python error" not in ended.err
+    assert "line 6 in <module>" in (tmp_path / "own.txt").read_text()
+
+
 @pytest.mark.parametrize("number", ["", "77", "not a number", "1"])
 def test_a_descriptor_that_is_no_socket_is_left_alone(tmp_path: Path, number: str) -> None:
     script = write(tmp_path, "main.py", "raise ValueError('mine')")

@@ -33,7 +33,7 @@ def main() -> None:
     if sys.argv[1] == "preload":
         wait_for_task()
     kind, target, *arguments = sys.argv[1:]
-    dump_stacks_on_sigusr1()
+    dump_stacks()
     load_own_package()
     from tfcluster_workers import script_paths
 
@@ -72,10 +72,15 @@ def wait_for_task() -> None:
     importer.become_task(sys.argv[2:], initial_modules, is_path_safe=is_path_safe())
 
 
-def dump_stacks_on_sigusr1() -> None:
-    """Have `kill -USR1` write the stack of every thread to stderr; the task continues."""
+def dump_stacks() -> None:
+    """Have a crash in native code, and `kill -USR1`, write every thread's stack to stderr.
+
+    After SIGUSR1 the task continues. A crash ends it with the same signal as without the stacks. A
+    script may call `faulthandler` itself: its own settings replace these.
+    """
     if sys.__stderr__ is not None:  # None when the parent process had closed it
         faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+        faulthandler.enable(file=sys.__stderr__)
 
 
 def load_own_package() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tfcluster.api import get_run
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import run_names
 from tfcluster.coordinator import tensorboard_server
 from tfcluster.errors import SetupError
 from tfcluster.rundir import registry
@@ -18,7 +18,7 @@ from tfcluster.ui.terminal import Terminal
 
 
 @click.command("tensorboard")
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=files)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=run_names)
 @click.option("--port", type=click.IntRange(0, 65535),
               help="Port (default: 6006, or the next free one; 0: any).")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")

@@ -19,6 +19,7 @@ from tfcluster.coordinator.attempts import Attempts, follow_peers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
+from tfcluster.coordinator.tensorboard_files import RunCurves
 from tfcluster.coordinator.tensorboard_server import beside_run
 from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
@@ -59,6 +60,7 @@ class Coordinator:
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
+        self._curves = RunCurves(plan, self.paths)
         self._tensorboard_python = start_options.tensorboard_python
         self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
         self._hub = Hub(
@@ -130,6 +132,7 @@ class Coordinator:
             try:
                 return await self._conclude(error, gathered)
             finally:
+                self._curves.close()
                 showing.cancel()
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
@@ -230,6 +233,7 @@ class Coordinator:
             name = PurePosixPath(event.path).name
             self._supervisor.gathered(event.step, self._now(), name=name)
         self.run_writer.record(event)
+        self._curves.record(event)
 
     def _on_message(self, node: str, message: msg.Report) -> None:
         self._hub.keep(node, message)

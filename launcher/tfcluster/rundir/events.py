@@ -331,6 +331,12 @@ class Warned(Event):
     """True for a warning at the end of the run: the summary shows it, a live view need not."""
 
 
+class Hint(Event):
+    """Advice for the user while the run goes on; nothing is wrong."""
+
+    message: str
+
+
 class RunStopping(Event):
     """The run is being stopped early; `why` is shown to the user."""
 

@@ -122,7 +122,7 @@ def read_history(paths: RunPaths, *, most: int = 600, offset: int = 0) -> Histor
     """
     try:
         with open(paths.events, "rb", buffering=0) as file:
-            started_at = _time_of(_parse(os.pread(file.fileno(), 4096, 0).partition(b"\n")[0]))
+            started_at = _time_of(_parse(os.pread(file.fileno(), _BLOCK, 0).partition(b"\n")[0]))
             collector = _Collector(started_at or 0.0)
             end = collector.read(file.fileno(), offset)
     except OSError:

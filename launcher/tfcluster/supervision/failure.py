@@ -29,8 +29,8 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
     ),
     "SIGSEGV": KnownError(
         "native-crash",
-        "a crash in native code, usually packages or drivers that do not fit TensorFlow;"
-        " PYTHONFAULTHANDLER=1 shows where",
+        "a crash in native code, usually packages or drivers that do not fit TensorFlow; the end of"
+        " its log shows the Python stacks",
     ),
     "SIGABRT": KnownError(
         "native-crash",
@@ -147,6 +147,8 @@ _SHELL_SIGNALS = frozenset(
 """Signals that a shell or a container engine reports as exit code 128 + n of its child.
 
 SIGTERM is not among them: a program that obeys it may exit with 143, too."""
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+"""Signals for which Python's `faulthandler` writes the stacks."""
 _EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Signals that come from another process: the task's last output is not their cause."""
 _MAX_NAMED = 3
@@ -217,7 +219,7 @@ class Failure:
             return False
         if self.exception is not None:
             return log_errors.is_lost_peer_error(self.exception, self._traceback)
-        return log_errors.has_lost_peer_message(self.last_lines)
+        return log_errors.has_lost_peer_message(self._own_output)
 
     @property
     def killed_by(self) -> int | None:
@@ -252,7 +254,7 @@ class Failure:
             return _describe(raised)
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
-            return f"killed by {signal_name(self.killed_by)}{code}"
+            return f"killed by {signal_name(self.killed_by)}{code}{self._crash}"
         refusal = self.refused_arguments
         return f"exit code {self.exit_code}" + (
             f": {log_errors.shorten(refusal)}" if refusal else ""
@@ -274,6 +276,18 @@ class Failure:
     def _traceback(self) -> str:
         return self.last_lines if self.error is None else str(self.error.get("traceback", ""))
 
+    @property
+    def _own_output(self) -> str:
+        """The end of the log without the stacks of a crash, which hide what the task wrote last."""
+        is_crash = self.killed_by in _CRASHES
+        return log_errors.before_crash(self.last_lines) if is_crash else self.last_lines
+
+    @property
+    def _crash(self) -> str:
+        """Describe the crash and its place, as the end of the reason; empty without stacks."""
+        crash = log_errors.parse_crash(self.last_lines) if self.killed_by in _CRASHES else None
+        return "" if crash is None else f": {crash.exception} in {_location(crash) or '?'}"
+
     @cached_property
     def refused_arguments(self) -> str | None:
         """The script's message where it ended because it rejects its arguments, else None."""
@@ -292,7 +306,7 @@ class Failure:
             return find(f"{raised.exception}: {raised.message}", traceback=self._traceback)
         if self.refused_arguments is not None:
             return CIRCUMSTANCES["refused_arguments"]
-        return find(log_errors.tail(self.last_lines), log=self.last_lines)
+        return find(log_errors.tail(self._own_output), log=self.last_lines)
 
     @property
     def _explanation(self) -> KnownError | None:

@@ -57,6 +57,8 @@ _REFUSALS: Mapping[int, re.Pattern[str]] = {
     2: re.compile(r"^(?:\S[^:\n]{0,80}: error|Error): (.+)", re.MULTILINE),
 }
 """Exit code → the message of absl (1), argparse or click (2) for arguments they reject."""
+_CRASH = re.compile(r"^Fatal Python error: (.+)$", re.MULTILINE)
+"""The first line that `faulthandler` writes when native code crashes (Python/traceback.c)."""
 _STYLE = re.compile(r"\x1b\[[\d;]*m")
 _TAIL = 25
 """The number of lines at the end of a log that may say why its task ended."""
@@ -108,6 +110,32 @@ def parse_exception(log: str) -> RaisedError | None:
     file, line = chosen[-1] if chosen else (None, None)
     message = "\n".join([head[2] or "", *lines[at + 1 :]]).strip()
     return RaisedError(head[1], message, file, line)
+
+
+def before_crash(log: str) -> str:
+    """Return the log without the stacks that `faulthandler` has written at its end."""
+    found = list(_CRASH.finditer(log))
+    return log[: found[-1].start()] if found else log
+
+
+def parse_crash(log: str) -> RaisedError | None:
+    """Return the crash in native code whose stacks `faulthandler` has written, or None.
+
+    The place is the last line of the user's code in the thread that crashed. A thread without
+    Python code, of TensorFlow for example, has no stack: then it is that of the main thread, which
+    stands last and waits for the other.
+    """
+    dump = log[len(before_crash(log)) :]
+    if (head := _CRASH.match(dump)) is None:
+        return None
+    threads = re.split(r"^(?=(?:Thread|Current thread) 0x|Stack \()", dump, flags=re.MULTILINE)[1:]
+    crashed = [thread for thread in threads if thread.startswith("Current")] or threads[-1:]
+    frames = [
+        (m[1], int(m[2])) for line in "".join(crashed).splitlines() if (m := _FRAME.match(line))
+    ]
+    user_frames = [frame for frame in frames if not _FOREIGN.search(frame[0])] or frames
+    file, line = user_frames[0] if user_frames else (None, None)
+    return RaisedError(head[1].lower(), "", file, line)
 
 
 def _last_traceback(log: str) -> list[str]:

@@ -18,6 +18,10 @@ EVALUATOR_S: Final = 10.0
 """The time that an evaluator gets to end by itself after the last checkpoint; most do."""
 FINISHING_S: Final = 5.0
 """The time after the chief's success at which running tasks are named; most end with it."""
+REPORTS_NOTHING: Final = (
+    "no task has reported a step yet. Keras and Estimator report by themselves; in its own training"
+    " loop a script calls tfcluster_workers.reporting.progress(step, total=…)"
+)
 STACKS_S: Final = 1.0
 """The time that tasks get to write their stacks before they are stopped."""
 
@@ -91,12 +95,21 @@ def _finish(state: RunState, now: float) -> None:
 
 def _set_deadlines(state: RunState) -> None:
     """Set the start and stall deadlines anew; a run that finishes has `finish_grace_s` instead."""
+    state.set_timer("hint", _hint_due(state))
     if state.verdict is not Next.GO_ON:
         state.set_timer("start", None)
         state.set_timer("stall", None)
     elif state.forms_gang and "stacks" not in state.timers:
         state.set_timer("start", _start_due(state))
         state.set_timer("stall", state.silence.due(state.policy))
+
+
+def _hint_due(state: RunState) -> float | None:
+    """Return when to say how a script reports its progress; None if it does, or still waits."""
+    is_waiting = state.verdict is not Next.GO_ON or state.gang.waits_since is not None
+    if is_waiting or not state.plan.hooks or state.plan.kind == "tuner":
+        return None
+    return state.silence.hint_due
 
 
 def _start_due(state: RunState) -> float | None:
@@ -130,6 +143,9 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
             state.orders.append(ReadLogs(tuple(member.name for member in missing)))
         case "stall":
             state.orders.append(ReadLogs())
+        case "hint":
+            state.silence.is_heard = True
+            state.record(ev.Hint(message=REPORTS_NOTHING))
         case "stacks" if state.ending is not None:
             state.end_run(state.why_end, state.ending, now)
         case "stacks":

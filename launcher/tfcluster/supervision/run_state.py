@@ -40,6 +40,8 @@ FAILURE_GRACE_S: Final = 1.0
 """The time that survivors of a failure, which cannot save, get after SIGTERM."""
 NOTICE_S: Final = 600.0
 """The silence after which a run without a stall deadline reports it, once."""
+HINT_S: Final = 20.0
+"""The time after the last start or join at which a run without any report gets a hint."""
 _GAPS_ALLOWED: Final = 3.0
 """The silence allowed in any case, as a multiple of the longest gap between two steps."""
 
@@ -63,10 +65,22 @@ class Silence:
     longest_gap_s: float = 0.0
     was_noticed: bool = False
     """True once a silence has been reported that no deadline ends."""
+    is_heard: bool = False
+    """True once a task has reported any work, or the user was told that none does."""
     _ready_at: float | None = None
+    _began_at: float | None = None
+    """The time of the last start or join of a task."""
+
+    def note_start(self, now: float) -> None:
+        """Note that a task has started."""
+        self._began_at = now
 
     def note(self, report: msg.TaskReport, now: float) -> None:
         """Note a report of any task of the gang."""
+        works = (msg.Progress, msg.Alive, msg.Evaluated, msg.Saved, msg.SavedElsewhere, msg.Trial)
+        self.is_heard |= isinstance(report, works)
+        if isinstance(report, msg.Ready):
+            self._began_at = now
         match report:
             case msg.Progress():
                 since = self.heard_at
@@ -84,6 +98,11 @@ class Silence:
         """Note that a task has written a line at `at`."""
         if self.heard_at is not None:
             self.heard_at = max(self.heard_at, at)
+
+    @property
+    def hint_due(self) -> float | None:
+        """The time of the hint how to report progress; None once something was reported."""
+        return None if self.is_heard or self._began_at is None else self._began_at + HINT_S
 
     def due(self, policy: Supervision) -> float | None:
         """Return when a silence is too long; None before the first progress or once noticed."""

@@ -83,6 +83,7 @@ class Supervisor(RunState):
         if (member := self.gang.get(task, attempt)) is not None:
             member = replace(member, is_ordered=True, started_at=now, answer_by=None)
             self.gang.put(member)
+            self.silence.note_start(now)
             if self.must_stop(member):  # the order to start came too late
                 self.stop_tasks([member], "the run is ending", now, grace_s=0.0)
             react(self, now)

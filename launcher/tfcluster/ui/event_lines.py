@@ -137,6 +137,7 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "node_lost": ("red", "lost node {node}: {reason}".format_map),
     "node_unreachable": ("yellow", _node_unreachable),
     "node_reconnected": ("dim", "node {node} is connected again".format_map),
+    "hint": ("dim", "{message}".format_map),
     "warned": ("yellow", lambda event: None if event.get("closing") else str(event["message"])),
     "restarting": ("bold yellow", format_restart),
     "diagnosis": ("dim", _diagnosis),

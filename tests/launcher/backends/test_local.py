@@ -66,8 +66,10 @@ def entry(folder: Path, *argv: str) -> msg.TaskOrder:
 
 
 async def take(messages: AsyncIterator[msg.Report], kind: type[_R]) -> _R:
-    """Return the next message, which must be of this kind."""
+    """Return the next message but for the use of memory; it must be of this kind."""
     message = await anext(messages)
+    while isinstance(message, msg.Usage):
+        message = await anext(messages)
     assert isinstance(message, kind)
     return message
 

@@ -19,6 +19,36 @@ HEARTBEAT = (
 )
 ASKED = "E external/tsl/coordination_service_agent.cc:770] Coordination agent is set to ERROR\n"
 OWN_CHECK = "F tensorflow/core/framework/tensor.cc:1] Check failed: dtype() == expected\n"
+CRASH = """\
+step 3
+Fatal Python error: Segmentation fault
+
+Thread 0x00007f20236dc6c0 (most recent call first):
+  File "/job/reader.py", line 99 in read
+  File "/opt/lib/python3.11/threading.py", line 982 in run
+
+Current thread 0x00007f20243e4b80 (most recent call first):
+  File "/opt/lib/python3.11/ctypes/__init__.py", line 519 in string_at
+  File "/job/main.py", line 5 in crash
+  File "/job/main.py", line 8 in <module>
+  File "/opt/tfcluster_workers/boot.py", line 170 in run_script
+
+Extension modules: numpy.core._multiarray_umath (total: 1)
+"""
+# A thread of TensorFlow, which has no Python stack, has failed a check.
+ABORT = (
+    """\
+Fatal Python error: Aborted
+
+Thread 0x00007f20236dc6c0 (most recent call first):
+  File "/job/reader.py", line 99 in read
+
+Thread 0x00007f20243e4b80 (most recent call first):
+  File "/opt/lib/python3.11/site-packages/keras/src/trainer.py", line 371 in fit
+  File "/job/run.py", line 7 in <module>
+"""
+    + '  File "/job/run.py", line 1 in f\n' * 40
+)
 TRACEBACK = """\
 loading data
 Traceback (most recent call last):
@@ -65,6 +95,13 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (ended(137, out_of_memory="of 2 GB"), Kind.OUT_OF_MEMORY, "out of memory: of 2 GB"),
         (ended(None, 11, out_of_memory="of 2 GB"), Kind.SIGNAL, "killed by SIGSEGV"),
         (ended(139), Kind.SIGNAL, "killed by SIGSEGV (exit code 139)"),
+        (ended(None, 11, CRASH), Kind.SIGNAL, "killed by SIGSEGV: segmentation fault in main.py:5"),
+        (ended(None, 9, CRASH), Kind.SIGNAL, "killed by SIGKILL"),
+        (
+            ended(None, 6, HEARTBEAT + ABORT),
+            Kind.COLLATERAL,
+            "killed by SIGABRT: aborted in run.py:7",
+        ),
         (ended(200), Kind.EXIT_CODE, "exit code 200"),
         (ended(None, 36), Kind.SIGNAL, "killed by signal 36"),
         (ended(None, 6, HEARTBEAT), Kind.COLLATERAL, "killed by SIGABRT"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -161,10 +162,15 @@ def test_modules_are_imported_only_once(stage: Stage) -> None:
 def test_a_fork_ends_like_a_fresh_interpreter(
     stage: Stage, code: str, exit_code: int | None, number: int | None
 ) -> None:
-    cold = stage.output(code, fork=False)
+    cold = without_addresses(stage.output(code, fork=False))
     stage.preload("json")
-    assert stage.output(code) == cold
+    assert without_addresses(stage.output(code)) == cold
     assert (stage.exited["exit_code"], stage.exited["signal"]) == (exit_code, number)
+
+
+def without_addresses(output: str) -> str:
+    """Return the output with equal numbers of threads, which a crash writes before its stack."""
+    return re.sub("0x[0-9a-f]+", "0x…", output)
 
 
 def test_the_stacks_of_a_fork_can_be_dumped(stage: Stage) -> None:

@@ -1,0 +1,212 @@
+"""TensorBoard event files of a run, written from its events for scripts that write none.
+
+They are in ``tensorboard/tfcluster/TASK`` of the run's folder, beside the folders that the tasks
+write into: the metrics and examples per second of the chief (of each task, where the tasks form no
+cluster), and the memory of every task, over the training step. Metrics are left out once the task
+has event files of its own. A restart goes on in the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tfcluster.plans.plan import Plan, TaskId
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.events import Event
+from tfcluster.rundir.paths import RunPaths
+
+FOLDER = "tfcluster"
+_LOOK_EVERY_S = 10.0
+"""The time between two looks for event files of a task."""
+_LEAST_GAP_S, _GAP_SHARE = 1.0, 1 / 500
+"""The least time between two points of a task, and the part of its time so far that it grows to:
+TensorBoard shows 1,000 points of a curve."""
+
+
+class RunCurves:
+    """The event files of one run; `record` never fails: a full disk ends the curves."""
+
+    def __init__(
+        self, plan: Plan, paths: RunPaths, *, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._paths, self._clock = paths, clock
+        self._chief = str(plan.chief)
+        self._is_gang = plan.kind == "training"
+        self._tasks: dict[str, _Task] = {}
+
+    def record(self, event: Event) -> None:
+        """Write what this event adds to the curves."""
+        with contextlib.suppress(OSError):
+            match event:
+                case ev.Progress():
+                    self._note_progress(event)
+                case ev.Usage(tasks=tasks):
+                    for name, used in tasks.items():
+                        self._write_memory(name, used)
+                case ev.TaskExited(task=name) if name in self._tasks:
+                    self._flush(name)
+
+    def close(self) -> None:
+        for name, task in self._tasks.items():
+            with contextlib.suppress(OSError):
+                self._flush(name)
+            task.close()
+
+    def _note_progress(self, event: ev.Progress) -> None:
+        task = self._tasks.setdefault(event.task, _Task(attempt=event.attempt, began=self._clock()))
+        if event.attempt != task.attempt and task.file is not None:
+            # TensorBoard drops what the earlier attempt wrote from this step on.
+            task.file.start_again(event.step, self._clock())
+        task.attempt, task.step = event.attempt, event.step
+        if event.task == self._chief or not self._is_gang:
+            task.waiting = event
+            now = self._clock()
+            if now - task.written >= max(_LEAST_GAP_S, (now - task.began) * _GAP_SHARE):
+                self._flush(event.task)
+
+    def _flush(self, name: str) -> None:
+        """Write the newest progress of a task, if it was held back."""
+        task = self._tasks[name]
+        progress, task.waiting = task.waiting, None
+        if progress is None:
+            return
+        task.written = self._clock()
+        values = {} if self._has_own_files(name, task) else dict(progress.metrics)
+        for speed in ("examples_per_second", "steps_per_second"):
+            if (value := getattr(progress, speed)) is not None:
+                values[speed] = value
+        self._add(name, task, progress.step, values)
+
+    def _write_memory(self, name: str, used: Mapping[str, float]) -> None:
+        leader = self._tasks.get(self._chief)
+        task = self._tasks.get(name)
+        if task is None and leader is not None:  # it takes no steps itself: ps, evaluator
+            task = self._tasks[name] = _Task(attempt=leader.attempt, began=self._clock())
+        steps = [known.step for known in (task, leader) if known is not None]
+        step = next((step for step in steps if step is not None), None)
+        if task is not None and step is not None:
+            self._add(name, task, step, {"memory_mb": used["rss_bytes"] / 1e6})
+
+    def _add(self, name: str, task: _Task, step: int, values: Mapping[str, float]) -> None:
+        if values:
+            if task.file is None:
+                folder = self._paths.curves / FOLDER / TaskId.parse(name).file_name
+                task.file = EventFile(str(folder), self._clock())
+            task.file.add(step, values, self._clock())
+
+    def _has_own_files(self, name: str, task: _Task) -> bool:
+        now = self._clock()
+        if not task.has_own_files and now - task.looked >= _LOOK_EVERY_S:
+            task.looked = now
+            folder = self._paths.tensorboard(TaskId.parse(name))
+            task.has_own_files = any(folder.rglob("*.tfevents.*"))
+        return task.has_own_files
+
+
+@dataclass(slots=True)
+class _Task:
+    """The state of one task's curves; times are those of the clock."""
+
+    attempt: int
+    began: float
+    step: int | None = None
+    waiting: ev.Progress | None = None
+    """The newest progress, held back until the next point is due."""
+    written: float = float("-inf")
+    looked: float = float("-inf")
+    has_own_files: bool = False
+    file: EventFile | None = None
+
+    def close(self) -> None:
+        if self.file is not None:
+            self.file.close()
+
+
+class EventFile:
+    """A file of TensorBoard events: TFRecords of `Event` protocol buffers.
+
+    Sources: tensorflow/core/lib/io/record_writer.h, core/util/event.proto, framework/summary.proto.
+    """
+
+    def __init__(self, folder: str, now: float) -> None:
+        """Create a new file in `folder`. Raises OSError."""
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(folder, f"events.out.tfevents.{int(now)}.tfcluster.{os.getpid()}")
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
+        self._write(_double(1, now) + _bytes(3, b"brain.Event:2"))
+
+    def add(self, step: int, values: Mapping[str, float], now: float) -> None:
+        """Add a point to the curve of each name in `values`."""
+        summary = b"".join(
+            _bytes(1, _bytes(1, name.encode()) + b"\x15" + struct.pack("<f", _as_float32(value)))
+            for name, value in values.items()
+        )
+        self._write(_double(1, now) + _number(2, step) + _bytes(5, summary))
+
+    def start_again(self, step: int, now: float) -> None:
+        """Have TensorBoard forget what was added from `step` on: another attempt repeats it."""
+        session_start = _number(1, 1)
+        self._write(_double(1, now) + _number(2, step) + _bytes(7, session_start))
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        length = struct.pack("<Q", len(event))
+        self._file.write(length + _checksum(length) + event + _checksum(event))
+
+
+def _number(field_number: int, value: int) -> bytes:
+    return _varint(field_number << 3) + _varint(value)
+
+
+def _double(field_number: int, value: float) -> bytes:
+    return _varint(field_number << 3 | 1) + struct.pack("<d", value)
+
+
+def _bytes(field_number: int, value: bytes) -> bytes:
+    return _varint(field_number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _as_float32(value: float) -> float:
+    largest = 3.4028234e38
+    return value if value != value else max(-largest, min(largest, value))
+
+
+def _make_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_TABLE: list[int] = []
+"""The table of CRC-32C, made when the first file is written."""
+
+
+def _checksum(data: bytes) -> bytes:
+    """Return the masked CRC-32C of a record (tensorflow/core/lib/hash/crc32c.h)."""
+    if not _TABLE:
+        _TABLE.extend(_make_table())
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = _TABLE[crc & 0xFF ^ byte] ^ crc >> 8
+    crc ^= 0xFFFFFFFF
+    rotated = crc >> 15 | crc << 17 & 0xFFFFFFFF
+    return struct.pack("<I", rotated + 0xA282EAD8 & 0xFFFFFFFF)

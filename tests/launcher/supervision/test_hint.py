@@ -1,0 +1,54 @@
+"""A run in which no task reports its progress gets one line that says how to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import plan_of
+from tests.launcher.supervision.story import Replay, replay_of
+
+from tfcluster.rundir import events as ev
+from tfcluster.supervision.run_state import HINT_S
+
+
+def hints(replay: Replay) -> list[str]:
+    return [event.message for event in replay.events if isinstance(event, ev.Hint)]
+
+
+@pytest.mark.parametrize("kind", ["training", "plain"])
+def test_a_script_that_reports_nothing_gets_one_hint(kind: str) -> None:
+    replay = replay_of(kind=kind).after(HINT_S - 1)
+    assert hints(replay) == []
+    replay.after(1)
+    (hint,) = hints(replay)
+    assert "reporting.progress(step, total=" in hint
+    assert hints(replay.after(3600)) == [hint]
+
+
+@pytest.mark.parametrize(
+    ("report", "facts"),
+    [
+        ("progress", {"step": 1}),
+        ("alive", {}),
+        ("evaluated", {"step": 1}),
+        ("saved", {"path": "x"}),
+    ],
+)
+def test_any_work_that_one_task_reports_is_enough(report: str, facts: dict[str, Any]) -> None:
+    replay = replay_of().says("worker:1", report, **facts).after(3600)
+    assert hints(replay) == []
+
+
+def test_the_time_in_which_tasks_wait_for_each_other_does_not_count() -> None:
+    replay = replay_of().after(5).says("worker:0", "waiting_for_peers").after(200)
+    assert hints(replay) == []
+    replay.says("worker:0", "ready").after(HINT_S - 1)
+    assert hints(replay) == []
+    assert len(hints(replay.after(1))) == 1
+
+
+def test_tasks_without_hooks_and_searches_get_none() -> None:
+    assert hints(Replay(plan_of(hooks=False)).after(100)) == []
+    assert hints(Replay(replace(plan_of(), kind="tuner")).after(100)) == []
