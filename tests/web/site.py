@@ -189,6 +189,10 @@ class Page:
         """Return the id or the text of the element that has the focus."""
         return str(self.script("const a = document.activeElement; return a.id || a.innerText"))
 
+    def settle(self) -> None:
+        """Wait until what has arrived is drawn: charts are drawn a few times a second."""
+        time.sleep(0.8)
+
     def assert_clean(self) -> None:
         """Check that nothing was refused, failed, or asked for elsewhere."""
         assert self.browser.console == []

@@ -119,6 +119,12 @@ export class History {
       .filter((mark) => mark.x !== null);
   }
 
+  /** Return whether a metric was not a number somewhere. */
+  hasGaps() {
+    const metrics = [...this.curves.values()].filter((curve) => curve.kind === "metric");
+    return metrics.some((curve) => curve.points.some((point) => !isFinite(Number(point[2]))));
+  }
+
   /** Return the lines of a curve; over steps each attempt is one, as its steps begin again. */
   lines(curve, axis, style) {
     const restarts = this.restartsOf(curve.task);

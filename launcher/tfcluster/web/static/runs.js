@@ -109,6 +109,7 @@ function makeRow(row) {
 function updateRow(element, row) {
   const [, name, status, progress, ...numbers] = element.cells;
   write(name.lastElementChild, row.reason && !isLive(row) ? row.reason : row.run);
+  name.title = name.lastElementChild.textContent;
   showStatus(status.firstElementChild, row.status, row.status_text);
   write(progress.firstElementChild, position(row));
   showBar(progress.lastElementChild, isLive(row) ? share(row) : null, row.status);
