@@ -70,7 +70,7 @@ test-extended: setup $(KERAS) ## run all other tests: hosts, containers, faults 
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" --ignore $(FAULTS)
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
-ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3  # importing them takes a second per process
+ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3 web  # importing them takes a second per process
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
 

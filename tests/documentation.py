@@ -9,10 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
-_BLOCK = re.compile(
-    r"(?P<mark><!-- executed -->\n)?^(?P<indent> *)```(?P<kind>\S*)\n(?P<text>.*?)^ *```$",
-    re.DOTALL | re.MULTILINE,
-)
+_BLOCK = re.compile(r"^ *```(?P<kind>\S*)\n(?P<text>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 _RUN_ID = re.compile(r"-\d{8}-\d{6}-\w{4}\b")
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
@@ -27,8 +24,6 @@ class Block:
     kind: str
     """The word after the fence: ``console``, ``output``, ``python``, ``json`` …"""
     text: str
-    is_executed: bool
-    """It is marked with ``<!-- executed -->``: a test runs it and compares the output."""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -38,10 +33,10 @@ class Block:
         joined = self.text.replace("\\\n", " ")
         return [line[2:] for line in joined.splitlines() if line.startswith("$ ")]
 
-    def output(self) -> str:
+    def others(self) -> list[str]:
         """Return the lines of a console block that are not commands."""
-        lines = self.text.replace("\\\n", " ").splitlines(keepends=True)
-        return "".join(line for line in lines if not line.startswith("$ "))
+        joined = self.text.replace("\\\n", " ")
+        return [line for line in joined.splitlines() if not line.startswith("$ ")]
 
 
 def blocks(page: Path) -> Iterator[Block]:
@@ -49,7 +44,7 @@ def blocks(page: Path) -> Iterator[Block]:
     text = page.read_text(encoding="utf-8")
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start("kind")) + 1
-        yield Block(page, line, match["kind"], match["text"], bool(match["mark"]))
+        yield Block(page, line, match["kind"], match["text"])
 
 
 def unprinted(page: str, having: str, *printed: str) -> list[str]:

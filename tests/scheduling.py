@@ -15,6 +15,7 @@ TOGETHER = {
     "tests/launcher/ui/test_merged_logs.py::test_800_000_lines": "throughput",
     "tests/launcher/test_api.py": "api",
     "tests/integration/test_notebook.py": "notebook",  # they share one kernel
+    "tests/web/": "web",  # one Chromium at a time
     "tests/launcher/spec/test_any_input.py": "examples",
     "tests/launcher/nodes/test_reports.py": "examples",
     "tests/launcher/supervision/test_failure.py": "examples",
@@ -32,7 +33,7 @@ BY_FILE = (
         f"tests/launcher/{package}/"
         for package in (
             *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plans"),
-            *("preflight", "rundir", "spec", "supervision", "ui", "web"),
+            *("preflight", "report", "rundir", "spec", "supervision", "ui", "web"),
         )
     ),
 )

@@ -28,6 +28,7 @@ from tfcluster.rundir.waiting import Waiting, block, each, each_async, pause
 
 if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Gathered
+    from tfcluster.rundir.series import History
 
 LISTENS_WITHIN_S = 2.0
 """A coordinator that has just started does not listen yet; one about to exit no longer does."""
@@ -153,6 +154,12 @@ class Run:
     def progress(self) -> dict[str, TaskSnapshot]:
         """Return task → its state, step, epoch, metrics and speed."""
         return {task.task: task for task in self.state().tasks}
+
+    def history(self, *, most: int = 600) -> History:
+        """Return the curves of all tasks, of at most `most` points each, and the timeline."""
+        from tfcluster.rundir.series import read_history
+
+        return read_history(self.paths, most=most)
 
     def wait(self, timeout: float | None = None) -> Result:
         """Wait until the run has ended; raises TimeoutError after `timeout` seconds.

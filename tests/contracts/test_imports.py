@@ -77,6 +77,25 @@ def test_a_command_without_a_spec_imports_no_slow_module(words: str, tmp_path: P
     assert loaded.isdisjoint({*SLOW, "tfcluster.plans.plan", "tfcluster.rundir.events"})
 
 
+@pytest.mark.parametrize(
+    "words", ["v", "up --b", "logs ", "down ", "logs --task ", "init --template "]
+)
+def test_completion_imports_no_slow_module(words: str, tmp_path: Path) -> None:
+    script = """
+import json, os, sys
+os.environ |= {"_TFCLUSTER_COMPLETE": "zsh_complete", "_TFCLUSTER_LINE": sys.argv[1]}
+os.environ["TFCLUSTER_HOME"] = sys.argv[2]
+from tfcluster.cli.main import main
+try:
+    main()
+except SystemExit as exit:
+    assert not exit.code, exit.code
+print("\\n" + json.dumps(sorted(sys.modules)))
+"""
+    loaded = json.loads(run(script, f"tfcluster {words}", str(tmp_path)).splitlines()[-1])
+    assert set(loaded).isdisjoint(SLOW)
+
+
 def test_the_version_is_shown_without_the_modules_of_paths(tmp_path: Path) -> None:
     """They take a tenth of the time of the whole command."""
     assert loaded_after("--version", tmp_path).isdisjoint({"pathlib", "urllib.parse"})

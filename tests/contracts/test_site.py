@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
+from tests.browser import Browser, browser
 
 from tfcluster.ui import pages
 
@@ -38,29 +39,9 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    options = webdriver.ChromeOptions()
-    for argument in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage"):
-        options.add_argument(f"--{argument}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('profile')}")
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
-    driver = webdriver.Chrome(
-        options=options, service=webdriver.ChromeService(shutil.which("chromedriver"))
-    )
-    yield driver
-    driver.quit()
-
-
-def log(browser: webdriver.Chrome, kind: str) -> list[dict[str, str]]:
-    """Return the lines that the browser has logged since the last call."""
-    return list(browser.get_log(kind))  # type: ignore[no-untyped-call]
-
-
-def requests(browser: webdriver.Chrome) -> set[str]:
-    """Return the addresses that were requested since the last call."""
-    messages = [json.loads(line["message"])["message"] for line in log(browser, "performance")]
-    sent = (one["params"] for one in messages if one["method"] == "Network.requestWillBeSent")
-    return {one["request"]["url"] for one in sent}
+def chromium() -> Iterator[Browser]:
+    with browser() as opened:
+        yield opened
 
 
 def test_every_page_of_the_documentation_is_on_the_site(site: Path) -> None:
@@ -78,35 +59,49 @@ def test_no_page_loads_anything_from_another_host(site: Path) -> None:
     assert found == set()
 
 
-@pytest.mark.parametrize("page", ["index", "architecture", "reference/api", "ko/index"])
-def test_a_page_opened_as_a_file_requests_only_files(
-    site: Path, browser: webdriver.Chrome, page: str
-) -> None:
-    requests(browser)
-    browser.get(f"file://{site}/{page}.html")
+@pytest.fixture(scope="module")
+def address(site: Path) -> Iterator[str]:
+    """Serve the site on loopback."""
 
-    asked = requests(browser)
-    assert {address.partition(":")[0] for address in asked} <= {"file", "data", "blob"}
-    assert any(address.endswith(f"{page}.html") for address in asked)
-    assert [line["message"] for line in log(browser, "browser")] == []
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("page", ["index", "architecture", "reference/api", "ko/index"])
+def test_a_page_asks_no_other_host_and_logs_no_error(
+    address: str, chromium: Browser, page: str
+) -> None:
+    chromium.open(f"{address}/{page}.html")
+
+    assert f"{address}/{page}.html" in chromium.requests
+    assert [url for url in chromium.requests if not url.startswith(f"{address}/")] == []
+    assert chromium.console == []
 
 
 @pytest.mark.parametrize(
     ("words", "page"), [("learning rate", "batch-and-learning-rate.html"), ("체크포인트", "/ko/")]
 )
 def test_search_works_without_a_server(
-    site: Path, browser: webdriver.Chrome, words: str, page: str
+    site: Path, chromium: Browser, words: str, page: str
 ) -> None:
-    browser.get(f"file://{site}/index.html")
-    browser.execute_script("document.querySelector('[data-md-toggle=search]').click()")
-    field = browser.find_element(By.CSS_SELECTOR, ".md-search__input")
-    field.send_keys(words)
+    chromium.open(f"file://{site}/index.html")
+    chromium.script("document.querySelector('[data-md-toggle=search]').click()")
+    chromium.driver.find_element(By.CSS_SELECTOR, ".md-search__input").send_keys(words)
 
     def found(_: object) -> list[str]:
-        hits = browser.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
+        hits = chromium.driver.find_elements(By.CSS_SELECTOR, ".md-search-result__link")
         return [hit.get_attribute("href") or "" for hit in hits]
 
-    assert any(page in address for address in WebDriverWait(browser, 30).until(found))
+    assert any(page in address for address in WebDriverWait(chromium.driver, 60).until(found))
 
 
 def test_korean_pages_declare_their_language_and_the_header_links_them(site: Path) -> None:

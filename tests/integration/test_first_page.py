@@ -15,7 +15,6 @@ from tests.documentation import DOCS, ROOT, blocks, unprinted
 from .commandline import CommandLine
 
 FIRST = DOCS / "index.md"
-KOREAN = DOCS / "ko/index.md"
 
 
 def text_of(page: Path, kind: str) -> list[str]:
@@ -24,12 +23,6 @@ def text_of(page: Path, kind: str) -> list[str]:
 
 def commands(page: Path) -> list[str]:
     return [command for block in blocks(page) for command in block.commands()]
-
-
-def test_the_korean_first_page_has_the_same_commands_script_and_spec() -> None:
-    assert commands(KOREAN) == commands(FIRST)
-    for kind in ("python", "json"):
-        assert text_of(KOREAN, kind) == text_of(FIRST, kind)
 
 
 @pytest.fixture(scope="module")

@@ -96,10 +96,14 @@ def test_the_wheel_holds_both_packages_the_templates_and_the_schema(wheel: Path)
         "tfcluster_workers/jobs/keras_mnist.py",
         "tfcluster/templates/localhost-2w.json",
         "tfcluster/templates/hosts-2x.json",
+        "tfcluster/report/templates/report.html",
+        "tfcluster/report/templates/style.css",
         "tfcluster/docker/Dockerfile",
         "tfcluster/docker/pip-install",
         "tfcluster/docker/constraints/newest.txt",
     } <= names
+    pages = {f"tfcluster/{page.relative_to(ROOT)}" for page in (ROOT / "docs").rglob("*.md")}
+    assert {name for name in names if name.startswith("tfcluster/docs/")} == pages
     assert [name for name in names if name.endswith("schema.json")]
     assert not [name for name in names if name.startswith("tests") or "__pycache__" in name]
 

@@ -144,6 +144,11 @@ def test_a_log_line_names_its_task_and_a_progress_bar_is_its_last_state(
     assert [line.task for line in trained.run.logs(task="worker:1")] == ["worker:1"]
 
 
+def test_the_history_of_a_run_has_its_timeline(trained: tfcluster.Result) -> None:
+    timeline = trained.run.history().timeline
+    assert (timeline[0].type, timeline[-1].type) == ("run_started", "run_finished")
+
+
 def test_a_run_is_started_again_from_its_checkpoint(trained: tfcluster.Result) -> None:
     again = tfcluster.start(trained.run, resume=trained.run.id, sets=["name=again"])
 

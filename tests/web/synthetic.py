@@ -158,10 +158,10 @@ def write_many(home: Path, count: int, *, now: float) -> None:
             run.end()
 
 
-def write_wide(home: Path, name: str, *, started: float, tasks: int = 64) -> SyntheticRun:
-    """Write a live run of many tasks and leave it open."""
+def write_wide(home: Path, name: str, *, started: float, tasks: int = 64) -> RunPaths:
+    """Write a live run of many tasks."""
     run = new_run(home, name, started=started, tasks=[f"worker:{n}" for n in range(tasks)])
     run.start()
     run.train(2, 40, total=400)
-    run.writer.save()
-    return run
+    run.writer.close()
+    return run.paths

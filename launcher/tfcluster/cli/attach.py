@@ -6,7 +6,7 @@ import click
 
 from tfcluster.api import get_run
 from tfcluster.cli.closing import show_end
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import live_runs
 from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts
 from tfcluster.rundir.tail import end_of_lines
@@ -19,7 +19,7 @@ _LINES_BEFORE = 10
 
 
 @click.command("attach")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=live_runs)
 @click.option("--collapse", is_flag=True, help="Show identical lines of several tasks once.")
 @click.option("--native-logs", is_flag=True,
               help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip

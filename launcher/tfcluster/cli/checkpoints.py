@@ -11,7 +11,7 @@ from tfcluster.agent.error_text import reason_of
 from tfcluster.api import get_run
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import run_names
 from tfcluster.errors import UsageError
 from tfcluster.run_handle import Run
 from tfcluster.ui.panels import checkpoints_grid
@@ -20,7 +20,7 @@ from tfcluster.ui.terminal import Terminal
 
 
 @click.command("checkpoints")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--path", "only_path", is_flag=True, help="Print only the path of the newest one.")
 @click.option("--copy", "target", metavar="DIR", type=click.Path(path_type=Path),
               help="Copy the newest one into DIR, a new or empty folder.")  # fmt: skip

@@ -6,7 +6,7 @@ import time
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import files, run_names
 from tfcluster.cli.report import write_page
 from tfcluster.errors import UsageError
 
@@ -15,7 +15,7 @@ MOST_RUNS = 6
 
 
 @click.command("compare")
-@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=files)
+@click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=run_names)
 @click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
               help="Write a page with the curves of the runs; - is stdout.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with an object a run.")
@@ -42,5 +42,5 @@ def command(runs: tuple[str, ...], target: str | None, as_json: bool) -> None:
 
         write_page(render_comparison(comparison), target)
     else:
-        grid = comparison.grid(terminal.stdout.width() or UNLIMITED)
-        terminal.out(stdout_text(grid, terminal))
+        tables = comparison.tables(terminal.stdout.width() or UNLIMITED)
+        terminal.out("\n\n".join(stdout_text(table, terminal) for table in tables))

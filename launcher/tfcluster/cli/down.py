@@ -10,7 +10,7 @@ import click
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.local import warm_agents
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import live_runs
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
@@ -22,7 +22,7 @@ _ANSWER_S = 20.0
 
 
 @click.command("down")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=live_runs)
 @click.option("--now", is_flag=True, help="Kill at once, without a grace period.")
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
 @click.option("--warm", is_flag=True, help="End the processes kept by `up --warm`, not a run.")

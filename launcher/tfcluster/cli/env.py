@@ -6,12 +6,12 @@ import os
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import files, task_names
 
 
 @click.command("env")
 @click.argument("spec", metavar="SPEC|RUN", shell_complete=files)
-@click.argument("task_name", metavar="TASK")
+@click.argument("task_name", metavar="TASK", shell_complete=task_names)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) -> None:

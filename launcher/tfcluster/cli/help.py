@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import click
 
+from tfcluster.cli.completion import page_names
+
 
 @click.command("help")
-@click.argument("page", required=False, metavar="[PAGE[#SECTION]]")
+@click.argument("page", required=False, metavar="[PAGE[#SECTION]]", shell_complete=page_names)
 def command(page: str | None) -> None:
     """Print a page of the documentation or one section of it; without PAGE, list the pages.
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import files, templates_named
+from tfcluster.cli.completion import completer, files
 from tfcluster.errors import UsageError, join_first
 from tfcluster.spec import SPEC_NAMES, published_schema, run_name
 from tfcluster.ui.terminal import Terminal
@@ -31,7 +31,7 @@ _TRAINS = {"tensorflow", "keras", "tf_keras", "keras_tuner"}
 @click.argument("file", required=False, shell_complete=files)
 @click.option("--script", metavar="SCRIPT", shell_complete=files,
               help="Write a spec that runs SCRIPT.")  # fmt: skip
-@click.option("--template", metavar="NAME", shell_complete=templates_named,
+@click.option("--template", metavar="NAME", shell_complete=completer(lambda _: templates()),
               help=f"Start from a template (if no script is found: {FIRST_TEMPLATE}).")  # fmt: skip
 @click.option("--list", "list_only", is_flag=True, help="List the templates.")
 @click.option("--json", "as_json", is_flag=True, help="With --list: print a JSON array.")

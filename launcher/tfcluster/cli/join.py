@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import files, task_names
 from tfcluster.cli.options import WithJobArgs, job_args, skip_options, watch_options
 
 
 @click.command("join", cls=WithJobArgs)
 @click.argument("spec", required=False, shell_complete=files)
-@click.option("--task", "names", multiple=True, metavar="TASK",
+@click.option("--task", "names", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Start worker:1, whatever its address; may be repeated.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")

@@ -11,7 +11,7 @@ from datetime import time as clock_time
 import click
 
 from tfcluster.api import get_run
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import run_names, task_names
 from tfcluster.cli.prune import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
@@ -29,9 +29,9 @@ _PAUSE_S = 0.1
 
 
 @click.command("logs")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("-f", "--follow", is_flag=True, help="Follow the output until the run ends.")
-@click.option("--task", "tasks", multiple=True, metavar="TASK",
+@click.option("--task", "tasks", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Only this task (worker:1, prepare); may be repeated.")  # fmt: skip
 @click.option("--grep", metavar="REGEX", help="Only lines that match REGEX.")
 @click.option("--attempt", type=click.IntRange(min=1), metavar="N",

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from tfcluster import __version__
 from tfcluster.agent.processes import raise_limit
 from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.ui.terminal import Terminal
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 GROUPS: dict[str, dict[str, str]] = {
     "Run": {
@@ -26,6 +30,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Inspect": {
         "ps": "List live runs (-a: all runs).",
+        "top": "Watch the progress of all live runs.",
         "status": "Show one run: its tasks, progress, diagnosis.",
         "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",
@@ -55,6 +60,18 @@ GROUPS: dict[str, dict[str, str]] = {
         "help": "Print a page of the documentation.",
     },
 }
+OTHER_WORDS = {
+    **dict.fromkeys(("start", "launch", "exec", "submit", "train"), "up` or `run"),
+    **dict.fromkeys(("list", "ls", "runs", "jobs"), "ps"),
+    **dict.fromkeys(("stop", "kill", "cancel", "halt"), "down"),
+    **dict.fromkeys(("delete", "remove"), "rm"),
+    **dict.fromkeys(("show", "info", "describe"), "status"),
+    **dict.fromkeys(("check", "lint"), "validate"),
+    **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
+    **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
+}
+"""Words that other tools have for a command."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
@@ -77,14 +94,34 @@ class LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            if not (near := difflib.get_close_matches(args[0], COMMANDS, n=1)):
-                raise
-            raise click.UsageError(f"{error.message} Did you mean {near[0]!r}?", ctx) from None
+            if hint := _meant(args):
+                raise click.UsageError(f"{error.message} {hint}", ctx) from None
+            raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        found = [(name, text) for name, text in COMMANDS.items() if name.startswith(incomplete)]
+        items = [CompletionItem(name, help=text) for name, text in found]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         for title, commands in GROUPS.items():
             with formatter.section(title):
                 formatter.write_dl(list(commands.items()))
+
+
+def _meant(args: list[str]) -> str:
+    """Return what the user of an unknown command may have meant, or ""."""
+    word = args[0]
+    if word.endswith(".py"):
+        return f"To run a script: tfcluster run {word}"
+    if word.endswith((".json", ".jsonc", ".yaml", ".yml", ".toml")):
+        return f"To run a spec: tfcluster up {word}"
+    if other := OTHER_WORDS.get(word):
+        return f"Did you mean `{other}`?"
+    near = difflib.get_close_matches(word, COMMANDS, n=1)
+    return f"Did you mean {near[0]!r}?" if near else ""
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -99,6 +136,10 @@ def main() -> None:
 
     The exit codes are those of ``tfcluster.errors`` and of the run.
     """
+    if instruction := os.environ.get("_TFCLUSTER_COMPLETE"):
+        from tfcluster.cli.shells import answer
+
+        sys.exit(answer(cli, instruction))
     raise_limit()
     debug = "--debug" in sys.argv[1:2] or bool(os.environ.get("TFCLUSTER_DEBUG"))
     try:

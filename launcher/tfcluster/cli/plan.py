@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import files, task_names
 from tfcluster.cli.options import WithJobArgs, host_options, job_args
 from tfcluster.spec import HostChoice
 
@@ -12,7 +12,11 @@ from tfcluster.spec import HostChoice
 @click.command("plan", cls=WithJobArgs)
 @click.argument("spec", required=False, shell_complete=files)
 @click.option(
-    "--task", "task_name", metavar="TASK", help="Show one task in full, such as worker:1."
+    "--task",
+    "task_name",
+    metavar="TASK",
+    shell_complete=task_names,
+    help="Show one task in full, such as worker:1.",
 )
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options

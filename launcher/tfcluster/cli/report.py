@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import files, run_names
 from tfcluster.errors import UsageError
 
 
 @click.command("report")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
               help="The page to write (default: RUN.html here); - is stdout.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the data of the page as JSON.")

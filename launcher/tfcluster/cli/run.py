@@ -6,10 +6,11 @@ import difflib
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -18,9 +19,21 @@ from tfcluster.cli.options import host_options, watch_options
 from tfcluster.errors import UsageError
 from tfcluster.spec import SPEC_NAMES, HostChoice
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+
+class _Run(click.Command):
+    """The command `run`: what follows SCRIPT belongs to the script, also in completion."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        return [] if ctx.params.get("line") else super().shell_complete(ctx, incomplete)
+
 
 @click.command(
-    "run", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False}
+    "run",
+    cls=_Run,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option("-n", "workers", type=click.IntRange(1), metavar="N",
               help="Number of workers (default: 2; with --hosts: their slots).")  # fmt: skip
@@ -68,6 +81,8 @@ def command(
     elif no_python:
         kind = "command"
     _check_program(program, args, kind)
+    if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
+        _check_command(program)
     spec = spec_of_program(program, args, workers=workers or 2, kind=kind, name=name)
     choice = replace(hosts, workers=workers)
     loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
@@ -98,8 +113,19 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
         words = [program if "/" in program else f"./{program}", *args]
         fix = shlex.join(["tfcluster", "run", "--no-python", *words])
         raise UsageError(f"{program} is not a Python script", fix=fix)
-    if not path.exists() and (near := _near(path.name, os.listdir())) and path.name == program:
-        raise UsageError(f"there is no script {program}", fix=f"did you mean {near[0]}?")
+
+
+def _check_command(program: str) -> None:
+    """Raise UsageError for a command that this machine does not have."""
+    if shutil.which(program):
+        return
+    if "/" not in program and os.path.isfile(program):
+        fix = f"if you mean the file in this folder: ./{program}"
+        raise UsageError(f"there is no command {program} on PATH", fix=fix)
+    if os.path.isfile(program):
+        fix = f"chmod +x {shlex.quote(program)}"
+        raise UsageError(f"{program} is not executable", fix=fix)
+    raise UsageError(f"there is no command {program}", fix="check the name, or give its path")
 
 
 def _near(name: str, known: Sequence[str]) -> list[str]:

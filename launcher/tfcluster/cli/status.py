@@ -8,14 +8,14 @@ from socket import gethostname
 import click
 
 from tfcluster.api import get_run
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import run_names
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal
 
 
 @click.command("status")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print the run's state as one JSON object.")
 def command(run: str | None, as_json: bool) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""

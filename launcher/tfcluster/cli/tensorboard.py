@@ -10,16 +10,15 @@ from pathlib import Path
 import click
 
 from tfcluster.api import get_run
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import run_names
 from tfcluster.coordinator import tensorboard_server
 from tfcluster.errors import SetupError
 from tfcluster.rundir import registry
-from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.terminal import Terminal
 
 
 @click.command("tensorboard")
-@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=files)
+@click.argument("runs", nargs=-1, metavar="[RUN]...", shell_complete=run_names)
 @click.option("--port", type=click.IntRange(0, 65535),
               help="Port (default: 6006, or the next free one; 0: any).")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser.")
@@ -33,14 +32,10 @@ def command(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
     found = [get_run(run).paths for run in runs or (None,)]
     python = tensorboard_server.choose_python(map(registry.load_plan, found))
     for paths in found:
-        if not _has_curves(paths):
+        if not paths.has_curves():
             terminal.say_wrapped(f"{paths.run_id} has no TensorBoard files (yet)", "yellow")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(terminal, python, [paths.curves for paths in found], port, opens))
-
-
-def _has_curves(paths: RunPaths) -> bool:
-    return any(paths.curves.rglob("*tfevents*"))
 
 
 async def _serve(

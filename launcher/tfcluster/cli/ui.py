@@ -28,10 +28,11 @@ def command(port: int | None, opens: bool, read_only: bool) -> None:
     try:
         from tfcluster.web.serving import serve
     except ModuleNotFoundError as error:
-        if error.name not in ("starlette", "uvicorn"):
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("starlette", "uvicorn"):
             raise
         fix = "pip install 'tfcluster[ui]'"
-        raise SetupError(f"the web page needs {error.name}", fix=fix) from error
+        raise SetupError(f"the web page needs the package {missing}", fix=fix) from error
 
     def report(url: str) -> None:
         terminal.say("tfcluster ui: open this URL; Ctrl-C ends the page, the runs continue")

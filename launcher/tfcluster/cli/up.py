@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import backend_names, files, run_names, task_names
 from tfcluster.cli.options import WithJobArgs, host_options, job_args, skip_options, watch_options
 from tfcluster.spec import HostChoice
 
@@ -15,12 +15,17 @@ from tfcluster.spec import HostChoice
 @click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
-@click.option("--backend", metavar="NAME", help="Where tasks run (runtime.backend).")
+@click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=backend_names,
+    help="Where tasks run (runtime.backend).",
+)
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
-@click.option("--resume", metavar="RUN[@STEP]",
+@click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,
               help="Resume from the checkpoints of RUN; without SPEC, use RUN's spec.")  # fmt: skip
-@click.option("--except", "excepted", multiple=True, metavar="TASK",
+@click.option("--except", "excepted", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Leave TASK (worker:1) for you to start by hand; may be repeated.")  # fmt: skip
 @click.option("--chaos", multiple=True, metavar="FAULT",
               help="Inject a fault: 'kill worker:1 at step 50';"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import run_names
 from tfcluster.errors import NodeLostError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
@@ -15,7 +15,7 @@ from tfcluster.ui.terminal import Terminal
 
 
 @click.command("wait")
-@click.argument("run", required=False, shell_complete=files)
+@click.argument("run", required=False, shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print the run's status as one JSON object.")
 def command(run: str | None, as_json: bool) -> int:
     """Wait until RUN ends; exit with its exit code.

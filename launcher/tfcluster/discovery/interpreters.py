@@ -120,7 +120,7 @@ def own_instead(found: Interpreter, *, environ: Mapping[str, str], cwd: Path) ->
     """
     if found.why != ON_PATH or "tensorflow" in found.packages or found.path == sys.executable:
         return found
-    why = f"tfcluster's own Python: {found.path} on PATH has no TensorFlow"
+    why = f"tfcluster's own: {ON_PATH} has no TensorFlow"
     try:
         own = read(sys.executable, why, environ=environ, cwd=cwd)()
     except InterpreterError:

@@ -306,7 +306,8 @@ def _missing_below(spec: ClusterSpec, workdir: str, *, is_copied: bool) -> Itera
         if script is not None:
             path = posixpath.normpath(posixpath.join(workdir, script))
             if problem := _path_problem(path, "script"):
-                yield Mistake(field, problem, f"it is relative to the workdir, {workdir}")
+                fix = f"{_similar(path)}it is relative to the workdir, {workdir}"
+                yield Mistake(field, problem, fix)
     for index, pattern in enumerate(spec.job.include if is_copied else ()):
         from tfcluster.nodes.code_sync import include_problem  # imports asyncio
 
@@ -322,6 +323,18 @@ def _missing_python(
     if path is not None and interpreters.find(path, Path(folder), environ) is None:
         message = interpreters.missing_message(path, Path(folder))
         yield Mistake(field, message, interpreters.NAME_ONE)
+
+
+def _similar(path: str) -> str:
+    """Return a question that names the file beside `path` with a similar name; else ""."""
+    import difflib  # only for this message
+
+    folder, name = os.path.split(path)
+    try:
+        near = difflib.get_close_matches(name, os.listdir(folder), n=1)
+    except OSError:
+        return ""
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def _path_problem(path: str, what: str) -> str:

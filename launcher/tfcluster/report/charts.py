@@ -16,7 +16,8 @@ from tfcluster.ui.formats import cut_to_columns, format_bytes
 from tfcluster.ui.lines import sanitize_text
 
 Axis = Literal["time", "step"]
-Unit = Literal["number", "bytes"]
+Unit = Literal["number", "rate", "bytes"]
+"""A rate and bytes begin at 0 and are never on a logarithmic scale."""
 
 MOST_LINES: Final = 6
 """The lines that can be told apart by colour and dashes."""
@@ -153,11 +154,11 @@ class _Scale:
         xs = [x for line in chart.lines for x, _ in line.points if math.isfinite(x)] or [0.0]
         ys = [y for line in chart.lines for _, y in line.points if _is_drawn(y)] or [0.0, 1.0]
         low, high = min(ys), max(ys)
-        is_log = chart.unit != "bytes" and low > 0 and high / low > _LOG_FROM
+        is_log = chart.unit == "number" and low > 0 and high / low > _LOG_FROM
         if is_log:
             least, most = float(math.floor(math.log10(low))), float(math.ceil(math.log10(high)))
             return cls(*_widen(min(xs), max(xs)), least, most, True)
-        if low >= 0 and (chart.unit == "bytes" or low < 0.4 * high):
+        if low >= 0 and (chart.unit != "number" or low < 0.4 * high):
             low = 0.0
         y_low, y_high = _widen(low, high)
         margin = 0.05 * (y_high - y_low)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tfcluster.report.charts import format_value
-from tfcluster.report.gather import Figures, RunReport
+from tfcluster.report.gather import Results, RunReport
 from tfcluster.ui.formats import format_bytes, format_duration, format_rate
 from tfcluster.ui.render import Grid
 
 _HIDDEN: Final = ("$schema", "name", "version")
+_CUTS: Final = (60, 40, 24, 16, 12)
+"""The characters to which long values are cut, tried one after the other."""
 _MOST_METRICS: Final = 12
 _MOST_DIFFERENCES: Final = 40
 
@@ -41,28 +43,30 @@ class Comparison:
             {
                 "run": report.run,
                 "status": report.status,
-                "figures": report.figures.to_json(),
+                "results": report.results.to_json(),
                 "differences": {row.name: row.values[index] for row in self.differences},
             }
             for index, report in enumerate(self.reports)
         ]
 
-    def grid(self, width: int) -> Grid:
-        """Return the table for a screen of `width` columns: a column for each run where they fit.
+    def tables(self, width: int) -> list[Grid]:
+        """Return tables for a screen of `width` columns, with a column for each run.
 
-        Otherwise it has a row for each run, which a screen shows as a list.
+        Long values are cut; if that is not enough, the runs are divided among several tables.
         """
+        runs = range(len(self.labels))
+        for count in range(len(runs), 0, -1):
+            chunks = [runs[start : start + count] for start in runs[::count]]
+            for most in _CUTS:
+                found = [self._table(chunk, most) for chunk in chunks]
+                if all(_width(table) <= width for table in found):
+                    return found
+        return [self._table((run,), _CUTS[-1]) for run in runs]
+
+    def _table(self, runs: Sequence[int], most: int) -> Grid:
         rows = (*self.numbers, *self.differences)
-        for most in (60, 40, 24, 16, 12):
-            cells = [(_end(row.name, 28), *(_end(v, most) for v in row.values)) for row in rows]
-            wide = Grid(("", *self.labels), tuple(cells))
-            columns = zip(wide.headers, *wide.rows, strict=True)
-            if sum(max(map(len, column)) + 2 for column in columns) - 2 <= width:
-                return wide
-        names = tuple(row.name for row in rows)
-        lists = zip(*(row.values for row in rows), strict=True)
-        cells = [(label, *values) for label, values in zip(self.labels, lists, strict=True)]
-        return Grid(("run", *names), tuple(cells))
+        cells = [(_end(r.name, 28), *(_end(r.values[run], most) for run in runs)) for r in rows]
+        return Grid(("", *(_end(self.labels[run], most) for run in runs)), tuple(cells))
 
 
 def compare(reports: Sequence[RunReport]) -> Comparison:
@@ -73,6 +77,11 @@ def compare(reports: Sequence[RunReport]) -> Comparison:
         numbers=tuple(_numbers(reports)),
         differences=tuple(_differences(reports)),
     )
+
+
+def _width(table: Grid) -> int:
+    columns = zip(table.headers, *table.rows, strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns) - 2
 
 
 def _end(text: str, most: int) -> str:
@@ -92,11 +101,11 @@ def _labels(runs: Sequence[str]) -> tuple[str, ...]:
 def _numbers(reports: Sequence[RunReport]) -> Iterator[Row]:
     yield Row("status", tuple(_status(report) for report in reports))
     for name, cell in _NUMBERS.items():
-        yield from _row(name, [cell(report.figures) for report in reports])
+        yield from _row(name, [cell(report.results) for report in reports])
         if name == "step":
-            names = dict.fromkeys(m for report in reports for m in report.figures.metrics)
+            names = dict.fromkeys(m for report in reports for m in report.results.metrics)
             for metric in list(names)[:_MOST_METRICS]:
-                found = [report.figures.metrics.get(metric) for report in reports]
+                found = [report.results.metrics.get(metric) for report in reports]
                 yield from _row(metric, [None if v is None else format_value(v) for v in found])
 
 
@@ -114,7 +123,7 @@ def _or_none(form: Callable[[float], str]) -> Callable[[float | None], str | Non
     return lambda value: None if value is None else form(value)
 
 
-_NUMBERS: Final[Mapping[str, Callable[[Figures], str | None]]] = {
+_NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
     "duration": lambda run: _or_none(format_duration)(run.duration_s),
     "first step": lambda run: _or_none(format_duration)(run.first_step_s),
     "step": lambda run: _or_none("{:,}".format)(run.step),
@@ -156,13 +165,16 @@ def _flatten(name: str, value: Any, depth: int = 6) -> Iterator[tuple[str, str]]
 
 
 def _options(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield each option of a job's arguments with its values, then the words before the first."""
+    """Yield each option of a job's arguments with its values; of a repeated one, the last counts.
+
+    Words before the first option belong to `name`.
+    """
     found: dict[str, list[str]] = {}
     option = name
     for word in words:
         if word.startswith("--"):
             option, equals, value = word.partition("=")
-            found.setdefault(option, []).extend([value] if equals else [])
+            found[option] = [value] if equals else []
         else:
             found.setdefault(option, []).append(word)
     for option, values in found.items():

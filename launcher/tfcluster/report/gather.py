@@ -27,7 +27,7 @@ MOST_TASKS_IN_FULL: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class Results:
     """The numbers by which runs are compared; None where one is not known."""
 
     duration_s: float | None
@@ -80,7 +80,7 @@ class RunReport:
     plan: Plan | None
     """The plan with the ports of the run's tasks; None where it cannot be read."""
     history: History
-    figures: Figures
+    results: Results
     nodes: tuple[NodeFacts, ...]
     lines_of: str
     """The task whose last lines explain the end of the run; empty without."""
@@ -113,7 +113,7 @@ class RunReport:
             "status": self.status,
             "message": why,
             "fix": fix,
-            "figures": self.figures.to_json(),
+            "results": self.results.to_json(),
             "state": self.state.to_json() if self.state is not None else None,
             "last_lines": {"task": self.lines_of, "lines": self.last_lines},
             "nodes": [node.to_json() for node in self.nodes],
@@ -145,7 +145,7 @@ def gather(paths: RunPaths, *, now: float) -> RunReport:
         damage=damage,
         plan=plan,
         history=found,
-        figures=_figures(state, found, now),
+        results=_results(state, found, now),
         nodes=tuple(_nodes(paths, plan)),
         lines_of=lines_of,
         last_lines=lines,
@@ -160,16 +160,18 @@ def chief_of(state: RunSnapshot) -> TaskSnapshot | None:
 
 
 def tasks_in_full(report: RunReport) -> Iterator[tuple[Plan, TaskId]]:
-    """Yield the plan with each task that is shown in full."""
+    """Yield the plan with each task that is shown in full, among them the root cause."""
     if report.plan is not None:
-        for task in report.plan.tasks[:MOST_TASKS_IN_FULL]:
+        tasks = report.plan.tasks
+        rest = [task for task in tasks[MOST_TASKS_IN_FULL:] if str(task.id) == report.lines_of]
+        for task in (*tasks[: MOST_TASKS_IN_FULL - len(rest)], *rest):
             yield report.plan, task.id
 
 
-def _figures(state: RunSnapshot | None, found: History, now: float) -> Figures:
+def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
     if state is None:
         metrics = {c.name: c.points[-1][2] for c in _metrics_of(found, found.chief)}
-        return Figures(None, None, None, metrics, None, None, 0, None, None)
+        return Results(None, None, None, metrics, None, None, 0, None, None)
     chief = chief_of(state)
     name = chief.task if chief is not None else found.chief
     is_lost = state.ended_at is None and state.status.is_final
@@ -177,7 +179,7 @@ def _figures(state: RunSnapshot | None, found: History, now: float) -> Figures:
     peaks = [task.peak_rss_bytes or 0 for task in state.tasks]
     peaks += [int(max(p[2] for p in c.points)) for c in found.curves if c.name == "rss_bytes"]
     newest = state.checkpoints[-1] if state.checkpoints else None
-    return Figures(
+    return Results(
         duration_s=(state.ended_at or end) - state.started_at,
         first_step_s=chief.first_step_s if chief is not None else None,
         step=chief.step if chief is not None else None,

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Final
 from tfcluster import __version__
 from tfcluster.report.charts import DASHES, MOST_LINES, format_time, format_value
 from tfcluster.report.comparison import Comparison
-from tfcluster.report.figures import AXES, compared_figures, figures_of, timeline_rows
+from tfcluster.report.drawings import AXES, compared_figures, figures_of, timeline_rows
 from tfcluster.report.gather import (
     MOST_TASKS_IN_FULL,
-    Figures,
+    Results,
     RunReport,
     chief_of,
     tasks_in_full,
@@ -73,24 +73,24 @@ def render_comparison(comparison: Comparison) -> str:
     return template.render(comparison=comparison, axes=AXES, figures=figures)
 
 
-def format_figures(figures: Figures) -> tuple[tuple[str, str], ...]:
+def format_results(results: Results) -> tuple[tuple[str, str], ...]:
     """Return name and value of the numbers of a run that are known."""
-    metrics = ((name, format_value(value)) for name, value in figures.metrics.items())
+    metrics = ((name, format_value(value)) for name, value in results.metrics.items())
 
     def duration(seconds: float | None) -> str | None:
         return None if seconds is None else format_duration(seconds)
 
-    peak = figures.peak_memory_bytes
+    peak = results.peak_memory_bytes
     return Facts.of(
-        ("duration", duration(figures.duration_s)),
-        ("first step after", duration(figures.first_step_s)),
-        ("step", None if figures.step is None else f"{figures.step:,}"),
+        ("duration", duration(results.duration_s)),
+        ("first step after", duration(results.first_step_s)),
+        ("step", None if results.step is None else f"{results.step:,}"),
         *metrics,
-        ("examples/s", format_rate(figures.examples_per_second)),
-        ("steps/s", format_rate(figures.steps_per_second)),
-        ("restarts", str(figures.restarts) if figures.restarts else None),
+        ("examples/s", format_rate(results.examples_per_second)),
+        ("steps/s", format_rate(results.steps_per_second)),
+        ("restarts", str(results.restarts) if results.restarts else None),
         ("peak memory", None if peak is None else format_bytes(peak)),
-        ("checkpoint", figures.checkpoint),
+        ("checkpoint", results.checkpoint),
     ).pairs
 
 
@@ -104,7 +104,7 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str | None]]:
         if (chief := chief_of(state)) is not None and chief.epochs:
             yield "epoch", f"{chief.epoch or '?'} of {chief.epochs}"
     yield "tasks", _count_tasks(report)
-    yield from format_figures(report.figures)
+    yield from format_results(report.results)
 
 
 def _places(report: RunReport) -> Iterator[tuple[str, str | None]]:

@@ -50,6 +50,7 @@ _LONGEST_LINE: Final = 1 << 20
 _KEPT_FIRST, _KEPT_LAST = 100, 300
 """The events of one type in a timeline."""
 _LONGEST_STRING: Final = 2000
+_COUNTED: Final = re.compile(rb'"type":"(?:progress|usage|task_started)"')
 _RARE: Final = re.compile(rb'"type":"(?!progress"|usage")([a-z_]{1,40})"')
 
 
@@ -121,7 +122,7 @@ def read_history(paths: RunPaths, *, most: int = 600, offset: int = 0) -> Histor
     """
     try:
         with open(paths.events, "rb", buffering=0) as file:
-            started_at = _time_of(_parse(os.pread(file.fileno(), 4096, 0).partition(b"\n")[0]))
+            started_at = _time_of(_parse(os.pread(file.fileno(), _BLOCK, 0).partition(b"\n")[0]))
             collector = _Collector(started_at or 0.0)
             end = collector.read(file.fileno(), offset)
     except OSError:
@@ -218,18 +219,19 @@ class _Collector:
         return tuple(moments)
 
     def _collect_points(self, line: bytes) -> None:
-        is_progress = b'"type":"progress"' in line
-        if not is_progress and b'"type":"usage"' not in line:
+        if not _COUNTED.search(line):
             return
         event = _parse(line)
-        time = _time_of(event)
+        time, kind, tasks = _time_of(event), event.get("type"), event.get("tasks")
         if time is None:
             return
         time = round(time - self.started_at, 3)
-        if is_progress and event.get("type") == "progress":
+        if kind == "task_started":
+            self._steps.pop(str(event.get("task")), None)
+        elif kind == "progress":
             self._add_progress(time, event)
-        elif event.get("type") == "usage" and isinstance(event.get("tasks"), dict):
-            for task, used in event["tasks"].items():
+        elif kind == "usage" and isinstance(tasks, dict):
+            for task, used in tasks.items():
                 if isinstance(used, dict):
                     self._add(time, task, "usage", {n: used[n] for n in _USAGE if n in used})
 

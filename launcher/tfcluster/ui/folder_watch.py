@@ -35,7 +35,9 @@ if IS_LINUX:
 class FolderWatch:
     """A wait for changes in folders; one thread waits, any thread may wake it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, batch_s: float = BATCH_S) -> None:
+        """Watch no folder yet; `wait` returns `batch_s` after a change."""
+        self._batch_s = batch_s
         self._lock = threading.RLock()  # a signal handler may call `wake` within `wake`
         self._wake_reader, self._wake_writer = os.pipe()
         for fd in (self._wake_reader, self._wake_writer):
@@ -64,7 +66,7 @@ class FolderWatch:
             self._pause = FASTEST_POLL_S if found_new else min(self._pause * 2, SLOWEST_POLL_S)
             self._sleep(self._pause)
         elif self._sleep(RECHECK_S, self._inotify_fd):
-            self._sleep(BATCH_S)
+            self._sleep(self._batch_s)
             with contextlib.suppress(BlockingIOError):
                 while os.read(self._inotify_fd, _MANY_EVENTS):
                     pass

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from socket import gethostname
 from typing import Any
 
@@ -23,7 +24,7 @@ from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.tail import LogSource
 from tfcluster.ui.event_lines import format_event
-from tfcluster.ui.folder_watch import FolderWatch
+from tfcluster.ui.folder_watch import BATCH_S, FolderWatch
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_rate,
@@ -46,6 +47,7 @@ from tfcluster.ui.live.frame import (
 )
 from tfcluster.ui.live.job_control import JobControl
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
+from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.ui.terminal import Segments, Stream, Terminal
 
 _TASKS_NAMED = 3
@@ -55,7 +57,7 @@ CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
 _FRAME_INTERVAL_S = 0.25
-_LAST_BYTES = 2048
+_LAST_LINES, _LAST_BYTES = 12, 4096
 _ROUNDS_BEFORE_EVENTS = 64
 
 
@@ -106,7 +108,8 @@ class RunView:
         self._json_lines, self._shows_messages = json_lines, shows_messages
         self._lines_stream = terminal.stderr if json_lines else terminal.stdout
         line_style = line_style_for(terminal, self._lines_stream, collapse, native, times)
-        self._folder_watch = FolderWatch()
+        self._has_frame = shows_messages and terminal.has_footer
+        self._folder_watch = FolderWatch(batch_s=_FRAME_INTERVAL_S if self._has_frame else BATCH_S)
         for folder in (paths.root, paths.logs):
             self._folder_watch.watch(folder)
         self.logs = MergedLogs(paths, log_filter, line_style, self._folder_watch.watch)
@@ -163,7 +166,7 @@ class RunView:
 
     def _watch_screen(self) -> None:
         """Redraw at once when the terminal is resized, and leave it tidy while it is stopped."""
-        if self._shows_messages and self._terminal.has_footer:
+        if self._has_frame:
             self._job_control.install()
 
     def _show_round(self) -> tuple[bool, bool]:
@@ -246,7 +249,7 @@ class RunView:
         return had_messages
 
     def _draw_frame(self) -> None:
-        if not self._shows_messages or not self._terminal.has_footer:
+        if not self._has_frame:
             return
         self._job_control.stop_if_asked()
         now, size = time.time(), self._terminal.footer_size
@@ -271,13 +274,25 @@ class RunView:
             now,
             samples=self._trend.samples,
             this_host=self._host,
-            is_silent=self._trend.is_silent(snapshot, now),
+            is_silent=self._trend.is_silent(snapshot, now) and self._can_report,
         )
         return draw_frame(scene, columns, rows, self._last_line)
 
+    @cached_property
+    def _can_report(self) -> bool:
+        """True if the tasks are started in a way that lets them report steps."""
+        try:
+            return bool(foreign_json.read_json_object(self._paths.plan).get("hooks"))
+        except (OSError, ValueError):
+            return False
+
     def _last_line(self, task: TaskSnapshot) -> str:
-        lines = last_lines(self._paths.root / task.log, 1, within=_LAST_BYTES) if task.log else ()
-        return "".join(lines).strip()
+        if task.log is None:
+            return ""
+        lines = last_lines(self._paths.root / task.log, _LAST_LINES, within=_LAST_BYTES)
+        native = NativeFilter()
+        shown = [line for line in lines if line.strip() and native(line.encode() + b"\n")]
+        return shown[-1].strip() if shown else ""
 
     def _skip_if_far_behind(self) -> None:
         if not self._lines_stream.is_tty or self.logs.behind() <= SKIP_ABOVE:

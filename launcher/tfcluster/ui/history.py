@@ -169,9 +169,9 @@ def format_consequences(snapshot: RunSnapshot) -> list[str]:
 
 
 def format_fix(root_cause: Mapping[str, Any]) -> list[str]:
-    """Return the fix, and the command that prints its explanation."""
+    """Return the fix, and where it is explained."""
     docs = root_cause.get("docs")
-    where = f" (`tfcluster help {pages.topic(str(docs))}`)" if docs else ""
+    where = f" ({pages.reference(str(docs))})" if docs else ""
     return [f"→ {root_cause['hint']}{where}"] if root_cause.get("hint") else []
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from tfcluster.errors import SetupError, UsageError
 
+_PACKAGE = Path(__file__).parents[1]
+_CHECKOUT = _PACKAGE.parents[1] / "docs"
+"""The pages of a checkout, whose package is `launcher/tfcluster`."""
 _ANCHOR = re.compile(r'<a id="([^"]+)"></a>')
+_PICTURE = re.compile(r"^!\[[^\]]*\]\([^)]*\)\n\n", re.MULTILINE)
 _FOLDERS = r"(?:docs/)?(?:(?:guides|reference|tutorials)/(?!index\b))?"
 _FILE = re.compile(rf"{_FOLDERS}(.+?)(?:/index)?(?:\.md)?")
 
@@ -23,13 +29,39 @@ def topic(place: str) -> str:
     return (match[1] if match else file) + hash_sign + anchor
 
 
+def reference(place: str) -> str:
+    """Return where a user finds ``docs/failures.md#late``: a URL, a file, or a command.
+
+    A URL if the documentation is published: ``$TFCLUSTER_DOCS_URL``, or the package's project URL
+    "Documentation". A file if the current folder is in a checkout, else ``tfcluster help``.
+    """
+    file, hash_sign, anchor = place.removeprefix("docs/").partition("#")
+    if base := os.environ.get("TFCLUSTER_DOCS_URL") or _published():
+        return f"{base.rstrip('/')}/{file.removesuffix('.md')}.html{hash_sign}{anchor}"
+    with contextlib.suppress(FileNotFoundError):  # the current folder was deleted
+        if _CHECKOUT.is_dir() and Path.cwd().is_relative_to(_CHECKOUT.parent):
+            return os.path.relpath(_CHECKOUT / file) + hash_sign + anchor
+    return f"`tfcluster help {topic(place)}`"
+
+
+def _published() -> str | None:
+    """Return the address that `[project.urls]` of pyproject.toml named when this was built."""
+    from importlib import metadata  # only needed for a failure, and `status` imports this module
+
+    try:
+        urls = metadata.metadata("tfcluster").get_all("Project-URL") or []
+    except metadata.PackageNotFoundError:  # run from sources that are not installed
+        return None
+    pairs = (url.partition(", ") for url in urls)
+    return next((url for name, _, url in pairs if name == "Documentation"), None)
+
+
 def folder() -> Path:
     """Return the folder of the pages, in the wheel or in the source tree.
 
     Raises SetupError if the installation has none.
     """
-    package = Path(__file__).parents[1]
-    for candidate in (package / "docs", package.parents[1] / "docs"):
+    for candidate in (_PACKAGE / "docs", _CHECKOUT):
         if (candidate / "failures.md").is_file():
             return candidate
     message = "the documentation is missing from this installation"
@@ -51,7 +83,7 @@ def read(place: str) -> str:
     if name not in known:
         fix = _suggest(name, known, "`tfcluster help` lists the pages")
         raise UsageError(f"no page is called {name!r}", fix=fix)
-    text = known[name].read_text(encoding="utf-8")
+    text = _PICTURE.sub("", known[name].read_text(encoding="utf-8"))
     if not anchor:
         return _ANCHOR.sub("", text)
     found = sections(text)

@@ -102,6 +102,7 @@ class Site:
             backward=chosen.get("direction") != "forward",
             lines=_number(request, "lines", least=1) or _LINES,
             grep=chosen.get("grep", ""),
+            shows_native=chosen.get("native") != "0",
         )
         return _json(log_pages.read_page(paths, registry.load(paths), query))
 
@@ -133,7 +134,7 @@ class Site:
             message, fix = error.message, error.fix
             if isinstance(error, UsageError):
                 status = 404 if isinstance(error, UnknownRunError) else 400
-        if request.url.path.startswith("/api/"):
+        if request.scope["path"].startswith("/api/"):
             return _json({"error": message, "fix": fix}, status)
         return self._page(request, "message", status, title=message, fix=fix)
 

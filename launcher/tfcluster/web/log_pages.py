@@ -18,10 +18,12 @@ from typing import Any, Final
 
 from tfcluster.errors import UsageError
 from tfcluster.rundir.log_files import find_label, label_of, log_folders, newest_attempts, rank
+from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.tail import CHUNK, LogSource, end_of_lines, latest_state
 from tfcluster.ui.lines import sanitize
+from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.web.run_data import is_own
 
 MOST_LINES: Final = 2000
@@ -47,6 +49,15 @@ class Query:
     lines: int = 200
     grep: str = ""
     """The text that a line must contain; the letters a to z match in either case."""
+    shows_native: bool = True
+    """False to leave out TensorFlow's own lines about its start."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    start: int
+    end: int
+    text: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +72,17 @@ class _File:
     """True if nothing follows: a last line without newline counts as whole."""
     started_at: float
     ended_at: float
+    times: LogTimes
 
-    def guess_time(self, offset: int) -> float:
-        """Return about when the line at `offset` was written, by which lines are merged."""
-        return self.started_at + (self.ended_at - self.started_at) * offset / max(self.size, 1)
+    def known_time(self, line: _Line) -> float | None:
+        """Return when a line was complete, if that is known."""
+        return self.times.at(min(line.end, self.size) - 1)
 
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    start: int
-    end: int
-    text: bytes
+    def likely_time(self, line: _Line) -> float:
+        """Return when a line was written, or a guess by its place, to merge the lines by."""
+        share = line.start / max(self.size, 1)
+        guess = self.started_at + (self.ended_at - self.started_at) * share
+        return self.known_time(line) or guess
 
 
 def read_page(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str, Any]:
@@ -126,6 +137,7 @@ def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[st
                     has_ended=has_ended or not is_newest or snapshot.status.is_final,
                     started_at=since or snapshot.started_at,
                     ended_at=path.stat().st_mtime,
+                    times=LogTimes(path),
                 )
             )
     found.sort(key=lambda file: (file.attempt, rank(file.label)))
@@ -170,13 +182,14 @@ def _merge(
     sign, read = (-1, _read_backward) if query.backward else (1, _read_forward)
     budget = _SCANNED_BYTES // max(len(files), 1)
     readers = {
-        key: read(_Reading(file, begin[key], needle, budget, end)) for key, file in files.items()
+        key: read(_Reading(file, begin[key], needle, budget, end, query.shows_native))
+        for key, file in files.items()
     }
     heads: list[tuple[float, int, str, _Line]] = []
 
     def advance(key: str, place: int) -> None:
         if (line := next(readers[key], None)) is not None:
-            time = files[key].guess_time(line.start)
+            time = files[key].likely_time(line)
             heapq.heappush(heads, (sign * time, place, key, line))
 
     for place, key in enumerate(files):
@@ -202,6 +215,7 @@ class _Reading:
     """The bytes to read at most, but at least one block."""
     passed: dict[str, int]
     """The file's key → the offset up to which the lines were read, for the cursor."""
+    shows_native: bool
 
     @property
     def block(self) -> int:
@@ -211,9 +225,11 @@ class _Reading:
         """Yield the lines of `block`, whole lines that begin at the offset `at`."""
         if self.needle not in block.lower():
             return
+        without_native = NativeFilter()
         for raw in block.removesuffix(b"\n").split(b"\n"):
             line = _Line(at, at + len(raw) + 1, latest_state(raw))
-            if self.needle in line.text.lower():
+            is_shown = self.shows_native or without_native(raw + b"\n") != b""
+            if is_shown and self.needle in line.text.lower():
                 yield line
             at = line.end
 
@@ -297,6 +313,10 @@ def _long_text(fd: int, start: int, end: int) -> bytes:
 
 def _describe(file: _File, line: _Line) -> dict[str, Any]:
     text = sanitize(line.text[:_SHOWN_BYTES].replace(b"\n", b"") + b"\n", colours=False)
-    found = {"task": file.label, "attempt": file.attempt, "offset": line.start}
+    found: dict[str, Any] = {"task": file.label, "attempt": file.attempt, "offset": line.start}
     found |= {"text": text.decode()[:-1]}
-    return found | ({"cut": line.end - line.start} if len(line.text) > _SHOWN_BYTES else {})
+    if (time := file.known_time(line)) is not None:
+        found["time"] = time
+    if len(line.text) > _SHOWN_BYTES:
+        found["cut"] = line.end - line.start
+    return found

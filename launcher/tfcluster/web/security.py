@@ -42,7 +42,7 @@ _HEADERS: Final = {
 }
 _TO_THE_PAGE: Final = (
     '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0;url=/">'
-    '<title>tfcluster</title><a href="/">tfcluster</a>'
+    '<link rel="icon" href="data:,"><title>tfcluster</title><a href="/">tfcluster</a>'
 )
 
 
@@ -95,7 +95,7 @@ class Guard:
             int(request.headers.get("content-length", "0")) > MAX_BODY_BYTES
         ):
             return _refuse(413, "The request is too large.")
-        if "token" in request.query_params and request.url.path == "/":
+        if "token" in request.query_params and request.scope["path"] == "/":
             return self._log_in(request)
         if not _equal(request.cookies.get(self._cookie, ""), self._keys.session):
             return _refuse(401, "Open the URL that `tfcluster ui` has printed: it holds the key.")
@@ -131,7 +131,7 @@ def _is_from_own_page(request: Request) -> bool:
     a page may be opened from there, as from a bookmark: what it answers is shown, never given out.
     """
     headers = request.headers
-    if request.url.path.startswith(("/api/", "/static/")):
+    if request.scope["path"].startswith(("/api/", "/static/")):
         own = (None, f"http://{headers['host']}")
         is_own_site = headers.get("sec-fetch-site") in (None, "same-origin", "none")
         return is_own_site and headers.get("origin") in own

@@ -136,7 +136,7 @@ class _RedirectFile:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         with open(os.open(self._path, flags, 0o600), "w") as file:
             file.write(
-                "<!doctype html><title>tfcluster</title>"
+                '<!doctype html><title>tfcluster</title><link rel="icon" href="data:,">'
                 '<meta name="referrer" content="no-referrer">'
                 f'<meta http-equiv="refresh" content="0;url={html.escape(self._url)}">'
             )

@@ -152,6 +152,8 @@ def test_a_preempted_worker_loses_no_step(small: Small, tensorflow: str) -> None
     assert sorted(exits) == [("worker:0", 42), ("worker:1", 42)]
     (restart,) = trained.of("restarting")
     assert "preempted" in restart["reason"]
+    assert unprinted("tutorials/custom_loop.md", "injected fault", trained.err) == []
+    assert unprinted("tutorials/custom_loop.md", "resuming after", trained.out) == []
     step = restart["from_step"]
     assert 7 <= step < 10
     for task in TASKS:

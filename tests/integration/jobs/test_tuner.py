@@ -133,12 +133,6 @@ def oracle_of(trained: Trained) -> str:
 # -- two tuners, one of them killed, against a single tuner
 
 
-def test_the_page_shows_what_is_printed(searches: Searches) -> None:
-    trained, _ = searches.killed()
-    assert unprinted("tutorials/tuner.md", "best trial", trained.out) == []
-    assert unprinted("tutorials/tuner.md", "trial 0 is done", trained.err) == []
-
-
 def test_a_search_succeeds_although_a_tuner_was_killed(searches: Searches) -> None:
     trained, _ = searches.killed()
     assert trained.code == 0, trained.complaint()
@@ -199,6 +193,8 @@ def test_a_search_with_keras_3(searches: Searches) -> None:
     assert trained.code == 0, trained.complaint()
     assert trained.said("chief:0", r"bayesian search .* Keras (3\.\d+)")
     assert len(by_id(trained)) == 3
+    assert unprinted("tutorials/tuner.md", "best trial", trained.out) == []
+    assert unprinted("tutorials/tuner.md", "trial 0 is done", trained.err) == []
     check_all_name_the_same_best_trial(searches, trained)
 
 

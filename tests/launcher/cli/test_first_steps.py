@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.documentation import blocks
 
 from tfcluster.cli.init import training_scripts
-from tfcluster.cli.main import main
+from tfcluster.cli.main import COMMANDS, OTHER_WORDS, main
 
 ROOT = Path(__file__).parents[3]
 Tfcluster = Callable[..., tuple[int, str]]
@@ -54,6 +55,21 @@ def test_init_writes_a_spec_for_the_script_in_the_folder(tfcluster: Tfcluster) -
     assert (code, Path("tfcluster.json").read_text()) == (0, FOR_SCRIPT)
     assert said == "wrote tfcluster.json, which runs train.py as two workers; next: tfcluster up\n"
     assert tfcluster("validate") == (0, "tfcluster.json: OK; train, 2 tasks\n")
+
+
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [
+        *(("README.md", "json"), ("docs/index.md", "json")),
+        *(("docs/guides/spec_files.md", "yaml"), ("docs/guides/spec_files.md", "toml")),
+    ],
+)
+def test_the_documentation_shows_what_init_writes(
+    tfcluster: Tfcluster, page: str, kind: str
+) -> None:
+    shown = next(block for block in blocks(ROOT / page) if block.kind == kind)
+    assert tfcluster("init", f"tfcluster.{kind}", "--script", "train.py")[0] == 0
+    assert Path(f"tfcluster.{kind}").read_text().strip() == shown.text.strip()
 
 
 @pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])
@@ -163,9 +179,21 @@ MIXED_UP = {
     ),
     "run with torchrun's option": (["run", "--nproc-per-node=2", "a.py"], ["Did you mean '-n'?"]),
     "run with a misspelt option": (["run", "--pyton", "x"], ["Did you mean '--python'?"]),
+    "a command that is missing": (
+        ["run", "--no-python", "no-such-command"],
+        ["there is no command no-such-command"],
+    ),
+    "a command without ./": (
+        ["run", "--no-python", "bench.sh"],
+        ["no command bench.sh on PATH", "./bench.sh"],
+    ),
+    "a command that is not executable": (
+        ["run", "--no-python", "./bench.sh"],
+        ["not executable", "chmod +x ./bench.sh"],
+    ),
     "run of a misspelt script": (
         ["run", "trian.py"],
-        ["no script trian.py", "did you mean train.py?"],
+        ["there is no script at ", "did you mean train.py?"],
     ),
     "run of a module and a command": (["run", "-m", "a", "--no-python"], ["exclude each other"]),
     "up of a folder": (
@@ -185,6 +213,11 @@ MIXED_UP = {
             "without a spec: tfcluster run -n 2 train.py",
         ],
     ),
+    "no command but a script": (["train.py"], ["To run a script: tfcluster run train.py"]),
+    "no command but a spec": (["spec.yaml"], ["To run a spec: tfcluster up spec.yaml"]),
+    "another tool's word": (["stop"], ["No such command 'stop'. Did you mean `down`?"]),
+    "a word for two commands": (["launch"], ["Did you mean `up` or `run`?"]),
+    "a misspelt command": (["validat"], ["Did you mean 'validate'?"]),
     "init of a script": (["init", "train.py"], ["tfcluster init --script train.py"]),
     "init of a misspelt script": (["init", "--script", "trian.py"], ["did you mean train.py?"]),
     "init of two things": (["init", "--script", "train.py", "--template", "a"], ["exclude"]),
@@ -208,6 +241,12 @@ def test_a_mixed_up_command_names_the_right_one(
     for part in lines:
         assert part in said
     assert "Traceback" not in said
+
+
+def test_the_words_of_other_tools_are_not_commands_and_mean_one() -> None:
+    assert not OTHER_WORDS.keys() & COMMANDS.keys()
+    meant = {word for words in OTHER_WORDS.values() for word in words.split("` or `")}
+    assert meant <= {*COMMANDS, "--version"}
 
 
 def test_init_does_not_write_a_second_default_spec(tfcluster: Tfcluster) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.cli.main import main
+from tfcluster.cli.shells import SHELLS
 from tfcluster.spec import published_schema
 
 GOOD = '{"cluster": {"worker": 2}, "job": {"script": "t.py"}}'
@@ -128,15 +130,50 @@ def test_completion_prints_a_script_for_the_shell(shell: str, tfcluster: Tfclust
     done = tfcluster("completion", shell)
     assert done.code == 0
     assert f"_TFCLUSTER_COMPLETE={shell}_complete" in done.out
+    source = completed("", _TFCLUSTER_COMPLETE=f"{shell}_source")
+    assert source.stdout.rstrip() == done.out.rstrip()
 
 
-def test_the_completion_script_gets_its_completions() -> None:
-    env = {**os.environ, "_TFCLUSTER_COMPLETE": "bash_complete", "COMP_CWORD": "1"}
-    env["COMP_WORDS"] = "tfcluster va"
-    asked = subprocess.run(
-        [Path(sys.executable).parent / "tfcluster"], env=env, capture_output=True, text=True
+def completed(line: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Return what the shell's script reads for a command line up to the cursor."""
+    more = {"_TFCLUSTER_COMPLETE": "bash_complete", "_TFCLUSTER_LINE": line, **variables}
+    command = [Path(sys.executable).parent / "tfcluster"]
+    return subprocess.run(command, env={**os.environ, **more}, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("tfcluster va", ["validate"]),
+        ("tfcluster up --res", ["--resume"]),
+        ("tfcluster up --backend=d", ["--backend=docker"]),
+        ("tfcluster up 'a file", []),
+        ("tfcluster up spec.json -- --ep", []),
+        ("tfcluster run script.py --n", []),
+        ("tfcluster plan broken.json --task ", []),
+        ("tfcluster nosuch x", []),
+    ],
+)
+def test_the_completion_script_gets_its_completions(line: str, expected: list[str]) -> None:
+    done = completed(line)
+    assert [row.partition("\t")[0] for row in done.stdout.splitlines()] == expected
+    assert done.stderr == ""
+
+
+def test_what_bash_has_broken_off_is_not_repeated(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("cluster: {worker: 2}\n")
+    line = f"tfcluster plan {tmp_path}/a.yaml --task=worker:"
+    assert completed(line, _TFCLUSTER_BREAKS=" :=").stdout == "0\t\n1\t\n"
+    assert completed(line, _TFCLUSTER_BREAKS=" =").stdout == "worker:0\t\nworker:1\t\n"
+
+
+def test_bash_of_macos_can_load_the_script() -> None:
+    """macOS has bash 3.2, without `compopt`, `mapfile` and ``complete -o nosort``."""
+    script = SHELLS["bash"].source_template
+    assert not re.search(r"compopt|mapfile|readarray|declare -A", script)
+    assert script.rstrip().endswith(
+        "||\n    complete -o default -F _tfcluster_completion tfcluster"
     )
-    assert asked.stdout.split() == ["plain,validate"]
 
 
 # A case → its command line, and a part of the message.

@@ -82,6 +82,13 @@ def test_memory_has_the_step_that_its_task_was_at(tmp_path: Path) -> None:
     ]
 
 
+def test_memory_of_a_new_attempt_has_no_step_before_its_first_one(tmp_path: Path) -> None:
+    used = ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": 1.0}})
+    again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=1)
+    found = points_of(read_history(folder(tmp_path, progress(7), again, used)), "rss_bytes")
+    assert found == [(2.0, None, 1.0)]
+
+
 def test_the_timeline_has_what_happened_and_none_of_the_reports(tmp_path: Path) -> None:
     happened = (
         ev.RunStarted(version="1", run="r"),

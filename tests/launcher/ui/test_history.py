@@ -79,7 +79,10 @@ def test_a_stopped_task_that_raised_the_same_error_is_marked() -> None:
     assert history.format_blame(run, run.tasks[0]) == " (same error)"
 
 
-def test_a_failure_is_explained_until_the_run_has_recovered(paths: RunPaths) -> None:
+def test_a_failure_is_explained_until_the_run_has_recovered(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(paths.root)
     assert "root cause" not in shown(snapshot(Status.RUNNING), paths)
     assert "root cause" not in shown(snapshot(Status.SUCCEEDED), paths)
     assert root_cause_panel(snapshot(Status.SUCCEEDED), paths) is None

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from email.message import Message
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from tfcluster.supervision.failure import CIRCUMSTANCES
 from tfcluster.supervision.known_errors import MESSAGES
 from tfcluster.ui import pages
 
+LATE = "docs/failures.md#late"
 PAGE = """\
 # Failures, all
 
@@ -38,7 +42,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "failures.md": PAGE,
         "tutorials/tuner.md": "# `tuner`: a search\n",
         "tutorials/index.md": "# Tutorials\n",
-        "index.md": "# Start here\n",
+        "index.md": "# Start here\n\n![A picture](pictures/x.svg)\n\nRead on.\n",
     }
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -51,6 +55,43 @@ def test_every_hint_names_a_section_that_help_prints() -> None:
     assert len(places) > 40
     for place in places:
         assert pages.read(pages.topic(place)).startswith("### ")
+
+
+def test_in_a_checkout_a_hint_names_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkout = pages.folder().parent
+    monkeypatch.chdir(checkout)
+    assert pages.reference(LATE) == LATE
+    monkeypatch.chdir(checkout / "cluster_specs")
+    assert pages.reference(LATE) == "../docs/failures.md#late"
+
+
+def test_elsewhere_a_hint_names_the_command_that_prints_the_section(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert pages.reference(LATE) == "`tfcluster help failures#late`"
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    shutil.rmtree(tmp_path / "gone")
+    assert pages.reference(LATE) == "`tfcluster help failures#late`"
+
+
+def test_where_the_documentation_is_published_a_hint_names_its_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pages, "_published", lambda: "https://docs.invalid/tfcluster")
+    assert pages.reference(LATE) == "https://docs.invalid/tfcluster/failures.html#late"
+    monkeypatch.setenv("TFCLUSTER_DOCS_URL", "https://ours.invalid/")
+    assert pages.reference("docs/guides/hosts.md") == "https://ours.invalid/guides/hosts.html"
+
+
+def test_the_address_is_the_packages_project_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = Message()
+    monkeypatch.setattr(metadata, "metadata", lambda name: package)
+    package["Project-URL"] = "Source, https://code.invalid"
+    assert pages._published() is None
+    package["Project-URL"] = "Documentation, https://docs.invalid"
+    assert pages._published() == "https://docs.invalid"
 
 
 def test_pages_are_listed_with_their_titles(installed: None) -> None:
@@ -90,6 +131,10 @@ def test_a_section_ends_at_the_next_heading_of_its_level(installed: None, name: 
     assert text.startswith("### A task is late\n")
     assert text.endswith("#### In `fit`\n\nDeeper.\n")
     assert "# no heading" in text
+
+
+def test_a_page_is_printed_without_its_pictures(installed: None) -> None:
+    assert pages.read("index") == "# Start here\n\nRead on.\n"
 
 
 def test_a_heading_is_found_by_its_words_too(installed: None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import MakeRun
 
+from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -19,6 +20,8 @@ from tfcluster.web import log_pages
 from tfcluster.web.log_pages import Query, read_page
 
 from .conftest import Write
+
+NATIVE = Path(__file__).parents[1] / "ui" / "native"
 
 
 def page(paths: RunPaths, **question: Any) -> dict[str, Any]:
@@ -35,7 +38,7 @@ def walk(paths: RunPaths, cursor: str, **question: Any) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for _ in range(10_000):
         found = page(paths, cursor=cursor, **question)
-        lines = found["lines"] + lines if backward else lines + found["lines"]
+        lines = [*found["lines"], *lines] if backward else [*lines, *found["lines"]]
         if found["before"] is None if backward else found["at_end"]:
             return lines
         cursor = found["before"] if backward else found["after"]
@@ -206,6 +209,36 @@ def test_lines_of_several_tasks_are_merged_by_about_their_times(
 
     assert found[0] in ("early 0", "late 0")
     assert found[-9:] == [f"late {n}" for n in range(1, 10)]
+
+
+def note_times(log: Path, *entries: tuple[int, float]) -> None:
+    Path(times_path(str(log))).write_bytes(b"".join(TIMES_ENTRY.pack(*entry) for entry in entries))
+
+
+def test_lines_come_in_the_order_of_the_times_that_were_noted(
+    paths: RunPaths, write_log: Write
+) -> None:
+    first = write_log(paths, "worker:0", b"a1\na2\na3\n")
+    second = write_log(paths, "worker:1", b"b1\nb2\nb3\n")
+    note_times(first, (0, 1000.0), (3, 1030.0), (6, 1060.0))
+    note_times(second, (0, 1010.0), (3, 1020.0), (6, 1070.0))
+
+    for found in (page(paths), page(paths, cursor="start", backward=False)):
+        assert texts(found) == ["a1", "b1", "b2", "a2", "a3", "b3"]
+        assert [line["time"] for line in found["lines"]] == [1000, 1010, 1020, 1030, 1060, 1070]
+    assert texts(page(paths, lines=2)) == ["a3", "b3"]
+    assert texts(page(paths, lines=2, cursor=page(paths, lines=2)["before"])) == ["b2", "a2"]
+
+
+def test_tensorflows_own_lines_can_be_left_out(paths: RunPaths, write_log: Write) -> None:
+    recorded = (NATIVE / "2.21-worker.log").read_bytes().splitlines(keepends=True)
+    native = [line[2:] for line in recorded if line.startswith(b"- ")]
+    write_log(paths, "worker:0", b"".join([b"mine 1\n", *native, b"mine 2\n"]))
+
+    questions: list[dict[str, Any]] = [{}, {"cursor": "start", "backward": False}]
+    for question in questions:
+        assert len(texts(page(paths, **question))) == len(native) + 2 > 10
+        assert texts(page(paths, shows_native=False, **question)) == ["mine 1", "mine 2"]
 
 
 def test_a_run_without_logs_has_an_empty_page(paths: RunPaths) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -20,6 +21,7 @@ SAMPLE_S: Final = 2.0
 """Shortest time between two samples of a trend."""
 SILENT_S: Final = 20.0
 """The time without a report after which the view says how a script reports."""
+_LONGEST_ETA_S: Final = 1e9
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST_METRIC: Final = 24
 _MOST_METRICS: Final = 6
@@ -60,8 +62,6 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         return Figures(rss_bytes=sums[0], cores=sums[1])
     total = _total_steps(lead)
     done = _part_done(lead, total)
-    speed = lead.mean_steps_per_second or lead.steps_per_second
-    left_s = (total - lead.step) / speed if total and speed and lead.step is not None else None
     examples = lead.examples_per_second
     return Figures(
         step=lead.step,
@@ -69,7 +69,7 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         epoch=lead.epoch,
         epochs=lead.epochs,
         done=done,
-        eta_s=None if left_s is None else max(left_s, 0.0),
+        eta_s=_remaining_s(lead, total),
         metrics=loss_first(_metrics(snapshot.tasks, lead)),
         rate=lead.steps_per_second if examples is None else examples,
         mean_rate=_mean_rate(lead),
@@ -160,7 +160,8 @@ class Trend:
             self._phases, self._changed_at = phases, now
         if figures.step is None or (self._step or 0) > figures.step:
             self.samples.clear()  # another attempt
-        if figures.rate is None or figures.step == self._step or not _is_due(self, now):
+        is_due = now - self._sampled_at >= SAMPLE_S and figures.step != self._step
+        if not is_due or figures.rate is None or not isfinite(figures.rate):
             return
         self._step, self._sampled_at = figures.step, now
         self.samples.append(figures.rate)
@@ -172,10 +173,6 @@ class Trend:
         starts = [task.started_at for task in snapshot.tasks if task.started_at is not None]
         is_busy = any(task.phase or task.frozen_by or task.step for task in snapshot.tasks)
         return not is_busy and not snapshot.trials and now - max(starts, default=now) >= SILENT_S
-
-
-def _is_due(trend: Trend, now: float) -> bool:
-    return now - trend._sampled_at >= SAMPLE_S
 
 
 def _total_steps(task: TaskSnapshot) -> int | None:
@@ -193,9 +190,17 @@ def _mean_rate(task: TaskSnapshot) -> float | None:
     return task.examples_per_second * mean / present
 
 
+def _remaining_s(task: TaskSnapshot, total: int | None) -> float | None:
+    speed = task.mean_steps_per_second or task.steps_per_second
+    if not total or not speed or task.step is None:
+        return None
+    left_s = max((total - task.step) / speed, 0.0)
+    return left_s if left_s < _LONGEST_ETA_S else None
+
+
 def _part_done(task: TaskSnapshot, total: int | None) -> float | None:
     if total and task.step is not None:
-        return min(task.step / total, 1.0)
+        return min(max(task.step / total, 0.0), 1.0)
     if task.epochs and task.epoch is not None:
         return min(max(task.epoch - 1, 0) / task.epochs, 1.0)
     return None

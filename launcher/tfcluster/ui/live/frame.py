@@ -36,8 +36,8 @@ from tfcluster.ui.terminal import Segments
 LEAST_ROWS: Final = 6
 """Rows that a frame needs; a smaller screen gets one line."""
 HOW_TO_REPORT: Final = (
-    "no progress reported: reporting.progress(step, total=…) from tfcluster_workers does,"
-    " Keras fit does by itself"
+    "no step reported (Keras fit does by itself):",
+    "from tfcluster_workers import reporting; reporting.progress(step, total=…)",
 )
 _GAP: Final = "  "
 _LONGEST_BAR: Final = 40
@@ -65,7 +65,7 @@ class Scene:
 def draw_frame(scene: Scene, columns: int, rows: int, last_line: LastLine) -> list[Segments]:
     """Return at most `rows` lines of at most `columns` columns."""
     head = [_header(scene, columns), *_numbers(scene, columns), *_progress(scene, columns)]
-    notes = _notes(scene)[: max(0, rows - len(head) - 2)]
+    notes = _notes(scene, columns)[: max(0, rows - len(head) - 2)]
     tasks = task_rows(scene.snapshot, columns, rows - len(head) - len(notes), last_line)
     return [*head, *tasks, *([(cut_to_columns(text, columns), style)] for text, style in notes)]
 
@@ -154,14 +154,16 @@ def _bar(done: float, length: int) -> list[tuple[str, str]]:
     return [("━" * full, "green"), ("─" * (length - full), "dim")]
 
 
-def _notes(scene: Scene) -> list[tuple[str, str]]:
+def _notes(scene: Scene, columns: int) -> list[tuple[str, str]]:
     """Return the lines below the tasks, the most important one first, with their styles."""
     snapshot = scene.snapshot
     notes = [(text, "yellow") for text in describe_waits(snapshot)]
     lost = [node for node, state in snapshot.nodes.items() if state == "lost"]
     notes += [(f"node {node} is lost", "red") for node in lost]
     if scene.is_silent:
-        notes.append((HOW_TO_REPORT, "dim"))
+        line = " ".join(HOW_TO_REPORT)
+        lines = (line,) if count_columns(line) <= columns else HOW_TO_REPORT
+        notes += [(line, "dim") for line in lines]
     if snapshot.trials:
         notes.append((_describe_trials(snapshot), ""))
     if warnings := snapshot.warnings:

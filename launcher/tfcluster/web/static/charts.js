@@ -41,7 +41,15 @@ export function seriesColour(index) {
  */
 export class Chart {
   constructor(title, format) {
-    Object.assign(this, { title, format, lines: [], marks: [], axis: "step", data: [[]], plot: null });
+    Object.assign(this, {
+      title,
+      format,
+      lines: [],
+      marks: [],
+      axis: "step",
+      data: [[]],
+      plot: null,
+    });
     this.where = el("span", { class: "where" });
     this.keys = el("span", { class: "keys" });
     this.place = el("div", { class: "plot", "aria-hidden": "true" });
@@ -69,7 +77,8 @@ export class Chart {
 
   show(lines, marks, axis) {
     const shape = (all) => all.map((line) => [line.label, line.colour, line.dashed, line.faint]);
-    const isSame = this.axis === axis && JSON.stringify(shape(lines)) === JSON.stringify(shape(this.lines));
+    const isSame =
+      this.axis === axis && JSON.stringify(shape(lines)) === JSON.stringify(shape(this.lines));
     Object.assign(this, { lines, marks, axis });
     if (!isSame) this.discard();
     this.draw();
@@ -96,7 +105,8 @@ export class Chart {
 
   fit() {
     const width = this.place.clientWidth;
-    if (this.plot && width && width !== this.plot.width) this.plot.setSize({ width, height: HEIGHT });
+    if (this.plot && width && width !== this.plot.width)
+      this.plot.setSize({ width, height: HEIGHT });
     else if (!this.plot) this.draw();
   }
 
@@ -122,8 +132,18 @@ export class Chart {
       cursor: { sync: { key: "tfcluster" }, points: { size: 6 }, drag: { x: true, y: false } },
       scales: { x: { time: false } },
       axes: [
-        { ...axis, size: 24, space: 60, values: (_, all) => all.map(this.axis === "time" ? timeTick : tick), ...(this.axis === "time" && { incrs: TIME_STEPS }) },
-        { ...axis, size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)), values: (_, all) => all.map(this.format === bytes ? bytes : metric) },
+        {
+          ...axis,
+          size: 24,
+          space: 60,
+          values: (_, all) => all.map(this.axis === "time" ? timeTick : tick),
+          ...(this.axis === "time" && { incrs: TIME_STEPS }),
+        },
+        {
+          ...axis,
+          size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)),
+          values: (_, all) => all.map(this.format === bytes ? bytes : metric),
+        },
       ],
       series: [{}, ...this.lines.map((line) => this.series(line))],
       hooks: {
@@ -205,16 +225,36 @@ export class Chart {
   }
 
   fillTable() {
-    const rows = this.lines.filter((line) => !line.faint).map((line) => {
-      const known = line.points.map((point) => point[1]).filter((value) => value !== null);
-      const [least, most] = known.length ? [Math.min(...known), Math.max(...known)] : [null, null];
-      const cells = [line.latest, least, most].map((value) => el("td", {}, this.text(value ?? null)));
-      return el("tr", {}, el("th", { scope: "row" }, line.label), cells, el("td", {}, line.points.length - known.length));
-    });
+    const rows = this.lines
+      .filter((line) => !line.faint)
+      .map((line) => {
+        const known = line.points.map((point) => point[1]).filter((value) => value !== null);
+        const [least, most] = known.length
+          ? [Math.min(...known), Math.max(...known)]
+          : [null, null];
+        const cells = [line.latest, least, most].map((value) =>
+          el("td", {}, this.text(value ?? null)),
+        );
+        return el(
+          "tr",
+          {},
+          el("th", { scope: "row" }, line.label),
+          cells,
+          el("td", {}, line.points.length - known.length),
+        );
+      });
     const heads = ["Curve", "Latest", "Least", "Greatest", "Points that are not numbers"];
     this.table.replaceChildren(
       el("caption", {}, this.title),
-      el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))),
+      el(
+        "thead",
+        {},
+        el(
+          "tr",
+          {},
+          heads.map((head) => el("th", { scope: "col" }, head)),
+        ),
+      ),
       el("tbody", {}, rows),
     );
   }
@@ -222,7 +262,14 @@ export class Chart {
   key(event) {
     const last = this.data[0].length - 1;
     if (!this.plot || last < 0) return;
-    const moves = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity };
+    const moves = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      PageUp: -10,
+      PageDown: 10,
+      Home: -Infinity,
+      End: Infinity,
+    };
     if (event.key === "Escape") this.select(null);
     else if (event.key in moves) {
       const from = this.cursor ?? last + (moves[event.key] < 0 ? 1 : 0);
@@ -244,7 +291,9 @@ export class Chart {
 
 /** Return uPlot's columns: all x, then for each line its y, undefined where it has no point. */
 function align(lines) {
-  const xs = [...new Set(lines.flatMap((line) => line.points.map((point) => point[0])))].sort((a, b) => a - b);
+  const xs = [...new Set(lines.flatMap((line) => line.points.map((point) => point[0])))].sort(
+    (a, b) => a - b,
+  );
   const place = new Map(xs.map((x, index) => [x, index]));
   const columns = lines.map((line) => {
     const ys = new Array(xs.length).fill(undefined);
@@ -254,7 +303,9 @@ function align(lines) {
   return [xs, ...columns];
 }
 
-const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400];
+const TIME_STEPS = [
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400,
+];
 
 function tick(value) {
   if (Math.abs(value) >= 1e6) return `${+(value / 1e6).toFixed(2)}M`;
@@ -263,7 +314,11 @@ function tick(value) {
 
 function timeTick(seconds) {
   const whole = Math.round(seconds);
-  const [hours, minutes, rest] = [Math.floor(whole / 3600), Math.floor((whole % 3600) / 60), whole % 60];
+  const [hours, minutes, rest] = [
+    Math.floor(whole / 3600),
+    Math.floor((whole % 3600) / 60),
+    whole % 60,
+  ];
   if (hours >= 48) return `${+(hours / 24).toFixed(1)} d`;
   if (hours) return `${hours}:${String(minutes).padStart(2, "0")} h`;
   return whole >= 60 ? `${minutes}:${String(rest).padStart(2, "0")} min` : `${whole} s`;

@@ -8,7 +8,10 @@ import { get, showProblem } from "./live.js";
 import { leader, statusText } from "./progress.js";
 
 const MOST = 6;
-const ids = (new URLSearchParams(location.search).get("runs") ?? "").split(",").filter(Boolean).slice(0, MOST);
+const ids = (new URLSearchParams(location.search).get("runs") ?? "")
+  .split(",")
+  .filter(Boolean)
+  .slice(0, MOST);
 const charts = new Map();
 let runs = [];
 
@@ -36,7 +39,12 @@ function showLegend() {
   const items = runs.map(({ snapshot }, index) => {
     const sample = el("i");
     sample.style.borderColor = `var(--${seriesColour(index)})`;
-    return el("li", {}, sample, el("a", { href: `/runs/${encodeURIComponent(snapshot.run)}` }, label(index)));
+    return el(
+      "li",
+      {},
+      sample,
+      el("a", { href: `/runs/${encodeURIComponent(snapshot.run)}` }, label(index)),
+    );
   });
   byId("legend").replaceChildren(...items);
 }
@@ -57,7 +65,9 @@ function curveOf({ history }, kind, name) {
 function showCharts() {
   const metrics = new Set(runs.flatMap(({ history }) => history.names("metric")));
   const wanted = [
-    ...[...metrics].sort((a, b) => (b === "loss") - (a === "loss")).map((name) => [name, "metric", name, metric]),
+    ...[...metrics]
+      .sort((a, b) => (b === "loss") - (a === "loss"))
+      .map((name) => [name, "metric", name, metric]),
     ["Examples/s", "speed", "examples_per_second", rate],
     ["Steps/s", "speed", "steps_per_second", rate],
     ["Memory of the chief", "usage", "rss_bytes", bytes],
@@ -65,7 +75,13 @@ function showCharts() {
   for (const [title, kind, name, format] of wanted) {
     const lines = runs.flatMap((run, index) => {
       const curve = curveOf(run, kind, name);
-      return curve ? run.history.lines(curve, axis(), { label: label(index), dashed: false, colour: seriesColour(index) }) : [];
+      return curve
+        ? run.history.lines(curve, axis(), {
+            label: label(index),
+            dashed: false,
+            colour: seriesColour(index),
+          })
+        : [];
     });
     if (!lines.length) continue;
     if (!charts.has(title)) {
@@ -81,33 +97,64 @@ const ROWS = [
   ["Status", ({ snapshot }) => statusText(snapshot.status)],
   ["Reason", ({ snapshot, diagnosis }) => diagnosis?.reason ?? snapshot.reason ?? ""],
   ["Started", ({ snapshot }) => clock(snapshot.started_at)],
-  ["Duration", ({ snapshot }) => (snapshot.ended_at ? duration(snapshot.ended_at - snapshot.started_at) : "")],
+  [
+    "Duration",
+    ({ snapshot }) => (snapshot.ended_at ? duration(snapshot.ended_at - snapshot.started_at) : ""),
+  ],
   ["First step after", ({ snapshot }) => duration(leader(snapshot.tasks)?.first_step_s)],
   ["Tasks", ({ snapshot }) => count(snapshot.tasks.length)],
   ["Host", ({ snapshot }) => snapshot.host],
   ["Step", ({ snapshot }) => count(leader(snapshot.tasks)?.step)],
   ["Examples/s", ({ snapshot }) => rate(leader(snapshot.tasks)?.examples_per_second)],
   ["Steps/s, mean", ({ snapshot }) => rate(leader(snapshot.tasks)?.mean_steps_per_second)],
-  ["Peak memory of a task", ({ snapshot }) => bytes(Math.max(0, ...snapshot.tasks.map((task) => task.peak_rss_bytes ?? 0)) || null)],
+  [
+    "Peak memory of a task",
+    ({ snapshot }) =>
+      bytes(Math.max(0, ...snapshot.tasks.map((task) => task.peak_rss_bytes ?? 0)) || null),
+  ],
   ["Restarts", ({ snapshot }) => count(snapshot.restarts.length)],
-  ["Checkpoint", ({ snapshot }) => (snapshot.checkpoints.at(-1)?.step != null ? `step ${count(snapshot.checkpoints.at(-1).step)}` : "")],
+  [
+    "Checkpoint",
+    ({ snapshot }) =>
+      snapshot.checkpoints.at(-1)?.step != null
+        ? `step ${count(snapshot.checkpoints.at(-1).step)}`
+        : "",
+  ],
   ["Spec", ({ snapshot }) => snapshot.spec ?? ""],
   ["Strategy", ({ plan }) => plan.strategy ?? ""],
   ["Command", ({ plan }) => plan.tasks?.[0]?.start ?? ""],
 ];
 
 function showTable() {
-  const metrics = [...new Set(runs.flatMap(({ snapshot }) => Object.keys(leader(snapshot.tasks)?.metrics ?? {})))];
-  const ofMetrics = metrics.map((name) => [name, ({ snapshot }) => metric(leader(snapshot.tasks)?.metrics[name])]);
-  const all = [...ROWS.slice(0, 2), ...ofMetrics, ...ROWS.slice(2)].map(([name, value]) => [name, runs.map(value)]);
-  const shown = all.filter(([, values]) => values.some(Boolean) && (byId("all-rows").checked || new Set(values).size > 1));
+  const metrics = [
+    ...new Set(runs.flatMap(({ snapshot }) => Object.keys(leader(snapshot.tasks)?.metrics ?? {}))),
+  ];
+  const ofMetrics = metrics.map((name) => [
+    name,
+    ({ snapshot }) => metric(leader(snapshot.tasks)?.metrics[name]),
+  ]);
+  const all = [...ROWS.slice(0, 2), ...ofMetrics, ...ROWS.slice(2)].map(([name, value]) => [
+    name,
+    runs.map(value),
+  ]);
+  const shown = all.filter(
+    ([, values]) => values.some(Boolean) && (byId("all-rows").checked || new Set(values).size > 1),
+  );
   const heads = runs.map((_, index) => el("th", { scope: "col" }, label(index)));
   byId("differences").tHead.replaceChildren(el("tr", {}, el("td"), heads));
   byId("differences").tBodies[0].replaceChildren(
-    ...shown.map(([name, values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((value) => el("td", { class: "long" }, value)))),
+    ...shown.map(([name, values]) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, name),
+        values.map((value) => el("td", { class: "long" }, value)),
+      ),
+    ),
   );
 }
 
-for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", showCharts);
+for (const input of document.querySelectorAll("input[name=axis]"))
+  input.addEventListener("change", showCharts);
 byId("all-rows").addEventListener("change", showTable);
 load().catch((error) => showProblem(`The runs could not be read: ${error.message}`));

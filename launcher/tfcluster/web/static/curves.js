@@ -5,7 +5,7 @@ import { bytes, metric, rate } from "./formats.js";
 
 const MOST_LINES = 6;
 const MOST_POINTS = 3000;
-const NOT_FINITE = { NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity };
+const NOT_FINITE = ["NaN", "Infinity", "-Infinity"];
 const SPEEDS = ["steps_per_second", "examples_per_second"];
 
 /** The history of one run: the server's curves and timeline, and the events that followed. */
@@ -29,9 +29,15 @@ export class History {
       if (event.type === "progress") {
         this.steps.set(event.task, event.step);
         this.add(time, event.task, "metric", event.metrics);
-        this.add(time, event.task, "speed", Object.fromEntries(SPEEDS.map((name) => [name, event[name]])));
+        this.add(
+          time,
+          event.task,
+          "speed",
+          Object.fromEntries(SPEEDS.map((name) => [name, event[name]])),
+        );
       } else {
-        for (const [task, used] of Object.entries(event.tasks ?? {})) this.add(time, task, "usage", used);
+        for (const [task, used] of Object.entries(event.tasks ?? {}))
+          this.add(time, task, "usage", used);
       }
     }
     return [...this.curves.values()].some((curve) => curve.points.length > MOST_POINTS);
@@ -39,18 +45,21 @@ export class History {
 
   add(time, task, kind, values) {
     for (const [name, value] of Object.entries(values ?? {})) {
-      if (typeof value !== "number" && !(typeof value === "string" && value in NOT_FINITE)) continue;
+      if (typeof value !== "number" && !NOT_FINITE.includes(value)) continue;
       const key = keyOf(task, kind, name);
       const curve = this.curves.get(key) ?? { task, kind, name, points: [] };
       this.curves.set(key, curve);
-      if (time > (curve.points.at(-1)?.[0] ?? -1)) curve.points.push([time, this.steps.get(task) ?? null, value]);
+      if (time > (curve.points.at(-1)?.[0] ?? -1))
+        curve.points.push([time, this.steps.get(task) ?? null, value]);
     }
   }
 
   /** Add events of the timeline; those it has already, by their numbers, are ignored. */
   addMoments(events) {
     const last = this.timeline.at(-1)?.seq ?? 0;
-    for (const event of events) if (event.seq > last) this.timeline.push({ t: this.timeOf(event), ...event });
+    for (const event of events)
+      if (event.seq > last && isFinite(event.time))
+        this.timeline.push({ t: this.timeOf(event), ...event });
   }
 
   timeOf(event) {
@@ -63,7 +72,11 @@ export class History {
   }
 
   names(kind) {
-    return [...new Set([...this.curves.values()].filter((curve) => curve.kind === kind).map((curve) => curve.name))];
+    return [
+      ...new Set(
+        [...this.curves.values()].filter((curve) => curve.kind === kind).map((curve) => curve.name),
+      ),
+    ];
   }
 
   /** The task whose metrics stand for the run: the first, as the server puts the chief first. */
@@ -73,7 +86,9 @@ export class History {
 
   /** Return the times at which `task` began anew. */
   restartsOf(task) {
-    return this.timeline.filter((one) => one.type === "restarting" && (!one.task || one.task === task)).map((one) => one.t);
+    return this.timeline
+      .filter((one) => one.type === "restarting" && (!one.task || one.task === task))
+      .map((one) => one.t);
   }
 
   /** Return the step that the chief had reached at `time`, or null. */
@@ -81,18 +96,24 @@ export class History {
     let step = null;
     for (const curve of this.curves.values()) {
       if (curve.task !== this.chief || curve.kind === "usage") continue;
-      for (const point of curve.points) if (point[0] <= time && point[1] !== null) step = Math.max(step ?? 0, point[1]);
+      for (const point of curve.points)
+        if (point[0] <= time && point[1] !== null) step = Math.max(step ?? 0, point[1]);
       break;
     }
     return step;
   }
 
   marks(axis) {
-    const kinds = { restarting: "restart", checkpoint_gathered: "checkpoint", diagnosis: "failure" };
+    const kinds = {
+      restarting: "restart",
+      checkpoint_gathered: "checkpoint",
+      diagnosis: "failure",
+    };
     return this.timeline
-      .filter((one) => one.type in kinds && !(one.type === "restarting" && one.task))
+      .filter((one) => Object.hasOwn(kinds, one.type) && !(one.type === "restarting" && one.task))
       .map((one) => {
-        const step = one.type === "checkpoint_gathered" && one.step != null ? one.step : this.stepAt(one.t);
+        const step =
+          one.type === "checkpoint_gathered" && one.step != null ? one.step : this.stepAt(one.t);
         return { kind: kinds[one.type], x: axis === "time" ? one.t : step };
       })
       .filter((mark) => mark.x !== null);
@@ -113,7 +134,12 @@ export class History {
     }
     const known = parts.filter((part) => part.length);
     const latest = curve.points.at(-1)?.[2];
-    return known.map((points, index) => ({ ...style, points, latest, faint: index < known.length - 1 }));
+    return known.map((points, index) => ({
+      ...style,
+      points,
+      latest,
+      faint: index < known.length - 1,
+    }));
   }
 }
 
@@ -132,7 +158,9 @@ const PAIRED = "val_";
 export function chartsOf(history) {
   const charts = [];
   const metrics = history.names("metric");
-  for (const base of new Set(metrics.map((name) => (name.startsWith(PAIRED) ? name.slice(PAIRED.length) : name)))) {
+  for (const base of new Set(
+    metrics.map((name) => (name.startsWith(PAIRED) ? name.slice(PAIRED.length) : name)),
+  )) {
     const curves = [base, PAIRED + base]
       .map((name) => ({ curve: history.of("metric", name)[0], label: name, dashed: name !== base }))
       .filter(({ curve }) => curve);
@@ -140,17 +168,40 @@ export function chartsOf(history) {
   }
   charts.sort((a, b) => (b.title === "loss") - (a.title === "loss"));
   const speed = history.names("speed");
-  const throughput = speed.includes("examples_per_second") ? "examples_per_second" : "steps_per_second";
-  if (speed.length) charts.push(perTask(history, "speed", throughput, { examples_per_second: "Examples/s", steps_per_second: "Steps/s" }[throughput], rate));
+  const throughput = speed.includes("examples_per_second")
+    ? "examples_per_second"
+    : "steps_per_second";
+  if (speed.length)
+    charts.push(
+      perTask(
+        history,
+        "speed",
+        throughput,
+        { examples_per_second: "Examples/s", steps_per_second: "Steps/s" }[throughput],
+        rate,
+      ),
+    );
   const usage = history.names("usage");
-  if (usage.includes("rss_bytes")) charts.push(perTask(history, "usage", "rss_bytes", "Memory", bytes));
-  if (usage.includes("cores")) charts.push(perTask(history, "usage", "cores", "Cores in use", rate));
-  if (usage.includes("gpu")) charts.push(perTask(history, "usage", "gpu", "GPU use", (value) => `${Math.round(100 * value)} %`));
+  if (usage.includes("rss_bytes"))
+    charts.push(perTask(history, "usage", "rss_bytes", "Memory", bytes));
+  if (usage.includes("cores"))
+    charts.push(perTask(history, "usage", "cores", "Cores in use", rate));
+  if (usage.includes("gpu"))
+    charts.push(
+      perTask(history, "usage", "gpu", "GPU use", (value) => `${Math.round(100 * value)} %`),
+    );
   return charts;
 }
 
 function perTask(history, kind, name, title, format) {
   const all = history.of(kind, name);
-  const curves = all.slice(0, MOST_LINES).map((curve) => ({ curve, label: curve.task, dashed: false }));
-  return { title, format, curves, more: all.length > MOST_LINES ? `and ${all.length - MOST_LINES} more tasks` : "" };
+  const curves = all
+    .slice(0, MOST_LINES)
+    .map((curve) => ({ curve, label: curve.task, dashed: false }));
+  return {
+    title,
+    format,
+    curves,
+    more: all.length > MOST_LINES ? `and ${all.length - MOST_LINES} more tasks` : "",
+  };
 }

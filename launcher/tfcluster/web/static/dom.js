@@ -25,7 +25,12 @@ export function el(name, attributes = {}, ...children) {
     else if (value === true) made.setAttribute(key, "");
     else if (value !== false && value != null) made.setAttribute(key, clean(value));
   }
-  made.append(...children.flat().filter((child) => child != null && child !== false).map(asNode));
+  made.append(
+    ...children
+      .flat()
+      .filter((child) => child != null && child !== false)
+      .map(asNode),
+  );
   return made;
 }
 

@@ -9,10 +9,10 @@ export function isFinal(status) {
   return FINAL.has(status);
 }
 
-/** Return the JSON of a GET; an Error with the server's message if it refuses. */
+/** Return the JSON of a GET; throws Refused with the server's message if it refuses. */
 export async function get(url) {
   const answer = await fetch(url, { headers: { Accept: "application/json" } });
-  if (!answer.ok) throw new Error(await problem(answer));
+  if (!answer.ok) throw new Refused(await problem(answer));
   return answer.json();
 }
 
@@ -25,14 +25,17 @@ export async function post(url, body) {
     },
     body: JSON.stringify(body),
   });
-  if (!answer.ok) throw new Error(await problem(answer));
+  if (!answer.ok) throw new Refused(await problem(answer));
 }
+
+/** The error for a request that the server answered with its reason; a retry would not help. */
+class Refused extends Error {}
 
 async function problem(answer) {
   const text = await answer.text();
   try {
-    const { message, fix } = JSON.parse(text).error;
-    return fix ? `${message}; ${fix}` : message;
+    const { error, fix } = JSON.parse(text);
+    return fix ? `${error}; ${fix}` : error;
   } catch {
     return text || `the server answered ${answer.status}`;
   }
@@ -60,8 +63,17 @@ export class Live {
     if (this.isClosed || document.hidden) return;
     this.disconnect();
     const source = (this.source = new EventSource(this.url));
-    for (const [type, handle] of Object.entries({ ...this.handlers, reload: () => this.refresh() })) {
-      source.addEventListener(type, (event) => handle(event.data ? JSON.parse(event.data) : null));
+    for (const [type, handle] of Object.entries({
+      ...this.handlers,
+      reload: () => this.refresh(),
+    })) {
+      source.addEventListener(type, async (event) => {
+        try {
+          await handle(event.data ? JSON.parse(event.data) : null);
+        } catch (error) {
+          this.failed(source, error);
+        }
+      });
     }
     source.addEventListener("open", () => {
       this.pauseMs = 500;
@@ -71,7 +83,15 @@ export class Live {
     try {
       await this.refresh(); // after the stream was asked for, so that no event falls between
     } catch (error) {
-      if (this.source === source) this.interrupted(source);
+      this.failed(source, error);
+    }
+  }
+
+  failed(source, error) {
+    if (!(error instanceof Refused)) this.interrupted(source);
+    else if (!this.isClosed) {
+      this.close();
+      show(error.message); // the run was deleted, or the server started anew with another key
     }
   }
 

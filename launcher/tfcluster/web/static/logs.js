@@ -23,14 +23,17 @@ export class LogView {
     this.draw = oncePerFrame(() => this.render());
     this.view.addEventListener("scroll", () => this.scrolled(), { passive: true });
     new ResizeObserver(() => this.draw()).observe(this.view);
-    for (const id of ["log-task", "log-attempt", "log-native"]) byId(id).addEventListener("change", () => this.restart());
+    for (const id of ["log-task", "log-attempt", "log-native"])
+      byId(id).addEventListener("change", () => this.restart());
     byId("log-text").addEventListener("input", () => {
       clearTimeout(this.typing);
       this.typing = setTimeout(() => this.restart(), 200);
     });
     byId("log-text").form.addEventListener("submit", (event) => event.preventDefault());
     byId("log-start").addEventListener("click", () => this.restart("start"));
-    byId("log-follow").addEventListener("click", () => (this.isFollowing ? this.follow(false) : this.restart("end")));
+    byId("log-follow").addEventListener("click", () =>
+      this.isFollowing ? this.follow(false) : this.restart("end"),
+    );
     this.restart();
   }
 
@@ -39,8 +42,16 @@ export class LogView {
     if (tasks.length !== this.tasks.length) this.rows.replaceChildren(); // their colours change
     this.tasks = tasks;
     this.draw();
-    offerValues(byId("log-task"), "All tasks", tasks.map((task) => [task, task]));
-    offerValues(byId("log-attempt"), "Newest attempt", Array.from({ length: attempts }, (_, index) => [`${index + 1}`, `Attempt ${index + 1}`]));
+    offerValues(
+      byId("log-task"),
+      "All tasks",
+      tasks.map((task) => [task, task]),
+    );
+    offerValues(
+      byId("log-attempt"),
+      "Newest attempt",
+      Array.from({ length: attempts }, (_, index) => [`${index + 1}`, `Attempt ${index + 1}`]),
+    );
     byId("log-attempt").parentElement.hidden = attempts < 2;
     byId("log-task").parentElement.hidden = tasks.length < 2;
   }
@@ -66,15 +77,28 @@ export class LogView {
   }
 
   url(cursor, isBackward) {
-    const words = new URLSearchParams({ offset: cursor, direction: isBackward ? "backward" : "forward", lines: PAGE, native: byId("log-native").checked ? 1 : 0 });
-    for (const [name, id] of [["task", "log-task"], ["attempt", "log-attempt"], ["grep", "log-text"]]) {
+    const words = new URLSearchParams({
+      offset: cursor,
+      direction: isBackward ? "backward" : "forward",
+      lines: PAGE,
+      native: byId("log-native").checked ? 1 : 0,
+    });
+    for (const [name, id] of [
+      ["task", "log-task"],
+      ["attempt", "log-attempt"],
+      ["grep", "log-text"],
+    ]) {
       if (byId(id).value) words.set(name, byId(id).value);
     }
     return `/api/runs/${encodeURIComponent(this.run)}/logs?${words}`;
   }
 
   async load(isBackward) {
-    const cursor = this.pages.length ? (isBackward ? this.pages[0].before : this.pages.at(-1).after) : this.from;
+    const cursor = this.pages.length
+      ? isBackward
+        ? this.pages[0].before
+        : this.pages.at(-1).after
+      : this.from;
     if (this.isLoading || cursor === null || (!isBackward && this.isAtEnd)) return;
     const generation = this.generation;
     this.isLoading = true;
@@ -104,7 +128,10 @@ export class LogView {
     this.lines = this.pages.flatMap((one) => one.lines);
     this.space.style.height = `${this.lines.length * ROW}px`;
     this.view.style.setProperty("--lines", this.lines.length);
-    if (!isFirst) this.view.scrollTop += ((isBackward ? page.lines.length : 0) - dropped) * ROW;
+    if (isFirst && !this.isFollowing) this.view.scrollTop = 0;
+    else if (!isFirst)
+      this.view.scrollTop += ((isBackward ? page.lines.length : 0) - dropped) * ROW;
+    this.shownTop = this.view.scrollTop; // so that `scrolled` takes none of this for the reader's
     this.draw();
     this.showNote(page);
     if (isBackward && this.lines.length < NEAR) this.load(true);
@@ -125,14 +152,17 @@ export class LogView {
 
   isNear(isBackward) {
     const { scrollTop, clientHeight, scrollHeight } = this.view;
-    return isBackward ? scrollTop < NEAR * ROW : scrollHeight - scrollTop - clientHeight < NEAR * ROW;
+    return isBackward
+      ? scrollTop < NEAR * ROW
+      : scrollHeight - scrollTop - clientHeight < NEAR * ROW;
   }
 
   scrolled() {
     const { scrollTop, clientHeight, scrollHeight } = this.view;
     const isAtBottom = scrollHeight - scrollTop - clientHeight < ROW;
     if (this.isFollowing && !isAtBottom && scrollTop < this.shownTop - 2) this.follow(false);
-    else if (!this.isFollowing && isAtBottom && this.isAtEnd && scrollTop > this.shownTop) this.follow(true);
+    else if (!this.isFollowing && isAtBottom && this.isAtEnd && scrollTop > this.shownTop)
+      this.follow(true);
     this.shownTop = scrollTop;
     this.draw();
   }
@@ -143,7 +173,13 @@ export class LogView {
     const first = Math.max(0, Math.floor(this.view.scrollTop / ROW) - 10);
     const shown = this.lines.slice(first, first + Math.ceil(this.view.clientHeight / ROW) + 20);
     this.rows.style.transform = `translateY(${first * ROW}px)`;
-    syncRows(this.rows, shown, (line) => `${line.attempt}/${line.task}:${line.offset}`, (line) => this.row(line), () => {});
+    syncRows(
+      this.rows,
+      shown,
+      (line) => `${line.attempt}/${line.task}:${line.offset}`,
+      (line) => this.row(line),
+      () => {},
+    );
     if (!this.pages.length) return;
     if (!this.isFollowing && this.isNear(true)) this.load(true);
     if (this.isNear(false)) this.load(false);
@@ -151,12 +187,14 @@ export class LogView {
 
   row(line) {
     const number = Math.max(0, this.tasks.indexOf(line.task));
-    const text = line.text.length > MOST_CHARACTERS ? line.text.slice(0, MOST_CHARACTERS) : line.text;
+    const text =
+      line.text.length > MOST_CHARACTERS ? line.text.slice(0, MOST_CHARACTERS) : line.text;
     const size = line.cut ?? (text.length < line.text.length ? line.text.length : null);
     return el(
       "div",
       { class: "log-line" },
       el("span", { class: "log-task", "data-colour": (number % COLOURS) + 1 }, line.task),
+      " ",
       text,
       size && el("span", { class: "cut" }, ` … cut: the line has ${bytes(size)}`),
     );
@@ -164,7 +202,8 @@ export class LogView {
 
   showNote(page) {
     const parts = [];
-    if (!this.lines.length) parts.push(byId("log-text").value ? "No line has this text." : "No lines yet.");
+    if (!this.lines.length)
+      parts.push(byId("log-text").value ? "No line has this text." : "No lines yet.");
     if (page.skipped) parts.push(`${plural(page.skipped, "line")} skipped`);
     if (page.hidden) parts.push(`${plural(page.hidden, "line")} of TensorFlow’s own folded`);
     write(byId("log-note"), parts.join(" · "));
@@ -174,6 +213,9 @@ export class LogView {
 function offerValues(select, all, pairs) {
   if (select.options.length === pairs.length + 1) return;
   const chosen = select.value;
-  select.replaceChildren(el("option", { value: "" }, all), ...pairs.map(([value, label]) => el("option", { value }, label)));
+  select.replaceChildren(
+    el("option", { value: "" }, all),
+    ...pairs.map(([value, label]) => el("option", { value }, label)),
+  );
   select.value = chosen;
 }

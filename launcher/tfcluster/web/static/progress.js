@@ -3,7 +3,18 @@
 import { count, duration } from "./formats.js";
 import { isFinal } from "./live.js";
 
-const KINDS = { succeeded: "good", failed: "bad", timed_out: "bad", damaged: "bad", lost: "bad", interrupted: "warn", restarting: "warn", stopping: "warn", queued: "warn", stopped: "warn" };
+const KINDS = {
+  succeeded: "good",
+  failed: "bad",
+  timed_out: "bad",
+  damaged: "bad",
+  lost: "bad",
+  interrupted: "warn",
+  restarting: "warn",
+  stopping: "warn",
+  queued: "warn",
+  stopped: "warn",
+};
 
 /** Return the kind of a state of a run or a task, which decides its colour. */
 export function kindOf(status) {
@@ -22,7 +33,9 @@ export function showStatus(element, status, text = statusText(status)) {
 /** Return the task whose step stands for the run: the chief's, the first worker's, or the furthest. */
 export function leader(tasks) {
   const stepping = tasks.filter((task) => task.step != null);
-  const first = ["chief:0", "worker:0"].map((name) => stepping.find((task) => task.task === name)).find(Boolean);
+  const first = ["chief:0", "worker:0"]
+    .map((name) => stepping.find((task) => task.task === name))
+    .find(Boolean);
   return first ?? stepping.sort((a, b) => b.step - a.step)[0];
 }
 
@@ -35,8 +48,12 @@ export function share({ step, total_steps: total, epoch, epochs }) {
 /** Return `epoch 2/3 · step 120/360`; `total unknown` where it is. */
 export function position({ step, total_steps: total, epoch, epochs }, { isLong = false } = {}) {
   const parts = [];
-  if (epoch != null) parts.push(`epoch ${epochs ? `${count(epoch)}/${count(epochs)}` : count(epoch)}`);
-  if (step != null) parts.push(`step ${count(step)}${total ? `/${count(total)}` : isLong && !epochs ? ", total unknown" : ""}`);
+  if (epoch != null)
+    parts.push(`epoch ${epochs ? `${count(epoch)}/${count(epochs)}` : count(epoch)}`);
+  if (step != null)
+    parts.push(
+      `step ${count(step)}${total ? `/${count(total)}` : isLong && !epochs ? ", total unknown" : ""}`,
+    );
   return parts.join(" · ");
 }
 

@@ -42,7 +42,10 @@ async function refresh() {
   drawState();
   drawTimeline();
   showCharts();
-  logs.offer(snapshot.tasks.map((task) => task.task), snapshot.attempt);
+  logs.offer(
+    snapshot.tasks.map((task) => task.task),
+    snapshot.attempt,
+  );
   if (isFinal(snapshot.status)) live.close();
   showProblem("");
 }
@@ -55,7 +58,10 @@ async function takeState(changes) {
   const merged = snapshot.tasks.map((task) => changed.get(task.task) ?? task);
   snapshot = { ...snapshot, ...fields, tasks: merged };
   drawState();
-  logs.offer(merged.map((task) => task.task), snapshot.attempt);
+  logs.offer(
+    merged.map((task) => task.task),
+    snapshot.attempt,
+  );
   if (fields.diagnosis || isFinal(fields.status)) {
     facts = await get(API);
     showDiagnosis();
@@ -63,14 +69,15 @@ async function takeState(changes) {
 }
 
 async function end() {
-  live.close();
   await refresh();
+  live.close();
   logs.grown();
 }
 
 function takePoints(events) {
-  if (history?.addPoints(events)) refresh();
-  else showChartsSoon();
+  const isLong = history?.addPoints(events);
+  showChartsSoon();
+  return isLong ? refresh() : null;
 }
 
 function takeMoments(events) {
@@ -86,7 +93,8 @@ function showHeader() {
   write(byId("name"), snapshot.name);
   document.title = `${clean(snapshot.name)}: ${statusText(snapshot.status)} · tfcluster`;
   const parts = [RUN, `started ${clock(snapshot.started_at)}`, `on ${snapshot.host}`];
-  const waits = snapshot.waits_for ?? (snapshot.gathering ? `gathering ${snapshot.gathering.what}` : "");
+  const waits =
+    snapshot.waits_for ?? (snapshot.gathering ? `gathering ${snapshot.gathering.what}` : "");
   write(byId("facts"), [...parts, waits].filter(Boolean).join(" · "));
   const stop = byId("stop");
   if (stop) {
@@ -101,17 +109,29 @@ function showFigures() {
   const task = leader(snapshot.tasks) ?? {};
   showBar(byId("bar"), share(task), snapshot.status);
   const left = timeLeft(task, snapshot.status);
-  write(byId("position"), [position(task, { isLong: true }) || "no progress reported yet", left && `${left} left`].filter(Boolean).join(" · "));
+  write(
+    byId("position"),
+    [position(task, { isLong: true }) || "no progress reported yet", left && `${left} left`]
+      .filter(Boolean)
+      .join(" · "),
+  );
   const checkpoint = snapshot.checkpoints.at(-1);
   const memory = snapshot.tasks.reduce((sum, each) => sum + (each.rss_bytes ?? 0), 0);
   const figures = [
-    ...Object.entries(task.metrics ?? {}).slice(0, MOST_METRICS).map(([name, value]) => [name, metric(value)]),
-    task.examples_per_second != null ? ["Examples/s", rate(task.examples_per_second)] : ["Steps/s", rate(task.steps_per_second)],
+    ...Object.entries(task.metrics ?? {})
+      .slice(0, MOST_METRICS)
+      .map(([name, value]) => [name, metric(value)]),
+    task.examples_per_second != null
+      ? ["Examples/s", rate(task.examples_per_second)]
+      : ["Steps/s", rate(task.steps_per_second)],
     ["Elapsed", elapsed()],
     ["First step after", duration(task.first_step_s)],
     ["Memory", memory ? bytes(memory) : ""],
     ["Attempt", snapshot.attempt > 1 ? count(snapshot.attempt) : ""],
-    ["Checkpoint", checkpoint ? (checkpoint.step != null ? `step ${count(checkpoint.step)}` : "gathered") : ""],
+    [
+      "Checkpoint",
+      checkpoint ? (checkpoint.step != null ? `step ${count(checkpoint.step)}` : "gathered") : "",
+    ],
   ].filter(([, value]) => value !== "");
   syncRows(
     byId("figures"),
@@ -139,7 +159,10 @@ const CELLS = [
   (task) => rate(task.steps_per_second),
   (task) => bytes(task.rss_bytes ?? task.peak_rss_bytes),
   (task) => (task.cores == null ? "" : task.cores.toFixed(1)),
-  (task) => (task.gpu == null ? "" : `${percent(task.gpu)}${task.gpu_memory_bytes ? ` · ${bytes(task.gpu_memory_bytes)}` : ""}`),
+  (task) =>
+    task.gpu == null
+      ? ""
+      : `${percent(task.gpu)}${task.gpu_memory_bytes ? ` · ${bytes(task.gpu_memory_bytes)}` : ""}`,
   (task) => exit(task.exit_code, task.signal),
 ];
 const FIRST_NUMBER = 1;
@@ -148,16 +171,31 @@ const LAST_NUMBER = 5;
 function showTasks() {
   const states = new Map();
   for (const task of snapshot.tasks) states.set(task.state, (states.get(task.state) ?? 0) + 1);
-  write(byId("task-counts"), [...states].map(([state, number]) => `${count(number)} ${state}`).join(", "));
-  const makeCell = (_, index) => el("td", { class: index >= FIRST_NUMBER && index <= LAST_NUMBER ? "number" : "" });
+  write(
+    byId("task-counts"),
+    [...states].map(([state, number]) => `${count(number)} ${state}`).join(", "),
+  );
+  const makeCell = (_, index) =>
+    el("td", { class: index >= FIRST_NUMBER && index <= LAST_NUMBER ? "number" : "" });
   syncRows(
     byId("tasks").tBodies[0],
     snapshot.tasks,
     (task) => task.task,
-    (task) => el("tr", {}, el("th", { scope: "row" }, task.task), el("td", {}, el("span", { class: "status" })), CELLS.map(makeCell)),
+    (task) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, task.task),
+        el("td", {}, el("span", { class: "status" })),
+        CELLS.map(makeCell),
+      ),
     (row, task) => {
       const state = task.frozen_by ? "warn" : task.state;
-      showStatus(row.cells[1].firstElementChild, state, task.frozen_by ? `stopped by ${exit(null, task.frozen_by)}` : statusText(task.state));
+      showStatus(
+        row.cells[1].firstElementChild,
+        state,
+        task.frozen_by ? `stopped by ${exit(null, task.frozen_by)}` : statusText(task.state),
+      );
       CELLS.forEach((cell, index) => write(row.cells[index + 2], cell(task)));
     },
   );
@@ -169,23 +207,47 @@ function showTrials() {
     byId("trials").tBodies[0],
     snapshot.trials,
     (trial) => trial.id,
-    (trial) => el("tr", {}, el("th", { scope: "row" }, trial.id), el("td"), el("td"), el("td", { class: "number" }), el("td", { class: "long" })),
+    (trial) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, trial.id),
+        el("td"),
+        el("td"),
+        el("td", { class: "number" }),
+        el("td", { class: "long" }),
+      ),
     (row, trial) => {
       const best = trial.id === snapshot.best_trial ? " (best)" : "";
-      const values = Object.entries(trial.values ?? {}).map(([name, value]) => `${name} ${typeof value === "number" ? metric(value) : value}`);
-      [String(trial.status ?? "").toLowerCase(), trial.tuner, `${metric(trial.score)}${best}`, values.join(", ")].forEach((text, index) => write(row.cells[index + 1], text));
+      const values = Object.entries(trial.values ?? {}).map(
+        ([name, value]) => `${name} ${typeof value === "number" ? metric(value) : value}`,
+      );
+      [
+        String(trial.status ?? "").toLowerCase(),
+        trial.tuner,
+        `${metric(trial.score)}${best}`,
+        values.join(", "),
+      ].forEach((text, index) => write(row.cells[index + 1], text));
     },
   );
 }
 
 function showWarnings() {
   byId("warnings").hidden = !snapshot.warnings.length;
-  syncRows(byId("warnings").querySelector("ul"), snapshot.warnings, (text) => text, (text) => el("li", {}, text), () => {});
+  syncRows(
+    byId("warnings").querySelector("ul"),
+    snapshot.warnings,
+    (text) => text,
+    (text) => el("li", {}, text),
+    () => {},
+  );
 }
 
 function showDiagnosis() {
   const found = facts.diagnosis;
-  const reason = found ? `${found.task}${found.how ? `, ${found.how}` : ""}: ${found.reason}` : snapshot.reason;
+  const reason = found
+    ? `${found.task}${found.how ? `, ${found.how}` : ""}: ${found.reason}`
+    : snapshot.reason;
   byId("diagnosis").hidden = !reason;
   if (!reason) return;
   write(byId("diagnosis-title"), found ? "Root cause" : "Why it ended");
@@ -223,7 +285,9 @@ function showCharts() {
     }
     const chart = charts.get(title);
     chart.more = more;
-    const lines = curves.flatMap(({ curve, label, dashed }, index) => history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) }));
+    const lines = curves.flatMap(({ curve, label, dashed }, index) =>
+      history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) }),
+    );
     chart.show(lines, marks, axis());
   }
   const titles = wanted.map((chart) => chart.title);
@@ -234,14 +298,23 @@ function showCharts() {
   }
   titles.forEach((title, index) => {
     const { root } = charts.get(title);
-    if (byId("charts").children[index] !== root) byId("charts").insertBefore(root, byId("charts").children[index]);
+    if (byId("charts").children[index] !== root)
+      byId("charts").insertBefore(root, byId("charts").children[index]);
   });
 }
 
 function showTimeline() {
   const all = timelineLines(history.timeline);
-  const shown = showsAllOfTimeline ? all : [...all.slice(0, 10), ...all.slice(10).slice(10 - MOST_TIMELINE)];
-  syncRows(byId("timeline"), shown, (line) => line.key, timelineRow, () => {});
+  const shown = showsAllOfTimeline
+    ? all
+    : [...all.slice(0, 10), ...all.slice(10).slice(10 - MOST_TIMELINE)];
+  syncRows(
+    byId("timeline"),
+    shown,
+    (line) => line.key,
+    timelineRow,
+    () => {},
+  );
   byId("all-timeline").hidden = shown.length === all.length;
   write(byId("all-timeline"), `Show all ${plural(all.length, "event")}`);
 }
@@ -252,18 +325,32 @@ function showPlan() {
   const { problem, tasks = [], kind, strategy, notes = [] } = facts.plan;
   const select = byId("plan-task");
   select.hidden = tasks.length < 2;
-  if (select.options.length !== tasks.length) select.replaceChildren(...tasks.map(({ task }) => el("option", {}, task)));
+  if (select.options.length !== tasks.length)
+    select.replaceChildren(...tasks.map(({ task }) => el("option", {}, task)));
   const task = tasks[Math.max(0, select.selectedIndex)];
-  write(byId("plan-facts"), problem ?? [kind, strategy, task?.node && `node ${task.node}`, ...notes].filter(Boolean).join(" · "));
+  write(
+    byId("plan-facts"),
+    problem ??
+      [kind, strategy, task?.node && `node ${task.node}`, ...notes].filter(Boolean).join(" · "),
+  );
   byId("plan-parts").replaceChildren(...(task ? partsOf(task) : []));
 }
 
 function partsOf(task) {
-  const variables = (task.env ?? []).filter(({ name }) => name !== "TF_CONFIG").map(({ name, value }) => `${name}=${value ?? ""}`);
-  const parts = { Command: task.start, TF_CONFIG: task.tf_config && JSON.stringify(task.tf_config, null, 2), Environment: variables.join("\n") };
+  const variables = (task.env ?? [])
+    .filter(({ name }) => name !== "TF_CONFIG")
+    .map(({ name, value }) => `${name}=${value ?? ""}`);
+  const parts = {
+    Command: task.start,
+    TF_CONFIG: task.tf_config && JSON.stringify(task.tf_config, null, 2),
+    Environment: variables.join("\n"),
+  };
   return Object.entries(parts)
     .filter(([, text]) => text)
-    .flatMap(([title, text]) => [el("h3", {}, title), el("pre", { tabindex: "0", "aria-label": title }, text)]);
+    .flatMap(([title, text]) => [
+      el("h3", {}, title),
+      el("pre", { tabindex: "0", "aria-label": title }, text),
+    ]);
 }
 
 // -- stop
@@ -288,7 +375,8 @@ function offerStop() {
 }
 
 offerStop();
-for (const input of document.querySelectorAll("input[name=axis]")) input.addEventListener("change", () => history && showCharts());
+for (const input of document.querySelectorAll("input[name=axis]"))
+  input.addEventListener("change", () => history && showCharts());
 byId("all-timeline").addEventListener("click", () => {
   showsAllOfTimeline = true;
   showTimeline();
@@ -298,5 +386,11 @@ setInterval(() => snapshot && !isFinal(snapshot.status) && showFigures(), 1000);
 const logs = new LogView(RUN);
 const live = new Live(`${API}/stream`, {
   refresh,
-  handlers: { state: takeState, progress: takePoints, timeline: takeMoments, logs: () => logs.grown(), end },
+  handlers: {
+    state: takeState,
+    progress: takePoints,
+    timeline: takeMoments,
+    logs: () => logs.grown(),
+    end,
+  },
 });

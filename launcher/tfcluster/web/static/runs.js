@@ -24,7 +24,9 @@ const VALUES = {
 function seconds(row) {
   if (row.started_at == null) return null;
   if (row.ended_at != null) return row.ended_at - row.started_at;
-  return isFinal(row.status) || row.status === "damaged" ? null : Date.now() / 1000 - row.started_at;
+  return isFinal(row.status) || row.status === "damaged"
+    ? null
+    : Date.now() / 1000 - row.started_at;
 }
 
 function isLive(row) {
@@ -59,24 +61,48 @@ const draw = oncePerFrame(() => {
   const shown = sorted(all.filter(matches));
   syncRows(byId("runs").tBodies[0], shown, (row) => row.run, makeRow, updateRow);
   const live = all.filter(isLive).length;
-  write(byId("counts"), `${plural(all.length, "run")}${live ? `, ${live} live` : ""}${shown.length < all.length ? `, ${shown.length} shown` : ""}`);
+  write(
+    byId("counts"),
+    `${plural(all.length, "run")}${live ? `, ${live} live` : ""}${shown.length < all.length ? `, ${shown.length} shown` : ""}`,
+  );
   byId("empty").hidden = shown.length > 0;
-  write(byId("empty"), all.length ? "No run matches the filter." : "No runs yet. Start one: tfcluster up cluster_specs/localhost-2w.json");
+  write(
+    byId("empty"),
+    all.length
+      ? "No run matches the filter."
+      : "No runs yet. Start one: tfcluster up cluster_specs/localhost-2w.json",
+  );
   byId("runs").parentElement.hidden = !shown.length;
   showChoice();
 });
 
 function makeRow(row) {
-  const box = el("input", { type: "checkbox", "aria-label": `Select ${row.run}`, onchange: () => choose(row.run, box.checked) });
+  const box = el("input", {
+    type: "checkbox",
+    "aria-label": `Select ${row.run}`,
+    onchange: () => choose(row.run, box.checked),
+  });
   box.checked = chosen.has(row.run);
   return el(
     "tr",
     {},
     el("td", {}, box),
-    el("th", { scope: "row", class: "long" }, el("a", { href: `/runs/${encodeURIComponent(row.run)}` }, row.name), el("span", { class: "sub" })),
+    el(
+      "th",
+      { scope: "row", class: "long" },
+      el("a", { href: `/runs/${encodeURIComponent(row.run)}` }, row.name),
+      el("span", { class: "sub" }),
+    ),
     el("td", {}, el("span", { class: "status" })),
-    el("td", { class: "wide" }, el("span"), el("div", { class: "bar small", "aria-hidden": "true" }, el("span"))),
-    ...["Loss", "Examples/s", "Tasks", "Duration", "Started"].map((label) => el("td", { class: "number wide", "data-label": label })),
+    el(
+      "td",
+      { class: "wide" },
+      el("span"),
+      el("div", { class: "bar small", "aria-hidden": "true" }, el("span")),
+    ),
+    ...["Loss", "Examples/s", "Tasks", "Duration", "Started"].map((label) =>
+      el("td", { class: "number wide", "data-label": label }),
+    ),
   );
 }
 
@@ -116,7 +142,10 @@ function showChoice() {
 
 function sortBy(head) {
   const by = head.dataset.sort;
-  order = { by, isDown: order.by === by ? !order.isDown : by !== "name" && by !== "status" && by !== "loss" };
+  order = {
+    by,
+    isDown: order.by === by ? !order.isDown : by !== "name" && by !== "status" && by !== "loss",
+  };
   for (const other of byId("runs").tHead.querySelectorAll("th")) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", order.isDown ? "descending" : "ascending");
   draw();
@@ -131,7 +160,8 @@ function take({ runs, gone = [] }) {
   draw();
 }
 
-for (const head of document.querySelectorAll("th[data-sort]")) head.querySelector("button").addEventListener("click", () => sortBy(head));
+for (const head of document.querySelectorAll("th[data-sort]"))
+  head.querySelector("button").addEventListener("click", () => sortBy(head));
 byId("text").addEventListener("input", draw);
 byId("status").addEventListener("change", draw);
 byId("filters").addEventListener("submit", (event) => event.preventDefault());

@@ -20,7 +20,8 @@ applyTheme(storedTheme());
 document.addEventListener("DOMContentLoaded", () => {
   applyTheme(storedTheme());
   document.getElementById("theme").addEventListener("click", () => {
-    const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
+    const next =
+      THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
     try {
       localStorage.setItem("tfcluster-theme", next);
     } catch {

@@ -18,10 +18,16 @@ const SENTENCES = {
       ? ["", `Prepared ${e.node} in ${duration(e.duration_s)}`]
       : ["bad", `Prepare failed on ${e.node}: ${exit(e.exit_code, e.signal)}`],
   task_started: (e) => ["live", `Attempt ${e.attempt}: ${e.subject} started`],
-  task_error: (e) => ["bad", `${e.task}: ${joined(`${e.exception}: ${e.message}`)}${e.file ? ` (${e.file}:${e.line})` : ""}`],
+  task_error: (e) => [
+    "bad",
+    `${e.task}: ${joined(`${e.exception}: ${e.message}`)}${e.file ? ` (${e.file}:${e.line})` : ""}`,
+  ],
   task_exited: (e) => {
     const how = `${exit(e.exit_code, e.signal)}${e.ended_by === "tfcluster" ? ", stopped by tfcluster" : ""}`;
-    return [e.exit_code === 0 ? "good" : e.ended_by === "tfcluster" ? "" : "bad", `${e.subject} ended: ${how}`];
+    return [
+      e.exit_code === 0 ? "good" : e.ended_by === "tfcluster" ? "" : "bad",
+      `${e.subject} ended: ${how}`,
+    ];
   },
   task_frozen: (e) => ["warn", `${e.task} was stopped by ${exit(null, e.signal)}`],
   task_thawed: (e) => ["", `${e.task} runs again`],
@@ -34,11 +40,20 @@ const SENTENCES = {
     `Restart${e.task ? ` of ${e.task}` : ""}: attempt ${e.attempt} of ${e.of}, from ${step(e.from_step) || e.from_checkpoint || "the beginning"}: ${e.reason}`,
   ],
   chaos_injected: (e) => ["warn", `Fault injected: ${e.fault}`],
-  diagnosis: (e) => ["bad", `Root cause: ${joined(e.root_cause?.task)}: ${e.root_cause?.reason ?? "unknown"}`],
+  diagnosis: (e) => [
+    "bad",
+    `Root cause: ${joined(e.root_cause?.task)}: ${e.root_cause?.reason ?? "unknown"}`,
+  ],
   warned: (e) => ["warn", e.message],
-  log_lost: (e) => ["warn", `${e.task}: ${plural(e.bytes, "byte")} of its log are lost: ${e.reason}`],
+  log_lost: (e) => [
+    "warn",
+    `${e.task}: ${plural(e.bytes, "byte")} of its log are lost: ${e.reason}`,
+  ],
   checkpoint_gathered: (e) => ["good", `Checkpoint gathered: ${joined(step(e.step), e.path)}`],
-  finishing: (e) => ["", `The chief has finished; waiting for ${e.tasks?.length === 1 ? e.tasks[0] : plural(e.tasks?.length ?? 0, "task")}`],
+  finishing: (e) => [
+    "",
+    `The chief has finished; waiting for ${e.tasks?.length === 1 ? e.tasks[0] : plural(e.tasks?.length ?? 0, "task")}`,
+  ],
   run_stopping: (e) => ["warn", `Stopping: ${e.why}`],
   run_finished: (e) => [
     e.status === "succeeded" ? "good" : e.status === "interrupted" ? "warn" : "bad",
@@ -51,7 +66,7 @@ const IN_GROUPS = new Set(["task_started", "task_exited"]);
 export function timelineLines(timeline) {
   const lines = [];
   for (const event of timeline) {
-    if (!(event.type in SENTENCES)) continue;
+    if (!Object.hasOwn(SENTENCES, event.type)) continue;
     const same = IN_GROUPS.has(event.type) && lines.at(-1);
     const group = [event.type, event.attempt, event.exit_code, event.signal, event.ended_by].join();
     if (same && same.group === group) same.events.push(event);
@@ -67,5 +82,14 @@ export function timelineLines(timeline) {
 }
 
 export function timelineRow({ t, at, kind, text }) {
-  return el("li", { "data-kind": kind }, el("time", { datetime: new Date(at * 1000).toISOString(), title: clock(at) }, `+${duration(t)}`), el("span", {}, text));
+  return el(
+    "li",
+    { "data-kind": kind },
+    el(
+      "time",
+      { datetime: new Date(at * 1000).toISOString(), title: clock(at) },
+      `+${duration(t)}`,
+    ),
+    el("span", {}, text),
+  );
 }

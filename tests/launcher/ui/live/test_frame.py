@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.documentation import unprinted
 
 from tfcluster.rundir.snapshot import TaskSnapshot
 from tfcluster.rundir.states import Status
@@ -39,6 +40,14 @@ def test_a_training_reads_well_at_every_width(columns: int) -> None:
     if os.environ.get("TFCLUSTER_WRITE_GOLDEN"):
         golden.write_text(shown)
     assert shown == golden.read_text()
+
+
+def test_the_page_shows_a_frame_as_it_is() -> None:
+    tasks = workers(4, step=104, epoch=3, steps_per_epoch=40, examples_per_second=705.2)
+    tasks[3].step = 93
+    scene = scene_of(run_of(*tasks), samples=SAMPLES[:9])
+    printed = "\n".join(frame_of(scene, 79, last_line="step 80: loss 1.4950"))
+    assert unprinted("guides/live-view.md", "worker:3  running", printed) == []
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 140, 200])
@@ -90,9 +99,10 @@ def test_before_the_first_step_each_task_shows_its_phase() -> None:
 def test_a_silent_script_is_told_how_to_report() -> None:
     run = run_of(worker(0, step=None, epoch=None, metrics={}))
     lines = frame_of(scene_of(run, is_silent=True), 140, last_line="iteration 7")
-    assert HOW_TO_REPORT in lines
+    assert " ".join(HOW_TO_REPORT) in lines
     assert lines[2].endswith("iteration 7"), "meanwhile its last line says that it lives"
-    assert HOW_TO_REPORT not in frame_of(scene_of(run), 140)
+    assert " ".join(HOW_TO_REPORT) not in frame_of(scene_of(run), 140)
+    assert set(HOW_TO_REPORT) < set(frame_of(scene_of(run, is_silent=True), 80))
 
 
 def test_a_stop_is_counted_down() -> None:

@@ -102,7 +102,9 @@ def _base_name(metric: str) -> str:
 
 
 def _unit(name: str, kind: str) -> Unit:
-    return "bytes" if kind == "usage" and name.endswith("_bytes") else "number"
+    if kind == "metric":
+        return "number"
+    return "bytes" if name.endswith("_bytes") else "rate"
 
 
 def _figure(
@@ -132,7 +134,8 @@ def _of_lines(
             if _points(curve, axis)
         )
         found = tuple(mark for of, mark in marks if of == axis)
-        if len(drawn) == len(lines):  # else a line has no steps
+        # Memory is that of a moment; a line without steps has none to be drawn over.
+        if axis == "time" or (lines[0][1].kind != "usage" and len(drawn) == len(lines)):
             charts.append(Chart(title, drawn, axis, unit, found))
     return Figure(title, tuple(charts))
 

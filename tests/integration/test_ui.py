@@ -1,0 +1,249 @@
+"""`tfcluster ui` as a user starts it: its URL, live changes, its end, and who else may use it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+from tests.browser import browser
+
+from .commandline import CommandLine, wait_for
+
+HANG_S = 60.0
+TRAIN = """
+import time
+from tfcluster_workers import reporting
+for step in range(1, 100_000):
+    reporting.progress(step, metrics={"loss": 1 / step})
+    print("step", step, flush=True)
+    time.sleep(0.05)
+"""
+
+
+@dataclass(slots=True)
+class Server:
+    """A running `tfcluster ui`, and a browser that has opened its URL."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    browser: httpx.Client
+
+    @property
+    def place(self) -> str:
+        return urlsplit(self.url).netloc
+
+    @property
+    def token(self) -> str:
+        return urlsplit(self.url).query.removeprefix("token=")
+
+    def get(self, path: str) -> Any:
+        answer = self.browser.get(path)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    @contextlib.contextmanager
+    def events(self, path: str) -> Iterator[Iterator[tuple[str, Any]]]:
+        """Open a stream; yield name and data of its events."""
+        with self.browser.stream("GET", path) as answer:
+            assert answer.status_code == 200
+            yield _events(answer.iter_lines())
+
+    def end(self, number: signal.Signals = signal.SIGINT) -> str:
+        """Send a signal; return the rest of what the command printed."""
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=HANG_S)
+        return (out + err).decode()
+
+
+def _events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    name = ""
+    for line in lines:
+        field, _, value = line.partition(": ")
+        if field == "event":
+            name = value
+        elif field == "data":
+            yield name, json.loads(value)
+
+
+@contextlib.contextmanager
+def serving(shell: CommandLine, *options: str) -> Iterator[Server]:
+    """Start `tfcluster ui` on any free port, and open its URL."""
+    process = shell.start("ui", "--port", "0", *options)
+    assert process.stdout is not None
+    url = process.stdout.readline().decode().strip()
+    with httpx.Client(base_url=url.partition("?")[0], timeout=HANG_S, trust_env=False) as browser:
+        assert browser.get(url).status_code == 303
+        yield Server(process, url, browser)
+
+
+def start_run(shell: CommandLine) -> str:
+    shell.script("train.py", TRAIN)
+    done = shell.run("run", "-n", "2", "-d", "train.py")
+    assert done.code == 0, done.err
+    return done.out.decode().strip()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_is_watched_live_and_ctrl_c_ends_open_streams(
+    shell: CommandLine, number: signal.Signals
+) -> None:
+    run_id = start_run(shell)
+    with serving(shell) as server:
+        assert [row["run"] for row in server.get("/api/runs")["runs"]] == [run_id]
+        place = server.get(f"/api/runs/{run_id}/history")["offset"]
+        with (
+            server.events(f"/api/runs/{run_id}/stream?offset={place}") as events,
+            server.events("/api/stream") as listed,
+        ):
+            assert next(events)[0] == "state"
+            batches = [data for name, data in islice(events, 12) if name == "progress"]
+            steps = [e["step"] for batch in batches for e in batch if e.get("task") == "worker:0"]
+            assert steps
+            assert steps == sorted(set(steps))
+            assert next(listed)[0] == "runs"
+            newest = server.get(f"/api/runs/{run_id}/logs?task=worker:1")["lines"]
+            assert newest[-1]["text"].startswith("step ")
+            printed = server.end(number)
+
+    assert server.process.returncode == (0 if number is signal.SIGINT else -signal.SIGTERM)
+    assert server.token not in printed
+    assert "Traceback" not in printed
+    assert "error" not in printed.lower()
+    assert shell.run("down").code == 0
+
+
+def test_the_button_stops_a_run_as_down_does(shell: CommandLine) -> None:
+    run_id = start_run(shell)
+    with serving(shell) as server:
+        page = server.browser.get(f"/runs/{run_id}").text
+        csrf = page.partition('name="csrf" content="')[2].partition('"')[0]
+        headers = {"Origin": f"http://{server.place}", "X-CSRF-Token": csrf}
+
+        answer = server.browser.post(
+            f"/api/runs/{run_id}/stop", json={"now": True}, headers=headers
+        )
+
+        assert (answer.status_code, answer.json()) == (202, {"stopping": True})
+        with server.events(f"/api/runs/{run_id}/stream") as events:
+            assert ("end", {}) in events
+        assert server.get(f"/api/runs/{run_id}")["snapshot"]["status"] == "interrupted"
+        moments = server.get(f"/api/runs/{run_id}/history")["timeline"]
+        (stopping,) = (moment for moment in moments if moment["type"] == "run_stopping")
+        assert "tfcluster ui" in stopping["why"]
+        server.end()
+
+
+def test_the_port_is_the_next_free_one_unless_one_was_asked_for(shell: CommandLine) -> None:
+    processes = [shell.start("ui") for _ in range(2)]
+    urls = [process.stdout.readline().decode() for process in processes if process.stdout]
+    ports = [urlsplit(url).port or 0 for url in urls]
+    assert len(set(ports)) == 2
+    assert min(ports) >= 6020
+
+    refused = shell.run("ui", "--port", str(ports[0]))
+
+    assert refused.code == 3
+    assert f"cannot listen on 127.0.0.1:{ports[0]}" in refused.err
+    assert "leave out --port" in refused.err
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=HANG_S)
+
+
+def test_only_the_loopback_interface_listens(shell: CommandLine) -> None:
+    with serving(shell) as server:
+        port = urlsplit(server.url).port
+
+        found = psutil.Process(server.process.pid).net_connections("inet")
+
+        listening = [(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN]
+        assert listening == [("127.0.0.1", port)]
+        for family, address in ((socket.AF_INET, "127.0.0.2"), (socket.AF_INET6, "::1")):
+            with socket.socket(family) as other, pytest.raises(OSError, match=r"refused|assign"):
+                other.connect((address, port))
+        server.end()
+
+
+def test_the_browser_is_opened_without_the_token_on_its_command_line(shell: CommandLine) -> None:
+    record = shell.root / "opened"
+    opener = shell.script(
+        "browser.py",
+        f"import sys; open({str(record)!r}, 'w').write(sys.argv[1] + '\\n')",
+    )
+    shell.env["BROWSER"] = f"{sys.executable} {opener} %s"
+    with serving(shell, "--open") as server:
+        wait_for(lambda: record.exists() and record.read_text().endswith("\n"))
+
+        opened = record.read_text().strip()
+        path = Path(opened.removeprefix("file://"))
+
+        assert opened.startswith("file://")
+        assert server.token not in opened
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert f'content="0;url={server.url}"' in path.read_text()
+        with browser() as chromium:
+            chromium.open(opened)
+            wait_for(lambda: chromium.driver.current_url == f"http://{server.place}/")
+            wait_for(lambda: "No runs yet" in chromium.driver.page_source)
+            assert [line for line in chromium.console if "401" in line or "403" in line] == []
+        server.end()
+        assert not path.exists()
+
+
+def test_without_a_screen_open_says_so_and_the_page_is_served(shell: CommandLine) -> None:
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        shell.env.pop(name, None)
+    with serving(shell, "--open") as server:
+        assert server.get("/api/runs") == {"home": str(shell.home), "runs": []}
+        assert "no browser can be started here" in server.end()
+
+
+def test_read_only_serves_pages_without_the_button(shell: CommandLine) -> None:
+    with serving(shell, "--read-only") as server:
+        answer = server.browser.post("/api/runs/x/stop", json={})
+
+        assert answer.status_code == 403
+        server.end()
+
+
+def test_without_its_packages_the_command_names_the_line_that_installs_them(
+    shell: CommandLine,
+) -> None:
+    for name in ("starlette", "uvicorn"):
+        code = (
+            f"import sys; sys.modules[{name!r}] = None; sys.argv[1:] = ['ui'];"
+            " from tfcluster.cli.main import main; main()"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=shell.env, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 3
+        assert "pip install 'tfcluster[ui]'" in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_nothing_that_is_sent_to_the_port_ends_the_server(shell: CommandLine) -> None:
+    with serving(shell) as server:
+        host, _, port = server.place.partition(":")
+        for garbage in (b"\0" * 100_000, b"GET / HTTP/9\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n",
+                        b"GET /" + b"a" * 400_000, b"\x16\x03\x01", b""):  # fmt: skip
+            with socket.create_connection((host, int(port)), HANG_S) as connection:
+                connection.sendall(garbage)
+
+        assert server.get("/api/runs")["runs"] == []
+        printed = server.end()
+        assert "Traceback" not in printed

@@ -1,0 +1,93 @@
+"""The commands `report` and `compare`: where their pages and their data go."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.launcher.report.recorded import failure, record, success
+
+from tfcluster.cli.main import main
+
+Tfcluster = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def tfcluster(
+    home_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> Tfcluster:
+    """Run a command in an empty folder, with a run that succeeded and one that failed."""
+    record(home_dir, success(), name="good", suffix="aaaa")
+    record(home_dir, failure(), name="bad", suffix="bbbb")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tfcluster", *args])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return int(ended.value.code or 0), *capfd.readouterr()
+
+    return run
+
+
+def test_the_page_is_written_here_and_named_like_the_run(
+    tfcluster: Tfcluster, tmp_path: Path
+) -> None:
+    code, out, err = tfcluster("report", "good")
+    assert (code, out, err) == (0, "good-20260914-153012-aaaa.html\n", "")
+    page = (tmp_path / "good-20260914-153012-aaaa.html").read_text()
+    assert page.startswith("<!doctype html>")
+
+
+def test_the_page_goes_where_it_is_wanted(tfcluster: Tfcluster, tmp_path: Path) -> None:
+    assert tfcluster("report", "bad", "-o", "x.html")[1] == "x.html\n"
+    page = (tmp_path / "x.html").read_text()
+    code, out, _ = tfcluster("report", "bad", "-o", "-")
+    assert code == 0
+    assert len(out) == len(page)
+    assert "ValueError: bad batch" in out
+
+
+def test_a_page_that_cannot_be_written_is_an_error_with_a_fix(tfcluster: Tfcluster) -> None:
+    code, out, err = tfcluster("report", "good", "-o", "missing/x.html")
+    assert (code, out) == (2, "")
+    assert err == (
+        "tfcluster: missing/x.html cannot be written: No such file or directory\n"
+        "  → name another file: -o FILE.html\n"
+    )
+
+
+def test_the_data_of_a_report_is_json(tfcluster: Tfcluster) -> None:
+    assert json.loads(tfcluster("report", "good", "--json")[1])["status"] == "succeeded"
+
+
+def test_compare_prints_a_table(tfcluster: Tfcluster) -> None:
+    code, out, err = tfcluster("compare", "good", "bad")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0].split() == ["good", "bad"]
+    assert lines[1].split() == ["status", "succeeded", "failed", "(1)"]
+
+
+def test_compare_writes_a_page_or_json(tfcluster: Tfcluster, tmp_path: Path) -> None:
+    assert tfcluster("compare", "good", "bad", "-o", "x.html")[1] == "x.html\n"
+    assert "2 runs compared" in (tmp_path / "x.html").read_text()
+    assert len(json.loads(tfcluster("compare", "good", "bad", "--json")[1])) == 2
+
+
+@pytest.mark.parametrize("runs", [("good",), ("good", "aaaa")])
+def test_compare_needs_different_runs(tfcluster: Tfcluster, runs: tuple[str, ...]) -> None:
+    code, _, err = tfcluster("compare", *runs)
+    assert code == 2
+    assert "compare takes 2 to 6 different runs, not 1" in err
+
+
+def test_an_unknown_run_is_an_error(tfcluster: Tfcluster) -> None:
+    assert tfcluster("report", "nobody")[0] == 2
+    assert tfcluster("compare", "good", "nobody")[0] == 2

@@ -1,0 +1,104 @@
+"""`tfcluster top` shows the live runs, and reads again only what has changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.cli.main import main
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.ui.live.overview import LiveRuns, overview_grid
+from tfcluster.ui.render import part_lines
+
+from .frames import START, run_of, worker
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
+    return tmp_path
+
+
+def write(run_id: str, *, started_at: float = START, **more: Any) -> RunPaths:
+    """Write the state of a run whose coordinator is this process."""
+    run, me = run_of(worker(0, total_steps=4000)), this_process()
+    run.run, run.name, run.started_at = run_id, run_id.partition("-")[0], started_at
+    run.host, run.boot_id, run.pid, run.pid_start = me.host, me.boot_id, me.pid, me.start
+    for name, value in more.items():
+        setattr(run, name, value)
+    paths = RunPaths.of(run_id)
+    paths.root.mkdir(parents=True, exist_ok=True)
+    fresh = paths.root / "new"
+    fresh.write_text(json.dumps(run.to_json()))
+    fresh.replace(paths.state)
+    return paths
+
+
+def run(run_id: str, **more: Any) -> RunSnapshot:
+    found = run_of(worker(0, **more))
+    found.run, found.name = run_id, "mnist"
+    return found
+
+
+def test_only_live_runs_are_read_and_an_ended_one_disappears(home: Path) -> None:
+    write("young-k7f3", started_at=START + 5)
+    write("old-abcd")
+    write("over-efgh", status=Status.SUCCEEDED)
+    write("lost-ijkl", pid=2**22 + 1)
+    (home / "runs" / "begins-mnop").mkdir()
+    runs = LiveRuns()
+    assert [found.run for found in runs.read()] == ["old-abcd", "young-k7f3"]
+    write("old-abcd", status=Status.FAILED)
+    assert [found.run for found in runs.read()] == ["young-k7f3"]
+
+
+def test_without_a_terminal_the_table_is_printed_once(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write("mnist-20260914-153012-k7f3")
+    monkeypatch.setattr(sys, "argv", ["tfcluster", "top"])
+    with pytest.raises(SystemExit):
+        main()
+    head, row = capfd.readouterr().out.splitlines()
+    assert head.split() == [
+        "NAME", "ID", "STATUS", "LOSS", "EPOCH", "STEP", "ETA", "EXAMPLES/S", "TASKS", "MEMORY",
+        "CORES",
+    ]  # fmt: skip
+    assert row.startswith("mnist  k7f3  running ")
+    assert "0.3141   4/10  1,200 of 4,000  1 min 10 s" in row
+
+
+def test_json_has_numbers_and_says_what_is_not_known(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write("mnist-k7f3", tasks=[worker(0, epochs=None, metrics={"loss": float("nan")})])
+    monkeypatch.setattr(sys, "argv", ["tfcluster", "top", "--json"])
+    with pytest.raises(SystemExit):
+        main()
+    (found,) = json.loads(capfd.readouterr().out)
+    assert (found["run"], found["step"], found["total_steps"]) == ("mnist-k7f3", 1200, None)
+    assert found["metrics"] == {"loss": "NaN"}
+    assert found["examples_per_second"] == 1312.0
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
+def test_columns_are_left_out_until_the_table_fits(width: int) -> None:
+    grid = overview_grid([run("mnist-k7f3"), run("mnist-abcd")], now=START + 60, width=width)
+    assert max(map(len, part_lines(grid, width))) <= width
+    assert {"NAME", "ID", "STATUS", "LOSS", "STEP"} <= set(grid.headers)
+    assert ("CORES" in grid.headers) == (width >= 140)
+
+
+def test_a_run_without_a_step_is_listed_too() -> None:
+    waiting = run("mnist-k7f3", step=None, metrics={}, rss_bytes=None, cores=None)
+    assert part_lines(overview_grid([waiting], now=START + 60), 80) == [
+        "NAME   ID    STATUS              TASKS",
+        "mnist  k7f3  running 1 min 00 s      1",
+    ]

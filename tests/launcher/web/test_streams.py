@@ -1,0 +1,325 @@
+"""Changes of runs reach every viewer once and in order, and a slow viewer costs no memory."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.conftest import MakeRun
+
+from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir.events import Progress, Warned, to_line
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.web import streams
+from tfcluster.web.run_data import RunIndex
+from tfcluster.web.streams import Streams
+
+from .conftest import Write
+
+Frame = tuple[str, Any]
+HANG_S = 30.0
+
+
+def parse(data: bytes) -> list[Frame]:
+    """Return the events in what a stream sent; a bare id is the event ``id``."""
+    found = list[Frame]()
+    for block in data.decode().split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if line[:1] != ":")
+        if "event" in fields:
+            found.append((fields["event"], json.loads(fields["data"])))
+        elif "id" in fields:
+            found.append(("id", int(fields["id"])))
+    return found
+
+
+class Browser:
+    """A viewer of a stream that keeps what it was sent."""
+
+    def __init__(self, frames: AsyncIterator[bytes]) -> None:
+        self._frames, self.got = frames, list[Frame]()
+
+    async def read(self) -> list[Frame]:
+        """Wait for the next frames and return them."""
+        found = parse(await asyncio.wait_for(anext(self._frames), HANG_S))
+        self.got += found
+        return found
+
+    async def until(self, event: str) -> Any:
+        """Read until there was an event; return the data of the last one."""
+        while not (found := [data for name, data in self.got if name == event]):
+            await self.read()
+        return found[-1]
+
+    async def read_all(self) -> None:
+        async for data in self._frames:
+            self.got += parse(data)
+
+
+def append(paths: RunPaths, *lines: bytes) -> int:
+    """Append events to a run's file; return its size."""
+    with paths.events.open("ab") as file:
+        file.write(b"".join(lines))
+    return paths.events.stat().st_size
+
+
+def progress(step: int) -> bytes:
+    return to_line(Progress(task="worker:0", attempt=1, step=step), seq=step, time=100.0 + step)
+
+
+def warning(seq: int, text: str = "careful") -> bytes:
+    return to_line(Warned(message=text), seq=seq, time=100.0)
+
+
+def change(paths: RunPaths, edit: Callable[[RunSnapshot], None]) -> None:
+    state = registry.load(paths)
+    edit(state)
+    assert run_writer.write_json(paths.state, state.to_json())
+
+
+def finish(state: RunSnapshot) -> None:
+    state.status, state.ended_at = Status.SUCCEEDED, 200.0
+
+
+def play(home_dir: Path, watch: Callable[[Streams], Awaitable[None]]) -> None:
+    """Run `watch` over the streams of a home; afterwards no thread may read for them."""
+
+    async def main() -> None:
+        found = Streams(RunIndex(home_dir))
+        await watch(found)
+        found.close()
+
+    asyncio.run(main())
+    for thread in threading.enumerate():
+        if thread.name == "feed":
+            thread.join(HANG_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def paths(make_run: MakeRun) -> RunPaths:
+    found = make_run(status=Status.RUNNING)
+    found.events.touch()
+    return found
+
+
+def test_a_viewer_gets_the_state_then_changes_points_and_moments(
+    home_dir: Path, paths: RunPaths
+) -> None:
+    append(paths, progress(1))
+
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths, None))
+        first = await browser.read()
+        assert [name for name, _ in first] == ["state", "logs", "id"]
+        assert first[0][1]["status"] == "running"
+        assert len(first[0][1]["tasks"]) == 2
+
+        browser.got.clear()
+        end = append(paths, progress(2), warning(3), progress(4))
+        assert [event["step"] for event in await browser.until("progress")] == [2, 4]
+        assert [event["message"] for event in await browser.until("timeline")] == ["careful"]
+        assert await browser.until("id") == end
+
+        browser.got.clear()
+        change(paths, lambda state: setattr(state.tasks[1], "step", 7))
+        changes = await browser.until("state")
+        assert changes.keys() == {"tasks"}
+        assert [(task["task"], task["step"]) for task in changes["tasks"]] == [("worker:1", 7)]
+
+    play(home_dir, watch)
+
+
+def test_a_viewer_that_was_away_gets_what_it_missed_and_nothing_twice(
+    home_dir: Path, paths: RunPaths
+) -> None:
+    seen = append(paths, progress(1), progress(2))
+    append(paths, progress(3))
+
+    async def watch(all_streams: Streams) -> None:
+        other = Browser(all_streams.follow(paths, None))
+        await other.read()
+        append(paths, progress(4))
+        browser = Browser(all_streams.follow(paths, seen))
+        await browser.read()
+        append(paths, progress(5))
+        while len(steps := _steps(browser)) < 3:
+            await browser.read()
+        assert steps == [3, 4, 5]
+        while len(steps := _steps(other)) < 2:
+            await other.read()
+        assert steps == [4, 5]
+
+    play(home_dir, watch)
+
+
+def _steps(browser: Browser) -> list[int]:
+    return [e["step"] for name, data in browser.got if name == "progress" for e in data]
+
+
+def test_a_place_that_the_server_has_not_read_up_to_yet_is_no_gap(
+    home_dir: Path, paths: RunPaths
+) -> None:
+    """The history that a page has read may be newer than the last round of the thread."""
+
+    async def watch(all_streams: Streams) -> None:
+        for offset in (append(paths, progress(1)), 10**9):
+            browser = Browser(all_streams.follow(paths, offset))
+            first = await browser.read()
+            assert "progress" not in dict(first)
+            assert dict(first)["id"] == paths.events.stat().st_size
+
+    play(home_dir, watch)
+
+
+def test_after_very_much_a_viewer_is_told_to_reload(
+    home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MOST_CATCH_UP", 1000)
+    append(paths, *map(progress, range(1, 50)))
+
+    async def watch(all_streams: Streams) -> None:
+        names = [name for name, _ in await Browser(all_streams.follow(paths, 0)).read()]
+        assert names == ["state", "logs", "reload", "id"]
+
+    play(home_dir, watch)
+
+
+def test_a_slow_viewer_is_told_to_reload_and_its_stream_ends(
+    home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_MOST_WAITING", 2000)
+
+    async def watch(all_streams: Streams) -> None:
+        slow, quick = (Browser(all_streams.follow(paths, None)) for _ in range(2))
+        await slow.read()
+        await quick.read()
+        for number in range(1, 30):
+            append(paths, warning(number, "x" * 200))
+            quick.got.clear()
+            await quick.until("timeline")
+        await asyncio.wait_for(slow.read_all(), HANG_S)
+        assert [name for name, _ in slow.got[3:]] == ["reload"]
+
+    play(home_dir, watch)
+
+
+def test_the_end_of_a_run_is_the_end_of_its_stream(
+    home_dir: Path, paths: RunPaths, write_log: Write
+) -> None:
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths, None))
+        await browser.read()
+        write_log(paths, "worker:0", b"bye\n")
+        append(paths, warning(1, "last"))
+        change(paths, finish)
+        assert await browser.until("end") == {}
+        found = dict(browser.got)
+        assert (found["state"]["status"], found["logs"]["bytes"]) == ("succeeded", 4)
+        assert found["timeline"][0]["message"] == "last"
+        assert browser.got[-1] == ("end", {})
+
+        late = Browser(all_streams.follow(paths, 0))
+        assert [name for name, _ in await late.read()] == [
+            *("state", "logs", "timeline", "id", "end")
+        ]
+
+    play(home_dir, watch)
+
+
+def test_a_run_whose_coordinator_dies_becomes_lost(home_dir: Path, paths: RunPaths) -> None:
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths, None))
+        await browser.read()
+        change(paths, lambda state: setattr(state, "pid", 2**22 + 1))
+        await browser.until("end")
+        assert [data for name, data in browser.got if name == "state"][-1]["status"] == "lost"
+
+    play(home_dir, watch)
+
+
+def test_a_deleted_run_ends_its_stream(home_dir: Path, paths: RunPaths) -> None:
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths, None))
+        await browser.read()
+        registry.delete(paths)
+        await browser.until("end")
+
+    play(home_dir, watch)
+
+
+def test_one_thread_reads_for_all_viewers_and_ends_with_the_last(
+    home_dir: Path, paths: RunPaths
+) -> None:
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "feed"]
+
+    async def watch(all_streams: Streams) -> None:
+        opened = [all_streams.follow(paths, None) for _ in range(5)]
+        for stream in opened:
+            await anext(stream)
+        (thread,) = threads()
+        for stream in opened:
+            await stream.aclose()  # type: ignore[attr-defined]
+        await asyncio.to_thread(thread.join, HANG_S)
+        assert threads() == []
+
+    play(home_dir, watch)
+
+
+def test_closing_ends_every_stream(home_dir: Path, paths: RunPaths) -> None:
+    async def watch(all_streams: Streams) -> None:
+        browsers = [Browser(all_streams.follow(where, None)) for where in (paths, None)]
+        for browser in browsers:
+            await browser.read()
+        all_streams.close()
+        for browser in browsers:
+            await asyncio.wait_for(browser.read_all(), HANG_S)
+        late = Browser(all_streams.follow(paths, None))
+        await late.read_all()
+        assert late.got == []
+
+    play(home_dir, watch)
+
+
+def test_the_list_has_new_changed_and_deleted_runs(home_dir: Path, make_run: MakeRun) -> None:
+    first = make_run("first", status=Status.RUNNING)
+
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(None, None))
+        assert [row["name"] for row in dict(await browser.read())["runs"]["runs"]] == ["first"]
+
+        async def next_change() -> Any:
+            browser.got.clear()
+            return await browser.until("runs")
+
+        change(first, finish)
+        rows = (await next_change())["runs"]
+        assert [(row["name"], row["status"]) for row in rows] == [("first", "succeeded")]
+        second = make_run("second", status=Status.RUNNING)
+        assert [row["name"] for row in (await next_change())["runs"]] == ["second"]
+        registry.delete(second)
+        assert await next_change() == {"runs": [], "gone": [second.run_id]}
+
+    play(home_dir, watch)
+
+
+def test_lines_that_are_no_events_are_left_out(home_dir: Path, paths: RunPaths) -> None:
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths, None))
+        await browser.read()
+        append(paths, b"\xff\n", b"[1]\n", b"{\n", b"\n", b'{"type": 1}\n', progress(1), b'{"torn')
+        assert _steps_of(await browser.until("progress")) == [1]
+        assert await browser.until("timeline") == [{"type": 1}]
+
+    play(home_dir, watch)
+
+
+def _steps_of(events: list[dict[str, Any]]) -> list[int]:
+    return [event["step"] for event in events]

@@ -1,0 +1,244 @@
+"""The pages of runs, one run and comparison in Chromium, over synthetic runs."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+from tests.browser import Browser
+from tests.integration.commandline import CommandLine
+
+from .site import Page, Site, breakable, serve
+from .synthetic import new_run, write_many, write_restarted, write_wide
+
+pytestmark = pytest.mark.slow
+
+RUNS = 200
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+NAMES = Path(__file__).with_name("names.js").read_text()
+
+
+@pytest.fixture(scope="module")
+def home(site: Site) -> Path:
+    """A home with 200 ended runs, one that was restarted, and a live one of 64 tasks."""
+    write_many(site.home, RUNS, now=time.time() - 3600)
+    write_restarted(site.home, "restarted", started=time.time() - 900)
+    write_wide(site.home, "wide", started=time.time() - 60)
+    return site.home
+
+
+def run_id(home: Path, name: str) -> str:
+    return next((home / "runs").glob(f"{name}-2*")).name
+
+
+def shown_rows(page: Page) -> list[str]:
+    return page.texts("#runs tbody th a")
+
+
+def open_list(page: Page) -> None:
+    page.open("/")
+    page.wait(f"document.querySelectorAll('#runs tbody tr').length > {RUNS}")
+
+
+def test_200_runs_are_shown_at_once_newest_first(page: Page, home: Path) -> None:
+    open_list(page)
+    assert page.text("#counts") == f"{RUNS + 2} runs, 1 live"
+    assert shown_rows(page)[:4] == ["wide", "restarted", "sweep-000", "sweep-001"]
+
+
+def test_runs_are_filtered_by_text_and_status(page: Page, home: Path) -> None:
+    open_list(page)
+    page.fill("#text", "LEARNING rate sweep-0")
+    page.wait("document.querySelectorAll('#runs tbody tr').length < 20")
+    assert shown_rows(page)[:2] == ["sweep-003", "sweep-010"]
+    page.fill("#text", "")
+    page.fill("#status", "live")
+    page.wait("document.querySelectorAll('#runs tbody tr').length === 1")
+    page.fill("#text", "no such run")
+    page.wait_for_text("#empty", "No run matches")
+
+
+def test_runs_are_sorted_by_a_column_with_the_keyboard(page: Page, home: Path) -> None:
+    open_list(page)
+    page.script("document.querySelector('th[data-sort=loss] button').focus()")
+    page.type(Keys.ENTER)
+    page.wait("document.querySelector('th[data-sort=loss]').ariaSort === 'ascending'")
+    page.wait("document.querySelector('#runs tbody th a').innerText === 'sweep-016'")
+    page.type(Keys.SPACE)
+    page.wait("document.querySelector('th[data-sort=loss]').ariaSort === 'descending'")
+
+
+def test_a_run_appears_changes_and_goes_without_a_reload(page: Page, home: Path) -> None:
+    open_list(page)
+    run = new_run(home, "fresh", started=time.time())
+    run.start()
+    run.writer.save()
+    page.wait("document.querySelector('#runs tbody th a').innerText === 'fresh'")
+    run.train(2, 20, total=40)
+    run.writer.save()
+    page.wait_for_text("#runs tbody tr", "step 20/40")
+    run.train(22, 40, total=40)
+    run.end()
+    page.wait_for_text("#runs tbody tr", "succeeded")
+    for path in sorted(run.paths.root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    run.paths.root.rmdir()
+    page.wait("document.querySelector('#runs tbody th a').innerText !== 'fresh'")
+
+
+def test_selected_runs_are_compared(page: Page, home: Path) -> None:
+    open_list(page)
+    assert page.script("return document.getElementById('compare').href") == ""
+    for place in range(2, 9):
+        page.click(f"#runs tbody tr:nth-child({place}) input")
+    assert page.text("#compare") == "Compare 6", "the seventh cannot be selected"
+    page.click("#compare")
+    page.wait("document.querySelectorAll('#charts figure').length >= 4")
+    assert len(page.texts("#legend li")) == 6
+    rows = page.texts("#differences tbody th")
+    assert {"loss", "Duration", "Restarts", "Examples/s"} <= set(rows)
+    assert "Tasks" not in rows, "they all have two"
+    page.click("#all-rows")
+    assert "Tasks" in page.texts("#differences tbody th")
+    page.click("input[name=axis][value=time]")
+    page.wait("document.querySelectorAll('#charts canvas').length >= 4")
+
+
+def test_the_page_of_a_restarted_run_tells_its_story(page: Page, home: Path) -> None:
+    page.open_run(run_id(home, "restarted"))
+    page.wait("document.querySelectorAll('#charts figure').length === 5")
+    assert page.text("#status") == "succeeded"
+    assert "epoch 6/6 · step 240/240" in page.text("#position")
+    story = "\n".join(page.texts("#timeline li"))
+    assert "Attempt 1: worker:0, worker:1 started" in story
+    assert "Restart: attempt 2 of 4, from step 80: worker:1: killed by SIGKILL" in story
+    assert "Checkpoint gathered: step 240" in story
+    assert page.texts("#warnings li") == ["worker:1 is 20 % slower than worker:0"]
+    assert '"cluster"' in page.text("#plan-parts")
+    assert page.script("return document.getElementById('stop').hidden")
+
+
+def test_a_chart_has_its_values_as_text_and_shows_what_is_not_a_number(
+    page: Page, home: Path
+) -> None:
+    page.open_run(run_id(home, "restarted"))
+    page.wait("document.querySelectorAll('#charts canvas').length === 5")
+    table = page.wait("document.querySelector('#charts figure table').textContent")
+    assert "loss" in table
+    figure = "document.querySelector('#charts figure')"
+    page.script(f"{figure}.focus()")
+    page.type(Keys.ARROW_LEFT)
+    page.wait(f"{figure}.querySelector('.where').textContent === 'at step 240'")
+    page.type(Keys.HOME)
+    page.wait(f"{figure}.querySelector('.where').textContent === 'at step 2'")
+    assert "at step 2, loss" in page.script(
+        f"return {figure}.querySelector('[role=status]').textContent"
+    )
+    page.type(Keys.ESCAPE)
+    page.wait(f"{figure}.querySelector('.where').textContent === ''")
+
+
+def test_64_tasks_stay_readable_and_follow_the_run(page: Page, home: Path) -> None:
+    page.open_run(run_id(home, "wide"))
+    page.wait("document.querySelectorAll('#tasks tbody tr').length === 64")
+    assert page.text("#task-counts") == "64 running"
+    page.wait("document.body.innerText.includes('and 58 more tasks')")
+    assert "Attempt 1: 64 tasks started" in page.text("#timeline")
+    page.assert_fits()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_pages_fit_and_can_be_read(page: Page, home: Path, width: int, dark: bool) -> None:
+    page.resize(width, dark=dark)
+    ids = [run_id(home, name) for name in ("restarted", "sweep-003", "sweep-004")]
+    for path in ("/", f"/runs/{ids[0]}", f"/runs/{ids[1]}", f"/compare?runs={','.join(ids)}"):
+        page.open(path)
+        page.wait("document.querySelector('tbody tr, #charts figure')")
+        page.assert_fits()
+        assert page.script(CONTRAST) == [], path
+        assert page.script(NAMES) == [], path
+
+
+def test_the_theme_can_be_chosen_and_stays(page: Page, home: Path) -> None:
+    page.open("/")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.script(f"return {background}")
+    page.click("#theme")
+    page.click("#theme")
+    assert page.text("#theme") == "Theme: dark"
+    assert page.script(f"return {background}") != light
+    page.open("/")
+    assert page.text("#theme") == "Theme: dark"
+    page.click("#theme")
+
+
+def test_a_reader_can_skip_to_the_content(page: Page, home: Path) -> None:
+    page.open("/")
+    page.type(Keys.TAB)
+    assert page.focused() == "Skip to the content"
+    page.type(Keys.ENTER)
+    assert page.focused() == "main"
+
+
+def test_a_lost_run_shows_its_last_state(page: Page, home: Path) -> None:
+    run = new_run(home, "orphan", started=time.time() - 30)
+    run.start()
+    run.train(2, 10, total=40)
+    run.writer.save()
+    page.open_run(run.paths.run_id)
+    page.wait_for_text("#status", "running")
+    run.writer.state.pid = 1 << 22  # no process has this number
+    run.writer.touch()
+    run.writer.close()
+    page.wait_for_text("#status", "lost")
+    assert "step 10/40" in page.text("#position")
+
+
+def test_no_page_for_an_unknown_run(page: Page, home: Path) -> None:
+    page.open("/runs/no-such-run")
+    assert "no-such-run" in page.text("h1")
+    page.browser.console.clear()  # the browser reports the 404
+
+
+def test_the_cookie_is_out_of_reach_of_scripts_and_other_sites(page: Page, home: Path) -> None:
+    (cookie,) = page.browser.driver.get_cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    assert page.script("return document.cookie") == ""
+    assert "token" not in page.script("return location.href")
+
+
+def test_a_page_that_loses_its_server_says_so_and_resumes(
+    chromium: Browser, site: Site, home: Path
+) -> None:
+    run = new_run(home, "watched", started=time.time() - 5)
+    run.start()
+    run.writer.save()
+    with breakable(site) as link:
+        page = Page(chromium, link.site)
+        page.open_run(run.paths.run_id)
+        page.wait_for_text("#position", "no progress")
+        link.cut()
+        page.wait_for_text("#connection", "Reconnecting")
+        run.train(2, 20, total=40)
+        run.writer.close()
+        link.restore()
+        page.wait("document.getElementById('connection').hidden")
+        page.wait_for_text("#position", "step 20/40")
+        page.wait("document.querySelectorAll('#charts canvas').length === 5")
+        chromium.console.clear()  # the failed connections
+
+
+def test_a_page_of_an_earlier_server_says_what_to_do(
+    line: CommandLine, chromium: Browser, home: Path
+) -> None:
+    with serve(line) as first:
+        page = Page(chromium, first)
+        page.wait("document.querySelectorAll('#runs tbody tr').length")
+    port = first.origin.rpartition(":")[2]
+    page.wait_for_text("#connection", "Reconnecting")
+    with serve(line, "--port", port):
+        page.wait_for_text("#connection", "Open the URL that `tfcluster ui` has printed")
+    chromium.console.clear()
