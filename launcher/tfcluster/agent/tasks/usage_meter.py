@@ -2,8 +2,9 @@
 
 A task's processes are its process group and all descendants of it, also those that left the group.
 One sample reads a small file per process of a task; now and then it looks for new processes, of
-which each is read once to learn whose it is. Memory is the resident set (RSS), as `top` and `ps` show it: pages
-that several processes share count in each. Other systems than Linux have no /proc: nothing is sent.
+which each is read once to learn whose it is. Memory is the resident set (RSS), as `top` and `ps`
+show it: pages that several processes share count in each. Other systems than Linux have no /proc:
+nothing is sent.
 """
 
 from __future__ import annotations
