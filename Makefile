@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-fast test-matrix parity check generated docs format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-fast test-matrix parity check generated docs pictures format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11) and for TensorFlow
 # 2.16 (3.9 to 3.12). If empty, they are searched on PATH, in pyenv and through uv.
@@ -84,7 +84,7 @@ check: $(NEWEST) ## run ruff, mypy, import-linter and the check for plain Englis
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
-	@$(BIN)/mypy tests benchmarks tools/generated tools/site tools/check_english.py
+	@$(BIN)/mypy tests benchmarks tools/generated tools/pictures tools/site tools/check_english.py
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/check_english.py
 
@@ -94,6 +94,9 @@ generated: $(NEWEST) ## regenerate the JSON schema and pages of docs/reference f
 docs: $(NEWEST) ## build the documentation site in build/site; a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html"
+
+pictures: setup ## take the pictures of the documentation from real runs (needs tmux and chromium)
+	@$(BIN)/python -m tools.pictures
 
 format: $(NEWEST) ## format the code with ruff
 	@$(BIN)/ruff format

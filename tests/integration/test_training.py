@@ -123,6 +123,11 @@ def test_the_speed_in_an_event_is_that_since_the_last_event(first: Trained) -> N
             assert event["examples_per_second"] == pytest.approx(examples, rel=0.01)
 
 
+def test_the_import_of_tensorflow_and_the_wait_for_peers_are_reported(first: Trained) -> None:
+    phases = [event["name"] for event in first.of("task_phase", "worker:0")]
+    assert phases == ["importing TensorFlow", "", "waiting for peers"]
+
+
 def test_status_shows_each_tasks_end_speed_and_memory(first: Trained, lab: Runs) -> None:
     done = lab.line.run("status", "--json", first.folder.name)
     status = json.loads(done.out)

@@ -22,7 +22,7 @@ from tests.browser import Browser
 from tests.integration.commandline import CommandLine, wait_for
 
 OFFSCREEN = """
-const within = (node) => node.closest(".table-box, .log-view, pre, dialog, .hidden, .skip, .plot");
+const within = (node) => node.closest(".table-box:not(:has(#runs)), .log-view, pre, dialog, .hidden, .skip, .plot");
 return [...document.querySelectorAll("body *")]
   .filter((node) => !within(node) && node.getBoundingClientRect().right > innerWidth + 1)
   .map((node) => node.outerHTML.slice(0, 80));
@@ -188,6 +188,10 @@ class Page:
     def focused(self) -> str:
         """Return the id or the text of the element that has the focus."""
         return str(self.script("const a = document.activeElement; return a.id || a.innerText"))
+
+    def settle(self) -> None:
+        """Wait until what has arrived is drawn: charts are drawn a few times a second."""
+        time.sleep(0.8)
 
     def assert_clean(self) -> None:
         """Check that nothing was refused, failed, or asked for elsewhere."""

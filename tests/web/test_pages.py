@@ -10,6 +10,8 @@ from selenium.webdriver.common.keys import Keys
 from tests.browser import Browser
 from tests.integration.commandline import CommandLine
 
+from tfcluster.rundir import events as ev
+
 from .site import Page, Site, breakable, serve
 from .synthetic import new_run, write_many, write_restarted, write_wide
 
@@ -138,6 +140,25 @@ def test_a_chart_has_its_values_as_text_and_shows_what_is_not_a_number(
     )
     page.type(Keys.ESCAPE)
     page.wait(f"{figure}.querySelector('.where').textContent === ''")
+
+
+def test_the_trials_of_a_search_are_listed_with_the_best(page: Page, home: Path) -> None:
+    run = new_run(home, "search", started=time.time() - 60, tasks=["chief:0", "worker:0"])
+    run.start()
+    for number, score in enumerate((0.7, 0.9, None)):
+        trial = {"task": "worker:0", "attempt": 1, "id": f"{number:02d}", "tuner": "worker:0"}
+        values = {"units": 32 + number, "rate": 1e-4}
+        run.record(ev.Trial(**trial, status="RUNNING", values=values, direction="max"))  # type: ignore[arg-type]
+        if score is not None:
+            run.record(ev.Trial(**trial, status="COMPLETED", score=score))  # type: ignore[arg-type]
+    run.end()
+    page.open_run(run.paths.run_id)
+    page.wait_for_text("#trials", "running")
+    assert [text.split() for text in page.texts("#trials tbody tr")] == [
+        ["00", "completed", "worker:0", "0.7", "units", "32,", "rate", "1.00e-4"],
+        ["01", "completed", "worker:0", "0.9", "(best)", "units", "33,", "rate", "1.00e-4"],
+        ["02", "running", "worker:0", "units", "34,", "rate", "1.00e-4"],
+    ]
 
 
 def test_64_tasks_stay_readable_and_follow_the_run(page: Page, home: Path) -> None:

@@ -12,10 +12,10 @@ from tests.integration.live import InBackground
 
 from .site import Page, serve
 
+pytestmark = pytest.mark.slow
+
 WAITS = """
 import time
-
-pytestmark = pytest.mark.slow
 print("ready", flush=True)
 time.sleep(300)
 """

@@ -80,6 +80,18 @@ def test_the_end_of_a_training_is_seen(watched: tuple[Page, Live]) -> None:
     page.assert_clean()
 
 
+def test_tensorflows_own_lines_are_folded_until_they_are_asked_for(
+    watched: tuple[Page, Live],
+) -> None:
+    page, _ = watched
+    page.click("#log-start")
+    page.wait("document.querySelector('.log-line time')?.innerText.length === 8")
+    assert "coordination_service" not in page.text("#log-view")
+    page.click("#log-native")
+    page.click("#log-start")
+    page.wait_for_text("#log-view", "rpc")
+
+
 def test_an_event_is_drawn_soon(watched: tuple[Page, Live]) -> None:
     page, run = watched
     delays = seen_after(page, run.events())

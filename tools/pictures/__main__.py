@@ -1,8 +1,13 @@
-"""Takes the pictures of the documentation from real runs: `make pictures`."""
+"""Takes the pictures of the documentation from real runs: `make pictures`.
+
+`python -m tools.pictures summary failure` takes only these; without names, those of the web page,
+too.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +17,25 @@ from tools.pictures import terminal
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/pictures"
+FAILING = """\
+import os
+
+from tfcluster_workers import reporting
+
+
+def read_shard(number):
+    with open(f"shards/{number}.tfrecord", "rb") as file:
+        return file.read()
+
+
+reporting.ready()
+for step in range(1, 120):
+    reporting.progress(step, total=400, metrics={"loss": 2.3 * 0.98**step}, batch_size=96)
+    print(f"step {step}", flush=True)
+if os.environ["TFCLUSTER_TASK"] == "worker:1":
+    read_shard(7)
+reporting.progress(400)
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,38 +43,46 @@ class Shot:
     """A picture of a command's screen."""
 
     name: str
-    spec: str
+    command: str
     until: str
-    """The command's screen is taken when it matches this regular expression."""
+    """The screen is taken when it matches this regular expression."""
     columns: int = 80
     rows: int = 24
 
 
+EXAMPLE = "tfcluster up cluster_specs/localhost-2w.json"
 SHOTS = (
-    Shot("live-view", "localhost-2w", r"epoch 3/3"),
-    Shot("summary", "localhost-2w", r"succeeded after[\s\S]*checkpoint", columns=100, rows=18),
-    Shot("failure", "broken-2w", r"failed after[\s\S]*logs", columns=100, rows=36),
+    Shot("live-view", EXAMPLE, r"epoch 3/3"),
+    Shot("summary", EXAMPLE, r"succeeded after[\s\S]*curves", columns=100, rows=34),
+    Shot("failure", "tfcluster run -n 2 train.py", r"failed after[\s\S]*logs", rows=32),
 )
 
 
 def main() -> None:
+    """Take all pictures in a home folder of their own: they show no path of this machine."""
     with tempfile.TemporaryDirectory(prefix="tfc-", dir="/tmp") as home:
         os.environ |= {
-            "TFCLUSTER_HOME": home,
+            "HOME": home,
             "VIRTUAL_ENV": sys.prefix,
             "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
         }
-        os.chdir(ROOT)
+        os.environ.pop("TFCLUSTER_HOME", None)
+        folder = Path(home, "digits")
+        shutil.copytree(ROOT / "cluster_specs", folder / "cluster_specs")
+        (folder / "train.py").write_text(FAILING)
+        os.chdir(folder)
         for shot in SHOTS:
-            take(shot)
+            if shot.name in sys.argv[1:] or not sys.argv[1:]:
+                take(shot)
 
 
 def take(shot: Shot) -> None:
-    command = ["tfcluster", "up", f"cluster_specs/{shot.spec}.json"]
+    """Run the command of `shot`, and write its screen to the folder of pictures."""
+    command = shot.command.split()
     screen = terminal.take(
         command, columns=shot.columns, rows=shot.rows, until=shot.until, wait_s=1
     )
-    svg = terminal.to_svg(screen, columns=shot.columns, title=" ".join(command))
+    svg = terminal.to_svg(screen, columns=shot.columns, title=shot.command)
     (FOLDER / f"{shot.name}.svg").write_text(svg, encoding="utf-8")
 
 

@@ -62,7 +62,7 @@ class Terminal:
 @contextmanager
 def opened(command: Sequence[str], columns: int, rows: int) -> Iterator[Terminal]:
     """Run `command` in a terminal for the block."""
-    terminal = Terminal(f"picture-{os.getpid()}", command, columns, rows)
+    terminal = Terminal(f"picture-{time.monotonic_ns()}", command, columns, rows)
     try:
         yield terminal
     finally:

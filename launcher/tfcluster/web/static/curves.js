@@ -109,14 +109,23 @@ export class History {
       checkpoint_gathered: "checkpoint",
       diagnosis: "failure",
     };
+    const restarts = this.timeline.filter((one) => one.type === "restarting");
+    const isOvercome = (one) => one.type === "diagnosis" && restarts.some(({ t }) => t >= one.t);
     return this.timeline
-      .filter((one) => Object.hasOwn(kinds, one.type) && !(one.type === "restarting" && one.task))
+      .filter((one) => Object.hasOwn(kinds, one.type) && !isOvercome(one))
+      .filter((one) => !(one.type === "restarting" && one.task))
       .map((one) => {
         const step =
           one.type === "checkpoint_gathered" && one.step != null ? one.step : this.stepAt(one.t);
         return { kind: kinds[one.type], x: axis === "time" ? one.t : step };
       })
       .filter((mark) => mark.x !== null);
+  }
+
+  /** Return whether a metric was not a number somewhere. */
+  hasGaps() {
+    const metrics = [...this.curves.values()].filter((curve) => curve.kind === "metric");
+    return metrics.some((curve) => curve.points.some((point) => !isFinite(Number(point[2]))));
   }
 
   /** Return the lines of a curve; over steps each attempt is one, as its steps begin again. */

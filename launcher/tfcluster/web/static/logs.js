@@ -1,13 +1,14 @@
 // The log lines of a run: only what is on the screen is in the page, only what was scrolled to is read.
 
 import { byId, el, oncePerFrame, syncRows, write } from "./dom.js";
-import { bytes, plural } from "./formats.js";
+import { bytes, clock } from "./formats.js";
 import { get } from "./live.js";
 
 const ROW = 20; // px, as in the style sheet: equal heights place any line without measuring
 const PAGE = 500; // lines a request
 const MOST = 20_000; // lines kept; beyond that those at the other end are read again when needed
 const NEAR = 40; // lines from an end at which more are read
+const FAR = 2_000_000; // bytes behind the end at which a follower goes to the newest lines
 const MOST_CHARACTERS = 4000; // of one line
 const COLOURS = 6;
 
@@ -133,8 +134,9 @@ export class LogView {
       this.view.scrollTop += ((isBackward ? page.lines.length : 0) - dropped) * ROW;
     this.shownTop = this.view.scrollTop; // so that `scrolled` takes none of this for the reader's
     this.draw();
-    this.showNote(page);
+    this.showNote();
     if (isBackward && this.lines.length < NEAR) this.load(true);
+    else if (!isBackward && this.isFollowing && page.behind > FAR) this.restart("end");
     else if (!isBackward && this.isFollowing) this.load(false);
   }
 
@@ -193,6 +195,7 @@ export class LogView {
     return el(
       "div",
       { class: "log-line" },
+      line.time && el("time", {}, clock(line.time).slice(-8)),
       el("span", { class: "log-task", "data-colour": (number % COLOURS) + 1 }, line.task),
       " ",
       text,
@@ -200,13 +203,9 @@ export class LogView {
     );
   }
 
-  showNote(page) {
-    const parts = [];
-    if (!this.lines.length)
-      parts.push(byId("log-text").value ? "No line has this text." : "No lines yet.");
-    if (page.skipped) parts.push(`${plural(page.skipped, "line")} skipped`);
-    if (page.hidden) parts.push(`${plural(page.hidden, "line")} of TensorFlow’s own folded`);
-    write(byId("log-note"), parts.join(" · "));
+  showNote() {
+    const none = byId("log-text").value ? "No line has this text." : "No lines yet.";
+    write(byId("log-note"), this.lines.length ? "" : none);
   }
 }
 

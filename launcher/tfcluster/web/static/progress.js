@@ -65,7 +65,7 @@ export function timeLeft(task, status) {
 
 /** Set a bar of `share` (null: unknown) and the state's colour. */
 export function showBar(bar, done, status) {
-  bar.hidden = done === null && !isFinal(status);
+  bar.hidden = done === null && status !== "succeeded";
   const percent = Math.round(100 * (status === "succeeded" ? 1 : (done ?? 0)));
   bar.firstElementChild.style.width = `${percent}%`;
   bar.dataset.kind = isFinal(status) ? kindOf(status) : "live";

@@ -74,7 +74,26 @@ async function end() {
   logs.grown();
 }
 
+const OF_PROGRESS = [
+  ...["step", "epoch", "epochs", "steps_per_epoch", "total_steps", "metrics"],
+  ...["steps_per_second", "mean_steps_per_second", "examples_per_second"],
+];
+
+/** Show progress at once: the state is written less often than events are. */
+function advance(task, event) {
+  if (!event || event.attempt < task.attempt) return task;
+  const known = OF_PROGRESS.filter((name) => event[name] != null);
+  return { ...task, ...Object.fromEntries(known.map((name) => [name, event[name]])) };
+}
+
 function takePoints(events) {
+  if (snapshot) {
+    const progress = events.filter((event) => event.type === "progress");
+    const newest = new Map(progress.map((event) => [event.task, event]));
+    const tasks = snapshot.tasks.map((task) => advance(task, newest.get(task.task)));
+    snapshot = { ...snapshot, tasks };
+    drawState();
+  }
   const isLong = history?.addPoints(events);
   showChartsSoon();
   return isLong ? refresh() : null;
@@ -119,6 +138,7 @@ function showFigures() {
   const memory = snapshot.tasks.reduce((sum, each) => sum + (each.rss_bytes ?? 0), 0);
   const figures = [
     ...Object.entries(task.metrics ?? {})
+      .sort(([a], [b]) => (b === "loss") - (a === "loss"))
       .slice(0, MOST_METRICS)
       .map(([name, value]) => [name, metric(value)]),
     task.examples_per_second != null
@@ -278,6 +298,7 @@ function showCharts() {
   const wanted = chartsOf(history).slice(0, MOST_CHARTS);
   byId("no-charts").hidden = wanted.length > 0;
   const marks = history.marks(axis());
+  showMarks(marks);
   for (const { title, format, curves, more } of wanted) {
     if (!charts.has(title)) {
       charts.set(title, new Chart(title, format));
@@ -301,6 +322,26 @@ function showCharts() {
     if (byId("charts").children[index] !== root)
       byId("charts").insertBefore(root, byId("charts").children[index]);
   });
+}
+
+const MARKS = {
+  restart: ["┆", "restart"],
+  failure: ["┆", "failure"],
+  checkpoint: ["▲", "checkpoint"],
+  gap: ["×", "not a number"],
+};
+
+/** Explain the marks that the charts have. */
+function showMarks(marks) {
+  const kinds = new Set(marks.map((mark) => mark.kind));
+  if (history.hasGaps()) kinds.add("gap");
+  syncRows(
+    byId("marks"),
+    Object.keys(MARKS).filter((kind) => kinds.has(kind)),
+    (kind) => kind,
+    (kind) => el("span", { "data-kind": kind }, el("b", {}, MARKS[kind][0]), ` ${MARKS[kind][1]}`),
+    () => {},
+  );
 }
 
 function showTimeline() {

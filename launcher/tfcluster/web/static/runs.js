@@ -94,14 +94,9 @@ function makeRow(row) {
       el("span", { class: "sub" }),
     ),
     el("td", {}, el("span", { class: "status" })),
-    el(
-      "td",
-      { class: "wide" },
-      el("span"),
-      el("div", { class: "bar small", "aria-hidden": "true" }, el("span")),
-    ),
+    el("td", {}, el("span"), el("div", { class: "bar small", "aria-hidden": "true" }, el("span"))),
     ...["Loss", "Examples/s", "Tasks", "Duration", "Started"].map((label) =>
-      el("td", { class: "number wide", "data-label": label }),
+      el("td", { class: "number", "data-label": label }),
     ),
   );
 }
@@ -109,6 +104,7 @@ function makeRow(row) {
 function updateRow(element, row) {
   const [, name, status, progress, ...numbers] = element.cells;
   write(name.lastElementChild, row.reason && !isLive(row) ? row.reason : row.run);
+  name.title = name.lastElementChild.textContent;
   showStatus(status.firstElementChild, row.status, row.status_text);
   write(progress.firstElementChild, position(row));
   showBar(progress.lastElementChild, isLive(row) ? share(row) : null, row.status);
