@@ -114,7 +114,10 @@ class UsageMeter:
     def _search(self, tasks: Iterable[int]) -> None:
         """Learn whose the new processes are, and forget those that have ended."""
         owners = self._owners
-        names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        try:
+            names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        except OSError:  # no /proc, or no free descriptor: the agent must go on
+            return
         for name in owners.keys() - names:
             del owners[name]
         for name in sorted(names - owners.keys(), key=int):  # a parent before its children

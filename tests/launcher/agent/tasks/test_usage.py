@@ -91,6 +91,12 @@ def test_a_sample_measures_the_time_since_the_one_before(busy: FakeTask) -> None
     assert report.tasks[0].cores < 0.1
 
 
+def test_a_machine_without_proc_has_no_samples(busy: FakeTask, tmp_path: Path) -> None:
+    meter = UsageMeter(proc=str(tmp_path / "missing"))
+    meter.begin(busy)  # type: ignore[arg-type]
+    assert meter.sample([busy]) is None  # type: ignore[list-item]
+
+
 def test_nothing_is_due_when_nothing_runs(busy: FakeTask) -> None:
     meter = UsageMeter()
     meter.begin(busy)  # type: ignore[arg-type]
