@@ -31,6 +31,7 @@ OTHER_PROGRAMS = {*("docker", "docker-compose", "cat", "eval", ".", "cd", "ssh",
 """Programs that are not ours, whose options no test knows."""
 FILES = {
     "train.json": '{"cluster": {"worker": 2}, "job": {"script": "train.py"}}',
+    "train.yaml": "cluster: {worker: 2}\njob: {script: train.py}\n",
     **dict.fromkeys(("train.py", "lab", "requirements.txt"), ""),
 }
 """The files that the pages' commands name, beside `cluster_specs/`."""
