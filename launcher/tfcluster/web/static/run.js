@@ -356,6 +356,7 @@ function showTimeline() {
     timelineRow,
     () => {},
   );
+  write(byId("timeline-note"), history.skipped ? `${count(history.skipped)} events left out` : "");
   byId("all-timeline").hidden = shown.length === all.length;
   write(byId("all-timeline"), `Show all ${plural(all.length, "event")}`);
 }
