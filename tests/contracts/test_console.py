@@ -30,7 +30,10 @@ KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "toml", "diff",
 OTHER_PROGRAMS = {*("docker", "docker-compose", "cat", "eval", ".", "cd", "ssh", "pip", ".ci/run")}
 """Programs that are not ours, whose options no test knows."""
 FILES = {
-    "train.json": '{"cluster": {"worker": 2}, "job": {"script": "train.py"}}',
+    **dict.fromkeys(
+        ("train.json", "train.yaml"),
+        '{"cluster": {"worker": 2}, "job": {"script": "train.py"}}',
+    ),
     **dict.fromkeys(("train.py", "lab", "requirements.txt"), ""),
 }
 """The files that the pages' commands name, beside `cluster_specs/`."""
