@@ -173,3 +173,15 @@ def join_first(names: Collection[object], most: int = 8) -> str:
     """Return the first `most` of `names` for a message, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, islice(names, most))) + more
+
+
+def similar_file(name: str, names: Collection[str]) -> str | None:
+    """Return the file among `names` that a user who wrote `name` may have meant, or None.
+
+    The endings are not compared: those of most files are the same.
+    """
+    import difflib
+
+    stems = {known.rpartition(".")[0] or known: known for known in sorted(names)}
+    near = difflib.get_close_matches(name.rpartition(".")[0] or name, stems, n=1)
+    return stems[near[0]] if near else None

@@ -133,6 +133,9 @@ def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLi
     assert min(ours for ours, _ in rounds) < 10 * min(theirs for _, theirs in rounds), rounds
 
 
+TASK_ROW = re.compile(r"worker:[01]  (?:starting|running) .* (\d+)/20 \[")
+
+
 def test_a_progress_bar_on_a_pipe_is_shown_in_its_last_state_only(shell: CommandLine) -> None:
     shell.script("bar.py", BAR)
 
@@ -150,14 +153,18 @@ def test_a_progress_bar_on_a_pipe_is_shown_in_its_last_state_only(shell: Command
     assert b"\r1/20" in shell.log("worker:0"), "the log keeps what the task wrote"
 
 
-def test_a_progress_bar_on_a_terminal_moves_in_the_bottom_line(shell: CommandLine) -> None:
+TASK_ROW = re.compile(r"worker:[01]  (?:starting|running) .* (\d+)/20 \[")
+
+
+def test_a_progress_bar_on_a_terminal_moves_in_the_row_of_its_task(shell: CommandLine) -> None:
     shell.script("bar.py", BAR)
 
     with screen(shell, "run", "-n", "2", "bar.py", columns=120, rows=50) as window:
         assert window.read_all() == 0
         text = window.seen.decode()
 
-    states = set(re.findall(r"worker:[01] │ (\d+)/20 \[", text))
+    rows_drawn = re.sub(r"\x1b\[[0-9;]*m", "", text).split("\r\n")
+    states = {found[1] for row in rows_drawn if (found := re.match(TASK_ROW, row))}
     assert len(states) > 1, "the bar was seen moving"
     rows = final_rows(window)
     assert sum("20/20 [====================] - loss: 0.0500" in row for row in rows) == 4

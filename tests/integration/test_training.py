@@ -7,6 +7,7 @@ Each run is started once and serves several tests. The workers' package without 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
+from tfcluster.ui.native_lines import NativeFilter
 
 from . import tutorial
 from .jobs.lab import PYTHONS, SPECS, Lab, Trained, a_lab
@@ -120,6 +123,11 @@ def test_the_speed_in_an_event_is_that_since_the_last_event(first: Trained) -> N
             assert event["examples_per_second"] == pytest.approx(examples, rel=0.01)
 
 
+def test_the_import_of_tensorflow_and_the_wait_for_peers_are_reported(first: Trained) -> None:
+    phases = [event["name"] for event in first.of("task_phase", "worker:0")]
+    assert phases == ["importing TensorFlow", "", "waiting for peers"]
+
+
 def test_status_shows_each_tasks_end_speed_and_memory(first: Trained, lab: Runs) -> None:
     done = lab.line.run("status", "--json", first.folder.name)
     status = json.loads(done.out)
@@ -168,6 +176,14 @@ def test_one_and_two_workers_have_the_same_loss_in_each_epoch(
     assert len(losses) == 2
     for task in ("worker:0", "worker:1"):
         assert gang.losses(task) == pytest.approx(losses, abs=1e-4)
+
+
+@each_tensorflow
+def test_a_screen_knows_all_lines_of_native_code(lab: Runs, tensorflow: str) -> None:
+    logs = (lab.small(tensorflow, 2, "RING").folder / "logs").rglob("*.log")
+    shown = [line for log in logs for line in NativeFilter()(log.read_bytes()).splitlines()]
+    assert shown
+    assert [line for line in shown if re.search(rb"\.(?:cc|h):\d+\] |absl::", line)] == []
 
 
 # -- scripts that know nothing of tfcluster --------------------------------------------------------

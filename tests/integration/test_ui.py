@@ -9,8 +9,11 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -202,6 +205,62 @@ def test_the_browser_is_opened_without_the_token_on_its_command_line(shell: Comm
             assert [line for line in chromium.console if "401" in line or "403" in line] == []
         server.end()
         assert not path.exists()
+
+
+ATTACKS = """
+const [base, run] = arguments;
+const done = arguments[arguments.length - 1];
+const stop = `${base}api/runs/${run}/stop`;
+const read = (url, more) => fetch(url, {credentials: "include", ...more}).then((a) => a.text());
+const attempts = [
+  read(`${base}api/runs`),
+  read(`${base}api/runs`, {mode: "no-cors"}),
+  read(`${base}runs/${run}`, {mode: "no-cors"}),
+  read(stop, {method: "POST", body: "{}"}),
+  read(stop, {method: "POST", body: "{}", mode: "no-cors"}),
+  read(stop, {method: "POST", body: "{}", headers: {"X-CSRF-Token": "guess"}}),
+  new Promise((resolve) => {
+    const source = new EventSource(`${base}api/stream`, {withCredentials: true});
+    source.onmessage = () => resolve("a message");
+    source.onerror = () => resolve("");
+  }),
+  new Promise((resolve) => {
+    const script = Object.assign(document.createElement("script"), {src: `${base}static/run.js`});
+    script.onload = () => resolve("a script");
+    script.onerror = () => resolve("");
+    document.body.append(script);
+  }),
+];
+Promise.allSettled(attempts).then((all) => done(all.map((one) => one.value ?? "")));
+"""
+FORM = """
+const form = Object.assign(document.createElement("form"), {method: "post", enctype: "text/plain"});
+form.action = `${arguments[0]}api/runs/${arguments[1]}/stop`;
+document.body.append(form);
+form.submit();
+"""
+
+
+def test_a_page_on_another_port_reads_nothing_and_stops_nothing(shell: CommandLine) -> None:
+    """Ports of 127.0.0.1 are one site: the browser sends the cookie with that page's requests."""
+    run_id = start_run(shell)
+    (shell.root / "evil").mkdir()
+    (shell.root / "evil" / "index.html").write_text("<!doctype html><title>evil</title><body>")
+    handler = partial(SimpleHTTPRequestHandler, directory=str(shell.root / "evil"))
+    with serving(shell) as server, ThreadingHTTPServer(("127.0.0.1", 0), handler) as evil:
+        threading.Thread(target=evil.serve_forever, daemon=True).start()
+        with browser() as chromium:
+            chromium.open(server.url)
+            wait_for(lambda: run_id in chromium.driver.page_source)
+            chromium.open(f"http://127.0.0.1:{evil.server_port}/")
+            base = f"http://{server.place}/"
+            assert chromium.driver.execute_async_script(ATTACKS, base, run_id) == [""] * 8
+            chromium.script(FORM, base, run_id)
+            wait_for(lambda: "another page" in chromium.driver.page_source)
+        evil.shutdown()
+        assert server.get(f"/api/runs/{run_id}")["snapshot"]["status"] == "running"
+        server.end()
+    assert shell.run("down", "--now").code == 0
 
 
 def test_without_a_screen_open_says_so_and_the_page_is_served(shell: CommandLine) -> None:

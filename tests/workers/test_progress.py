@@ -279,6 +279,25 @@ def test_a_watched_module_is_called_back_once_and_keeps_its_loader(
     sys.modules.pop("watched_module")
 
 
+def test_the_slow_import_of_tensorflow_is_reported_as_a_phase(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[object]()
+    monkeypatch.setattr(reporting, "phase", seen.append)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(import_hooks, "_SLOW_IMPORT", "slow_module")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "slow_module.py").write_text(
+        "from tfcluster_workers import reporting\nreporting.phase('within')"
+    )
+    import_hooks.install()
+    import slow_module  # type: ignore[import-not-found]
+
+    assert seen == ["importing TensorFlow", "within", ""]
+    assert "exec_module" not in vars(slow_module.__loader__)
+    sys.modules.pop("slow_module")
+
+
 def test_an_error_in_a_hook_does_not_break_the_import() -> None:
     def fail(module: types.ModuleType) -> None:
         raise RuntimeError("ours")

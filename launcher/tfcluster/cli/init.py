@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import re
@@ -15,8 +14,9 @@ import click
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import completer, files
-from tfcluster.errors import UsageError, join_first
+from tfcluster.errors import UsageError, join_first, similar_file
 from tfcluster.spec import SPEC_NAMES, published_schema, run_name
+from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
 SCHEMA_FOLDER = ".tfcluster"
@@ -62,14 +62,17 @@ def command(
         raise UsageError("--script and --template exclude each other", fix="leave one of them out")
     if script is None and template is None:
         script = _choose_script(terminal)
+    runs = ""
     if script is not None:
-        text = format_spec(_spec_of(_existing(script), path), path.suffix)
+        spec = _spec_of(_existing(script), path)
+        text = format_spec(spec, path.suffix)
+        tasks = [plural(count, job) for job, count in spec["cluster"].items()]
+        runs = f", which runs {script} as {', '.join(tasks)}"
     else:
         text = adapt(find(template or FIRST_TEMPLATE).read_text(encoding="utf-8"))
         if path.suffix not in (".json", ".jsonc"):
             text = format_spec(json.loads(text), path.suffix)
     write(path, text, force=force)
-    runs = f", which runs {script} as two workers" if script else ""
     shown = "" if file is None else f" {file}"
     terminal.say(f"wrote {path}{runs}; next: tfcluster up{shown}")
 
@@ -97,8 +100,8 @@ def _existing(script: str) -> Path:
     path = Path(os.path.expanduser(script))
     if path.is_file():
         return path
-    near = difflib.get_close_matches(path.name, _python_files(path.parent), n=1)
-    fix = f"did you mean {path.parent / near[0]}?" if near else "check the path"
+    near = similar_file(path.name, _python_files(path.parent))
+    fix = f"did you mean {path.parent / near}?" if near else "check the path"
     raise UsageError(f"there is no script {script}", fix=fix)
 
 
@@ -158,7 +161,7 @@ def _python_files(folder: Path) -> list[str]:
 
 
 def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
-    """Return a spec in the file `spec` that runs `script` as two workers.
+    """Return a spec in the file `spec` that runs `script`, with two workers.
 
     The workdir is the current folder, as for `tfcluster run`, or the folder of a script outside it.
     """
@@ -166,14 +169,27 @@ def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
     if not start.is_relative_to(workdir.resolve()):
         workdir = start.parent
     below = os.path.relpath(workdir, spec.absolute().parent)
-    job = {"script": os.path.relpath(start, workdir.resolve()), "args": []}
+    cluster, kind = _cluster_for(script)
+    job = {**kind, "script": os.path.relpath(start, workdir.resolve()), "args": []}
     return {
         "$schema": _SCHEMA,
         "version": 1,
         "name": run_name(script.stem),
-        "cluster": {"worker": 2},
+        "cluster": cluster,
         "job": job if below == "." else {"workdir": below, **job},
     }
+
+
+def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
+    """Return the cluster that a script needs, and its ``job.kind`` if it is not the default."""
+    from tfcluster.plans.imports import Code
+
+    text = script.read_text(encoding="utf-8", errors="replace")
+    if Code.read(text).searches:
+        return {"chief": 1, "worker": 2}, {"kind": "tuner"}
+    if "ParameterServerStrategy" in text:
+        return {"chief": 1, "worker": 2, "ps": 1}, {}
+    return {"worker": 2}, {}
 
 
 def format_spec(spec: Mapping[str, Any], ending: str) -> str:

@@ -128,7 +128,11 @@ def _meant(args: list[str]) -> str:
 @click.version_option(__version__, prog_name="tfcluster")
 @click.option("--debug", is_flag=True, help="Show the traceback of every error.")
 def cli(debug: bool) -> None:
-    """Launch multi-worker TensorFlow training, watch it and gather its results."""
+    """Launch multi-worker TensorFlow training, watch it and gather its results.
+
+    Run a script as two workers: `tfcluster run -n 2 train.py`. Or write a spec with `tfcluster
+    init`, and start it with `tfcluster up`.
+    """
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -113,7 +114,14 @@ class WithJobArgs(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         place = args.index("--") if "--" in args else len(args)
         ctx.meta[_KEY] = tuple(args[place + 1 :])
-        return super().parse_args(ctx, args[:place])
+        try:
+            return super().parse_args(ctx, args[:place])
+        except click.NoSuchOption as error:
+            hint = "The job's own arguments come after `--`."
+            if scripts := [word for word in args[:place] if word.endswith(".py")]:
+                start = args.index(scripts[0])
+                hint = f"To run a script: {shlex.join(['tfcluster', 'run', *args[start:]])}"
+            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]

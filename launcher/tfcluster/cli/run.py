@@ -94,7 +94,7 @@ def _check_program(program: str, args: Sequence[str], kind: str) -> None:
     """Raise UsageError, with the right command, for what is not the program that `kind` says."""
     if not program:
         raise UsageError("no script to run", fix="tfcluster run [-n 2] SCRIPT [ARGS…]")
-    if program.startswith("-"):
+    if program.startswith("-") and not os.path.isfile(program):
         context = click.get_current_context()
         known = [name for option in context.command.params for name in option.opts]
         near = ["-n"] if re.search("worker|proc", program) else _near(program, known)

@@ -22,7 +22,7 @@ from tfcluster.discovery.machine_facts import (
     own_addresses,
     requested_python,
 )
-from tfcluster.errors import SetupError, SpecError
+from tfcluster.errors import SetupError, SpecError, similar_file
 from tfcluster.plans import checks, command, placement, secrets
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import LOCAL, PlanContext
@@ -327,14 +327,12 @@ def _missing_python(
 
 def _similar(path: str) -> str:
     """Return a question that names the file beside `path` with a similar name; else ""."""
-    import difflib  # only for this message
-
     folder, name = os.path.split(path)
     try:
-        near = difflib.get_close_matches(name, os.listdir(folder), n=1)
+        near = similar_file(name, os.listdir(folder))
     except OSError:
         return ""
-    return f"did you mean {near[0]}? " if near else ""
+    return f"did you mean {near}? " if near else ""
 
 
 def _path_problem(path: str, what: str) -> str:

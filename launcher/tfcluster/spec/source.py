@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 import stat
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.errors import Problem, SpecError
+from tfcluster.errors import Problem, SpecError, similar_file
 from tfcluster.spec import SPEC_NAMES, jsonc, run_name
 from tfcluster.spec.jsonc import Document, Lines, TextError
 
@@ -101,10 +100,8 @@ def _refuse_program(path: Path, name: str) -> None:
 def _fix_missing(path: Path, name: str) -> str:
     """Return what to do about a spec file that does not exist: a similar name, if there is one."""
     names = [entry for entry in _names_in(path.parent) if entry.endswith((*_ENDINGS, ".py"))]
-    near = [entry for entry in names if path.stem == Path(entry).stem]
-    near += difflib.get_close_matches(path.name, names, n=1)
-    if near:
-        return f"did you mean {os.path.join(os.path.dirname(name), near[0])}?"
+    if near := similar_file(path.name, names):
+        return f"did you mean {os.path.join(os.path.dirname(name), near)}?"
     return "check the path; `tfcluster init` writes a first spec"
 
 

@@ -57,7 +57,7 @@ CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
 _FRAME_INTERVAL_S = 0.25
-_LAST_LINES, _LAST_BYTES = 12, 4096
+_LAST_LINES, _LAST_BYTES = 80, 8192
 _ROUNDS_BEFORE_EVENTS = 64
 
 
@@ -121,6 +121,7 @@ class RunView:
         self._trend, self._frame = Trend(), list[Segments]()
         self._frame_size, self._frame_drawn_at = (0, 0), 0.0
         self._job_control = JobControl(terminal, self._folder_watch.wake)
+        self._last_lines: dict[str, tuple[int, str]] = {}
         self._host = gethostname()
         self._fix = ""
 
@@ -219,7 +220,9 @@ class RunView:
         """Mark the log of a task that has ended as complete: its last line needs no newline."""
         match event:
             case {"type": "task_exited", "task": str(task), "attempt": int(attempt)}:
-                self.logs.mark_ended(task, attempt, has_failed=event.get("exit_code") != 0)
+                by_itself = event.get("ended_by") == "itself"
+                has_failed = by_itself and event.get("exit_code") != 0
+                self.logs.mark_ended(task, attempt, has_failed=has_failed)
             case {"type": "prepare_finished", "node": str(node)}:
                 self.logs.mark_ended(prepare_label(node), 0)
 
@@ -282,17 +285,22 @@ class RunView:
     def _can_report(self) -> bool:
         """True if the tasks are started in a way that lets them report steps."""
         try:
-            return bool(foreign_json.read_json_object(self._paths.plan).get("hooks"))
+            plan = foreign_json.read_json_object(self._paths.plan)
         except (OSError, ValueError):
             return False
+        return bool(plan.get("hooks")) and plan.get("kind") != "tuner"
 
     def _last_line(self, task: TaskSnapshot) -> str:
         if task.log is None:
             return ""
-        lines = last_lines(self._paths.root / task.log, _LAST_LINES, within=_LAST_BYTES)
-        native = NativeFilter()
-        shown = [line for line in lines if line.strip() and native(line.encode() + b"\n")]
-        return shown[-1].strip() if shown else ""
+        source = LogSource(self._paths.root / task.log)
+        known, size = self._last_lines.get(task.log), source.size()
+        if known is None or known[0] != size:
+            lines = last_lines(source.path, _LAST_LINES, within=_LAST_BYTES)
+            native = NativeFilter()
+            shown = [line for line in lines if line.strip() and native(line.encode() + b"\n")]
+            known = self._last_lines[task.log] = size, shown[-1].strip() if shown else ""
+        return known[1]
 
     def _skip_if_far_behind(self) -> None:
         if not self._lines_stream.is_tty or self.logs.behind() <= SKIP_ABOVE:

@@ -2,7 +2,7 @@
 
 This is our own cursor handling instead of `rich.live.Live`, which was measured and tried: importing
 it takes 86 ms of the processor while the tasks start, a table of four tasks takes 3 ms to render
-(this module and `ui.live` together take 0.3 ms), its refresh thread writes beside the view's, which
+(this module and `ui.live` together take 0.2 ms), its refresh thread writes beside the view's, which
 must be the only one, and it loses its place when the terminal is resized or stopped.
 
 The functions only compute bytes; `Terminal` writes them. The cursor rests at the end of the last

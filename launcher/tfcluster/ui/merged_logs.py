@@ -98,6 +98,12 @@ class _AttemptLog:
     """Drops native lines; None where all are shown."""
 
 
+def task_colour(label: str) -> str:
+    """Return the colour of a task: its own wherever it is shown, however many others there are."""
+    place, _, index = rank(label)
+    return TASK_COLOURS[(index + 4 * (place - rank("worker")[0])) % len(TASK_COLOURS)]
+
+
 class _TaskLogs:
     """The logs of one task, one file per attempt."""
 
@@ -254,10 +260,10 @@ class MergedLogs:
 
     def _set_prefixes(self) -> None:
         width = max(map(len, self._tasks)) if self._line_style.is_screen else 0
-        for number, task in enumerate(self._tasks.values()):
+        for task in self._tasks.values():
             label = f"{task.label:{width}} │"
             if self._line_style.colours:
-                label = paint(label, TASK_COLOURS[number % len(TASK_COLOURS)])
+                label = paint(label, task_colour(task.label))
             task.prefix = f"{label} ".encode()
 
     def _position(self) -> int:

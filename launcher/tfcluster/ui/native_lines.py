@@ -28,8 +28,8 @@ _find_mark = re.compile(rb":(?:\d+\] |:InitializeLog|tensorflow:From )").search
 _OPTIONS = rb"\w+ \{|(?:  )*\}|(?:  )+\w+(?:: \S+| \{)|\w+: (?:true|false|\d+)"
 """A line of a ConfigProto, without those of its first level that hold a text."""
 _FROM_TENSORFLOW = (
-    rb"WARNING:tensorflow:From \S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
-    rb"|workers/tfcluster_workers/jobs)/\S+: "
+    rb"WARNING:tensorflow:From (?=\S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
+    rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
 )
 """A caller that is TensorFlow, Keras or an example job: a user's script can change nothing."""
 _NATIVE_END = 3
@@ -149,7 +149,7 @@ TABLE: Mapping[str, tuple[Message, ...]] = {
     "TensorFlow's own use of what it deprecates": (
         Message(
             "",
-            _FROM_TENSORFLOW + rb".* is deprecated and will be removed (?:after|in) .*$",
+            _FROM_TENSORFLOW + rb".{1,300} is deprecated and will be removed (?:after|in) ",
             more=rb"Instructions for updating:",
             last=rb".+",
         ),

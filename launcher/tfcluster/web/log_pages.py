@@ -102,19 +102,9 @@ def read_page(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str,
     }
 
 
-def count_bytes(paths: RunPaths) -> int:
-    """Return the size of all logs of a run."""
-    total = 0
-    for _, folder in log_folders(paths.logs):
-        with contextlib.suppress(OSError), os.scandir(folder) as entries:
-            total += sum(e.stat(follow_symlinks=False).st_size for e in entries)
-    return total
-
-
 def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str, _File]:
     """Return the log files that a page may be about, by their keys."""
     label = None if query.task is None else find_label(snapshot, query.task)
-    tasks = {task.task: task for task in snapshot.tasks}
     newest = newest_attempts(paths.logs)
     found: list[_File] = []
     for attempt, folder in log_folders(paths.logs):
@@ -122,26 +112,31 @@ def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[st
             continue
         for path in folder.glob("*.log"):
             name = label_of(path)
-            if label not in (None, name) or not is_own(path):
-                continue
-            is_newest, task = attempt == newest.get(name), tasks.get(name)
-            has_ended = task is not None and task.ended_at is not None
-            since = task.started_at if is_newest and task is not None else None
-            found.append(
-                _File(
-                    f"{attempt}/{path.stem}",
-                    name,
-                    attempt,
-                    path,
-                    path.stat().st_size,
-                    has_ended=has_ended or not is_newest or snapshot.status.is_final,
-                    started_at=since or snapshot.started_at,
-                    ended_at=path.stat().st_mtime,
-                    times=LogTimes(path),
-                )
-            )
+            if label in (None, name) and is_own(path):
+                with contextlib.suppress(FileNotFoundError):  # `tfcluster rm` meanwhile
+                    found.append(_open(path, attempt, snapshot, attempt == newest.get(name)))
     found.sort(key=lambda file: (file.attempt, rank(file.label)))
     return {file.key: file for file in found}
+
+
+def _open(path: Path, attempt: int, snapshot: RunSnapshot, is_newest: bool) -> _File:
+    label, status = label_of(path), path.stat()
+    started_at, has_ended = snapshot.started_at, snapshot.status.is_final or not is_newest
+    with contextlib.suppress(KeyError):  # a log of `prepare`
+        task = snapshot.task(label)
+        if is_newest:
+            started_at, has_ended = task.started_at or started_at, has_ended or bool(task.ended_at)
+    return _File(
+        key=f"{attempt}/{path.stem}",
+        label=label,
+        attempt=attempt,
+        path=path,
+        size=status.st_size,
+        has_ended=has_ended,
+        started_at=started_at,
+        ended_at=status.st_mtime,
+        times=LogTimes(path),
+    )
 
 
 def _parse_cursor(cursor: str, files: Mapping[str, _File]) -> dict[str, int]:

@@ -28,6 +28,8 @@ _OF_THE_TASK = (
     *("epoch", "epochs", "steps_per_epoch", "step", "total_steps"),
     *("steps_per_second", "examples_per_second"),
 )
+_MOST_PLANNED = 100
+"""The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""
 _OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
 
 
@@ -177,7 +179,9 @@ def _describe_plan(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any]:
     except RunFolderError as error:
         return {"problem": error.message}
     facts = {name: getattr(plan, name) for name in ("name", "kind", "strategy", "notes")}
-    return facts | {"tasks": [_describe_task(plan, task.id) for task in plan.tasks]}
+    shown = plan.tasks[:_MOST_PLANNED]
+    facts |= {"tasks": [_describe_task(plan, task.id) for task in shown]}
+    return facts | {"left_out": len(plan.tasks) - len(shown)}
 
 
 def _with_addresses(plan: Plan, snapshot: RunSnapshot) -> Plan:

@@ -251,15 +251,21 @@ class _Feed:
         self._folders.wake()
 
     def _run(self) -> None:
-        found_new = False
-        while not self._is_stopped.is_set():
-            with self._lock:
-                found_new = self._publish()
-            if self._source.is_over:
-                break
-            self._is_stopped.wait(_ROUND_S)
-            self._folders.wait(found_new=found_new)
-        self._folders.close()
+        try:
+            while not self._is_stopped.is_set() and not self._source.is_over:
+                with self._lock:
+                    found_new = self._publish()
+                self._is_stopped.wait(_ROUND_S)
+                self._folders.wait(found_new=found_new)
+        finally:
+            self._folders.close()
+            if not self._source.is_over:
+                self._call(self.end)  # an internal error: browsers connect again
+
+    def end(self) -> None:
+        """End the streams of all viewers; called by the event loop's thread."""
+        for viewer in self.viewers:
+            viewer.end()
 
     def _publish(self) -> bool:
         frames = [] if self._source.is_over else self._source.read()
@@ -309,5 +315,4 @@ class Streams:
         self._is_closed = True
         for feed in self._feeds.values():
             feed.stop()
-            for viewer in feed.viewers:
-                viewer.end()
+            feed.end()

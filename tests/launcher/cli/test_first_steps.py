@@ -53,7 +53,7 @@ FOR_SCRIPT = """{
 def test_init_writes_a_spec_for_the_script_in_the_folder(tfcluster: Tfcluster) -> None:
     code, said = tfcluster("init")
     assert (code, Path("tfcluster.json").read_text()) == (0, FOR_SCRIPT)
-    assert said == "wrote tfcluster.json, which runs train.py as two workers; next: tfcluster up\n"
+    assert said == "wrote tfcluster.json, which runs train.py as 2 workers; next: tfcluster up\n"
     assert tfcluster("validate") == (0, "tfcluster.json: OK; train, 2 tasks\n")
 
 
@@ -116,6 +116,24 @@ def test_training_scripts_are_told_from_modules_and_tests(tmp_path: Path) -> Non
     assert training_scripts(tmp_path) == ["train_all.py", "evaluate.py", "fit.py"]
 
 
+@pytest.mark.parametrize(
+    ("text", "cluster", "kind", "said"),
+    [
+        ("import keras_tuner\ntuner.search(x, epochs=3)", [1, 2], "tuner", "1 chief, 2 workers;"),
+        ("import tensorflow as tf\ntf.distribute.ParameterServerStrategy(r)", [1, 2, 1], None,
+         "1 chief, 2 workers, 1 ps;"),
+    ],
+)  # fmt: skip
+def test_init_chooses_the_cluster_that_the_script_needs(
+    tfcluster: Tfcluster, text: str, cluster: list[int], kind: str | None, said: str
+) -> None:
+    Path("train.py").write_text(text)
+    assert said in tfcluster("init")[1]
+    spec = json.loads(Path("tfcluster.json").read_text())
+    assert ([*spec["cluster"].values()], spec["job"].get("kind")) == (cluster, kind)
+    assert tfcluster("validate")[0] == 0
+
+
 def on_a_terminal(answer: str, *args: str) -> str:
     """Return what `tfcluster` shows to a user who types `answer` at its question."""
     reader, writer = pty.openpty()
@@ -160,6 +178,15 @@ MIXED_UP = {
             "tfcluster init --script train.py",
         ],
     ),
+    "up of a script with arguments": (
+        ["up", "train.py", "--epochs", "3"],
+        ["No such option '--epochs'", "To run a script: tfcluster run train.py --epochs 3"],
+    ),
+    "up with a script's arguments": (
+        ["up", "spec.yaml", "--epochs", "3"],
+        ["No such option '--epochs'", "come after `--`"],
+    ),
+    "up with a misspelt option": (["up", "--bakend", "x"], ["Did you mean '--backend'"]),
     "plan of a script": (["plan", "train.py"], ["tfcluster run -n 2 train.py"]),
     "up of a shell script": (
         ["up", "bench.sh"],

@@ -56,6 +56,23 @@ def test_the_run_is_running_once_all_tasks_are_started(state: RunSnapshot, paths
     )
 
 
+def test_a_phase_lasts_until_it_is_ended_or_the_task_joins_or_exits(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    importing = ev.TaskPhase(task="worker:0", attempt=1, name="importing TensorFlow")
+    assert replay(state, paths, [*STARTED, importing]).tasks[0].phase == "importing TensorFlow"
+    assert state.tasks[0].state == "starting"
+    ends = (
+        ev.TaskPhase(task="worker:0", attempt=1, name=""),
+        ev.TaskReady(task="worker:0", attempt=1),
+        ev.Progress(task="worker:0", attempt=1, step=1),
+        EXITED,
+    )
+    for end in ends:
+        replay(state, paths, [importing])
+        assert replay(state, paths, [end]).tasks[0].phase is None
+
+
 def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
     state: RunSnapshot, paths: RunPaths
 ) -> None:

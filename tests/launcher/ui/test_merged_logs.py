@@ -16,7 +16,7 @@ import pytest
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import merged_logs
-from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
+from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, task_colour
 
 Write = Callable[..., Path]
 
@@ -80,7 +80,13 @@ def test_a_screen_shows_task_names_in_one_column_and_colour(
     write_log("worker:0", b"a\n")
     write_log("evaluator:0", b"b\n")
     shown = drained(paths, style=LineStyle(is_screen=True, colours=True))
-    assert shown == ("\x1b[36mworker:0    │\x1b[0m a\n\x1b[33mevaluator:0 │\x1b[0m b\n")
+    assert shown == ("\x1b[36mworker:0    │\x1b[0m a\n\x1b[95mevaluator:0 │\x1b[0m b\n")
+
+
+def test_a_task_has_the_same_colour_whatever_the_others_are() -> None:
+    assert [task_colour(f"worker:{index}") for index in range(3)] == ["cyan", "yellow", "green"]
+    small = ["chief:0", "worker:0", "worker:1", "ps:0", "evaluator:0"]
+    assert len({task_colour(label) for label in small}) == len(small)
 
 
 def test_a_huge_line_reaches_a_pipe_whole(paths: RunPaths, write_log: Write) -> None:

@@ -158,6 +158,22 @@ def test_an_applications_lines_between_native_ones_are_shown(lines: list[bytes])
     assert kept(*mixed) == lines
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"WARNING:tensorflow:From " + b"/site-packages/keras/x:" * 20_000 + b" is deprecated",
+        ABSL + b"a/" * 200_000 + b"x.cc",
+        ABSL + b"coordination_service.cc:1] /job:" + b" has" * 100_000,
+        ABSL + b"coordination_service.cc:1] Barrier(" + b")" * 400_000 + b":1] ",
+        OWN + b"tensorflow/local_rendezvous.cc:1] Local rendezvous is " + b": ABORTED" * 50_000,
+        BANNER * 5000,
+    ],
+    ids=range(6),
+)
+def test_long_lines_made_to_slow_the_search_down_are_shown(line: bytes) -> None:
+    assert kept(line) == [line]
+
+
 def test_the_culprits_last_lines_are_its_scripts_and_the_very_last_native_ones() -> None:
     native = [ABSL + b"port.cc:153] oneDNN custom operations are on. %d" % n for n in range(9)]
     script = [b"line %d" % n for n in range(4)]

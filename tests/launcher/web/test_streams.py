@@ -200,8 +200,8 @@ def test_a_slow_viewer_is_told_to_reload_and_its_stream_ends(
         slow, quick = (Browser(all_streams.follow(paths, None)) for _ in range(2))
         await slow.read()
         await quick.read()
-        for number in range(1, 30):
-            append(paths, warning(number, "x" * 200))
+        for number in range(1, 8):
+            append(paths, warning(number, "x" * 500))
             quick.got.clear()
             await quick.until("timeline")
         await asyncio.wait_for(slow.read_all(), HANG_S)
@@ -269,6 +269,24 @@ def test_one_thread_reads_for_all_viewers_and_ends_with_the_last(
             await stream.aclose()  # type: ignore[attr-defined]
         await asyncio.to_thread(thread.join, HANG_S)
         assert threads() == []
+
+    play(home_dir, watch)
+
+
+def test_an_internal_error_ends_the_stream_so_that_the_browser_connects_again(
+    home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+    async def watch(all_streams: Streams) -> None:
+        browser = Browser(all_streams.follow(paths, None))
+        await browser.read()
+        monkeypatch.setattr(streams, "_changes", lambda before, now: 1 / 0)
+        append(paths, warning(1))
+        await asyncio.wait_for(browser.read_all(), HANG_S)
+        monkeypatch.undo()
+        again = Browser(all_streams.follow(paths, 0))
+        assert [e["seq"] for e in dict(await again.read())["timeline"]] == [1]
 
     play(home_dir, watch)
 

@@ -1,9 +1,10 @@
 """The memory and processor time of the running tasks, read from /proc every few seconds.
 
 A task's processes are its process group and all descendants of it, also those that left the group.
-One sample reads the list of processes and one small file per process of a task; a process that is
-not a task's is read only once. Memory is the resident set (RSS), as `top` and `ps` show it: pages
-that several processes share count in each. Other systems than Linux have no /proc: nothing is sent.
+One sample reads a small file per process of a task; now and then it looks for new processes, of
+which each is read once to learn whose it is. Memory is the resident set (RSS), as `top` and `ps`
+show it: pages that several processes share count in each. Other systems than Linux have no /proc:
+nothing is sent.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tfcluster.agent.tasks.task import Task
 FIRST_S = 1.5
 """The time from a task's start to the first sample."""
 INTERVAL_S = 5.0
+SEARCH_EVERY = 3
+"""The samples from one search for new processes to the next; to list them costs the most."""
 LONGEST_S = 30.0
 _SHARE = 2000
 """The agent spends at most this part (0.05 %) of one core on samples: on a machine with thousands
@@ -39,6 +42,8 @@ class UsageMeter:
         """Each process's number in /proc → the pid of the task that it belongs to, or None."""
         self._before: dict[int, tuple[float, float]] = {}
         """A task's pid → moment and processor time in seconds of the last sample."""
+        self._until_search = 0
+        """The samples before new processes are searched for."""
         self._gpus = GpuMeter()
 
     @property
@@ -51,6 +56,7 @@ class UsageMeter:
         if not IS_LINUX or task.attempt == 0:
             return
         self._before[task.pid] = task.started_at, 0.0
+        self._until_search = 0
         first_at = task.started_at + FIRST_S
         self.due_at = first_at if self.due_at is None else min(self.due_at, first_at)
 
@@ -92,24 +98,27 @@ class UsageMeter:
 
     def _read(self, running: Iterable[int]) -> dict[int, tuple[int, float]]:
         """Return pid of a task → resident bytes and processor seconds of all its processes."""
-        owners = self._owners
-        names = {name for name in os.listdir(self._proc) if name.isdigit()}
-        for name in owners.keys() - names:
-            del owners[name]
         totals = dict.fromkeys(running, (0, 0.0))
-        stats: dict[str, list[bytes]] = {}
-        for name in sorted(names - owners.keys(), key=int):  # a parent before its children
-            stats[name] = self._stat(name)
-            owners[name] = self._owner(int(name), stats[name], totals)
-        for name, owner in owners.items():
-            if owner not in totals:
-                continue
-            fields = stats.get(name) or self._stat(name)
-            if len(fields) > 21:
+        if self._until_search == 0:
+            self._until_search = SEARCH_EVERY
+            self._search(totals)
+        self._until_search -= 1
+        for name, owner in self._owners.items():
+            fields = self._stat(name) if owner in totals else []
+            if owner is not None and len(fields) > 21:
                 rss, seconds = totals[owner]
                 ticks = sum(map(int, fields[11:15]))  # its own and its reaped children's
                 totals[owner] = rss + int(fields[21]) * _PAGE, seconds + ticks / _TICKS
         return totals
+
+    def _search(self, tasks: Iterable[int]) -> None:
+        """Learn whose the new processes are, and forget those that have ended."""
+        owners = self._owners
+        names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        for name in owners.keys() - names:
+            del owners[name]
+        for name in sorted(names - owners.keys(), key=int):  # a parent before its children
+            owners[name] = self._owner(int(name), self._stat(name), tasks)
 
     def _owner(self, pid: int, fields: list[bytes], tasks: Iterable[int]) -> int | None:
         """Return the task that a new process belongs to: by its group, or by its parent."""

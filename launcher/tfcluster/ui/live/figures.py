@@ -21,6 +21,8 @@ SAMPLE_S: Final = 2.0
 """Shortest time between two samples of a trend."""
 SILENT_S: Final = 20.0
 """The time without a report after which the view says how a script reports."""
+SILENT_AFTER_PHASE_S: Final = 60.0
+"""That time for a script that imports TensorFlow: building its model and data takes time too."""
 _LONGEST_ETA_S: Final = 1e9
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST_METRIC: Final = 24
@@ -152,12 +154,15 @@ class Trend:
         self._sampled_at = self._changed_at = 0.0
         self._step: int | None = None
         self._phases: object = None
+        self._silent_s = SILENT_S
 
     def note(self, snapshot: RunSnapshot, figures: Figures, now: float) -> None:
         """Remember the speed, unless it is that of the step that was noted last."""
         phases = [(task.attempt, task.state, task.phase) for task in snapshot.tasks]
         if phases != self._phases:
             self._phases, self._changed_at = phases, now
+            if any(task.phase for task in snapshot.tasks):
+                self._silent_s = SILENT_AFTER_PHASE_S
         if figures.step is None or (self._step or 0) > figures.step:
             self.samples.clear()  # another attempt
         is_due = now - self._sampled_at >= SAMPLE_S and figures.step != self._step
@@ -168,7 +173,7 @@ class Trend:
 
     def is_silent(self, snapshot: RunSnapshot, now: float) -> bool:
         """Return whether the tasks could have reported a step for a while, and none has."""
-        if snapshot.status is not Status.RUNNING or now - self._changed_at < SILENT_S:
+        if snapshot.status is not Status.RUNNING or now - self._changed_at < self._silent_s:
             return False
         starts = [task.started_at for task in snapshot.tasks if task.started_at is not None]
         is_busy = any(task.phase or task.frozen_by or task.step for task in snapshot.tasks)
@@ -192,7 +197,7 @@ def _mean_rate(task: TaskSnapshot) -> float | None:
 
 def _remaining_s(task: TaskSnapshot, total: int | None) -> float | None:
     speed = task.mean_steps_per_second or task.steps_per_second
-    if not total or not speed or task.step is None:
+    if not total or not speed or task.step is None or task.step == total:
         return None
     left_s = max((total - task.step) / speed, 0.0)
     return left_s if left_s < _LONGEST_ETA_S else None

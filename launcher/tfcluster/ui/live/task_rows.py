@@ -23,7 +23,8 @@ from tfcluster.ui.formats import (
     signal_name,
 )
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.terminal import TASK_COLOURS, Segments
+from tfcluster.ui.merged_logs import task_colour
+from tfcluster.ui.terminal import Segments
 
 LastLine = Callable[[TaskSnapshot], str]
 """Returns the last line of a task's log; called only for lines that are shown."""
@@ -51,11 +52,10 @@ def task_rows(
         del cells[name]
     room = columns - _width(cells) - _GAP
     lines: list[Segments] = [_join(list(cells), cells, "dim")]
-    places = {task.task: place for place, task in enumerate(snapshot.tasks)}
     for number, task in enumerate(shown):
         texts = [column[number] for column in cells.values()]
         line = _join(texts, cells, "")
-        line[0] = (line[0][0], TASK_COLOURS[places[task.task] % len(TASK_COLOURS)])
+        line[0] = (line[0][0], task_colour(task.task))
         line[1] = (line[1][0], _STATE_STYLES.get(task.state, ""))
         lines.append([*line, *_note(snapshot, task, room, last_line)])
     if len(shown) < len(snapshot.tasks):

@@ -109,8 +109,11 @@ export class History {
       checkpoint_gathered: "checkpoint",
       diagnosis: "failure",
     };
+    const restarts = this.timeline.filter((one) => one.type === "restarting");
+    const isOvercome = (one) => one.type === "diagnosis" && restarts.some(({ t }) => t >= one.t);
     return this.timeline
-      .filter((one) => Object.hasOwn(kinds, one.type) && !(one.type === "restarting" && one.task))
+      .filter((one) => Object.hasOwn(kinds, one.type) && !isOvercome(one))
+      .filter((one) => !(one.type === "restarting" && one.task))
       .map((one) => {
         const step =
           one.type === "checkpoint_gathered" && one.step != null ? one.step : this.stepAt(one.t);

@@ -94,14 +94,9 @@ function makeRow(row) {
       el("span", { class: "sub" }),
     ),
     el("td", {}, el("span", { class: "status" })),
-    el(
-      "td",
-      { class: "wide" },
-      el("span"),
-      el("div", { class: "bar small", "aria-hidden": "true" }, el("span")),
-    ),
+    el("td", {}, el("span"), el("div", { class: "bar small", "aria-hidden": "true" }, el("span"))),
     ...["Loss", "Examples/s", "Tasks", "Duration", "Started"].map((label) =>
-      el("td", { class: "number wide", "data-label": label }),
+      el("td", { class: "number", "data-label": label }),
     ),
   );
 }

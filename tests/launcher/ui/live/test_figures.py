@@ -72,3 +72,12 @@ def test_a_script_is_silent_after_twenty_seconds_without_a_step_or_a_phase() -> 
     assert trend.is_silent(run, START + 50)
     run.status = Status.STOPPING
     assert not trend.is_silent(run, START + 50)
+
+
+def test_a_script_that_imports_tensorflow_gets_a_minute_more() -> None:
+    trend, run = Trend(), run_of(worker(0, step=None, phase="importing TensorFlow"))
+    trend.note(run, figures_of(run), START + 1)
+    run.tasks[0].phase = None
+    trend.note(run, figures_of(run), START + 10)
+    assert not trend.is_silent(run, START + 69)
+    assert trend.is_silent(run, START + 70)
