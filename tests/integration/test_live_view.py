@@ -71,9 +71,9 @@ class Window:
         return found
 
     def close(self) -> None:
-        server = int(self._do("display-message", "-p", "#{pid}"))
+        server, bash = map(int, self._do("display-message", "-p", "#{pid} #{pane_pid}").split())
         self._do("kill-server")
-        wait_for(lambda: not is_alive(server))
+        wait_for(lambda: not is_alive(server) and not is_alive(bash))
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from tests.browser import Browser
 from tests.integration.commandline import CommandLine, wait_for
 
 OFFSCREEN = """
-const within = (node) => node.closest(".table-box:not(:has(#runs)), .log-view, pre, dialog, .hidden, .skip, .plot");
+const inner = ".table-box:not(:has(#runs)), .log-view, pre, dialog, .hidden, .skip, .plot";
+const within = (node) => node.closest(inner);
 return [...document.querySelectorAll("body *")]
   .filter((node) => !within(node) && node.getBoundingClientRect().right > innerWidth + 1)
   .map((node) => node.outerHTML.slice(0, 80));

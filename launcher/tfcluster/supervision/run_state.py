@@ -81,6 +81,8 @@ class Silence:
         self.is_heard |= isinstance(report, works)
         if isinstance(report, msg.Ready):
             self._began_at = now
+        elif isinstance(report, msg.Phase):  # the import of TensorFlow can take longer than that
+            self._began_at = None if report.name else now
         match report:
             case msg.Progress():
                 since = self.heard_at

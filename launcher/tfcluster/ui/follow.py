@@ -12,7 +12,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
 from socket import gethostname
 from typing import Any
 
@@ -270,25 +269,15 @@ class RunView:
             line = format_status_line(snapshot, self.logs.partials(), now=now, width=columns)
             return [[(line, "")]]
         figures = figures_of(snapshot)
-        self._trend.note(snapshot, figures, now)
+        self._trend.note(figures, now)
         scene = Scene(
             snapshot,
             figures,
             now,
             samples=self._trend.samples,
             this_host=self._host,
-            is_silent=self._trend.is_silent(snapshot, now) and self._can_report,
         )
         return draw_frame(scene, columns, rows, self._last_line)
-
-    @cached_property
-    def _can_report(self) -> bool:
-        """True if the tasks are started in a way that lets them report steps."""
-        try:
-            plan = foreign_json.read_json_object(self._paths.plan)
-        except (OSError, ValueError):
-            return False
-        return bool(plan.get("hooks")) and plan.get("kind") != "tuner"
 
     def _last_line(self, task: TaskSnapshot) -> str:
         if task.log is None:

@@ -42,6 +42,8 @@ from tfcluster.ui.terminal import TASK_COLOURS, paint
 
 MAX_LINE_BYTES = 8 * 1024
 """Bytes of one line that a terminal gets."""
+_MOST_PASSED = 64
+"""Blocks of a task without a line to show that one round reads: other tasks have their turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,6 +275,17 @@ class MergedLogs:
         return (log.source for task in self._tasks.values() for log in task.logs)
 
     def _styled(self, task: _TaskLogs) -> Iterator[bytes]:
+        """Yield the next block with a line that is shown; blocks without one are passed over."""
+        for _ in range(_MOST_PASSED):
+            source, before = task.current.source, task.current.source.position
+            has_lines = False
+            for block in self._next_block(task):
+                has_lines = True
+                yield block
+            if has_lines or (task.current.source is source and source.position == before):
+                return
+
+    def _next_block(self, task: _TaskLogs) -> Iterator[bytes]:
         pieces = task.read()
         first = next(pieces, None)
         if first is None:

@@ -148,7 +148,7 @@ def require_readable(ended: Ended) -> None:
         assert plain_text(panel or panels[0], 80)
     format_status_line(state, {}, now=1e9, width=80)
     scene, trend = Scene(state, figures_of(state), now=1e9, samples=(0.0, 1.0)), Trend()
-    trend.note(state, scene.figures, now=1e9)
+    trend.note(scene.figures, now=1e9)
     assert draw_frame(scene, 80, 12, lambda task: "")
     assert draw_trend(trend.samples, 9) == ""
     assert overview_grid([state], now=1e9, width=80).rows

@@ -49,6 +49,14 @@ def test_the_time_in_which_tasks_wait_for_each_other_does_not_count() -> None:
     assert len(hints(replay.after(1))) == 1
 
 
+def test_the_import_of_tensorflow_does_not_count() -> None:
+    replay = replay_of().says("worker:0", "phase", name="importing TensorFlow").after(200)
+    assert hints(replay) == []
+    replay.says("worker:0", "phase", name="").after(HINT_S - 1)
+    assert hints(replay) == []
+    assert len(hints(replay.after(1))) == 1
+
+
 def test_tasks_without_hooks_and_searches_get_none() -> None:
     assert hints(Replay(plan_of(hooks=False)).after(100)) == []
     assert hints(Replay(replace(plan_of(), kind="tuner")).after(100)) == []

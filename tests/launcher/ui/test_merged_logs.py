@@ -135,6 +135,13 @@ def test_lines_are_filtered_by_task_pattern_and_tail(
     assert drained(paths, log_filter).splitlines() == shown
 
 
+def test_one_round_passes_over_blocks_without_a_match(paths: RunPaths, write_log: Write) -> None:
+    write_log("worker:0", b"nothing\n" * 200_000 + b"loss 1\n")
+    logs = MergedLogs(paths, LogFilter(grep=re.compile(rb"loss")))
+    assert b"".join(logs.advance()).decode() == "worker:0 │ loss 1\n"
+    assert list(logs.advance()) == []
+
+
 def test_attempts_follow_each_other_and_can_be_chosen(paths: RunPaths, write_log: Write) -> None:
     write_log("worker:0", b"first\nwithout end")
     write_log("worker:0", b"second\n", attempt=2)

@@ -52,12 +52,12 @@ class GpuMeter:
         """Read the last answer and ask again; do nothing before a task with GPUs was measured."""
         if not self._is_wanted or self._is_over:
             return
-        if self._socket is None:
-            if not os.path.exists(self._device):
-                self._is_over = True
-                return
-            self._socket = self._start()
+        if self._socket is None and not os.path.exists(self._device):
+            self._is_over = True
+            return
         try:
+            if self._socket is None:
+                self._socket = self._start()
             if self._waits:
                 answer = self._socket.recv(_ANSWER_BYTES)
                 if not answer:  # it has ended: it could not load the library

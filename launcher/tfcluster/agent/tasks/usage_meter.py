@@ -44,6 +44,7 @@ class UsageMeter:
         """A task's pid → moment and processor time in seconds of the last sample."""
         self._until_search = 0
         """The samples before new processes are searched for."""
+        self._has_new_task = False
         self._gpus = GpuMeter()
 
     @property
@@ -56,7 +57,7 @@ class UsageMeter:
         if not IS_LINUX or task.attempt == 0:
             return
         self._before[task.pid] = task.started_at, 0.0
-        self._until_search = 0
+        self._until_search, self._has_new_task = 0, True
         first_at = task.started_at + FIRST_S
         self.due_at = first_at if self.due_at is None else min(self.due_at, first_at)
 
@@ -100,7 +101,9 @@ class UsageMeter:
         """Return pid of a task → resident bytes and processor seconds of all its processes."""
         totals = dict.fromkeys(running, (0, 0.0))
         if self._until_search == 0:
-            self._until_search = SEARCH_EVERY
+            # A young task may not have started its processes yet: search again at once.
+            self._until_search = 1 if self._has_new_task else SEARCH_EVERY
+            self._has_new_task = False
             self._search(totals)
         self._until_search -= 1
         for name, owner in self._owners.items():
@@ -114,7 +117,10 @@ class UsageMeter:
     def _search(self, tasks: Iterable[int]) -> None:
         """Learn whose the new processes are, and forget those that have ended."""
         owners = self._owners
-        names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        try:
+            names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        except OSError:  # no /proc, or no free descriptor: the agent must go on
+            return
         for name in owners.keys() - names:
             del owners[name]
         for name in sorted(names - owners.keys(), key=int):  # a parent before its children

@@ -12,17 +12,12 @@ from math import isfinite
 from typing import Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import cut_to_columns, format_count, format_duration
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
 SAMPLE_S: Final = 2.0
 """Shortest time between two samples of a trend."""
-SILENT_S: Final = 20.0
-"""The time without a report after which the view says how a script reports."""
-SILENT_AFTER_PHASE_S: Final = 60.0
-"""That time for a script that imports TensorFlow: building its model and data takes time too."""
 _LONGEST_ETA_S: Final = 1e9
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST_METRIC: Final = 24
@@ -147,22 +142,15 @@ def draw_trend(samples: Sequence[float], columns: int) -> str:
 
 
 class Trend:
-    """The speed of a run over the last minute, and since when its tasks have said nothing."""
+    """The speed of a run over the last minute."""
 
     def __init__(self) -> None:
         self.samples: deque[float] = deque(maxlen=SAMPLES)
-        self._sampled_at = self._changed_at = 0.0
+        self._sampled_at = 0.0
         self._step: int | None = None
-        self._phases: object = None
-        self._silent_s = SILENT_S
 
-    def note(self, snapshot: RunSnapshot, figures: Figures, now: float) -> None:
+    def note(self, figures: Figures, now: float) -> None:
         """Remember the speed, unless it is that of the step that was noted last."""
-        phases = [(task.attempt, task.state, task.phase) for task in snapshot.tasks]
-        if phases != self._phases:
-            self._phases, self._changed_at = phases, now
-            if any(task.phase for task in snapshot.tasks):
-                self._silent_s = SILENT_AFTER_PHASE_S
         if figures.step is None or (self._step or 0) > figures.step:
             self.samples.clear()  # another attempt
         is_due = now - self._sampled_at >= SAMPLE_S and figures.step != self._step
@@ -170,14 +158,6 @@ class Trend:
             return
         self._step, self._sampled_at = figures.step, now
         self.samples.append(figures.rate)
-
-    def is_silent(self, snapshot: RunSnapshot, now: float) -> bool:
-        """Return whether the tasks could have reported a step for a while, and none has."""
-        if snapshot.status is not Status.RUNNING or now - self._changed_at < self._silent_s:
-            return False
-        starts = [task.started_at for task in snapshot.tasks if task.started_at is not None]
-        is_busy = any(task.phase or task.frozen_by or task.step for task in snapshot.tasks)
-        return not is_busy and not snapshot.trials and now - max(starts, default=now) >= SILENT_S
 
 
 def _total_steps(task: TaskSnapshot) -> int | None:

@@ -35,10 +35,6 @@ from tfcluster.ui.terminal import Segments
 
 LEAST_ROWS: Final = 6
 """Rows that a frame needs; a smaller screen gets one line."""
-HOW_TO_REPORT: Final = (
-    "no step reported (Keras fit does by itself):",
-    "from tfcluster_workers import reporting; reporting.progress(step, total=…)",
-)
 _GAP: Final = "  "
 _LONGEST_BAR: Final = 40
 _LEAST_BAR: Final = 8
@@ -58,14 +54,12 @@ class Scene:
     samples: Sequence[float] = ()
     """The newest values of `figures.rate`."""
     this_host: str = ""
-    is_silent: bool = False
-    """True if the tasks should have reported a step by now."""
 
 
 def draw_frame(scene: Scene, columns: int, rows: int, last_line: LastLine) -> list[Segments]:
     """Return at most `rows` lines of at most `columns` columns."""
     head = [_header(scene, columns), *_numbers(scene, columns), *_progress(scene, columns)]
-    notes = _notes(scene, columns)[: max(0, rows - len(head) - 2)]
+    notes = _notes(scene)[: max(0, rows - len(head) - 2)]
     tasks = task_rows(scene.snapshot, columns, rows - len(head) - len(notes), last_line)
     return [*head, *tasks, *([(cut_to_columns(text, columns), style)] for text, style in notes)]
 
@@ -154,16 +148,12 @@ def _bar(done: float, length: int) -> list[tuple[str, str]]:
     return [("━" * full, "green"), ("─" * (length - full), "dim")]
 
 
-def _notes(scene: Scene, columns: int) -> list[tuple[str, str]]:
+def _notes(scene: Scene) -> list[tuple[str, str]]:
     """Return the lines below the tasks, the most important one first, with their styles."""
     snapshot = scene.snapshot
     notes = [(text, "yellow") for text in describe_waits(snapshot)]
     lost = [node for node, state in snapshot.nodes.items() if state == "lost"]
     notes += [(f"node {node} is lost", "red") for node in lost]
-    if scene.is_silent:
-        line = " ".join(HOW_TO_REPORT)
-        lines = (line,) if count_columns(line) <= columns else HOW_TO_REPORT
-        notes += [(line, "dim") for line in lines]
     if snapshot.trials:
         notes.append((_describe_trials(snapshot), ""))
     if warnings := snapshot.warnings:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.rundir.states import Status
 from tfcluster.ui.live.figures import Figures, Trend, draw_trend, figures_of
 
 from .frames import START, run_of, worker
@@ -53,31 +52,8 @@ def test_a_trend_keeps_the_newest_samples_of_one_attempt() -> None:
     trend = Trend()
     for second in range(100):
         run = run_of(worker(0, step=second, examples_per_second=float(second)))
-        trend.note(run, figures_of(run), START + second)
+        trend.note(figures_of(run), START + second)
     assert list(trend.samples) == [float(second) for second in range(40, 100, 2)]
     run = run_of(worker(0, step=1))
-    trend.note(run, figures_of(run), START + 101)
+    trend.note(figures_of(run), START + 101)
     assert list(trend.samples) == [1312.0]
-
-
-def test_a_script_is_silent_after_twenty_seconds_without_a_step_or_a_phase() -> None:
-    trend, run = Trend(), run_of(worker(0, step=None))
-    trend.note(run, figures_of(run), START + 1)
-    assert not trend.is_silent(run, START + 20)
-    assert trend.is_silent(run, START + 21)
-    run.tasks[0].phase = "importing TensorFlow"
-    assert not trend.is_silent(run, START + 21)
-    run.tasks[0].phase = None
-    trend.note(run, figures_of(run), START + 30)
-    assert trend.is_silent(run, START + 50)
-    run.status = Status.STOPPING
-    assert not trend.is_silent(run, START + 50)
-
-
-def test_a_script_that_imports_tensorflow_gets_a_minute_more() -> None:
-    trend, run = Trend(), run_of(worker(0, step=None, phase="importing TensorFlow"))
-    trend.note(run, figures_of(run), START + 1)
-    run.tasks[0].phase = None
-    trend.note(run, figures_of(run), START + 10)
-    assert not trend.is_silent(run, START + 69)
-    assert trend.is_silent(run, START + 70)

@@ -14,7 +14,7 @@ from tests.documentation import unprinted
 
 from tfcluster.rundir.snapshot import TaskSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.ui.live.frame import HOW_TO_REPORT, draw_frame
+from tfcluster.ui.live.frame import draw_frame
 from tfcluster.ui.live.task_rows import choose_tasks
 
 from .frames import START, frame_of, run_of, scene_of, worker
@@ -94,15 +94,6 @@ def test_before_the_first_step_each_task_shows_its_phase() -> None:
     assert lines[2].endswith("waiting for peers")
     assert lines[3].endswith("importing TensorFlow")
     assert len(lines) == 4
-
-
-def test_a_silent_script_is_told_how_to_report() -> None:
-    run = run_of(worker(0, step=None, epoch=None, metrics={}))
-    lines = frame_of(scene_of(run, is_silent=True), 140, last_line="iteration 7")
-    assert " ".join(HOW_TO_REPORT) in lines
-    assert lines[2].endswith("iteration 7"), "meanwhile its last line says that it lives"
-    assert " ".join(HOW_TO_REPORT) not in frame_of(scene_of(run), 140)
-    assert set(HOW_TO_REPORT) < set(frame_of(scene_of(run, is_silent=True), 80))
 
 
 def test_a_stop_is_counted_down() -> None:
