@@ -29,7 +29,7 @@ _TRAPS: Final = (
      "write the number in decimal, or put it in quotes"),
     (re.compile(r"[-+]?\.(inf|nan)", re.I), "is not a finite number",
      "write a finite number: JSON has no such value"),
-    (re.compile(r"[-+]?(\d[\d_]*\.?|\.\d)[\d_]*(e[-+]?\d+)?", re.I),
+    (re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?", re.I),
      "is a number or a word, depending on the version of YAML",
      "write numbers as 12, 0.5 or 1.0e-3, and put words in quotes"),
 )  # fmt: skip

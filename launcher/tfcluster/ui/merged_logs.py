@@ -246,7 +246,7 @@ class MergedLogs:
         if not self._filter.includes(label, attempt):
             return
         task = self._tasks.setdefault(label, _TaskLogs(label))
-        # A line that is searched for is shown whoever wrote it, and `tail` counts such lines.
+        # A search finds native lines as well, and `tail` counts the lines that are shown.
         folds = self._line_style.folds and self._filter.grep is None
         folds = folds and label not in self._filter.failed
         native = NativeFilter() if folds else None

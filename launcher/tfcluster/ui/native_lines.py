@@ -37,7 +37,7 @@ _ADVICE = (
     rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to) (?=.*(?:`|\btf\.| instead)).+"
     rb"|\w+ is deprecated, use \w+ instead"
 )
-"""What TensorFlow writes after ``Instructions for updating:``, where it names a replacement."""
+"""The line after ``Instructions for updating:``, where it names a replacement."""
 _FROM_TENSORFLOW = (
     rb"WARNING:tensorflow:From (?=\S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
     rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
@@ -207,7 +207,7 @@ class NativeFilter:
         """The message that the next line may continue."""
         self._has_more = False
         self._is_open = False
-        """Whether the last line is inside a block of braces: only then may its lines follow."""
+        """True while the last line is inside a block of braces, whose lines may follow."""
 
     def __call__(self, block: bytes) -> bytes:
         """Return the lines of `block` that are not native noise."""
