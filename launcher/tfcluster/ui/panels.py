@@ -19,6 +19,7 @@ from tfcluster.ui.formats import (
     format_exit,
     format_metrics,
     format_rate,
+    format_value,
     plural,
     signal_name,
 )
@@ -179,7 +180,7 @@ def _room_beside(
 
 def _loss(figures: Figures) -> str:
     value = (figures.metrics or {}).get("loss")
-    return "" if value is None else f"{value:.4g}"
+    return "" if value is None else format_value(value)
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
@@ -290,7 +291,7 @@ def _trial_reason(trial: Mapping[str, Any]) -> str:
 
 
 def _format_value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return format_value(value) if isinstance(value, float) else str(value)
 
 
 def _notes(snapshot: RunSnapshot) -> Iterator[str]:

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.ui.formats import cut_to_columns, format_count, format_duration
+from tfcluster.ui.formats import cut_to_columns, format_count, format_duration, format_value
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
@@ -83,6 +83,14 @@ def leading_task(tasks: Sequence[TaskSnapshot]) -> TaskSnapshot | None:
     return max(training or reporting, key=lambda task: task.step or 0, default=None)
 
 
+def mean_examples_per_second(task: TaskSnapshot) -> float | None:
+    """Return the speed of a task's present attempt since its first step."""
+    mean, present = task.mean_steps_per_second, task.steps_per_second
+    if mean is None or task.examples_per_second is None or not present:
+        return None
+    return task.examples_per_second * mean / present
+
+
 def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return `metrics` with the loss before the others, and validation metrics last."""
     return dict(sorted(metrics.items(), key=lambda item: (item[0] != "loss", _is_late(item[0]))))
@@ -104,7 +112,7 @@ def format_epoch(figures: Figures) -> str:
 
 
 def format_metric(name: str, value: float) -> str:
-    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {value:.4g}"
+    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {format_value(value)}"
 
 
 def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
@@ -169,10 +177,9 @@ def _total_steps(task: TaskSnapshot) -> int | None:
 
 
 def _mean_rate(task: TaskSnapshot) -> float | None:
-    mean, present = task.mean_steps_per_second, task.steps_per_second
-    if mean is None or task.examples_per_second is None or not present:
-        return mean if task.examples_per_second is None else None
-    return task.examples_per_second * mean / present
+    if task.examples_per_second is None:
+        return task.mean_steps_per_second
+    return mean_examples_per_second(task)
 
 
 def _remaining_s(task: TaskSnapshot, total: int | None) -> float | None:
