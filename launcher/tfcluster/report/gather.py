@@ -16,7 +16,7 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import Curve, History, read_history
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_numbers
 from tfcluster.ui import history as sentences
 from tfcluster.ui import plan_view
 from tfcluster.ui.lines import last_lines
@@ -153,12 +153,6 @@ def gather(paths: RunPaths, *, now: float) -> RunReport:
     )
 
 
-def chief_of(state: RunSnapshot) -> TaskSnapshot | None:
-    """Return the task whose metrics stand for the run: the chief, or the first that has any."""
-    tasks = sorted(state.tasks, key=lambda task: rank(task.task))
-    return next((task for task in tasks if task.metrics or task.step is not None), None)
-
-
 def tasks_in_full(report: RunReport) -> Iterator[tuple[Plan, TaskId]]:
     """Yield the plan with each task that is shown in full, among them the root cause."""
     if report.plan is not None:
@@ -172,7 +166,7 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
     if state is None:
         metrics = {c.name: c.points[-1][2] for c in _metrics_of(found, found.chief)}
         return Results(None, None, None, metrics, None, None, 0, None, None)
-    chief = chief_of(state)
+    chief = state.leader
     name = chief.task if chief is not None else found.chief
     is_lost = state.ended_at is None and state.status.is_final
     end = max((m.time for m in found.timeline), default=0.0) + state.started_at if is_lost else now
