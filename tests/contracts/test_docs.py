@@ -91,6 +91,17 @@ def test_every_page_of_the_documentation_is_linked_from_another() -> None:
     assert unseen == []
 
 
+def test_every_picture_is_on_a_page_small_and_without_a_path_of_a_machine() -> None:
+    named = {(page.parent / link).resolve() for page in PAGES for link in links(page)}
+    pictures = [*(ROOT / "docs/pictures").iterdir()]
+    assert len(pictures) > 3
+    for picture in pictures:
+        assert picture in named
+        assert picture.stat().st_size < 300_000
+        if picture.suffix == ".svg":
+            assert not re.search(r"/(?:root|work|home)/", picture.read_text())
+
+
 @pytest.mark.parametrize("job", sorted(runnable() - TOOLS))
 def test_every_job_has_a_page_a_spec_and_a_line_in_the_index(job: str) -> None:
     assert (INDEX.parent / f"{job}.md").is_file()

@@ -114,7 +114,7 @@ HOSTILE = {
     "right to left": ("\u202egnp.exe\u2066".encode(), "�gnp.exe�"),
     "control characters": (b"a\x00b\x07c\x08d\x7fe", "a␀b␇c␈d␡e"),
     "invalid UTF-8": (b"\xff\xfe caf\xc3", "�� caf�"),
-    "line separators": ("one\u2028two\u2029three\x85four".encode(), "one"),
+    "line separators": ("one\u2028two\u2029three\x85four".encode(), "one␤two␤three�four"),
     "a carriage return": (b"10 %\r20 %\r30 %", "30 %"),
     "a megabyte": (b"M" * 1_000_000, "MMM"),
 }

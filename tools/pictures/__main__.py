@@ -1,7 +1,6 @@
 """Takes the pictures of the documentation from real runs: `make pictures`.
 
-`python -m tools.pictures summary failure` takes only these; without names, those of the web page,
-too.
+`python -m tools.pictures summary web` takes only the summary and those of the web page.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.pictures import terminal
+from tools.pictures import terminal, web
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/pictures"
 FAILING = """\
 import os
+import time
 
 from tfcluster_workers import reporting
 
@@ -29,12 +29,13 @@ def read_shard(number):
 
 
 reporting.ready()
-for step in range(1, 120):
+for step in range(1, 401):
+    time.sleep(0.02)
     reporting.progress(step, total=400, metrics={"loss": 2.3 * 0.98**step}, batch_size=96)
-    print(f"step {step}", flush=True)
-if os.environ["TFCLUSTER_TASK"] == "worker:1":
-    read_shard(7)
-reporting.progress(400)
+    if step % 40 == 0:
+        print(f"step {step}", flush=True)
+    if os.environ["TFCLUSTER_TASK"] == "worker:1" and step == 120:
+        read_shard(7)
 """
 
 
@@ -56,6 +57,7 @@ SHOTS = (
     Shot("summary", EXAMPLE, r"succeeded after[\s\S]*curves", columns=100, rows=34),
     Shot("failure", "tfcluster run -n 2 train.py", r"failed after[\s\S]*logs", rows=32),
 )
+WEB_PAGES = ("web-runs", "web-run", "web-compare")
 
 
 def main() -> None:
@@ -63,10 +65,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="tfc-", dir="/tmp") as home:
         os.environ |= {
             "HOME": home,
+            "TFCLUSTER_HOME": home,
             "VIRTUAL_ENV": sys.prefix,
             "PATH": f"{sys.prefix}/bin{os.pathsep}{os.environ['PATH']}",
         }
-        os.environ.pop("TFCLUSTER_HOME", None)
         folder = Path(home, "digits")
         shutil.copytree(ROOT / "cluster_specs", folder / "cluster_specs")
         (folder / "train.py").write_text(FAILING)
@@ -74,6 +76,9 @@ def main() -> None:
         for shot in SHOTS:
             if shot.name in sys.argv[1:] or not sys.argv[1:]:
                 take(shot)
+    os.chdir(ROOT)
+    if "web" in sys.argv[1:] or not sys.argv[1:]:
+        take_web_page()
 
 
 def take(shot: Shot) -> None:
@@ -84,6 +89,14 @@ def take(shot: Shot) -> None:
     )
     svg = terminal.to_svg(screen, columns=shot.columns, title=shot.command)
     (FOLDER / f"{shot.name}.svg").write_text(svg, encoding="utf-8")
+
+
+def take_web_page() -> None:
+    """Take pictures of the web page, and keep those that show no path of this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        web.take(Path(folder))
+        for name in WEB_PAGES:
+            shutil.copy(Path(folder, f"{name}.png"), FOLDER)
 
 
 if __name__ == "__main__":

@@ -117,11 +117,12 @@ class WithJobArgs(click.Command):
         try:
             return super().parse_args(ctx, args[:place])
         except click.NoSuchOption as error:
-            hint = "The job's own arguments come after `--`."
+            message = f"{error.format_message()} The job's own arguments come after `--`."
             if scripts := [word for word in args[:place] if word.endswith(".py")]:
                 start = args.index(scripts[0])
-                hint = f"To run a script: {shlex.join(['tfcluster', 'run', *args[start:]])}"
-            raise click.UsageError(f"{error.format_message()} {hint}", ctx) from None
+                line = shlex.join(["tfcluster", "run", *args[start:]])
+                message = f"{error.message} To run a script: {line}"
+            raise click.UsageError(message, ctx) from None
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[-- ARGS...]"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -57,6 +58,7 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     """
     workdir = Path.cwd()
     found = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
+    found = interpreters.own_instead(found, environ=os.environ, cwd=workdir)
     answer = replace(
         probes.machine_facts(LOCAL, home()),
         python=found.version or "",

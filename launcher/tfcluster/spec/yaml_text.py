@@ -115,7 +115,7 @@ class _Reader:
             self.fail(node, "a key must be a string", "write `key: value`")
         key = self.scalar(node)
         if not isinstance(key, str):
-            self.fail(node, f"the key {node.value} is not a string", "put it in quotes")
+            self.fail(node, f"the key {node.value or key} is not a string", "put it in quotes")
         return key
 
     def scalar(self, node: yaml.ScalarNode) -> Any:

@@ -75,11 +75,12 @@ export class Chart {
     charts.add(this);
   }
 
-  show(lines, marks, axis) {
+  /** Draw these lines; `extent` are the first and last x of all charts of the page. */
+  show(lines, marks, axis, extent) {
     const shape = (all) => all.map((line) => [line.label, line.colour, line.dashed, line.faint]);
     const isSame =
       this.axis === axis && JSON.stringify(shape(lines)) === JSON.stringify(shape(this.lines));
-    Object.assign(this, { lines, marks, axis });
+    Object.assign(this, { lines, marks, axis, extent });
     if (!isSame) this.discard();
     this.draw();
   }
@@ -111,7 +112,7 @@ export class Chart {
   }
 
   render() {
-    this.data = align(this.lines);
+    this.data = align(this.lines, this.extent);
     this.describe(null);
     this.fillTable();
     if (this.plot) this.plot.setData(this.data, !this.isZoomed);
@@ -130,7 +131,10 @@ export class Chart {
       height: HEIGHT,
       legend: { show: false },
       cursor: { sync: { key: "tfcluster" }, points: { size: 6 }, drag: { x: true, y: false } },
-      scales: { x: { time: false } },
+      scales: {
+        x: { time: false },
+        y: this.format === metric ? {} : { range: (_, least, most) => [0, 1.1 * most || 1] },
+      },
       axes: [
         {
           ...axis,
@@ -289,11 +293,18 @@ export class Chart {
   }
 }
 
+/** Return the first and last x of all lines of a page. */
+export function extentOf(lines) {
+  const xs = lines.flatMap((line) => line.points.map((point) => point[0]));
+  return xs.length
+    ? [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))]
+    : [];
+}
+
 /** Return uPlot's columns: all x, then for each line its y, undefined where it has no point. */
-function align(lines) {
-  const xs = [...new Set(lines.flatMap((line) => line.points.map((point) => point[0])))].sort(
-    (a, b) => a - b,
-  );
+function align(lines, extent) {
+  const all = lines.flatMap((line) => line.points.map((point) => point[0]));
+  const xs = [...new Set([...extent, ...all])].sort((a, b) => a - b);
   const place = new Map(xs.map((x, index) => [x, index]));
   const columns = lines.map((line) => {
     const ys = new Array(xs.length).fill(undefined);

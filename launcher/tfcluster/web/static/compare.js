@@ -1,6 +1,6 @@
 // Compares up to six runs: their curves on top of each other, and a table of what differs.
 
-import { Chart, seriesColour } from "./charts.js";
+import { Chart, extentOf, seriesColour } from "./charts.js";
 import { History } from "./curves.js";
 import { byId, el } from "./dom.js";
 import { bytes, clock, count, duration, metric, rate } from "./formats.js";
@@ -72,23 +72,21 @@ function showCharts() {
     ["Steps/s", "speed", "steps_per_second", rate],
     ["Memory of the chief", "usage", "rss_bytes", bytes],
   ];
-  for (const [title, kind, name, format] of wanted) {
+  const drawn = wanted.map(([title, kind, name, format]) => {
     const lines = runs.flatMap((run, index) => {
       const curve = curveOf(run, kind, name);
-      return curve
-        ? run.history.lines(curve, axis(), {
-            label: label(index),
-            dashed: false,
-            colour: seriesColour(index),
-          })
-        : [];
+      const style = { label: label(index), dashed: false, colour: seriesColour(index) };
+      return curve ? run.history.lines(curve, axis(), style) : [];
     });
-    if (!lines.length) continue;
+    return { title, format, lines };
+  });
+  const extent = extentOf(drawn.flatMap(({ lines }) => lines));
+  for (const { title, format, lines } of drawn.filter((one) => one.lines.length)) {
     if (!charts.has(title)) {
       charts.set(title, new Chart(title, format));
       byId("charts").append(charts.get(title).root);
     }
-    charts.get(title).show(lines, [], axis());
+    charts.get(title).show(lines, [], axis(), extent);
   }
   byId("no-charts").hidden = charts.size > 0;
 }

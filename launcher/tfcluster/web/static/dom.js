@@ -11,6 +11,7 @@ export function clean(value) {
   return String(value)
     .replace(ESCAPES, "")
     .replace(DIRECTIONS, "")
+    .replace(/[\u2028\u2029]/g, "␤")
     .replace(CONTROLS, (one) => {
       const code = one.charCodeAt(0);
       return code < 0x20 ? String.fromCharCode(0x2400 + code) : code === 0x7f ? "␡" : "�";

@@ -1,6 +1,6 @@
 // The page of one run: what it does now, its curves, tasks, timeline, diagnosis, logs and plan.
 
-import { Chart, seriesColour } from "./charts.js";
+import { Chart, extentOf, seriesColour } from "./charts.js";
 import { chartsOf, History } from "./curves.js";
 import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
@@ -299,17 +299,17 @@ function showCharts() {
   byId("no-charts").hidden = wanted.length > 0;
   const marks = history.marks(axis());
   showMarks(marks);
-  for (const { title, format, curves, more } of wanted) {
+  const linesOf = ({ curve, label, dashed }, index) =>
+    history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) });
+  const drawn = wanted.map((one) => ({ ...one, lines: one.curves.flatMap(linesOf) }));
+  const extent = extentOf(drawn.flatMap(({ lines }) => lines));
+  for (const { title, format, lines, more } of drawn) {
     if (!charts.has(title)) {
       charts.set(title, new Chart(title, format));
       byId("charts").append(charts.get(title).root);
     }
-    const chart = charts.get(title);
-    chart.more = more;
-    const lines = curves.flatMap(({ curve, label, dashed }, index) =>
-      history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) }),
-    );
-    chart.show(lines, marks, axis());
+    charts.get(title).more = more;
+    charts.get(title).show(lines, marks, axis(), extent);
   }
   const titles = wanted.map((chart) => chart.title);
   for (const [title, chart] of charts) {
@@ -356,6 +356,7 @@ function showTimeline() {
     timelineRow,
     () => {},
   );
+  write(byId("timeline-note"), history.skipped ? `${count(history.skipped)} events left out` : "");
   byId("all-timeline").hidden = shown.length === all.length;
   write(byId("all-timeline"), `Show all ${plural(all.length, "event")}`);
 }

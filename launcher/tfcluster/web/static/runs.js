@@ -70,7 +70,7 @@ const draw = oncePerFrame(() => {
     byId("empty"),
     all.length
       ? "No run matches the filter."
-      : "No runs yet. Start one: tfcluster up cluster_specs/localhost-2w.json",
+      : "No runs yet. Write a spec with tfcluster init, then start a run with tfcluster up.",
   );
   byId("runs").parentElement.hidden = !shown.length;
   showChoice();
