@@ -15,7 +15,7 @@ def line(text: str) -> Line:
     return text, len(text)
 
 
-class TmuxScreen(pyte.HistoryScreen):
+class TmuxScreen(pyte.HistoryScreen):  # type: ignore[misc]
     """Like tmux, keeps what is erased from the top left on (screen_write_clearendofscreen)."""
 
     def erase_in_display(self, how: int = 0, *args: Any, **kwargs: Any) -> None:
