@@ -17,11 +17,11 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import Curve, History, read_history
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_numbers
 from tfcluster.ui import history as sentences
 from tfcluster.ui import plan_view
 from tfcluster.ui.lines import last_lines
-from tfcluster.ui.live.figures import leading_task, mean_examples_per_second
+from tfcluster.ui.live.figures import mean_examples_per_second
 
 LINES_OF_CAUSE: Final = 40
 MOST_TASKS_IN_FULL: Final = 16
@@ -155,12 +155,6 @@ def gather(paths: RunPaths, *, now: float) -> RunReport:
     )
 
 
-def chief_of(state: RunSnapshot) -> TaskSnapshot | None:
-    """Return the task whose metrics stand for the run: the chief, or the first that has any."""
-    tasks = sorted(state.tasks, key=lambda task: rank(task.task))
-    return next((task for task in tasks if task.metrics or task.step is not None), None)
-
-
 def tasks_in_full(report: RunReport) -> Iterator[tuple[Plan, TaskId]]:
     """Yield the plan with each task that is shown in full, among them the root cause."""
     if report.plan is not None:
@@ -174,7 +168,7 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
     if state is None:
         metrics = {c.name: c.points[-1][2] for c in _metrics_of(found, found.chief)}
         return Results(None, None, None, metrics, None, None, 0, None, None)
-    chief, lead = chief_of(state), leading_task(state.tasks)
+    chief = state.leader
     is_lost = state.ended_at is None and state.status.is_final
     end = max((m.time for m in found.timeline), default=0.0) + state.started_at if is_lost else now
     peaks = [task.peak_rss_bytes or 0 for task in state.tasks]
@@ -186,8 +180,8 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
         first_step_s=chief.first_step_s if chief is not None else None,
         step=chief.step if chief is not None else None,
         metrics=dict(chief.metrics) if chief is not None else {},
-        examples_per_second=mean_examples_per_second(lead) if lead is not None else None,
-        steps_per_second=lead.mean_steps_per_second if lead is not None else None,
+        examples_per_second=mean_examples_per_second(chief) if chief is not None else None,
+        steps_per_second=chief.mean_steps_per_second if chief is not None else None,
         restarts=len(state.restarts),
         peak_memory_bytes=max(peaks, default=0) or None,
         checkpoint=sentences.format_checkpoint(newest) or "saved" if newest else None,

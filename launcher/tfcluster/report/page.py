@@ -18,7 +18,6 @@ from tfcluster.report.gather import (
     MOST_TASKS_IN_FULL,
     Results,
     RunReport,
-    chief_of,
     tasks_in_full,
 )
 from tfcluster.rundir.snapshot import RunSnapshot, describe_failure
@@ -104,7 +103,7 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str | None]]:
         yield "status", _status(state)
         yield "started", _date(state.started_at)
         yield "ended", _date(state.ended_at) if state.ended_at is not None else None
-        if (chief := chief_of(state)) is not None and chief.epochs:
+        if (chief := state.leader) is not None and chief.epochs:
             yield "epoch", f"{chief.epoch or '?'} of {chief.epochs}"
     yield "tasks", _count_tasks(report)
     yield from format_results(report.results)

@@ -152,9 +152,7 @@ def runs_grid(
         "STATUS": status,
         "TASKS": lambda run: len(run.tasks),
         "EPOCH": lambda run: format_epoch(figures[run.run]).removeprefix("epoch "),
-        "STEP": lambda run: _thousands(
-            max((task.step for task in run.tasks if task.step is not None), default=None)
-        ),
+        "STEP": lambda run: _thousands(figures[run.run].step),
         "LOSS": lambda run: _loss(figures[run.run]),
         "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
     }
