@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import subprocess
@@ -47,6 +48,17 @@ def test_first_and_last_steps_are_sent_and_two_per_second_in_between() -> None:
         rig.step(number, after_s=0.01)
     rig.meter.flush()
     assert [event["step"] for event in rig.sent] == [1, 51, 100]
+
+
+def test_the_metrics_of_the_end_of_an_epoch_are_not_replaced_by_the_next_step() -> None:
+    rig = Meter()
+    for number in range(1, 201):
+        rig.step(number, after_s=0.01)
+        if number % 60 == 0:  # sooner after a step than the interval
+            rate = functools.partial(dict[str, float], learning_rate=1 / number)
+            rig.meter.offer(reporting.Reading(number, metrics=rate, ends_epoch=True))
+    ends = [event["step"] for event in rig.sent if event["metrics"]]
+    assert ends == [60, 120, 180]
 
 
 def test_speed_is_measured_between_sent_events() -> None:

@@ -268,11 +268,13 @@ class Reading:
     batch_size: int | None = None
     steps_per_execution: int = 1
     """Steps between two readings: the launcher allows for a longer silence."""
+    ends_epoch: bool = False
 
 
 class ProgressMeter:
     """The sender of progress: at most two events per second, each with the speed in steps.
 
+    Ends of epochs have a limit of their own: only they carry the learning rate and `val_` metrics.
     It measures the speed between the last two events, and the mean speed since the first one, which
     includes all evaluations, saves and pauses.
     """
@@ -290,6 +292,7 @@ class ProgressMeter:
         self.last_step: int | None = None
         """The newest step offered, sent or not; reading it needs no lock."""
         self._sent_at: float | None = None
+        self._epoch_sent_at = float("-inf")
         self._sent_step = 0
         self._speed: float | None = None
         self._started_at = 0.0
@@ -303,8 +306,11 @@ class ProgressMeter:
         with self._lock:
             now = self._clock()
             self._held, self._held_at = reading, now
-            if self._sent_at is not None and now - self._sent_at < INTERVAL_S:
+            sent_at = self._epoch_sent_at if reading.ends_epoch else self._sent_at
+            if sent_at is not None and now - sent_at < INTERVAL_S:
                 return
+            if reading.ends_epoch:
+                self._epoch_sent_at = now
             self._send_held()
 
     def flush(self) -> None:

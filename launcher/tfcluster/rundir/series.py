@@ -96,8 +96,6 @@ class History:
     timeline: tuple[Moment, ...]
     skipped: int
     """The number of moments that are left out: of one type only the first and last ones stay."""
-    offset: int
-    """The end of the last whole line, where the next `read_history` may continue."""
 
     @property
     def chief(self) -> str | None:
@@ -110,24 +108,23 @@ class History:
             "curves": [curve.to_json() for curve in self.curves],
             "timeline": [{"t": moment.time} | dict(moment.event) for moment in self.timeline],
             "skipped": self.skipped,
-            "offset": self.offset,
         }
 
 
-def read_history(paths: RunPaths, *, most: int = 600, offset: int = 0) -> History:
-    """Return what happened in a run since `offset` of its ``events.jsonl``.
+def read_history(paths: RunPaths, *, most: int = 600) -> History:
+    """Return what happened in a run, from its ``events.jsonl``.
 
     A curve has at most `most` points, fewer with many tasks; its least and greatest values stay.
-    A file that cannot be read is an empty history. Follow a live run with `History.offset`.
+    A file that cannot be read is an empty history.
     """
     try:
         with open(paths.events, "rb", buffering=0) as file:
             started_at = _time_of(_parse(os.pread(file.fileno(), _BLOCK, 0).partition(b"\n")[0]))
             collector = _Collector(started_at or 0.0)
-            end = collector.read(file.fileno(), offset)
+            collector.read(file.fileno())
     except OSError:
-        return History(0.0, (), (), 0, offset)
-    return collector.history(most, end)
+        return History(0.0, (), (), 0)
+    return collector.history(most)
 
 
 def downsample(points: Sequence[Point], most: int) -> tuple[Point, ...]:
@@ -166,23 +163,22 @@ class _Collector:
         self._last: dict[bytes, deque[tuple[int, bytes]]] = {}
         self._moments = 0
 
-    def read(self, fd: int, offset: int) -> int:
-        """Read the whole lines from `offset` on; return the end of the last one."""
+    def read(self, fd: int) -> None:
+        """Read all whole lines."""
         size = os.fstat(fd).st_size
-        is_short = size - offset <= _PARSED_WHOLE_BYTES
-        stride = max(1, (size - offset) // _SAMPLES)
-        for start, block in _blocks(fd, offset):
-            offset = start + len(block)
+        stride = max(1, size // _SAMPLES)
+        for start, block in _blocks(fd):
             self._collect_moments(block, start)
-            if is_short or offset + _BLOCK > size:  # the newest values are always exact
+            if (
+                size <= _PARSED_WHOLE_BYTES or start + len(block) + _BLOCK > size
+            ):  # the newest values are always exact
                 for line in block.split(b"\n"):
                     self._collect_points(line)
             else:
                 for line in _sample(block, stride):
                     self._collect_points(line)
-        return offset
 
-    def history(self, most: int, offset: int) -> History:
+    def history(self, most: int) -> History:
         share = max(60, 40 * most // max(1, len(self._points)))
         reported = {task for task, kind, _ in self._points if kind != "usage"}
         chief = choose_leader({task: self._steps.get(task, 0) for task in reported})
@@ -198,7 +194,7 @@ class _Collector:
             for limit in [most if task == chief else min(most, share)]
         )
         moments = self._timeline()
-        return History(self.started_at, curves, moments, self._moments - len(moments), offset)
+        return History(self.started_at, curves, moments, self._moments - len(moments))
 
     def _collect_moments(self, block: bytes, offset: int) -> None:
         """Keep the lines of the events for the timeline."""
@@ -221,7 +217,7 @@ class _Collector:
             event = _parse(line)
             time = _time_of(event)
             if time is not None and event.get("type") in TIMELINE:
-                moments.append(Moment(round(time - self.started_at, 3), _cut(event)))
+                moments.append(Moment(round(time - self.started_at, 3), cut(event)))
         return tuple(moments)
 
     def _collect_points(self, line: bytes) -> None:
@@ -267,12 +263,14 @@ class _Collector:
     def _has_room(self, task: str, kind: str) -> bool:
         if (task, kind) in self._curves:
             return self._curves[task, kind] < _MOST_METRICS
-        return sum(known == kind for _, known in self._curves) < _MOST_TASKS
+        # Its curves stand for the run, however many tasks report before it.
+        is_leader = task in ("chief:0", "worker:0")
+        return is_leader or sum(known == kind for _, known in self._curves) < _MOST_TASKS
 
 
-def _blocks(fd: int, offset: int) -> Iterator[tuple[int, bytes]]:
+def _blocks(fd: int) -> Iterator[tuple[int, bytes]]:
     """Yield offset and bytes of blocks of whole lines; a line without end, or too long, is left."""
-    size = _BLOCK
+    offset, size = 0, _BLOCK
     while block := os.pread(fd, size, offset):
         end = block.rfind(b"\n") + 1
         if end:
@@ -323,16 +321,16 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def _cut(value: Any, depth: int = 4) -> Any:
-    """Return the value with long strings and long lists cut."""
+def cut(value: Any, depth: int = 4) -> Any:
+    """Return a value of an event with long strings and long lists cut."""
     if isinstance(value, str):
         return value if len(value) <= _LONGEST_STRING else f"{value[:_LONGEST_STRING]}…"
     if isinstance(value, list | dict) and not depth:
         return None
     if isinstance(value, list):
-        return [_cut(item, depth - 1) for item in value[:100]]
+        return [cut(item, depth - 1) for item in value[:100]]
     if isinstance(value, dict):
-        return {_cut(name): _cut(item, depth - 1) for name, item in list(value.items())[:100]}
+        return {cut(name): cut(item, depth - 1) for name, item in list(value.items())[:100]}
     return _to_json_number(value) if isinstance(value, float) else value
 
 

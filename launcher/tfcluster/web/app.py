@@ -86,7 +86,7 @@ class Site:
         return self._templates.TemplateResponse(request, f"{name}.html", context, status)
 
     def _list(self, request: Request) -> Response:
-        return _json({"home": str(self._index.home), "runs": self._index.rows()})
+        return _json({"runs": self._index.rows()})
 
     def _run(self, request: Request) -> Response:
         return _json(describe_run(self._find(request)) | {"read_only": self._read_only})
@@ -109,13 +109,11 @@ class Site:
         return _json(log_pages.read_page(paths, registry.load(paths), query))
 
     async def _list_stream(self, request: Request) -> Response:
-        return _stream(self.streams, None, None)
+        return _stream(self.streams, None)
 
     async def _run_stream(self, request: Request) -> Response:
         paths = await run_in_threadpool(self._find, request)
-        last = request.headers.get("last-event-id", "")
-        is_place = last.isascii() and last.isdecimal() and len(last) <= 18
-        return _stream(self.streams, paths, int(last) if is_place else _number(request, "offset"))
+        return _stream(self.streams, paths)
 
     async def _stop(self, request: Request) -> Response:
         now = (await _body(request)).get("now") is True
@@ -155,9 +153,8 @@ def _json(value: Any, status: int = 200) -> Response:
     return Response(to_bytes(value), status, media_type="application/json")
 
 
-def _stream(streams: Streams, paths: RunPaths | None, offset: int | None) -> Response:
-    frames = streams.follow(paths, offset)
-    return StreamingResponse(frames, media_type="text/event-stream")
+def _stream(streams: Streams, paths: RunPaths | None) -> Response:
+    return StreamingResponse(streams.follow(paths), media_type="text/event-stream")
 
 
 def _number(request: Request, name: str, *, least: int = 0, most: int = 1 << 48) -> int | None:

@@ -50,7 +50,7 @@ class Query:
     grep: str = ""
     """The text that a line must contain; the letters a to z match in either case."""
     shows_native: bool = True
-    """False to leave out TensorFlow's own lines about its start."""
+    """False to leave out TensorFlow's own lines about its start, of tasks that have not failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,8 @@ class _Line:
     start: int
     end: int
     text: bytes
+    is_hidden: bool = False
+    """A native line, which is only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class _File:
     """True if nothing follows: a last line without newline counts as whole."""
     started_at: float
     ended_at: float
+    has_failed: bool
+    """By itself: its native lines may say why."""
     times: LogTimes
 
     def known_time(self, line: _Line) -> float | None:
@@ -90,11 +94,12 @@ def read_page(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str,
     files = _find_files(paths, snapshot, query)
     begin = _parse_cursor(query.cursor, files)
     chosen = {key: files[key] for key in begin}
-    found, end = _merge(chosen, begin, query)
+    found, hidden, end = _merge(chosen, begin, query)
     first, last = (end, begin) if query.backward else (begin, end)
     behind = sum(max(0, file.size - last[key]) for key, file in chosen.items())
     return {
         "lines": [_describe(file, line) for file, line in found],
+        "hidden": hidden,
         "before": _format_cursor(first) if any(first.values()) else None,
         "after": _format_cursor(last),
         "behind": behind,
@@ -122,8 +127,10 @@ def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[st
 def _open(path: Path, attempt: int, snapshot: RunSnapshot, is_newest: bool) -> _File:
     label, status = label_of(path), path.stat()
     started_at, has_ended = snapshot.started_at, snapshot.status.is_final or not is_newest
+    has_failed = False
     with contextlib.suppress(KeyError):  # a log of `prepare`
         task = snapshot.task(label)
+        has_failed = task.ended_by == "itself" and task.exit_code != 0
         if is_newest:
             started_at, has_ended = task.started_at or started_at, has_ended or bool(task.ended_at)
     return _File(
@@ -135,6 +142,7 @@ def _open(path: Path, attempt: int, snapshot: RunSnapshot, is_newest: bool) -> _
         has_ended=has_ended,
         started_at=started_at,
         ended_at=status.st_mtime,
+        has_failed=has_failed,
         times=LogTimes(path),
     )
 
@@ -170,15 +178,16 @@ def _has_more(file: _File, offset: int) -> bool:
 
 def _merge(
     files: Mapping[str, _File], begin: Mapping[str, int], query: Query
-) -> tuple[list[tuple[_File, _Line]], dict[str, int]]:
-    """Return the next lines in the order of their times, and the cursor after them."""
+) -> tuple[list[tuple[_File, _Line]], int, dict[str, int]]:
+    """Return the next lines in the order of their times, how many are hidden, and the cursor."""
     end = dict(begin)
     needle = query.grep.encode("utf-8", "replace").lower()
     sign, read = (-1, _read_backward) if query.backward else (1, _read_forward)
     budget = _SCANNED_BYTES // max(len(files), 1)
     readers = {
-        key: read(_Reading(file, begin[key], needle, budget, end, query.shows_native))
+        key: read(_Reading(file, begin[key], needle, budget, end, shows_native))
         for key, file in files.items()
+        for shows_native in [query.shows_native or file.has_failed]
     }
     heads: list[tuple[float, int, str, _Line]] = []
 
@@ -189,14 +198,17 @@ def _merge(
 
     for place, key in enumerate(files):
         advance(key, sign * place)
-    found = list[tuple[_File, _Line]]()
+    found, hidden = list[tuple[_File, _Line]](), 0
     while heads and len(found) < min(query.lines, MOST_LINES):
         _, place, key, line = heapq.heappop(heads)
-        found.append((files[key], line))
+        if line.is_hidden:
+            hidden += 1
+        else:
+            found.append((files[key], line))
         advance(key, place)
     for _, _, key, line in heads:  # read, but not part of this page
         end[key] = line.end if query.backward else line.start
-    return found[::sign], end
+    return found[::sign], hidden, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +234,9 @@ class _Reading:
             return
         without_native = NativeFilter()
         for raw in block.removesuffix(b"\n").split(b"\n"):
-            line = _Line(at, at + len(raw) + 1, latest_state(raw))
-            is_shown = self.shows_native or without_native(raw + b"\n") != b""
-            if is_shown and self.needle in line.text.lower():
+            is_hidden = not self.shows_native and without_native(raw + b"\n") == b""
+            line = _Line(at, at + len(raw) + 1, latest_state(raw), is_hidden)
+            if self.needle in line.text.lower():
                 yield line
             at = line.end
 

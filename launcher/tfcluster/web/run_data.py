@@ -152,13 +152,10 @@ def _damaged_row(paths: RunPaths) -> dict[str, Any]:
 def describe_run(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run but its curves and logs. Raises DamagedRunError."""
     snapshot = registry.load(paths)
-    spec = str(paths.spec) if snapshot.spec is None else snapshot.spec
-    facts = history.list_facts(snapshot)
     return {
         "snapshot": snapshot.to_json() | {"folder": str(paths.root)},
         "plan": _describe_plan(paths, snapshot),
         "diagnosis": _describe_diagnosis(paths, snapshot),
-        "summary": {"folder": str(paths.root), "spec": spec, "facts": facts},
     }
 
 

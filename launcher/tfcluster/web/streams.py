@@ -13,13 +13,12 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 from starlette.concurrency import run_in_threadpool
 
 from tfcluster.agent import foreign_json
-from tfcluster.rundir import registry
+from tfcluster.rundir import registry, series
 from tfcluster.rundir.log_files import LogFiles
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError, StateFile
@@ -30,8 +29,6 @@ from tfcluster.web.run_data import RunIndex, current_status, to_bytes
 
 PING_S: Final = 15.0
 _MOST_WAITING: Final = 2 << 20
-_MOST_CATCH_UP: Final = 1 << 20
-"""The bytes of events that a viewer is sent after a break; with more it has to reload."""
 _ROUND_S: Final = 0.1
 """The shortest time between two rounds of reading, so that a busy run costs little."""
 _POINTS: Final = frozenset({"progress", "usage"})
@@ -41,11 +38,6 @@ _POINTS: Final = frozenset({"progress", "usage"})
 def frame(event: str, data: Any) -> bytes:
     """Return one server-sent event."""
     return b"event: %s\ndata: %s\n\n" % (event.encode(), to_bytes(data))
-
-
-def _place(offset: int) -> bytes:
-    """Return what makes a browser continue at this offset of the events after a break."""
-    return b"id: %d\n\n" % offset
 
 
 class Source(Protocol):
@@ -60,7 +52,7 @@ class Source(Protocol):
     def read(self) -> list[bytes]:
         """Return what is new since the last call."""
 
-    def catch_up(self, offset: int | None) -> list[bytes]:
+    def catch_up(self) -> list[bytes]:
         """Return what a new viewer needs before what `read` will return."""
 
 
@@ -84,10 +76,8 @@ class RunSource:
     def read(self) -> list[bytes]:
         before, self._state = self._state, self._read_state()
         frames = [frame("state", changes)] if (changes := _changes(before, self._state)) else []
-        start = self._events.offset  # read after the state: a final one follows the last event
+        # Read after the state: a final one follows the last event.
         frames += _describe_events(self._events.lines())
-        if self._events.offset != start:
-            frames.append(_place(self._events.offset))
         if self._logs_have_grown():
             frames.append(frame("logs", {"bytes": self._log_bytes}))
         if self._is_final():
@@ -95,14 +85,8 @@ class RunSource:
             frames.append(frame("end", {}))
         return frames
 
-    def catch_up(self, offset: int | None) -> list[bytes]:
+    def catch_up(self) -> list[bytes]:
         frames = [frame("state", self._state), frame("logs", {"bytes": self._log_bytes})]
-        until = self._events.offset
-        if offset is not None and until - offset > _MOST_CATCH_UP:
-            frames.append(frame("reload", {}))
-        elif offset is not None and offset < until:
-            frames += _describe_events(_read_between(self._paths.events, offset, until))
-        frames.append(_place(until))
         return [*frames, frame("end", {})] if self.is_over else frames
 
     def _read_state(self) -> dict[str, Any]:
@@ -133,18 +117,12 @@ def _describe_events(lines: Iterable[bytes]) -> list[bytes]:
     for line in lines:
         with contextlib.suppress(ValueError):
             record = foreign_json.parse_json_object(line)
-            (points if record.get("type") in _POINTS else moments).append(record)
+            if (kind := record.get("type")) in _POINTS:
+                points.append(record)
+            elif kind in series.TIMELINE:
+                moments.append(series.cut(record))
     found = [("progress", points), ("timeline", moments)]
     return [frame(event, records) for event, records in found if records]
-
-
-def _read_between(path: Path, start: int, end: int) -> list[bytes]:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(start, 0))
-            return file.read(end - start).splitlines()
-    except OSError:
-        return []
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +157,7 @@ class ListSource:
         self._rows = rows
         return [frame("runs", {"runs": changed, "gone": gone})] if changed or gone else []
 
-    def catch_up(self, offset: int | None) -> list[bytes]:
+    def catch_up(self) -> list[bytes]:
         return [frame("runs", {"runs": list(self._rows.values()), "gone": []})]
 
 
@@ -232,19 +210,25 @@ class _Feed:
         self.viewers: set[_Viewer] = set()
         self.users = 0
         """The number of viewers, also of those that are about to join."""
+        self.has_ended = False
         self._lock = threading.Lock()
         self._is_stopped = threading.Event()
         self._folders = FolderWatch()
         source.watch(self._folders)
         threading.Thread(target=self._run, name="feed", daemon=True).start()
 
-    def join(self, viewer: _Viewer, offset: int | None) -> list[bytes]:
+    def join(self, viewer: _Viewer) -> list[bytes]:
         """Add a viewer; return what it needs before what follows. Called in any thread."""
         with self._lock:
             self._publish()  # the viewer may know newer events than the last round found
-            frames = self._source.catch_up(offset)
-            self._call(self.viewers.add, viewer)
+            frames = self._source.catch_up()
+            self._call(self._add, viewer)
         return frames
+
+    def _add(self, viewer: _Viewer) -> None:
+        self.viewers.add(viewer)
+        if self.has_ended:  # while it joined
+            viewer.end()
 
     def stop(self) -> None:
         self._is_stopped.set()
@@ -264,6 +248,7 @@ class _Feed:
 
     def end(self) -> None:
         """End the streams of all viewers; called by the event loop's thread."""
+        self.has_ended = True
         for viewer in self.viewers:
             viewer.end()
 
@@ -290,17 +275,18 @@ class Streams:
         self._feeds: dict[str, _Feed] = {}
         self._is_closed = False
 
-    async def follow(self, paths: RunPaths | None, offset: int | None) -> AsyncIterator[bytes]:
+    async def follow(self, paths: RunPaths | None) -> AsyncIterator[bytes]:
         """Yield the changes of a run, or of the list of all runs if `paths` is None."""
         if self._is_closed:
             return
         key, viewer = "" if paths is None else paths.run_id, _Viewer()
-        if (feed := self._feeds.get(key)) is None:
+        feed = self._feeds.get(key)
+        if feed is None or feed.has_ended:
             source = ListSource(self._index) if paths is None else RunSource(paths)
             feed = self._feeds[key] = _Feed(source, asyncio.get_running_loop())
         feed.users += 1
         try:
-            yield b"".join(await run_in_threadpool(feed.join, viewer, offset))
+            yield b"".join(await run_in_threadpool(feed.join, viewer))
             async for frames in viewer.frames():
                 yield frames
         finally:

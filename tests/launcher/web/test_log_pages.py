@@ -13,7 +13,7 @@ from tests.launcher.conftest import MakeRun
 
 from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
 from tfcluster.errors import UsageError
-from tfcluster.rundir import registry
+from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.web import log_pages
@@ -22,6 +22,9 @@ from tfcluster.web.log_pages import Query, read_page
 from .conftest import Write
 
 NATIVE = Path(__file__).parents[1] / "ui" / "native"
+NATIVE_LINE = (
+    b"WARNING: All log messages before absl::InitializeLog() is called are written to STDERR\n"
+)
 
 
 def page(paths: RunPaths, **question: Any) -> dict[str, Any]:
@@ -238,11 +241,30 @@ def test_tensorflows_own_lines_can_be_left_out(paths: RunPaths, write_log: Write
     questions: list[dict[str, Any]] = [{}, {"cursor": "start", "backward": False}]
     for question in questions:
         assert len(texts(page(paths, **question))) == len(native) + 2 > 10
-        assert texts(page(paths, shows_native=False, **question)) == ["mine 1", "mine 2"]
+        found = page(paths, shows_native=False, **question)
+        assert texts(found) == ["mine 1", "mine 2"]
+        assert found["hidden"] == len(native)
+        assert page(paths, shows_native=False, lines=1, **question)["hidden"] == 0
+
+
+def test_tensorflows_own_lines_stay_where_a_task_has_failed_by_itself(
+    paths: RunPaths, write_log: Write
+) -> None:
+    state = registry.load(paths)
+    for task, ended_by in (("worker:0", "itself"), ("worker:1", "tfcluster")):
+        found = state.task(task)
+        found.exit_code, found.ended_by = 1, ended_by
+        write_log(paths, task, NATIVE_LINE)
+    assert run_writer.write_json(paths.state, state.to_json())
+
+    shown = page(paths, shows_native=False)
+    assert [line["task"] for line in shown["lines"]] == ["worker:0"]
+    assert shown["hidden"] == 1
 
 
 def test_a_run_without_logs_has_an_empty_page(paths: RunPaths) -> None:
-    assert page(paths) == {"lines": [], "before": None, "after": "", "behind": 0, "at_end": True}
+    empty = {"lines": [], "hidden": 0, "before": None, "after": "", "behind": 0, "at_end": True}
+    assert page(paths) == empty
 
 
 def test_a_log_that_vanishes_meanwhile_is_left_out(paths: RunPaths, write_log: Write) -> None:

@@ -28,14 +28,12 @@ HANG_S = 30.0
 
 
 def parse(data: bytes) -> list[Frame]:
-    """Return the events in what a stream sent; a bare id is the event ``id``."""
+    """Return the events in what a stream sent."""
     found = list[Frame]()
     for block in data.decode().split("\n\n"):
         fields = dict(line.split(": ", 1) for line in block.splitlines() if line[:1] != ":")
         if "event" in fields:
             found.append((fields["event"], json.loads(fields["data"])))
-        elif "id" in fields:
-            found.append(("id", int(fields["id"])))
     return found
 
 
@@ -62,11 +60,10 @@ class Browser:
             self.got += parse(data)
 
 
-def append(paths: RunPaths, *lines: bytes) -> int:
-    """Append events to a run's file; return its size."""
+def append(paths: RunPaths, *lines: bytes) -> None:
+    """Append events to a run's file."""
     with paths.events.open("ab") as file:
         file.write(b"".join(lines))
-    return paths.events.stat().st_size
 
 
 def progress(step: int) -> bytes:
@@ -115,17 +112,16 @@ def test_a_viewer_gets_the_state_then_changes_points_and_moments(
     append(paths, progress(1))
 
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths, None))
+        browser = Browser(all_streams.follow(paths))
         first = await browser.read()
-        assert [name for name, _ in first] == ["state", "logs", "id"]
+        assert [name for name, _ in first] == ["state", "logs"]
         assert first[0][1]["status"] == "running"
         assert len(first[0][1]["tasks"]) == 2
 
         browser.got.clear()
-        end = append(paths, progress(2), warning(3), progress(4))
+        append(paths, progress(2), warning(3), progress(4))
         assert [event["step"] for event in await browser.until("progress")] == [2, 4]
         assert [event["message"] for event in await browser.until("timeline")] == ["careful"]
-        assert await browser.until("id") == end
 
         browser.got.clear()
         change(paths, lambda state: setattr(state.tasks[1], "step", 7))
@@ -136,68 +132,13 @@ def test_a_viewer_gets_the_state_then_changes_points_and_moments(
     play(home_dir, watch)
 
 
-def test_a_viewer_that_was_away_gets_what_it_missed_and_nothing_twice(
-    home_dir: Path, paths: RunPaths
-) -> None:
-    seen = append(paths, progress(1), progress(2))
-    append(paths, progress(3))
-
-    async def watch(all_streams: Streams) -> None:
-        other = Browser(all_streams.follow(paths, None))
-        await other.read()
-        append(paths, progress(4))
-        browser = Browser(all_streams.follow(paths, seen))
-        await browser.read()
-        append(paths, progress(5))
-        while len(steps := _steps(browser)) < 3:
-            await browser.read()
-        assert steps == [3, 4, 5]
-        while len(steps := _steps(other)) < 2:
-            await other.read()
-        assert steps == [4, 5]
-
-    play(home_dir, watch)
-
-
-def _steps(browser: Browser) -> list[int]:
-    return [e["step"] for name, data in browser.got if name == "progress" for e in data]
-
-
-def test_a_place_that_the_server_has_not_read_up_to_yet_is_no_gap(
-    home_dir: Path, paths: RunPaths
-) -> None:
-    """The history that a page has read may be newer than the last round of the thread."""
-
-    async def watch(all_streams: Streams) -> None:
-        for offset in (append(paths, progress(1)), 10**9):
-            browser = Browser(all_streams.follow(paths, offset))
-            first = await browser.read()
-            assert "progress" not in dict(first)
-            assert dict(first)["id"] == paths.events.stat().st_size
-
-    play(home_dir, watch)
-
-
-def test_after_very_much_a_viewer_is_told_to_reload(
-    home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "_MOST_CATCH_UP", 1000)
-    append(paths, *map(progress, range(1, 50)))
-
-    async def watch(all_streams: Streams) -> None:
-        names = [name for name, _ in await Browser(all_streams.follow(paths, 0)).read()]
-        assert names == ["state", "logs", "reload", "id"]
-
-    play(home_dir, watch)
-
-
 def test_a_slow_viewer_is_told_to_reload_and_its_stream_ends(
     home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "_MOST_WAITING", 2000)
 
     async def watch(all_streams: Streams) -> None:
-        slow, quick = (Browser(all_streams.follow(paths, None)) for _ in range(2))
+        slow, quick = (Browser(all_streams.follow(paths)) for _ in range(2))
         await slow.read()
         await quick.read()
         for number in range(1, 8):
@@ -205,7 +146,7 @@ def test_a_slow_viewer_is_told_to_reload_and_its_stream_ends(
             quick.got.clear()
             await quick.until("timeline")
         await asyncio.wait_for(slow.read_all(), HANG_S)
-        assert [name for name, _ in slow.got[3:]] == ["reload"]
+        assert [name for name, _ in slow.got[2:]] == ["reload"]
 
     play(home_dir, watch)
 
@@ -214,7 +155,7 @@ def test_the_end_of_a_run_is_the_end_of_its_stream(
     home_dir: Path, paths: RunPaths, write_log: Write
 ) -> None:
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths, None))
+        browser = Browser(all_streams.follow(paths))
         await browser.read()
         write_log(paths, "worker:0", b"bye\n")
         append(paths, warning(1, "last"))
@@ -225,17 +166,15 @@ def test_the_end_of_a_run_is_the_end_of_its_stream(
         assert found["timeline"][0]["message"] == "last"
         assert browser.got[-1] == ("end", {})
 
-        late = Browser(all_streams.follow(paths, 0))
-        assert [name for name, _ in await late.read()] == [
-            *("state", "logs", "timeline", "id", "end")
-        ]
+        late = Browser(all_streams.follow(paths))
+        assert [name for name, _ in await late.read()] == ["state", "logs", "end"]
 
     play(home_dir, watch)
 
 
 def test_a_run_whose_coordinator_dies_becomes_lost(home_dir: Path, paths: RunPaths) -> None:
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths, None))
+        browser = Browser(all_streams.follow(paths))
         await browser.read()
         change(paths, lambda state: setattr(state, "pid", 2**22 + 1))
         await browser.until("end")
@@ -246,7 +185,7 @@ def test_a_run_whose_coordinator_dies_becomes_lost(home_dir: Path, paths: RunPat
 
 def test_a_deleted_run_ends_its_stream(home_dir: Path, paths: RunPaths) -> None:
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths, None))
+        browser = Browser(all_streams.follow(paths))
         await browser.read()
         registry.delete(paths)
         await browser.until("end")
@@ -261,7 +200,7 @@ def test_one_thread_reads_for_all_viewers_and_ends_with_the_last(
         return [thread for thread in threading.enumerate() if thread.name == "feed"]
 
     async def watch(all_streams: Streams) -> None:
-        opened = [all_streams.follow(paths, None) for _ in range(5)]
+        opened = [all_streams.follow(paths) for _ in range(5)]
         for stream in opened:
             await anext(stream)
         (thread,) = threads()
@@ -279,27 +218,51 @@ def test_an_internal_error_ends_the_stream_so_that_the_browser_connects_again(
     monkeypatch.setattr(threading, "excepthook", lambda args: None)
 
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths, None))
+        browser = Browser(all_streams.follow(paths))
         await browser.read()
         monkeypatch.setattr(streams, "_changes", lambda before, now: 1 / 0)
         append(paths, warning(1))
         await asyncio.wait_for(browser.read_all(), HANG_S)
         monkeypatch.undo()
-        again = Browser(all_streams.follow(paths, 0))
-        assert [e["seq"] for e in dict(await again.read())["timeline"]] == [1]
+        again = Browser(all_streams.follow(paths))
+        await again.read()
+        append(paths, warning(2))
+        assert [event["seq"] for event in await again.until("timeline")] == [2]
+
+    play(home_dir, watch)
+
+
+def test_a_viewer_that_joins_beside_one_of_a_dead_feed_gets_a_new_feed(
+    home_dir: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
+
+    async def watch(all_streams: Streams) -> None:
+        stuck, other = (Browser(all_streams.follow(paths)) for _ in range(2))
+        await stuck.read()
+        await other.read()
+        monkeypatch.setattr(streams, "_changes", lambda before, now: 1 / 0)
+        append(paths, warning(1))
+        await asyncio.wait_for(other.read_all(), HANG_S)  # `stuck` has not read its end yet
+        monkeypatch.undo()
+        late = Browser(all_streams.follow(paths))
+        await late.read()
+        append(paths, warning(2))
+        assert [event["seq"] for event in await late.until("timeline")] == [2]
+        await stuck.read_all()
 
     play(home_dir, watch)
 
 
 def test_closing_ends_every_stream(home_dir: Path, paths: RunPaths) -> None:
     async def watch(all_streams: Streams) -> None:
-        browsers = [Browser(all_streams.follow(where, None)) for where in (paths, None)]
+        browsers = [Browser(all_streams.follow(where)) for where in (paths, None)]
         for browser in browsers:
             await browser.read()
         all_streams.close()
         for browser in browsers:
             await asyncio.wait_for(browser.read_all(), HANG_S)
-        late = Browser(all_streams.follow(paths, None))
+        late = Browser(all_streams.follow(paths))
         await late.read_all()
         assert late.got == []
 
@@ -310,7 +273,7 @@ def test_the_list_has_new_changed_and_deleted_runs(home_dir: Path, make_run: Mak
     first = make_run("first", status=Status.RUNNING)
 
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(None, None))
+        browser = Browser(all_streams.follow(None))
         assert [row["name"] for row in dict(await browser.read())["runs"]["runs"]] == ["first"]
 
         async def next_change() -> Any:
@@ -328,16 +291,16 @@ def test_the_list_has_new_changed_and_deleted_runs(home_dir: Path, make_run: Mak
     play(home_dir, watch)
 
 
-def test_lines_that_are_no_events_are_left_out(home_dir: Path, paths: RunPaths) -> None:
+def test_what_is_no_event_of_the_timeline_is_left_out_and_a_long_one_is_cut(
+    home_dir: Path, paths: RunPaths
+) -> None:
     async def watch(all_streams: Streams) -> None:
-        browser = Browser(all_streams.follow(paths, None))
+        browser = Browser(all_streams.follow(paths))
         await browser.read()
-        append(paths, b"\xff\n", b"[1]\n", b"{\n", b"\n", b'{"type": 1}\n', progress(1), b'{"torn')
-        assert _steps_of(await browser.until("progress")) == [1]
-        assert await browser.until("timeline") == [{"type": 1}]
+        append(paths, b"\xff\n", b"[1]\n", b"{\n", b"\n", b'{"type": 1}\n')
+        append(paths, b'{"type": "alive"}\n', progress(1), warning(2, "x" * 9000), b'{"torn')
+        assert [event["step"] for event in await browser.until("progress")] == [1]
+        (found,) = await browser.until("timeline")
+        assert (found["type"], len(found["message"])) == ("warned", 2001)
 
     play(home_dir, watch)
-
-
-def _steps_of(events: list[dict[str, Any]]) -> list[int]:
-    return [event["step"] for event in events]

@@ -6,6 +6,7 @@ callbacks, the user's own list stays as it is, and Keras's warning about slow ca
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import threading
@@ -225,7 +226,8 @@ class FitReporter:
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._steps_per_epoch is None:  # the data's size was unknown until they ended
             self._steps_per_epoch = self._step - self._base or None
-        reporting.meter.offer(self._reading(logs, divisor=1))
+        reading = self._reading(logs, divisor=1)
+        reporting.meter.offer(dataclasses.replace(reading, ends_epoch=True))
 
     def on_train_end(self, logs: Any = None) -> None:
         reporting.finished()

@@ -56,12 +56,6 @@ function label(index) {
   return isShared ? `${name} ${run.slice(-4)}` : name;
 }
 
-/** Return the curve of a run's chief, or of its first task that has one. */
-function curveOf({ history }, kind, name) {
-  const found = history.of(kind, name);
-  return found.find((curve) => curve.task === history.chief) ?? found[0];
-}
-
 function showCharts() {
   const metrics = new Set(runs.flatMap(({ history }) => history.names("metric")));
   const wanted = [
@@ -74,7 +68,7 @@ function showCharts() {
   ];
   const drawn = wanted.map(([title, kind, name, format]) => {
     const lines = runs.flatMap((run, index) => {
-      const curve = curveOf(run, kind, name);
+      const curve = run.history.ofChief(kind, name);
       const style = { label: label(index), dashed: false, colour: seriesColour(index) };
       return curve ? run.history.lines(curve, axis(), style) : [];
     });

@@ -5,6 +5,9 @@ import { bytes, metric, rate } from "./formats.js";
 
 const MOST_LINES = 6;
 const MOST_POINTS = 3000;
+const MOST_TASKS = 64; // with curves of one kind, and
+const MOST_NAMES = 32; // names of one task and kind, as the server has at most
+const LEADERS = ["chief:0", "worker:0"]; // the tasks that stand for a run
 const NOT_FINITE = ["NaN", "Infinity", "-Infinity"];
 const SPEEDS = ["steps_per_second", "examples_per_second"];
 
@@ -16,8 +19,10 @@ export class History {
     this.skipped = record.skipped;
     this.curves = new Map();
     this.steps = new Map();
+    /** The task whose metrics stand for the run: chief:0, worker:0, or the first one. */
+    this.chief = null;
     for (const curve of record.curves) {
-      this.curves.set(keyOf(curve.task, curve.kind, curve.name), curve);
+      this.insert(curve);
       if (curve.kind !== "usage") this.steps.set(curve.task, curve.points.at(-1)?.[1]);
     }
   }
@@ -46,12 +51,28 @@ export class History {
   add(time, task, kind, values) {
     for (const [name, value] of Object.entries(values ?? {})) {
       if (typeof value !== "number" && !NOT_FINITE.includes(value)) continue;
-      const key = keyOf(task, kind, name);
-      const curve = this.curves.get(key) ?? { task, kind, name, points: [] };
-      this.curves.set(key, curve);
+      const known = this.curves.get(keyOf(task, kind, name));
+      if (!known && !this.hasRoom(task, kind)) return;
+      const curve = known ?? this.insert({ task, kind, name, points: [] });
       if (time > (curve.points.at(-1)?.[0] ?? -1))
         curve.points.push([time, this.steps.get(task) ?? null, value]);
     }
+  }
+
+  insert(curve) {
+    this.curves.set(keyOf(curve.task, curve.kind, curve.name), curve);
+    if (curve.kind !== "usage" && (this.chief === null || place(curve.task) < place(this.chief)))
+      this.chief = curve.task;
+    return curve;
+  }
+
+  hasRoom(task, kind) {
+    const names = new Map();
+    for (const curve of this.curves.values())
+      if (curve.kind === kind) names.set(curve.task, (names.get(curve.task) ?? 0) + 1);
+    return names.has(task)
+      ? names.get(task) < MOST_NAMES
+      : names.size < MOST_TASKS || LEADERS.includes(task);
   }
 
   /** Add events of the timeline; those it has already, by their numbers, are ignored. */
@@ -79,9 +100,9 @@ export class History {
     ];
   }
 
-  /** The task whose metrics stand for the run: the first, as the server puts the chief first. */
-  get chief() {
-    return [...this.curves.values()].find((curve) => curve.kind !== "usage")?.task;
+  /** Return the curve of the task that stands for the run, or of the first task that has one. */
+  ofChief(kind, name) {
+    return this.curves.get(keyOf(this.chief, kind, name)) ?? this.of(kind, name)[0];
   }
 
   /** Return the times at which `task` began anew. */
@@ -152,6 +173,11 @@ export class History {
   }
 }
 
+function place(task) {
+  const found = LEADERS.indexOf(task);
+  return found < 0 ? LEADERS.length : found;
+}
+
 function keyOf(task, kind, name) {
   return JSON.stringify([task, kind, name]);
 }
@@ -171,7 +197,7 @@ export function chartsOf(history) {
     metrics.map((name) => (name.startsWith(PAIRED) ? name.slice(PAIRED.length) : name)),
   )) {
     const curves = [base, PAIRED + base]
-      .map((name) => ({ curve: history.of("metric", name)[0], label: name, dashed: name !== base }))
+      .map((name) => ({ curve: history.ofChief("metric", name), label: name, dashed: name !== base }))
       .filter(({ curve }) => curve);
     charts.push({ title: clean(base), format: metric, curves, more: "" });
   }

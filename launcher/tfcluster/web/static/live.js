@@ -26,6 +26,7 @@ export async function post(url, body) {
     body: JSON.stringify(body),
   });
   if (!answer.ok) throw new Refused(await problem(answer));
+  return answer.json();
 }
 
 /** The error for a request that the server answered with its reason; a retry would not help. */
@@ -45,8 +46,9 @@ async function problem(answer) {
  * Listens to a stream of events until `close`.
  *
  * `refresh` (async) reads the whole state: at the start, after an interruption, and when the server
- * says that events were left out. A hidden page closes its connection: browsers allow few of them
- * to one server, and nobody looks.
+ * says that events were left out. What arrives meanwhile is handled after it, as its answer may be
+ * older. A hidden page closes its connection: browsers allow few of them to one server, and nobody
+ * looks.
  */
 export class Live {
   constructor(url, { refresh, handlers }) {
@@ -59,32 +61,32 @@ export class Live {
     this.connect();
   }
 
-  async connect() {
+  connect() {
     if (this.isClosed || document.hidden) return;
     this.disconnect();
     const source = (this.source = new EventSource(this.url));
-    for (const [type, handle] of Object.entries({
-      ...this.handlers,
-      reload: () => this.refresh(),
-    })) {
-      source.addEventListener(type, async (event) => {
+    let work = Promise.resolve();
+    const inTurn = (handle) => {
+      work = work.then(async () => {
         try {
-          await handle(event.data ? JSON.parse(event.data) : null);
+          if (this.source === source) await handle();
         } catch (error) {
           this.failed(source, error);
         }
       });
+    };
+    inTurn(() => this.refresh()); // after the stream was asked for, so that no event falls between
+    for (const [type, handle] of Object.entries({
+      ...this.handlers,
+      reload: () => this.refresh(),
+    })) {
+      source.addEventListener(type, (event) => {
+        this.pauseMs = 500; // not when it opens: a stream may fail after its headers
+        show("");
+        inTurn(() => handle(event.data ? JSON.parse(event.data) : null));
+      });
     }
-    source.addEventListener("open", () => {
-      this.pauseMs = 500;
-      show("");
-    });
     source.addEventListener("error", () => this.interrupted(source));
-    try {
-      await this.refresh(); // after the stream was asked for, so that no event falls between
-    } catch (error) {
-      this.failed(source, error);
-    }
   }
 
   failed(source, error) {

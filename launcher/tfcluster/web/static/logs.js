@@ -1,7 +1,7 @@
 // The log lines of a run: only what is on the screen is in the page, only what was scrolled to is read.
 
 import { byId, el, oncePerFrame, syncRows, write } from "./dom.js";
-import { bytes, clock } from "./formats.js";
+import { bytes, clock, plural } from "./formats.js";
 import { get } from "./live.js";
 
 const ROW = 20; // px, as in the style sheet: equal heights place any line without measuring
@@ -19,6 +19,7 @@ export class LogView {
     this.rows = this.space.firstElementChild;
     this.generation = 0;
     this.isLoading = false;
+    this.hasGrown = false;
     this.isFollowing = true;
     this.tasks = [];
     this.draw = oncePerFrame(() => this.render());
@@ -74,6 +75,7 @@ export class LogView {
   /** Say that there are new lines. */
   grown() {
     this.isAtEnd = false;
+    this.hasGrown = true; // the answer to a request under way may be older
     if (this.isFollowing || this.isNear(false)) this.load(false);
   }
 
@@ -103,6 +105,7 @@ export class LogView {
     if (this.isLoading || cursor === null || (!isBackward && this.isAtEnd)) return;
     const generation = this.generation;
     this.isLoading = true;
+    this.hasGrown = false;
     try {
       const page = await get(this.url(cursor, isBackward));
       if (generation !== this.generation) return;
@@ -122,9 +125,10 @@ export class LogView {
     if (isBackward) this.pages.unshift(page);
     else if (last && last.lines.length + page.lines.length < PAGE) {
       last.lines.push(...page.lines);
+      last.hidden += page.hidden;
       last.after = page.after;
     } else this.pages.push(page);
-    if (isBackward ? isFirst : true) this.isAtEnd = page.at_end;
+    if (isBackward ? isFirst : true) this.isAtEnd = page.at_end && !this.hasGrown;
     const dropped = this.forget(isBackward);
     this.lines = this.pages.flatMap((one) => one.lines);
     this.space.style.height = `${this.lines.length * ROW}px`;
@@ -135,9 +139,19 @@ export class LogView {
     this.shownTop = this.view.scrollTop; // so that `scrolled` takes none of this for the reader's
     this.draw();
     this.showNote();
-    if (isBackward && this.lines.length < NEAR) this.load(true);
-    else if (!isBackward && this.isFollowing && page.behind > FAR) this.restart("end");
-    else if (!isBackward && this.isFollowing) this.load(false);
+    const isFar = !isBackward && this.isFollowing && page.behind > FAR;
+    if (isFar && !byId("log-text").value) this.restart("end"); // a search would begin anew
+    else if (this.isSearching && !(isBackward && this.isBehind)) this.load(true);
+    else if (this.isBehind) this.load(false);
+  }
+
+  /** Whether so few lines were found that earlier ones are read. */
+  get isSearching() {
+    return this.lines.length < NEAR && this.pages[0]?.before !== null;
+  }
+
+  get isBehind() {
+    return !this.isAtEnd && (this.isFollowing || this.isNear(false));
   }
 
   /** Drop pages at the end that the user has left; return how many lines above went. */
@@ -204,8 +218,21 @@ export class LogView {
   }
 
   showNote() {
-    const none = byId("log-text").value ? "No line has this text." : "No lines yet.";
-    write(byId("log-note"), this.lines.length ? "" : none);
+    const hidden = this.pages.reduce((sum, page) => sum + page.hidden, 0);
+    const none = !byId("log-text").value
+      ? "No lines yet."
+      : this.isSearching || !this.isAtEnd
+        ? "Searching …"
+        : "No line has this text.";
+    write(
+      byId("log-note"),
+      [
+        this.lines.length ? "" : none,
+        hidden ? `${plural(hidden, "line")} of TensorFlow’s own left out.` : "",
+      ]
+        .filter(Boolean)
+        .join(" "),
+    );
   }
 }
 

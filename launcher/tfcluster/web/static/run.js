@@ -408,8 +408,8 @@ function offerStop() {
   dialog.addEventListener("close", async () => {
     if (dialog.returnValue !== "stop") return;
     try {
-      await post(`${API}/stop`, { now: byId("stop-now").checked });
-      showProblem("");
+      const { stopping, why } = await post(`${API}/stop`, { now: byId("stop-now").checked });
+      showProblem(stopping ? "" : `Nothing was stopped: ${why ?? "the run is over"}`);
     } catch (error) {
       showProblem(`The run was not stopped: ${error.message}`);
     }

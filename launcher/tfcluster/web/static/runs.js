@@ -14,7 +14,7 @@ const VALUES = {
   name: (row) => row.name,
   status: (row) => row.status,
   progress: (row) => share(row) ?? (row.step != null ? 0 : -1),
-  loss: (row) => Number(row.metrics.loss ?? Infinity),
+  loss: (row) => Number(row.metrics.loss ?? NaN),
   examples: (row) => row.examples_per_second ?? -1,
   tasks: (row) => row.tasks,
   duration: (row) => seconds(row) ?? -1,
@@ -52,7 +52,8 @@ function sorted(found) {
   const sign = order.isDown ? -1 : 1;
   return found.sort((a, b) => {
     const [x, y] = [value(a), value(b)];
-    return sign * (x < y ? -1 : x > y ? 1 : 0) || b.started_at - a.started_at;
+    const last = Number.isNaN(x) - Number.isNaN(y); // both ways round
+    return last || sign * (x < y ? -1 : x > y ? 1 : 0) || b.started_at - a.started_at;
   });
 }
 

@@ -1,0 +1,175 @@
+"""The page's modules alone, with a server that answers late, in another order, or not at all."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import pytest
+
+from .site import Page, Site
+from .synthetic import new_run
+
+pytestmark = pytest.mark.slow
+
+TOOLS = """
+const tick = () => new Promise((done) => setTimeout(done, 20));
+const asked = [];
+const answer = (page) => asked.shift()(new Response(JSON.stringify(page)));
+const urls = [];
+window.fetch = (url) => {
+  urls.push(new URL(url, location));
+  return new Promise((done) => asked.push(done));
+};
+const page = (fields) => ({ lines: [], hidden: 0, before: null, after: "a", behind: 0, at_end: true,
+  ...fields });
+const sources = [];
+class Source extends EventTarget {
+  constructor() { super(); sources.push(this); }
+  say(type, data) { this.dispatchEvent(new MessageEvent(type, { data: JSON.stringify(data) })); }
+  close() {}
+}
+"""
+
+
+def evaluate(page: Page, script: str) -> Any:
+    """Return what an asynchronous script returns that may import the page's modules."""
+    return page.browser.driver.execute_async_script(
+        "const done = arguments[arguments.length - 1];"
+        f"(async () => {{ {TOOLS} {script} }})().then(done, (error) => done(error.stack));"
+    )
+
+
+@pytest.fixture
+def ended(page: Page, site: Site) -> Page:
+    """The page of a run that is over, which asks for nothing any more."""
+    run = new_run(site.home, "ended", started=time.time())
+    run.start()
+    run.end()
+    page.open_run(run.paths.run_id)
+    page.wait_for_text("#status", "succeeded")
+    page.wait_for_text("#log-view", "started")
+    return page
+
+
+def test_what_arrives_while_the_state_is_read_is_not_lost(page: Page) -> None:
+    script = """
+    const { Live } = await import("/static/live.js");
+    window.EventSource = Source;
+    let [finish, shown] = [null, []];
+    const refresh = () => new Promise((done) => (finish = done)).then(() => shown.push("older"));
+    const live = new Live("/", { refresh, handlers: { state: (data) => shown.push(data) } });
+    await tick();
+    sources[0].say("state", "newer");
+    await tick();
+    finish();
+    await tick();
+    live.close();
+    return shown;
+    """
+    assert evaluate(page, script) == ["older", "newer"]
+
+
+def test_a_stream_that_fails_after_its_headers_is_asked_for_less_and_less_often(page: Page) -> None:
+    script = """
+    const { Live } = await import("/static/live.js");
+    window.EventSource = Source;
+    const live = new Live("/", { refresh: async () => {}, handlers: { state: () => {} } });
+    const pauses = [];
+    for (let round = 0; round < 4; round += 1) {
+      if (round) live.connect();
+      sources.at(-1).dispatchEvent(new Event("open"));
+      if (round === 3) sources.at(-1).say("state", {});
+      sources.at(-1).dispatchEvent(new Event("error"));
+      pauses.push(live.pauseMs);
+    }
+    live.close();
+    return pauses;
+    """
+    assert evaluate(page, script) == [1000, 2000, 4000, 1000]
+
+
+def test_lines_that_come_during_a_request_are_read_after_it(ended: Page) -> None:
+    script = """
+    const { LogView } = await import("/static/logs.js");
+    const view = new LogView("run");
+    view.grown();
+    answer(page({ lines: [{ task: "worker:0", attempt: 1, offset: 0, text: "one" }] }));
+    await tick();
+    answer(page({ lines: [{ task: "worker:0", attempt: 1, offset: 4, text: "the error" }] }));
+    await tick();
+    return [view.lines.map((line) => line.text), asked.length];
+    """
+    assert evaluate(ended, script) == [["one", "the error"], 0]
+
+
+def test_a_search_goes_on_to_the_start_and_says_so_until_then(ended: Page) -> None:
+    script = """
+    const { LogView } = await import("/static/logs.js");
+    document.getElementById("log-text").value = "rare";
+    const view = new LogView("run");
+    const notes = [];
+    const reply = async (fields) => {
+      answer(page(fields));
+      await tick();
+      notes.push(document.getElementById("log-note").textContent);
+    };
+    await reply({ before: "c", hidden: 1 });
+    view.grown();
+    await reply({ before: "b" });
+    await reply({ after: "z", behind: 9e9, at_end: false });
+    await reply({});
+    await reply({ after: "zz" });
+    return [notes, urls.map((url) => url.searchParams.get("offset")), asked.length];
+    """
+    notes, offsets, waiting = evaluate(ended, script)
+    left_out = "1 line of TensorFlow’s own left out."
+    assert notes == [f"Searching … {left_out}"] * 4 + [f"No line has this text. {left_out}"]
+    assert offsets == ["end", "c", "a", "b", "z"], "it never begins anew"
+    assert waiting == 0
+
+
+def test_the_first_worker_stands_for_the_run_and_the_number_of_curves_is_limited(
+    page: Page,
+) -> None:
+    script = """
+    const { chartsOf, History } = await import("/static/curves.js");
+    const history = new History({ started_at: 1, timeline: [], skipped: 0, curves: [] });
+    for (let index = 99; index >= 0; index -= 1) {
+      const metrics = Object.fromEntries([...Array(50).keys()].map((name) => [`m${name}`, 1]));
+      history.addPoints([{ type: "progress", time: 2, task: `worker:${index}`, step: 1, metrics }]);
+    }
+    const charts = chartsOf(history);
+    return [history.chief, history.of("metric", "m0").length, charts.length,
+      new Set(charts.map(({ curves }) => curves[0].curve.task)).size];
+    """
+    assert evaluate(page, script) == ["worker:0", 65, 32, 1]
+
+
+def test_a_run_whose_loss_is_not_a_number_is_sorted_last(page: Page, site: Site) -> None:
+    for place, (name, loss) in enumerate({"low": 0.1, "nan": math.nan, "high": 2.0}.items()):
+        run = new_run(site.home, f"sorted {name}", started=time.time() - place)
+        run.start()
+        run.train(2, 2, loss=lambda step, loss=loss: loss)  # type: ignore[misc]
+        run.end()
+    page.open("/")
+    page.fill("#status", "succeeded")
+    page.fill("#text", "sorted")
+    page.wait("document.querySelectorAll('#runs tbody tr').length === 3")
+    for expected in ("low high nan", "high low nan"):
+        page.click("th[data-sort=loss] button")
+        page.settle()
+        assert page.texts("#runs tbody th a") == [f"sorted {name}" for name in expected.split()]
+
+
+def test_a_run_that_ended_before_its_stop_is_not_said_to_stop(page: Page, site: Site) -> None:
+    run = new_run(site.home, "live", started=time.time())
+    run.start()
+    run.writer.close()
+    page.open_run(run.paths.run_id)
+    page.wait("!document.getElementById('stop').hidden")
+    evaluate(page, "window.fetch = async () => new Response('{\"stopping\": false}')")
+    for selector in ("#stop", "#stop-confirm"):
+        page.click(selector)
+    page.wait_for_text("#problem", "Nothing was stopped: the run is over")
