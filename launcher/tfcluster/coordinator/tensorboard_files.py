@@ -62,8 +62,8 @@ class RunCurves:
         if self._is_over:
             return
         self._is_over = True
-        for name, task in self._tasks.items():
-            with contextlib.suppress(Exception), contextlib.closing(task):
+        for name in self._tasks:
+            with contextlib.suppress(Exception):
                 self._flush(name)
 
     def _record(self, event: Event) -> None:
@@ -141,10 +141,6 @@ class _Task:
     has_own_files: bool = False
     file: EventFile | None = None
 
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-
 
 class EventFile:
     """A file of TensorBoard events: TFRecords of `Event` protocol buffers.
@@ -155,8 +151,8 @@ class EventFile:
     def __init__(self, folder: str, now: float) -> None:
         """Create a new file in `folder`. Raises OSError."""
         os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f"events.out.tfevents.{int(now)}.tfcluster.{os.getpid()}")
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
+        name = f"events.out.tfevents.{int(now)}.tfcluster.{os.getpid()}"
+        self._path = os.path.join(folder, name)
         self._write(_double(1, now) + _bytes(3, b"brain.Event:2"))
 
     def add(self, step: int, values: Mapping[str, float], now: float) -> None:
@@ -173,12 +169,12 @@ class EventFile:
         session_start = _number(1, 1)
         self._write(_double(1, now) + _number(2, step) + _bytes(7, session_start))
 
-    def close(self) -> None:
-        self._file.close()
-
     def _write(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
-        self._file.write(length + _checksum(length) + event + _checksum(event))
+        record = length + _checksum(length) + event + _checksum(event)
+        # Not kept open: a thousand tasks have a thousand files.
+        with open(self._path, "ab", buffering=0) as file:
+            file.write(record)
 
 
 def _number(field_number: int, value: int) -> bytes:

@@ -123,7 +123,6 @@ def test_numbers_that_a_float_cannot_hold_are_written(tmp_path: Path) -> None:
     file.add(1 << 40, values | {"ümlaut": -0.5, "lo\ud800ss": 2.0}, 2.0)
     file.add(-1, {"ümlaut": 0.0}, 3.0)
     file.add(1 << 70, {"ümlaut": 0.0}, 4.0)
-    file.close()
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
     found = {tag: accumulator.Scalars(tag)[0] for tag in accumulator.Tags()["scalars"]}
