@@ -178,10 +178,12 @@ def join_first(names: Collection[object], most: int = 8) -> str:
 def similar_file(name: str, names: Collection[str]) -> str | None:
     """Return the file among `names` that a user who wrote `name` may have meant, or None.
 
-    The endings are not compared: those of most files are the same.
+    Only among equal stems do the endings count, as those of most files are the same.
     """
     import difflib
 
-    stems = {known.rpartition(".")[0] or known: known for known in sorted(names)}
-    near = difflib.get_close_matches(name.rpartition(".")[0] or name, stems, n=1)
+    stem, _, ending = name.rpartition(".")
+    best_last = sorted(names, key=lambda known: (known.endswith(f".{ending}"), known))
+    stems = {known.rpartition(".")[0] or known: known for known in best_last}
+    near = difflib.get_close_matches(stem or name, stems, n=1)
     return stems[near[0]] if near else None

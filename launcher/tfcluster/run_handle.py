@@ -288,11 +288,12 @@ class Run:
         with contextlib.suppress(OSError):  # a full disk: the next `wait` reports it again
             self.paths.waited.touch()
         newest, (message, fix) = self.newest_checkpoint, describe_failure(state)
+        leader = state.leader
         return Result(
             run=self,
             status=state.status,
             exit_code=state.exit_code,
-            metrics=dict(_chief(state).metrics),
+            metrics=dict(leader.metrics) if leader is not None else {},
             checkpoint=newest.path if newest is not None else None,
             message=message,
             fix=fix,
@@ -351,11 +352,6 @@ def end_with_process(paths: RunPaths) -> None:
     """Note that this thread coordinates the run, which has to end before the process does."""
     stop_at_exit(_stop_all)
     _threads[paths] = threading.current_thread()
-
-
-def _chief(state: RunSnapshot) -> TaskSnapshot:
-    tasks = {task.task: task for task in state.tasks}
-    return tasks.get("chief:0") or tasks.get("worker:0") or state.tasks[0]
 
 
 def _unanswered(state: RunSnapshot, error: Exception) -> NodeLostError:

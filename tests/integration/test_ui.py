@@ -203,7 +203,7 @@ def test_the_browser_is_opened_without_the_token_on_its_command_line(shell: Comm
             wait_for(lambda: chromium.driver.current_url == f"http://{server.place}/")
             wait_for(lambda: "No runs yet" in chromium.driver.page_source)
             assert [line for line in chromium.console if "401" in line or "403" in line] == []
-        server.end()
+        assert "if the browser shows an error, open the URL above" in server.end()
         assert not path.exists()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,7 +74,7 @@ def command(
         if path.suffix not in (".json", ".jsonc"):
             text = format_spec(json.loads(text), path.suffix)
     write(path, text, force=force)
-    shown = "" if file is None else f" {file}"
+    shown = "" if file is None else f" {shlex.quote(file)}"
     terminal.say(f"wrote {path}{runs}; next: tfcluster up{shown}")
 
 
@@ -87,7 +88,7 @@ def _target(file: str | None, *, force: bool) -> Path:
         return Path(present[0] if present else SPEC_NAMES[0])
     path = Path(os.path.expanduser(file))
     if path.suffix == ".py":
-        fix = f"tfcluster init --script {file}"
+        fix = f"tfcluster init --script {shlex.quote(file)}"
         raise UsageError(f"FILE: {file!r} is a script, not the spec to write", fix=fix)
     endings = [Path(name).suffix for name in SPEC_NAMES]
     if path.suffix not in endings:
@@ -113,7 +114,7 @@ def _choose_script(terminal: Terminal) -> str | None:
     found = training_scripts(Path())
     if not found or not (sys.stdin is not None and sys.stdin.isatty() and terminal.stderr.is_tty):
         if len(found) > 1:
-            fix = f"name one: tfcluster init --script {found[0]}"
+            fix = f"name one: tfcluster init --script {shlex.quote(found[0])}"
             fix += f"\n  → or start from an example: tfcluster init --template {FIRST_TEMPLATE}"
             raise UsageError(f"this folder has several scripts: {join_first(found)}", fix=fix)
         return found[0] if found else None
@@ -200,10 +201,9 @@ def format_spec(spec: Mapping[str, Any], ending: str) -> str:
     fields = {key: value for key, value in spec.items() if key != "$schema"}
     if ending == ".toml":
         return f"#:schema {_SCHEMA}\n\n{_toml(fields)}"
-    import yaml  # takes 20 ms
+    from tfcluster.spec import yaml_text  # takes 20 ms
 
-    text: str = yaml.safe_dump(fields, sort_keys=False, default_flow_style=None, width=100)
-    return f"# yaml-language-server: $schema={_SCHEMA}\n{text}"
+    return f"# yaml-language-server: $schema={_SCHEMA}\n{yaml_text.write(fields)}"
 
 
 def _inline(value: Any) -> str:
@@ -232,7 +232,7 @@ def _toml_value(value: Any) -> str:
         return f"{{{', '.join(_toml_lines(value))}}}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml_value, value))}]"
-    return _inline(value)
+    return _inline(value).replace("\x7f", "\\u007f")  # the only control that JSON leaves as it is
 
 
 def _show_templates(terminal: Terminal, *, as_json: bool) -> None:

@@ -125,20 +125,20 @@ def parse_moment(text: str, now: float | None = None) -> float:
     if ago := _AGO.fullmatch(text.strip()):
         return moment.timestamp() - float(ago[1]) * UNITS_S[ago[2]]
     try:
-        found = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except (ValueError, OverflowError):  # no date, or one before the years that a clock knows
         pass
-    else:
-        return found.timestamp()
     try:
-        found = datetime.combine(moment, clock_time.fromisoformat(text.strip()))
+        clock = clock_time.fromisoformat(text.strip())
+        today = moment if clock.tzinfo is None else moment.astimezone(clock.tzinfo)
+        found = datetime.combine(today, clock)
     except ValueError as error:
         raise UsageError(
             f"--since: {text!r} is no time",
             fix="write how long ago (90s, 5m, 2h, 1d), a time (14:30), or both date and time"
             " ('2026-09-14 14:30')",
         ) from error
-    return (found if found <= moment else found - timedelta(days=1)).timestamp()
+    return (found if found <= today else found - timedelta(days=1)).timestamp()
 
 
 def _require_times(paths: RunPaths) -> None:

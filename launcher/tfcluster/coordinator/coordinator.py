@@ -60,7 +60,7 @@ class Coordinator:
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
-        self._curves = RunCurves(plan, self.paths)
+        self._curves = RunCurves(plan, self.paths, self._warn)
         self._tensorboard_python = start_options.tensorboard_python
         self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
         self._hub = Hub(

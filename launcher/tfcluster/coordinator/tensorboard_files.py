@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from tfcluster.agent.error_text import reason_of
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -32,30 +33,48 @@ class RunCurves:
     """The event files of one run; `record` never fails: a full disk ends the curves."""
 
     def __init__(
-        self, plan: Plan, paths: RunPaths, *, clock: Callable[[], float] = time.time
+        self,
+        plan: Plan,
+        paths: RunPaths,
+        warn: Callable[[str], None],
+        *,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._paths, self._clock = paths, clock
+        """`warn` is called once, with the reason why there will be no more points."""
+        self._paths, self._warn, self._clock = paths, warn, clock
+        self._is_over = False
         self._chief = str(plan.chief)
         self._is_gang = plan.kind == "training"
         self._tasks: dict[str, _Task] = {}
 
     def record(self, event: Event) -> None:
         """Write what this event adds to the curves."""
-        with contextlib.suppress(OSError):
-            match event:
-                case ev.Progress():
-                    self._note_progress(event)
-                case ev.Usage(tasks=tasks):
-                    for name, used in tasks.items():
-                        self._write_memory(name, used)
-                case ev.TaskExited(task=name) if name in self._tasks:
-                    self._flush(name)
+        if self._is_over:
+            return
+        try:
+            self._record(event)
+        except Exception as problem:  # whatever it is, the training goes on
+            self.close()
+            self._warn(f"no more TensorBoard curves by tfcluster: {reason_of(problem)}")
 
     def close(self) -> None:
-        for name, task in self._tasks.items():
-            with contextlib.suppress(OSError):
+        """Write what was held back."""
+        if self._is_over:
+            return
+        self._is_over = True
+        for name in self._tasks:
+            with contextlib.suppress(Exception):
                 self._flush(name)
-            task.close()
+
+    def _record(self, event: Event) -> None:
+        match event:
+            case ev.Progress():
+                self._note_progress(event)
+            case ev.Usage(tasks=tasks):
+                for name, used in tasks.items():
+                    self._write_memory(name, used)
+            case ev.TaskExited(task=name) if name in self._tasks:
+                self._flush(name)
 
     def _note_progress(self, event: ev.Progress) -> None:
         task = self._tasks.setdefault(event.task, _Task(attempt=event.attempt, began=self._clock()))
@@ -122,10 +141,6 @@ class _Task:
     has_own_files: bool = False
     file: EventFile | None = None
 
-    def close(self) -> None:
-        if self.file is not None:
-            self.file.close()
-
 
 class EventFile:
     """A file of TensorBoard events: TFRecords of `Event` protocol buffers.
@@ -136,14 +151,15 @@ class EventFile:
     def __init__(self, folder: str, now: float) -> None:
         """Create a new file in `folder`. Raises OSError."""
         os.makedirs(folder, exist_ok=True)
-        path = os.path.join(folder, f"events.out.tfevents.{int(now)}.tfcluster.{os.getpid()}")
-        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (open as long as the run)
+        name = f"events.out.tfevents.{int(now)}.tfcluster.{os.getpid()}"
+        self._path = os.path.join(folder, name)
         self._write(_double(1, now) + _bytes(3, b"brain.Event:2"))
 
     def add(self, step: int, values: Mapping[str, float], now: float) -> None:
         """Add a point to the curve of each name in `values`."""
         summary = b"".join(
-            _bytes(1, _bytes(1, name.encode()) + b"\x15" + struct.pack("<f", _as_float32(value)))
+            # A name from JSON can have a lone surrogate, which UTF-8 lacks.
+            _bytes(1, _bytes(1, name.encode(errors="replace")) + b"\x15" + _float32(value))
             for name, value in values.items()
         )
         self._write(_double(1, now) + _number(2, step) + _bytes(5, summary))
@@ -153,16 +169,16 @@ class EventFile:
         session_start = _number(1, 1)
         self._write(_double(1, now) + _number(2, step) + _bytes(7, session_start))
 
-    def close(self) -> None:
-        self._file.close()
-
     def _write(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
-        self._file.write(length + _checksum(length) + event + _checksum(event))
+        record = length + _checksum(length) + event + _checksum(event)
+        # Not kept open: a thousand tasks have a thousand files.
+        with open(self._path, "ab", buffering=0) as file:
+            file.write(record)
 
 
 def _number(field_number: int, value: int) -> bytes:
-    return _varint(field_number << 3) + _varint(value)
+    return _varint(field_number << 3) + _varint(value & (1 << 64) - 1)
 
 
 def _double(field_number: int, value: float) -> bytes:
@@ -182,9 +198,9 @@ def _varint(value: int) -> bytes:
     return bytes(encoded)
 
 
-def _as_float32(value: float) -> float:
+def _float32(value: float) -> bytes:
     largest = 3.4028234e38
-    return value if value != value else max(-largest, min(largest, value))
+    return struct.pack("<f", value if value != value else max(-largest, min(largest, value)))
 
 
 def _make_table() -> list[int]:

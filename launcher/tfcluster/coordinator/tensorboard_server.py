@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,12 +24,20 @@ from tfcluster.rundir.events import Event, TensorboardStarted, Warned
 
 _LAST_LINES: Final = 5
 _URL: Final = re.compile(rb" at (http://\S+)")
-_PROBE: Final = (
-    "import importlib.util, sys; sys.exit(importlib.util.find_spec('tensorboard') is None)"
-)
+_WITHOUT_CURRENT_FOLDER: Final = """
+import sys
+sys.path[:] = [folder for folder in sys.path if folder]
+"""
+"""The current folder may have a folder `tensorboard` of the user's."""
+_PROBE: Final = f"""{_WITHOUT_CURRENT_FOLDER}
+from importlib.util import find_spec
+sys.exit(find_spec("tensorboard.main") is None)
+"""
 _PROBE_S: Final = 30.0
-_PROGRAM: Final = """
-import os, sys, threading
+_END_S: Final = 5.0
+_KILLED_S: Final = 1.0
+_PROGRAM: Final = f"""{_WITHOUT_CURRENT_FOLDER}
+import os, threading
 
 def end_with_starter():
     while os.read(0, 1):
@@ -37,7 +46,6 @@ def end_with_starter():
 
 threading.Thread(target=end_with_starter, daemon=True).start()
 os.nice(10)
-sys.path[:] = [folder for folder in sys.path if folder]
 from tensorboard.main import run_main
 run_main()
 """
@@ -131,10 +139,15 @@ class Server:
         await self._process.wait()
 
     async def close(self) -> None:
-        """End TensorBoard."""
+        """End TensorBoard: kill its session if it, or a process that it has left, does not end."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        await self.wait()
+        for limit_s in (_END_S, _KILLED_S):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    return await self.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final, Literal
 
-from tfcluster.ui.formats import cut_to_columns, format_bytes
+from tfcluster.ui.formats import cut_to_columns, format_bytes, format_value
 from tfcluster.ui.lines import sanitize_text
 
 Axis = Literal["time", "step"]
@@ -85,22 +85,10 @@ class Chart:
         )
 
 
-def format_value(value: float, unit: Unit = "number", digits: int = 4) -> str:
-    """Return a value as a person reads it: ``0.0312``, ``12.5k``, ``1.5 GB``, ``NaN``."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
-    if unit == "bytes":
-        return format_bytes(value)
-    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
-        if limit <= abs(value) < 1e12:
-            return f"{value / (1e3 if letter == 'k' else limit):.{digits}g}{letter}"
-    return f"{value:.{digits}g}"
-
-
 def format_ticks(values: Sequence[float], unit: Unit) -> list[str]:
     """Return the labels of an axis with as many digits as tell them apart."""
     for digits in (4, 6, 8):
-        labels = [format_value(value, unit, digits) for value in values]
+        labels = [_format(value, unit, digits) for value in values]
         if len(set(labels)) == len(labels):
             break
     return labels
@@ -178,7 +166,8 @@ class _Scale:
         if not self.is_log:
             return ticks(self.y_low, self.y_high)
         powers = range(int(self.y_low), int(self.y_high) + 1)
-        return [10.0**power for power in powers[:: max(1, len(powers) // 6)]]
+        found = (10.0**power for power in powers[:: max(1, len(powers) // 6)])
+        return [value for value in found if value]  # the least number is above 1e-324, which is 0
 
 
 def _is_drawn(y: float) -> bool:
@@ -259,14 +248,18 @@ def _pieces(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float,
         yield piece
 
 
+def _format(value: float, unit: Unit, digits: int = 4) -> str:
+    return format_bytes(value) if unit == "bytes" else format_value(value, digits)
+
+
 def _describe(line: Line, unit: Unit) -> str:
     values = [y for _, y in line.points]
     finite = [value for value in values if math.isfinite(value)]
     if not values:
         return f"{line.label}: no values"
-    shown = f"{line.label}: {format_value(values[0], unit)} to {format_value(values[-1], unit)}"
+    shown = f"{line.label}: {_format(values[0], unit)} to {_format(values[-1], unit)}"
     if finite:
-        least, most = format_value(min(finite), unit), format_value(max(finite), unit)
+        least, most = _format(min(finite), unit), _format(max(finite), unit)
         shown += f", least {least}, greatest {most}"
     return shown + (", with values that are not finite" if len(finite) < len(values) else "")
 

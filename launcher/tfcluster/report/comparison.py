@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tfcluster.report.charts import format_value
 from tfcluster.report.gather import Results, RunReport
-from tfcluster.ui.formats import format_bytes, format_duration, format_rate
+from tfcluster.ui.formats import format_bytes, format_count, format_duration, format_value
 from tfcluster.ui.render import Grid
 
 _HIDDEN: Final = ("$schema", "name", "version")
@@ -127,8 +126,8 @@ _NUMBERS: Final[Mapping[str, Callable[[Results], str | None]]] = {
     "duration": lambda run: _or_none(format_duration)(run.duration_s),
     "first step": lambda run: _or_none(format_duration)(run.first_step_s),
     "step": lambda run: _or_none("{:,}".format)(run.step),
-    "examples/s": lambda run: format_rate(run.examples_per_second),
-    "steps/s": lambda run: format_rate(run.steps_per_second),
+    "examples/s on average": lambda run: _or_none(format_count)(run.examples_per_second),
+    "steps/s on average": lambda run: _or_none(format_count)(run.steps_per_second),
     "restarts": lambda run: str(run.restarts),
     "peak memory": lambda run: _or_none(format_bytes)(run.peak_memory_bytes),
     "checkpoint": lambda run: run.checkpoint,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from tfcluster import __version__
@@ -16,10 +17,11 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import Curve, History, read_history
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_numbers
 from tfcluster.ui import history as sentences
 from tfcluster.ui import plan_view
 from tfcluster.ui.lines import last_lines
+from tfcluster.ui.live.figures import mean_examples_per_second
 
 LINES_OF_CAUSE: Final = 40
 MOST_TASKS_IN_FULL: Final = 16
@@ -37,7 +39,7 @@ class Results:
     metrics: Mapping[str, float]
     """The last metrics of the chief."""
     examples_per_second: float | None
-    """The median of the chief's reports."""
+    """The mean since the first step of the newest attempt, as in the closing summary."""
     steps_per_second: float | None
     restarts: int
     peak_memory_bytes: int | None
@@ -153,12 +155,6 @@ def gather(paths: RunPaths, *, now: float) -> RunReport:
     )
 
 
-def chief_of(state: RunSnapshot) -> TaskSnapshot | None:
-    """Return the task whose metrics stand for the run: the chief, or the first that has any."""
-    tasks = sorted(state.tasks, key=lambda task: rank(task.task))
-    return next((task for task in tasks if task.metrics or task.step is not None), None)
-
-
 def tasks_in_full(report: RunReport) -> Iterator[tuple[Plan, TaskId]]:
     """Yield the plan with each task that is shown in full, among them the root cause."""
     if report.plan is not None:
@@ -172,20 +168,20 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
     if state is None:
         metrics = {c.name: c.points[-1][2] for c in _metrics_of(found, found.chief)}
         return Results(None, None, None, metrics, None, None, 0, None, None)
-    chief = chief_of(state)
-    name = chief.task if chief is not None else found.chief
+    chief = state.leader
     is_lost = state.ended_at is None and state.status.is_final
     end = max((m.time for m in found.timeline), default=0.0) + state.started_at if is_lost else now
     peaks = [task.peak_rss_bytes or 0 for task in state.tasks]
-    peaks += [int(max(p[2] for p in c.points)) for c in found.curves if c.name == "rss_bytes"]
+    memory = chain(*(curve.points for curve in found.curves if curve.name == "rss_bytes"))
+    peaks += [int(value) for _, _, value in memory if math.isfinite(value)]
     newest = state.checkpoints[-1] if state.checkpoints else None
     return Results(
         duration_s=(state.ended_at or end) - state.started_at,
         first_step_s=chief.first_step_s if chief is not None else None,
         step=chief.step if chief is not None else None,
         metrics=dict(chief.metrics) if chief is not None else {},
-        examples_per_second=_median(found, name, "examples_per_second"),
-        steps_per_second=_median(found, name, "steps_per_second"),
+        examples_per_second=mean_examples_per_second(chief) if chief is not None else None,
+        steps_per_second=chief.mean_steps_per_second if chief is not None else None,
         restarts=len(state.restarts),
         peak_memory_bytes=max(peaks, default=0) or None,
         checkpoint=sentences.format_checkpoint(newest) or "saved" if newest else None,
@@ -194,13 +190,6 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
 
 def _metrics_of(found: History, task: str | None) -> Sequence[Curve]:
     return [curve for curve in found.curves if curve.task == task and curve.kind == "metric"]
-
-
-def _median(found: History, task: str | None, name: str) -> float | None:
-    for curve in found.curves:
-        if (curve.task, curve.kind, curve.name) == (task, "speed", name):
-            return statistics.median(value for _, _, value in curve.points)
-    return None
 
 
 def _last_lines(paths: RunPaths, state: RunSnapshot | None) -> tuple[str, tuple[str, ...]]:

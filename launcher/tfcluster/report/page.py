@@ -11,20 +11,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import __version__
-from tfcluster.report.charts import DASHES, MOST_LINES, format_time, format_value
+from tfcluster.report.charts import DASHES, MOST_LINES, format_time
 from tfcluster.report.comparison import Comparison
 from tfcluster.report.drawings import AXES, compared_figures, figures_of, timeline_rows
 from tfcluster.report.gather import (
     MOST_TASKS_IN_FULL,
     Results,
     RunReport,
-    chief_of,
     tasks_in_full,
 )
 from tfcluster.rundir.snapshot import RunSnapshot, describe_failure
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history, plan_view
-from tfcluster.ui.formats import format_bytes, format_duration, format_rate, plural
+from tfcluster.ui.formats import format_bytes, format_count, format_duration, format_value, plural
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.panels import root_cause_panel, task_ends_grid, trial_table
 from tfcluster.ui.render import Facts, Grid, Part, Verbatim
@@ -80,14 +79,17 @@ def format_results(results: Results) -> tuple[tuple[str, str], ...]:
     def duration(seconds: float | None) -> str | None:
         return None if seconds is None else format_duration(seconds)
 
+    def speed(per_second: float | None) -> str | None:
+        return None if per_second is None else format_count(per_second)
+
     peak = results.peak_memory_bytes
     return Facts.of(
         ("duration", duration(results.duration_s)),
         ("first step after", duration(results.first_step_s)),
         ("step", None if results.step is None else f"{results.step:,}"),
         *metrics,
-        ("examples/s", format_rate(results.examples_per_second)),
-        ("steps/s", format_rate(results.steps_per_second)),
+        ("examples/s on average", speed(results.examples_per_second)),
+        ("steps/s on average", speed(results.steps_per_second)),
         ("restarts", str(results.restarts) if results.restarts else None),
         ("peak memory", None if peak is None else format_bytes(peak)),
         ("checkpoint", results.checkpoint),
@@ -101,7 +103,7 @@ def _summary(report: RunReport) -> Iterator[tuple[str, str | None]]:
         yield "status", _status(state)
         yield "started", _date(state.started_at)
         yield "ended", _date(state.ended_at) if state.ended_at is not None else None
-        if (chief := chief_of(state)) is not None and chief.epochs:
+        if (chief := state.leader) is not None and chief.epochs:
             yield "epoch", f"{chief.epoch or '?'} of {chief.epochs}"
     yield "tasks", _count_tasks(report)
     yield from format_results(report.results)

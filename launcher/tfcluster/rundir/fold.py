@@ -100,6 +100,7 @@ class _Changes:
         for task in self.state.tasks:
             if task.node == event.node:
                 _move_task(task, event.type)
+                _set_usage(task, {})
 
     def ports_held(self, event: ev.PortsHeld) -> None:
         for task, port in event.ports.items():

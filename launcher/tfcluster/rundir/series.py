@@ -19,7 +19,7 @@ from typing import Any, Final
 from tfcluster.agent import foreign_json
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.snapshot import to_json_numbers
+from tfcluster.rundir.snapshot import choose_leader, to_json_numbers
 
 Point = tuple[float, int | None, float]
 """Seconds since the run's first event, step (None where it is not known), and value."""
@@ -180,8 +180,14 @@ class _Collector:
 
     def history(self, most: int) -> History:
         share = max(60, 40 * most // max(1, len(self._points)))
-        order = sorted(self._points, key=lambda key: (key[1] == "usage", rank(key[0])))
-        chief = order[0][0] if order else None
+        reported = {task for task, kind, _ in self._points if kind != "usage"}
+        chief = choose_leader({task: self._steps.get(task, 0) for task in reported})
+
+        def place(key: tuple[str, str, str]) -> tuple[object, ...]:
+            task, kind, _ = key
+            return kind == "usage", task != chief, rank(task)
+
+        order = sorted(self._points, key=place)
         curves = tuple(
             Curve(task, kind, name, downsample(self._points[task, kind, name], limit))
             for task, kind, name in order

@@ -35,6 +35,20 @@ _RECORD_TYPES: Mapping[str, Any] = {
 diagnosis."""
 
 
+_CHIEFS = ("chief:0", "worker:0")
+_SERVERS = ("ps:", "evaluator:")
+
+
+def choose_leader(steps: Mapping[str, int]) -> str | None:
+    """Return the task whose numbers stand for the run, of those that have reported a step.
+
+    It is the chief (``chief:0``, else ``worker:0``), else the furthest of those that train.
+    """
+    training = {name: step for name, step in steps.items() if not name.startswith(_SERVERS)}
+    chief = next((name for name in _CHIEFS if name in steps), None)
+    return chief or max(training or steps, key=steps.__getitem__, default=None)
+
+
 def _record(*required: str) -> Callable[[Any], dict[str, Any]]:
     """Return the reader of a record that must have the fields `required`."""
 
@@ -201,6 +215,13 @@ class RunSnapshot:
         if place is None or place >= len(self.tasks) or self.tasks[place].task != name:
             self._indices = {task.task: place for place, task in enumerate(self.tasks)}
         return self.tasks[self._indices[name]]
+
+    @property
+    def leader(self) -> TaskSnapshot | None:
+        """The task whose numbers stand for the run; None before the first step."""
+        steps = {task.task: task.step for task in self.tasks if task.step is not None}
+        name = choose_leader(steps)
+        return self.task(name) if name is not None else None
 
     def to_json(self) -> dict[str, Any]:
         """Return the state for JSON; it shares lists and mappings, so write it at once."""

@@ -1,4 +1,4 @@
-"""A reader of specs in YAML that keeps the place of every key and value.
+"""Reads specs in YAML and keeps the place of every key and value; writes what it reads.
 
 PyYAML reads YAML 1.1, editors and other tools read 1.2: a plain word that the two versions take
 for different values, such as ``on`` or ``0755``, is an error here. What remains is JSON's values.
@@ -29,11 +29,31 @@ _TRAPS: Final = (
      "write the number in decimal, or put it in quotes"),
     (re.compile(r"[-+]?\.(inf|nan)", re.I), "is not a finite number",
      "write a finite number: JSON has no such value"),
-    (re.compile(r"[-+]?[\d_]*\.?[\d_]*(e[-+]?\d+)?", re.I),
+    (re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)(e[-+]?\d+)?", re.I),
      "is a number or a word, depending on the version of YAML",
      "write numbers as 12, 0.5 or 1.0e-3, and put words in quotes"),
 )  # fmt: skip
 """Plain words that are not JSON's numbers: what they look like, what is wrong, what to write."""
+
+
+def write(value: Any) -> str:
+    """Return YAML of a JSON value, with quotes wherever `read` asks for them."""
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def represent(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+        style = "'" if _find_trap(text) else None
+        return dumper.represent_scalar(f"{_TAG}str", text, style)
+
+    Dumper.add_representer(str, represent)
+    return str(yaml.dump(value, None, Dumper, sort_keys=False, default_flow_style=None, width=100))
+
+
+def _find_trap(text: str) -> tuple[str, str] | None:
+    """Return what is wrong with a plain word that might be meant as something else, and the fix."""
+    traps = ((problem, fix) for pattern, problem, fix in _TRAPS if pattern.fullmatch(text))
+    return next(traps, None) if text.strip("+-.") else None
 
 
 def read(text: str) -> Document:
@@ -136,9 +156,8 @@ class _Reader:
 
     def check_word(self, node: yaml.ScalarNode, text: str) -> None:
         """Raise TextError for a plain word that might be meant as something else than itself."""
-        for pattern, problem, fix in _TRAPS:
-            if text.strip("+-.") and pattern.fullmatch(text):
-                self.fail(node, f"{shorten(text)} {problem}", fix)
+        if trap := _find_trap(text):
+            self.fail(node, f"{shorten(text)} {trap[0]}", trap[1])
 
     def check_tag(self, node: yaml.Node) -> None:
         """Raise TextError for a tag that the user wrote, except ``!!str``."""

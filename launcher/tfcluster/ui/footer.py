@@ -1,9 +1,9 @@
 """Lines at the bottom of a screen that are redrawn in place while other lines scroll above them.
 
-This is our own cursor handling instead of `rich.live.Live`, which was measured and tried: importing
-it takes 86 ms of the processor while the tasks start, a table of four tasks takes 3 ms to render
-(this module and `ui.live` together take 0.2 ms), its refresh thread writes beside the view's, which
-must be the only one, and it loses its place when the terminal is resized or stopped.
+This is our own cursor handling instead of `rich.live.Live`, which was only measured: importing it
+takes 86 ms of the processor while the tasks start, and a table of four tasks takes 3.1 ms to render
+(this module and `ui.live` together take 0.2 ms). Its refresh thread would also write beside the
+view's, which must be the only one.
 
 The functions only compute bytes; `Terminal` writes them. The cursor rests at the end of the last
 line and is never hidden: a process that is killed leaves a usable terminal behind.
@@ -20,8 +20,10 @@ _SHOW: Final = "\x1b[?2026l"
 _NO_WRAP: Final = "\x1b[?7l"
 """A character that is wider than we think must not move the lines below it."""
 _WRAP: Final = "\x1b[?7h"
-_ERASE_BELOW: Final = "\x1b[J"
 _ERASE_REST: Final = "\x1b[K"
+_ERASE_BELOW: Final = f"{_ERASE_REST}\x1b[C\x1b[J\r"
+"""Erases from the beginning of a row on. In two parts: tmux takes an erasure that begins at the top
+left for one of the whole screen, and scrolls what is there into its history."""
 
 Line = tuple[str, int]
 """The text of a line, sanitized and painted, and its width in columns."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import textwrap
 import unicodedata
@@ -24,6 +25,8 @@ def format_duration(seconds: float) -> str:
 
 def format_bytes(count: float) -> str:
     """Return ``512 B``, ``1.5 MB``, ``12 GB``: powers of ten, like disk vendors and ``ls --si``."""
+    if not math.isfinite(count):
+        return format_value(count)
     unit = "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if count < 999.5:
@@ -44,9 +47,19 @@ def format_count(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 999.5 else format_rate(per_second)
 
 
+def format_value(value: float, digits: int = 4) -> str:
+    """Return a metric as a person reads it: ``0.0312``, ``12.5k``, ``NaN``."""
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if limit <= abs(value) < 1e12:
+            return f"{value / (1e3 if letter == 'k' else limit):.{digits}g}{letter}"
+    return f"{value:.{digits}g}"
+
+
 def format_metrics(metrics: Mapping[str, float], most: int) -> list[str]:
     """Return the first `most` metrics as ``loss 0.31``."""
-    return [f"{name} {value:.4g}" for name, value in list(metrics.items())[:most]]
+    return [f"{name} {format_value(value)}" for name, value in list(metrics.items())[:most]]
 
 
 def signal_name(number: int) -> str:

@@ -34,9 +34,8 @@ def format_attached(snapshot: RunSnapshot) -> str:
     parts = [f"{snapshot.run} is {snapshot.status}"]
     if (attempt := attempt_of_all(snapshot)) > 1:
         parts.append(f"attempt {attempt}")
-    steps = [task.step for task in snapshot.tasks if task.step is not None]
-    if steps:
-        parts.append(f"step {max(steps):,}")
+    if (leader := snapshot.leader) is not None:
+        parts.append(f"step {leader.step:,}")
     parts.append(plural(len(snapshot.tasks), "task"))
     return f"{', '.join(parts)}; Ctrl-C detaches, the run continues"
 

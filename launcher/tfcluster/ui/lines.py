@@ -42,6 +42,8 @@ _CHARACTERS = {
 }
 WINDOW_S = 0.4
 """Seconds that a line waits for identical lines from other tasks."""
+MAX_LINE_BYTES = 8 * 1024
+"""Bytes of one line that a terminal gets."""
 MAX_WAITING_LINES = 20_000
 """Waiting lines of all tasks above which they are all given at once."""
 
@@ -113,6 +115,24 @@ def select_lines(block: bytes, pattern: re.Pattern[bytes]) -> bytes:
         return b""
     found = [line + b"\n" for line in block[:-1].split(b"\n") if pattern.search(line)]
     return b"".join(found)
+
+
+def cut_line(line: bytes, more: int = 0) -> bytes:
+    """Return the beginning of a line, of which `more` bytes are not in `line`, and a note."""
+    note = f" … (a line of {len(line) + more - 1:,} bytes; the log has it)\n".encode()
+    return line[: MAX_LINE_BYTES - len(note)] + note
+
+
+def cut_long_lines(block: bytes) -> bytes:
+    """Return `block` with each line in at most `MAX_LINE_BYTES`; costs one search per 8 KiB."""
+    at = 0
+    while len(block) - at > MAX_LINE_BYTES:
+        end = block.rfind(b"\n", at, at + MAX_LINE_BYTES) + 1
+        if not end:
+            lines = (line + b"\n" for line in block[:-1].split(b"\n"))
+            return b"".join(cut_line(x) if len(x) > MAX_LINE_BYTES else x for x in lines)
+        at = end
+    return block
 
 
 def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:

@@ -29,6 +29,8 @@ from tfcluster.rundir.tail import (
 )
 from tfcluster.ui.lines import (
     Collapser,
+    cut_line,
+    cut_long_lines,
     format_stamp,
     json_head,
     json_text,
@@ -40,8 +42,6 @@ from tfcluster.ui.lines import (
 from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.ui.terminal import TASK_COLOURS, paint
 
-MAX_LINE_BYTES = 8 * 1024
-"""Bytes of one line that a terminal gets."""
 _MOST_PASSED = 64
 """Blocks of a task without a line to show that one round reads: other tasks have their turn."""
 
@@ -98,6 +98,9 @@ class _AttemptLog:
     times: LogTimes
     native: NativeFilter | None
     """Drops native lines; None where all are shown."""
+    old_size: int = 0
+    """The size up to which nothing is asked for, where a line without newline ends there: it is
+    shown if more of it comes."""
 
 
 def task_colour(label: str) -> str:
@@ -184,6 +187,9 @@ class MergedLogs:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
         self.discover()
         for task in self._tasks.values():
+            for log in task.logs:
+                if log.source.size() == log.old_size:
+                    log.source = LogSource(log.source.path, offset=log.old_size)
             task.mark_ended(task.logs[-1].attempt)
         while True:
             found_new = False
@@ -240,23 +246,27 @@ class MergedLogs:
         if not self._filter.includes(label, attempt):
             return
         task = self._tasks.setdefault(label, _TaskLogs(label))
-        folds = self._line_style.folds and label not in self._filter.failed
+        # A search finds native lines as well, and `tail` counts the lines that are shown.
+        folds = self._line_style.folds and self._filter.grep is None
+        folds = folds and label not in self._filter.failed
         native = NativeFilter() if folds else None
         log = _AttemptLog(attempt, LogSource(path), LogTimes(path), native)
-        log.source.offset = max(self._find_start(path, log), self._find_tail(path, tail, log))
+        if begin := max(self._find_start(log), self._find_tail(path, tail, log)):
+            log.source.offset = start_of_line(path, begin)
+            log.old_size = begin if log.source.offset < begin else 0
         task.logs.append(log)
         task.logs = deque(sorted(task.logs, key=lambda log: log.attempt))
 
-    def _find_start(self, path: Path, log: _AttemptLog) -> int:
+    def _find_start(self, log: _AttemptLog) -> int:
         if self._filter.since is None or not log.times.exists:
             return 0
         offset = log.times.find(self._filter.since)
-        return log.source.size() if offset is None else start_of_line(path, offset)
+        return log.source.size() if offset is None else offset
 
     def _find_tail(self, path: Path, tail: int | None, log: _AttemptLog) -> int:
         if tail is None:
             return 0
-        if log.native is not None and self._filter.grep is None:
+        if log.native is not None:
             return tail_where(path, tail, _new_native_test)
         return tail_offset(path, tail, self._filter.grep)
 
@@ -304,12 +314,12 @@ class MergedLogs:
         lines = latest_states(raw)[:-1].split(b"\n")
         for length, line in zip(map(len, raw[:-1].split(b"\n")), lines, strict=True):
             at += length + 1
-            if self._select(line + b"\n", log):
+            if selected := self._select(line + b"\n", log):
                 prefix = self._prefix(task, at - 1)
                 if group and prefix != shown:
                     yield self._style(b"".join(group), shown)
                     group = []
-                group.append(line + b"\n")
+                group.append(selected)
                 shown = prefix
         if group:
             yield self._style(b"".join(group), shown)
@@ -335,7 +345,7 @@ class MergedLogs:
             # Only the first chunk of a line longer than a chunk is searched.
             deque(rest, maxlen=0)
         elif self._line_style.is_screen:
-            yield self._style(_cut(first, rest), prefix)
+            yield self._style(cut_line(first, sum(map(len, rest))), prefix)
         elif self._line_style.as_json:
             yield from _long_json(prefix, chain([first], rest))
         else:
@@ -345,9 +355,9 @@ class MergedLogs:
     def _select(self, block: bytes, log: _AttemptLog) -> bytes:
         if log.native is not None:
             block = log.native(block)
-        if not block or self._filter.grep is None:
-            return block
-        return select_lines(block, self._filter.grep)
+        if block and self._filter.grep is not None:
+            block = select_lines(block, self._filter.grep)
+        return cut_long_lines(block) if self._line_style.is_screen else block
 
     def _style(self, block: bytes, prefix: bytes) -> bytes:
         if self._line_style.as_json:
@@ -365,7 +375,7 @@ class MergedLogs:
         pieces = task.read()
         first = next(pieces, b"")
         if first and not first.endswith(b"\n"):
-            first = _cut(first, pieces)
+            first = cut_line(first, sum(map(len, pieces)))
         block = self._select(latest_states(first), task.current) if first else b""
         return block[:-1].split(b"\n") if block else []
 
@@ -382,9 +392,3 @@ def _long_json(head: bytes, pieces: Iterable[bytes]) -> Iterator[bytes]:
         text = decoder.decode(piece, final=piece.endswith(b"\n"))
         yield json_text(text.removesuffix("\n")).encode()
     yield b'"}\n'
-
-
-def _cut(first: bytes, rest: Iterator[bytes]) -> bytes:
-    length = len(first) + sum(map(len, rest)) - 1
-    note = f" … (a line of {length:,} bytes; the log has it)\n"
-    return first[:MAX_LINE_BYTES] + note.encode()

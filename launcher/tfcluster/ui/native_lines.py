@@ -25,8 +25,19 @@ of TensorFlow itself until 2.20 (``2026-11-23 12:23:46.9: I tensorflow/core/util
 """
 _find_mark = re.compile(rb":(?:\d+\] |:InitializeLog|tensorflow:From )").search
 """Finds what the first line of each message holds; a log without it costs 30 ns per line."""
-_OPTIONS = rb"\w+ \{|(?:  )*\}|(?:  )+\w+(?:: \S+| \{)|\w+: (?:true|false|\d+)"
+_OPTIONS = (
+    rb"(?:device_count|session_inter_op_thread_pool|(?:gpu|pluggable_device|graph|rpc)_options"
+    rb"|cluster_def|experimental) \{|(?:  )*\}|(?:  )+\w+(?:: \S+| \{)"
+    rb"|(?:allow_soft_placement|log_device_placement|isolate_session_state"
+    rb"|share_cluster_devices_in_session|use_per_session_threads): true"
+    rb"|(?:(?:intra|inter)_op_parallelism_threads|placement_period|operation_timeout_in_ms): -?\d+"
+)
 """A line of a ConfigProto, without those of its first level that hold a text."""
+_ADVICE = (
+    rb"(?:Please )?(?:[Uu]se|[Pp]refer|[Ss]witch to) (?=.*(?:`|\btf\.| instead)).+"
+    rb"|\w+ is deprecated, use \w+ instead"
+)
+"""The line after ``Instructions for updating:``, where it names a replacement."""
 _FROM_TENSORFLOW = (
     rb"WARNING:tensorflow:From (?=\S*/(?:(?:site|dist)-packages/(?:tensorflow\w*|keras|tf_keras)"
     rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
@@ -151,7 +162,7 @@ TABLE: Mapping[str, tuple[Message, ...]] = {
             "",
             _FROM_TENSORFLOW + rb".{1,300} is deprecated and will be removed (?:after|in) ",
             more=rb"Instructions for updating:",
-            last=rb".+",
+            last=_ADVICE,
         ),
         Message(
             "",
@@ -195,6 +206,8 @@ class NativeFilter:
         self._message: Message | None = None
         """The message that the next line may continue."""
         self._has_more = False
+        self._is_open = False
+        """True while the last line is inside a block of braces, whose lines may follow."""
 
     def __call__(self, block: bytes) -> bytes:
         """Return the lines of `block` that are not native noise."""
@@ -214,11 +227,16 @@ class NativeFilter:
             return True
         self._message = find_message(line) if _find_mark(line) else None
         self._has_more = False
+        self._is_open = line.endswith(b"{")
         return self._message is not None
 
     def _continues(self, message: Message, line: bytes) -> bool:
+        is_inner = line.startswith((b"  ", b"}"))
         if message.more is not None and re.fullmatch(message.more, line):
+            if is_inner != self._is_open:
+                return False
             self._has_more = True
+            self._is_open = line.endswith(b"{") or line.startswith(b"  ")
             return True
         if self._has_more and message.last is not None and re.fullmatch(message.last, line):
             self._message = None

@@ -19,6 +19,7 @@ from tfcluster.ui.formats import (
     format_exit,
     format_metrics,
     format_rate,
+    format_value,
     plural,
     signal_name,
 )
@@ -151,9 +152,7 @@ def runs_grid(
         "STATUS": status,
         "TASKS": lambda run: len(run.tasks),
         "EPOCH": lambda run: format_epoch(figures[run.run]).removeprefix("epoch "),
-        "STEP": lambda run: _thousands(
-            max((task.step for task in run.tasks if task.step is not None), default=None)
-        ),
+        "STEP": lambda run: _thousands(figures[run.run].step),
         "LOSS": lambda run: _loss(figures[run.run]),
         "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
     }
@@ -179,7 +178,7 @@ def _room_beside(
 
 def _loss(figures: Figures) -> str:
     value = (figures.metrics or {}).get("loss")
-    return "" if value is None else f"{value:.4g}"
+    return "" if value is None else format_value(value)
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
@@ -290,7 +289,7 @@ def _trial_reason(trial: Mapping[str, Any]) -> str:
 
 
 def _format_value(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return format_value(value) if isinstance(value, float) else str(value)
 
 
 def _notes(snapshot: RunSnapshot) -> Iterator[str]:

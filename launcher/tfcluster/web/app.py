@@ -21,6 +21,8 @@ from tfcluster.errors import TfclusterError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry, series
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.snapshot import describe_failure
+from tfcluster.rundir.states import Status
 from tfcluster.web import log_pages
 from tfcluster.web.run_data import RunIndex, describe_run, to_bytes
 from tfcluster.web.security import MAX_BODY_BYTES
@@ -117,8 +119,10 @@ class Site:
         now = (await _body(request)).get("now") is True
         paths = await run_in_threadpool(self._find, request)
         why = "the page of tfcluster ui" + (": now" if now else "")
-        was_live = await run_in_threadpool(Run(paths).ask_to_stop, why=why, now=now)
-        return _json({"stopping": was_live}, 202 if was_live else 200)
+        run = Run(paths)
+        if await run_in_threadpool(run.ask_to_stop, why=why, now=now):
+            return _json({"stopping": True}, 202)
+        return _json({"stopping": False, "why": await run_in_threadpool(_why_not_stopped, run)})
 
     def _find(self, request: Request) -> RunPaths:
         return self._index.find(request.path_params["run_id"])
@@ -135,6 +139,14 @@ class Site:
         if request.scope["path"].startswith("/api/"):
             return _json({"error": message, "fix": fix}, status)
         return self._page(request, "message", status, title=message, fix=fix)
+
+
+def _why_not_stopped(run: Run) -> str:
+    """Return why a run that `Run.ask_to_stop` did not stop has no coordinator."""
+    state = run.state()
+    if state.status is Status.LOST:
+        return ". ".join(filter(None, describe_failure(state)))
+    return f"the run has already ended: {str(state.status).replace('_', ' ')}"
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -17,7 +17,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import to_json
 from tfcluster.ui import history, plan_view
@@ -120,16 +120,6 @@ def current_status(snapshot: RunSnapshot) -> Status:
     return Status.LOST
 
 
-def chief_of(snapshot: RunSnapshot) -> TaskSnapshot | None:
-    """Return the task whose progress stands for the run: the chief, else the furthest one."""
-    tasks = {task.task: task for task in snapshot.tasks}
-    first = tasks.get("chief:0") or tasks.get("worker:0")
-    if first is not None and first.step is not None:
-        return first
-    reporting = [task for task in snapshot.tasks if task.step is not None]
-    return max(reporting, key=lambda task: task.step or 0, default=first)
-
-
 def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(snapshot, name) for name in _OF_THE_RUN}
     code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
@@ -140,7 +130,7 @@ def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
     }
     row |= {"tasks": len(snapshot.tasks), "restarts": len(snapshot.restarts)}
     row["reason"] = history.format_short_reason(snapshot)
-    task = chief_of(snapshot)
+    task = snapshot.leader
     row |= {name: getattr(task, name, None) for name in _OF_THE_TASK}
     row["task"] = task.task if task is not None else None
     row["metrics"] = to_json_numbers(task.metrics) if task is not None else {}

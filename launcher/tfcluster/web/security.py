@@ -88,7 +88,7 @@ class Guard:
     def _answer(self, request: Request) -> Response | None:
         """Return the answer to a request that does not reach the application, else None."""
         if request.headers.getlist("host") not in [[host] for host in self._hosts]:
-            return _refuse(421, "This server has the name 127.0.0.1 only.")
+            return _refuse(421, f"This server has only the names {' and '.join(self._hosts)}.")
         if request.method not in ("GET", "HEAD", "POST"):
             return _refuse(405, "This server knows GET and POST only.")
         if not request.headers.get("content-length", "0").isdecimal() or (

@@ -147,6 +147,8 @@ class _RedirectFile:
 
         try:
             if webbrowser.open(self._path.as_uri()):
+                # That of a snap or flatpak may read no file of ours.
+                self._say("if the browser shows an error, open the URL above")
                 return
         except (webbrowser.Error, OSError):
             pass

@@ -12,10 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from tests.documentation import blocks
 
-from tfcluster.cli.init import training_scripts
+from tfcluster.cli.init import format_spec, training_scripts
 from tfcluster.cli.main import COMMANDS, OTHER_WORDS, main
+from tfcluster.spec import toml_text, yaml_text
 
 ROOT = Path(__file__).parents[3]
 Tfcluster = Callable[..., tuple[int, str]]
@@ -70,6 +73,42 @@ def test_the_documentation_shows_what_init_writes(
     shown = next(block for block in blocks(ROOT / page) if block.kind == kind)
     assert tfcluster("init", f"tfcluster.{kind}", "--script", "train.py")[0] == 0
     assert Path(f"tfcluster.{kind}").read_text().strip() == shown.text.strip()
+
+
+file_names = st.one_of(
+    st.from_regex(r"[-+._0-9eExXobyn]{1,8}", fullmatch=True),
+    st.sampled_from(["n", "Yes", "off", "null", "~", "true", "=", "<<", "1e3", "e5", "_", "1:30"]),
+    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0/"), min_size=1),
+)
+
+
+@given(file_names)
+@example("\x7f")
+def test_what_init_writes_is_what_is_read(name: str) -> None:
+    job = {"workdir": f"../{name}", "script": name, "args": []}
+    fields = {"version": 1, "name": name, "cluster": {"worker": 2}, "job": job}
+    assert yaml_text.read(format_spec(fields, ".yaml")).value == fields
+    assert toml_text.read(format_spec(fields, ".toml")).value == fields
+
+
+@pytest.mark.parametrize("name", ["e5", "n", "1e3", "_", "on"])
+def test_init_for_a_script_with_a_name_that_yaml_may_misread(
+    tfcluster: Tfcluster, name: str
+) -> None:
+    Path(f"{name}.py").touch()
+    assert tfcluster("init", "a.yaml", "--script", f"{name}.py")[0] == 0
+    assert tfcluster("validate", "a.yaml")[0] == 0
+
+
+def test_a_command_in_a_hint_can_be_copied_whatever_the_files_name(tfcluster: Tfcluster) -> None:
+    assert "tfcluster init --script 'my script.py'\n" in tfcluster("init", "my script.py")[1]
+    assert "next: tfcluster up 'my spec.json'\n" in tfcluster("init", "my spec.json")[1]
+
+
+def test_the_file_that_is_proposed_has_the_ending_that_was_typed(tfcluster: Tfcluster) -> None:
+    assert tfcluster("init", "train.json")[0] == 0
+    assert "did you mean train.json?" in tfcluster("validate", "trian.json")[1]
+    assert "did you mean train.py?" in tfcluster("validate", "trian.py")[1]
 
 
 @pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])

@@ -26,7 +26,8 @@ class Curves:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.now, self.paths = 1000.0, RunPaths(folder)
-        self.curves = RunCurves(plan, self.paths, clock=lambda: self.now)
+        self.warnings: list[str] = []
+        self.curves = RunCurves(plan, self.paths, self.warnings.append, clock=lambda: self.now)
 
     def step(self, step: int, *, task: str = "worker:0", attempt: int = 1, **facts: Any) -> None:
         self.now += 2
@@ -118,18 +119,33 @@ def test_points_get_further_apart_and_the_last_one_is_always_written(gang: Curve
 
 def test_numbers_that_a_float_cannot_hold_are_written(tmp_path: Path) -> None:
     file = EventFile(str(tmp_path), 1.0)
-    file.add(1 << 40, {"large": 1e300, "nan": math.nan, "ümlaut": -0.5}, 2.0)
-    file.close()
+    values = {"large": 1e300, "huge": 10**400, "inf": -math.inf, "nan": math.nan}
+    file.add(1 << 40, values | {"ümlaut": -0.5, "lo\ud800ss": 2.0}, 2.0)
+    file.add(-1, {"ümlaut": 0.0}, 3.0)
+    file.add(1 << 70, {"ümlaut": 0.0}, 4.0)
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
-    values = {tag: accumulator.Scalars(tag)[0] for tag in accumulator.Tags()["scalars"]}
-    assert values["large"].value == pytest.approx(3.4028234e38)
-    assert math.isnan(values["nan"].value)
-    assert (values["ümlaut"].value, values["ümlaut"].step) == (-0.5, 1 << 40)
+    found = {tag: accumulator.Scalars(tag)[0] for tag in accumulator.Tags()["scalars"]}
+    assert found["large"].value == found["huge"].value == pytest.approx(3.4028234e38)
+    assert found["inf"].value == pytest.approx(-3.4028234e38)
+    assert math.isnan(found["nan"].value)
+    assert (found["ümlaut"].value, found["ümlaut"].step) == (-0.5, 1 << 40)
+    assert found["lo?ss"].value == 2.0
 
 
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file in the place of the folder")
     curves = Curves(tmp_path, plan_of())
     curves.step(1)
+    curves.step(2)
     curves.curves.close()
+    assert curves.warnings == ["no more TensorBoard curves by tfcluster: Not a directory"]
+
+
+def test_no_problem_with_a_curve_ends_the_run(gang: Curves) -> None:
+    gang.step(1)
+    gang.step(2, metrics={"loss": "no number"})
+    gang.step(3)
+    gang.curves.close()
+    assert gang.read()["loss"] == [(1, 1.0)]
+    assert len(gang.warnings) == 1

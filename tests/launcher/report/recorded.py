@@ -88,6 +88,7 @@ def steps(
             metrics={"loss": scale / step, "val_loss": scale / step + 0.1, "accuracy": 0.5},
             examples_per_second=100.0 * scale,
             steps_per_second=10.0,
+            mean_steps_per_second=8.0,
         )
         for step in range(first, last + 1)
     ]

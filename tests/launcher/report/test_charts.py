@@ -17,7 +17,6 @@ from tfcluster.report.charts import (
     Mark,
     format_ticks,
     format_time,
-    format_value,
     ticks,
     time_ticks,
 )
@@ -72,25 +71,8 @@ def test_time_ticks_are_round_times(high: float, expected: list[str]) -> None:
     assert [format_time(value) for value in time_ticks(0, high)] == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.03125, "0.03125"),
-        (12_345.0, "12.35k"),
-        (2_500_000.0, "2.5M"),
-        (-3e9, "-3G"),
-        (4e20, "4e+20"),
-        (math.nan, "NaN"),
-        (math.inf, "∞"),
-        (-math.inf, "-∞"),
-    ],
-)
-def test_values_are_short(value: float, text: str) -> None:
-    assert format_value(value) == text
-
-
 def test_bytes_have_their_unit() -> None:
-    assert format_value(1.5e9, "bytes") == "1.5 GB"
+    assert format_ticks([1.5e9], "bytes") == ["1.5 GB"]
 
 
 def test_labels_that_would_be_equal_get_more_digits() -> None:
@@ -130,6 +112,12 @@ def test_a_wide_range_has_a_logarithmic_scale() -> None:
     assert "step (logarithmic scale)" in texts(chart(1e5, 10.0, 0.1))
     assert "step" in texts(chart(100.0, 10.0, 1.0))
     assert "step" in texts(chart(1e5, 10.0, 0.0))
+
+
+@pytest.mark.parametrize("least", [5e-324, 1e-323, 1e-310])
+def test_the_least_numbers_have_a_logarithmic_scale_too(least: float) -> None:
+    assert "step (logarithmic scale)" in texts(chart(least, 1e-300, 0.1))
+    assert paths(chart(least, least * 2000), "line")
 
 
 def test_a_rate_begins_at_zero_on_a_linear_scale() -> None:

@@ -14,10 +14,12 @@ from tests.launcher.report.recorded import START, a_plan, failure, record, start
 
 from tfcluster.report.comparison import compare
 from tfcluster.report.gather import RunReport, gather
-from tfcluster.report.page import render_comparison, render_report
+from tfcluster.report.page import format_results, render_comparison, render_report
 from tfcluster.rundir import events as ev
+from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui.live.figures import describe_results
 
 HOSTILE = "</style></pre><script>alert(1)</script><img src=x onerror=alert(2)>]]>\x1b[2J\u202e"
 KNOWN_TAGS = frozenset(
@@ -68,7 +70,7 @@ def test_a_run_that_succeeded_has_its_numbers_curves_and_restart(home_dir: Path)
     page = page_of(record(home_dir, success()))
     for text in (
         *("succeeded", "attempt 2 of 4, from step 4", "step 4"),
-        *("0.1111", "100.0", "800 MB", "killed by SIGKILL", "Examples per second", "Memory"),
+        *("0.1111", "80.0", "800 MB", "killed by SIGKILL", "Examples per second", "Memory"),
         *("val_loss", "accuracy", "9.8.7", "2.21.0", "3.12.1", "WANDB_API_KEY", "TF_CONFIG"),
     ):
         assert text in page.text, text
@@ -126,6 +128,24 @@ def test_a_damaged_run_is_shown_as_far_as_it_is_there(home_dir: Path, missing: s
     assert ("damaged" in page.text) == (missing == "state")
     assert "Timeline" in page.headings or missing == "events"
     json.dumps(report_of(paths).to_json(), allow_nan=False)
+
+
+def test_memory_that_is_not_finite_in_a_damaged_file_is_left_out(home_dir: Path) -> None:
+    events = [ev.Usage(node="local", tasks={"worker:0": {"rss_bytes": n}}) for n in (7, 9)]
+    paths = record(home_dir, [*starts(), *steps(1, 2), *events])
+    text = paths.events.read_text()
+    assert '"rss_bytes":7' in text
+    paths.events.write_text(text.replace('"rss_bytes":7', '"rss_bytes":NaN'))
+    assert report_of(paths).results.peak_memory_bytes == 9
+    assert "peak memory" in page_of(paths).text
+
+
+def test_the_speed_is_that_of_the_closing_summary(home_dir: Path) -> None:
+    paths = record(home_dir, success())
+    state = registry.load(paths)
+    assert dict(describe_results(state))["speed"].startswith("80.0 examples/s on average")
+    found = dict(format_results(report_of(paths).results))
+    assert (found["examples/s on average"], found["steps/s on average"]) == ("80.0", "8.00")
 
 
 def test_a_search_shows_its_trials_and_the_curves_of_each_tuner(home_dir: Path) -> None:

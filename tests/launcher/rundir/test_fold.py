@@ -44,6 +44,15 @@ def test_a_run_begins_with_waiting_tasks(state: RunSnapshot) -> None:
     assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
 
 
+def test_a_lost_node_s_tasks_use_nothing_that_is_known(state: RunSnapshot, paths: RunPaths) -> None:
+    used = {"rss_bytes": 5, "cores": 1.0, "gpu": 0.5, "gpu_memory_bytes": 7}
+    usage = ev.Usage(node="local", tasks={"worker:0": used})
+    task = replay(state, paths, [*STARTED, usage]).task("worker:0")
+    assert task.rss_bytes == 5
+    task = replay(state, paths, [ev.NodeLost(node="local", reason="gone")]).task("worker:0")
+    assert {task.rss_bytes, task.cores, task.gpu, task.gpu_memory_bytes} == {None}
+
+
 def test_the_run_is_running_once_all_tasks_are_started(state: RunSnapshot, paths: RunPaths) -> None:
     assert replay(state, paths, [*STARTED[:4]]).status is Status.STARTING
     assert replay(state, paths, [STARTED[4]]).status is Status.RUNNING

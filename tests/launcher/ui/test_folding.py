@@ -53,8 +53,17 @@ def test_the_last_lines_are_counted_without_start_lines(paths: RunPaths, write_l
     all_of_them = ["one", "two", "three", "four"]
     assert shown(MergedLogs(paths, LogFilter(tail=4), FOLDING)) == all_of_them
     assert shown(MergedLogs(paths, LogFilter(tail=9), FOLDING)) == all_of_them
+
+
+def test_a_search_finds_start_lines_too_and_the_tail_counts_what_is_shown(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"one\ntwo\n" + CPU * 3)
     found = LogFilter(tail=1, grep=re.compile(b"t"))
-    assert shown(MergedLogs(paths, found, LineStyle(is_screen=True)))[0].startswith("To enable")
+    (last,) = shown(MergedLogs(paths, found, FOLDING))
+    assert last.startswith("To enable")
+    every = LogFilter(tail=8, grep=re.compile(b"t"))
+    assert len(shown(MergedLogs(paths, every, FOLDING))) == 7
 
 
 def test_nothing_of_a_failed_task_is_omitted(paths: RunPaths, write_log: Write) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from tfcluster.ui.formats import (
@@ -9,8 +11,11 @@ from tfcluster.ui.formats import (
     format_bytes,
     format_duration,
     format_exit,
+    format_metrics,
     format_rate,
+    format_value,
 )
+from tfcluster.ui.live.figures import format_metric
 
 
 @pytest.mark.parametrize(
@@ -65,3 +70,29 @@ def test_cutting_counts_cells_of_the_screen(text: str, columns: int, shown: str)
 
 def test_a_rate_has_at_most_two_decimals() -> None:
     assert [format_rate(rate) for rate in (None, 0.123, 41.23)] == ["", "0.12", "41.2"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.03125, "0.03125"),
+        (12_345.0, "12.35k"),
+        (2_500_000.0, "2.5M"),
+        (-3e9, "-3G"),
+        (4e20, "4e+20"),
+        (math.nan, "NaN"),
+        (math.inf, "∞"),
+        (-math.inf, "-∞"),
+    ],
+)
+def test_a_value_of_a_metric_is_short(value: float, text: str) -> None:
+    assert format_value(value) == text
+
+
+def test_metrics_are_as_short_everywhere() -> None:
+    assert format_metrics({"loss": 12_345.0, "lr": math.nan, "more": 1.0}, 2) == [
+        "loss 12.35k",
+        "lr NaN",
+    ]
+    assert format_metric("loss", 12_345.0) == "loss 12.35k"
+    assert format_bytes(math.nan) == "NaN"

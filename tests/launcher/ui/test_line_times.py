@@ -7,7 +7,7 @@ import re
 import struct
 import time
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -96,6 +96,17 @@ def test_since_begins_with_the_line_that_ended_then(
     assert b"".join(logs.advance()).decode() == "worker:0 │ later\n"
 
 
+def test_since_shows_the_line_that_was_unfinished_then_from_its_beginning(
+    paths: RunPaths, write_log: Write
+) -> None:
+    log = write_log("worker:0", b"one\nloss")
+    add_times(log, (0, 0.0))
+    assert shown(MergedLogs(paths, LogFilter(since=NOON + 5))) == []
+    logs = MergedLogs(paths, LogFilter(since=NOON + 5))
+    write_log("worker:0", b" 0.5\n")
+    assert b"".join(logs.advance()).decode() == "worker:0 │ loss 0.5\n"
+
+
 def test_a_json_line_has_time_task_attempt_and_text(paths: RunPaths, write_log: Write) -> None:
     log = write_log("worker:0", '"é" \x1b[2J\u202e\n'.encode() + b"\xff\n" + b"x" * 600_000)
     add_times(log, (0, 0.0), (600_000, 5.0))
@@ -170,7 +181,23 @@ def test_a_moment_is_an_age_a_time_or_a_date(text: str, expected: str) -> None:
     assert time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) == expected
 
 
-@pytest.mark.parametrize("text", ["", "5", "5y", "-5m", "25:00", "yesterday"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("11:30Z", "2026-09-14 11:30"),
+        ("12:30Z", "2026-09-13 12:30"),
+        ("13:30+02:00", "2026-09-14 11:30"),
+        ("23:30+12:00", "2026-09-14 11:30"),
+        ("2026-09-14T11:30Z", "2026-09-14 11:30"),
+    ],
+)
+def test_a_moment_may_name_its_time_zone(text: str, expected: str) -> None:
+    noon = datetime(2026, 9, 14, 12, tzinfo=UTC)
+    found = datetime.fromtimestamp(parse_moment(text, noon.timestamp()), UTC)
+    assert f"{found:%Y-%m-%d %H:%M}" == expected
+
+
+@pytest.mark.parametrize("text", ["", "5", "5y", "-5m", "25:00", "yesterday", "0001-01-01"])
 def test_what_is_no_moment_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no time"):
         parse_moment(text, NOON)

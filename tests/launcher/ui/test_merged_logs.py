@@ -16,6 +16,7 @@ import pytest
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui import merged_logs
+from tfcluster.ui.lines import MAX_LINE_BYTES
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, task_colour
 
 Write = Callable[..., Path]
@@ -103,6 +104,38 @@ def test_a_screen_gets_the_beginning_of_a_huge_line_and_a_note(
     assert cut.endswith("x … (a line of 10,000,000 bytes; the log has it)")
     assert len(cut) < 10_000
     assert after == "worker:0 │ after"
+
+
+@pytest.mark.parametrize("length", [8191, 8192, 8193, 100_000, 262_143, 262_144, 300_000])
+@pytest.mark.parametrize("kind", ["plain", "collapse", "times"])
+def test_a_screen_gets_8_kib_of_a_line_of_any_length(
+    paths: RunPaths, write_log: Write, length: int, kind: str
+) -> None:
+    write_log("worker:0", b"before\n" * 5 + b"x" * length + b"\nafter\n")
+    style = LineStyle(is_screen=True, collapse=kind == "collapse", times=kind == "times")
+    texts = [line.partition("│ ")[2] for line in drained(paths, style=style).splitlines()]
+    assert texts[:5] == ["before"] * 5
+    assert texts[6:] == ["after"]
+    assert max(len(text.encode()) for text in texts) < MAX_LINE_BYTES
+    assert (texts[5] == "x" * length) == (length < MAX_LINE_BYTES)
+
+
+@pytest.mark.parametrize("tail", [0, 1])
+def test_an_unfinished_line_is_followed_from_its_beginning(
+    paths: RunPaths, write_log: Write, tail: int
+) -> None:
+    write_log("worker:0", b"one\nloss")
+    logs = MergedLogs(paths, LogFilter(tail=tail))
+    write_log("worker:0", b" 0.5\n")
+    assert b"".join(logs.advance()).decode() == "worker:0 │ loss 0.5\n"
+
+
+def test_an_unfinished_line_that_is_not_asked_for_is_not_shown(
+    paths: RunPaths, write_log: Write
+) -> None:
+    write_log("worker:0", b"one\nkilled in mid-")
+    assert drained(paths, LogFilter(tail=0)) == ""
+    assert drained(paths, LogFilter(tail=1)) == "worker:0 │ killed in mid-\n"
 
 
 def test_a_growing_line_does_not_delay_other_tasks(paths: RunPaths, write_log: Write) -> None:

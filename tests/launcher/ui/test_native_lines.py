@@ -128,6 +128,8 @@ def test_only_the_lines_right_after_a_message_continue_it() -> None:
     options += b"ptions: device_count {"
     assert kept(options, b'  key: "CPU"', b"}", b"", b"", b"}") == [b"", b"}"]
     assert kept(options, b"", b"step 1") == [b"", b"step 1"]
+    assert kept(options, b"}", b"  epoch: 3") == [b"  epoch: 3"]
+    assert kept(options.replace(b"device_count {", b""), b"  epoch: 3") == [b"  epoch: 3"]
     native = NativeFilter()
     assert native(stragglers + b"\n") == b""
     native.interrupt()
@@ -140,6 +142,30 @@ app_lines = st.one_of(
     st.from_regex(rb"[IWEF]\d{4} \d\d:\d\d:\d\d\.\d{1,9} +\d+ \w+\.(?:py|cc|h):\d+\] .{0,40}"),
     st.from_regex(rb"(?:step|epoch|loss)[ :=]\d+|\}|\w+ \{|  \w+: \d+|\w+: true"),
 ).map(lambda line: re.sub(rb"[\r\n]", b"", line))
+
+
+@pytest.mark.parametrize("line", [b"epoch: 3", b"step: 120", b"done: true", b"model {", b"  a: 1"])
+def test_a_scripts_line_after_the_options_of_a_session_is_shown(line: bytes) -> None:
+    options = ABSL + b"eager_service_impl.cc:355] SessionOptions: goo.gle/debugonly"
+    assert kept(options, b"allow_soft_placement: true", line, b"") == [line, b""]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_shown"),
+    [
+        (b"epoch 3: loss 0.2", True),
+        (b"Use of the GPU begins", True),
+        (b"instead of 2 workers, 3 train", True),
+        (b"Use tf.keras instead.", False),
+        (b"use `update_config_proto` instead.", False),
+        (b"keep_dims is deprecated, use keepdims instead", False),
+    ],
+)
+def test_only_tensorflows_own_words_follow_its_instructions(line: bytes, is_shown: bool) -> None:
+    head = b"WARNING:tensorflow:From /opt/tf/site-packages/tensorflow/x.py:1: f (from x) is"
+    head += b" deprecated and will be removed in a future version."
+    found = kept(head, b"Instructions for updating:", line, b"end")
+    assert found == [line] * is_shown + [b"end"]
 
 
 @given(st.lists(app_lines, min_size=1, max_size=20), st.integers(1, 3))

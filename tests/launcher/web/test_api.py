@@ -15,7 +15,7 @@ from tests.launcher.conftest import MakeRun, plan_of
 from tfcluster.plans.plan import EnvVar
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import object_to_json
 from tfcluster.web import run_data
@@ -248,20 +248,3 @@ def test_values_that_json_lacks_are_strings() -> None:
     found = run_data.to_bytes(value)
 
     assert json.loads(found) == {"a": "NaN", "b": ["Infinity", {"c": "-Infinity"}], "d": "é\ud800"}
-
-
-def test_the_chief_stands_for_the_run_else_the_task_that_is_furthest() -> None:
-    def task(name: str, step: int | None) -> TaskSnapshot:
-        return TaskSnapshot(task=name, node="local", address="", step=step)
-
-    def chosen(*tasks: TaskSnapshot) -> str | None:
-        found = run_data.chief_of(
-            RunSnapshot("r", "n", Status.RUNNING, list(tasks), "", "", 1, 1, 0.0)
-        )
-        return None if found is None else found.task
-
-    assert chosen(task("worker:0", 1), task("worker:1", 9)) == "worker:0"
-    assert chosen(task("worker:0", 1), task("chief:0", 1)) == "chief:0"
-    assert chosen(task("worker:0", None), task("worker:1", 9)) == "worker:1"
-    assert chosen(task("ps:0", None), task("worker:0", None)) == "worker:0"
-    assert chosen() is None

@@ -84,7 +84,9 @@ def test_the_keys_have_256_bits_and_are_never_shown(keys: Keys) -> None:
 def test_another_host_name_is_refused_as_dns_may_have_been_rebound(
     client: TestClient, host: str
 ) -> None:
-    assert client.get("/api/runs", headers={"host": host}).status_code == 421
+    answer = client.get("/api/runs", headers={"host": host})
+    assert answer.status_code == 421
+    assert f"only the names {HOST} and localhost:{PORT}" in answer.text
 
 
 def test_localhost_is_our_name_too(client: TestClient) -> None:
@@ -147,7 +149,20 @@ def test_only_our_own_page_can_stop_a_run(
     assert client.post(url, json={"now": True}, headers=headers).status_code == 403
 
     answer = client.post(url, json={}, headers={"origin": ORIGIN, CSRF_HEADER: keys.csrf})
-    assert (answer.status_code, answer.json()) == (200, {"stopping": False})
+    why = "the run has already ended: succeeded"
+    assert (answer.status_code, answer.json()) == (200, {"stopping": False, "why": why})
+
+
+@pytest.mark.parametrize(
+    ("status", "why"),
+    [(Status.LOST, "is lost: its coordinator died"), (Status.TIMED_OUT, "ended: timed out")],
+)
+def test_a_run_that_cannot_be_stopped_says_why(
+    client: TestClient, make_run: MakeRun, keys: Keys, status: Status, why: str
+) -> None:
+    url = f"/api/runs/{make_run(status=status).run_id}/stop"
+    answer = client.post(url, json={}, headers={"origin": ORIGIN, CSRF_HEADER: keys.csrf})
+    assert why in answer.json()["why"]
 
 
 def test_read_only_stops_nothing(open_client: Open, make_run: MakeRun, keys: Keys) -> None:

@@ -20,7 +20,7 @@ from tfcluster.agent.processes import close_from, die_with_parent
 LIBRARY = "libnvidia-ml.so.1"
 DEVICE = "/dev/nvidiactl"
 _ANSWER_BYTES = 64 << 10
-_UUID_BYTES = 96
+_TEXT_BYTES = 96
 
 
 class GpuMeter:
@@ -30,23 +30,33 @@ class GpuMeter:
         self._library, self._device = library, device
         self._socket: socket.socket | None = None
         self._is_wanted = self._is_over = self._waits = False
-        self._gpus: list[tuple[str, float | None, int]] = []
-        """UUID, use from 0 to 1 (None: the driver does not say) and used bytes of each GPU."""
+        self._gpus: list[tuple[str, str, float | None, int]] = []
+        """UUID, model, use from 0 to 1 (None: the driver does not say) and used bytes of each GPU,
+        in the order of the PCI bus."""
         self.pid = 0
         """The process that asks; 0 if there is none."""
 
-    def use_of(self, visible: str | None) -> tuple[float | None, int | None]:
+    def use_of(
+        self, visible: str | None, order: str | None = None
+    ) -> tuple[float | None, int | None]:
         """Return the mean use and the used bytes of the GPUs in a task's CUDA_VISIBLE_DEVICES.
 
-        Both are of all processes on these GPUs, and None where they are not known.
+        Both are of all processes on these GPUs, and None where they are not known: of a part of a
+        GPU (``MIG-…``), and of numbers where CUDA counts by speed (`order`, the task's
+        CUDA_DEVICE_ORDER, is not ``PCI_BUS_ID``) and the GPUs differ.
         """
         if visible is not None and visible.strip() in ("", "-1"):
             return None, None
         self._is_wanted = True
-        found = [gpu for i, gpu in enumerate(self._gpus) if _is_visible(i, gpu[0], visible)]
-        uses = [use for _, use, _ in found if use is not None]
+        has_numbers = order == "PCI_BUS_ID" or len({model for _, model, _, _ in self._gpus}) == 1
+        found = [
+            (use, used)
+            for index, (uuid, _, use, used) in enumerate(self._gpus)
+            if _is_visible(index if has_numbers else None, uuid, visible)
+        ]
+        uses = [use for use, _ in found if use is not None]
         mean = round(sum(uses) / len(uses), 3) if uses else None
-        return mean, sum(used for _, _, used in found) if found else None
+        return mean, sum(used for _, used in found) if found else None
 
     def ask(self) -> None:
         """Read the last answer and ask again; do nothing before a task with GPUs was measured."""
@@ -78,16 +88,20 @@ class GpuMeter:
 
     def _start(self) -> socket.socket:
         ours, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.setblocking(False)
         agent = os.getpid()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _become_asker(its_end, self._library, agent)
-        its_end.close()
+        with its_end:
+            try:
+                self.pid = os.fork()
+            except OSError:  # no free process: the next call tries again
+                ours.close()
+                raise
+            if self.pid == 0:
+                _become_asker(its_end, self._library, agent)
+        ours.setblocking(False)
         return ours
 
 
-def _is_visible(index: int, uuid: str, visible: str | None) -> bool:
+def _is_visible(index: int | None, uuid: str, visible: str | None) -> bool:
     parts = [part.strip() for part in (visible or "").split(",")]
     return visible is None or any(
         part == str(index) or (part.startswith("GPU-") and uuid.startswith(part)) for part in parts
@@ -124,11 +138,14 @@ def _handles(nvml: Any) -> list[Any]:
     return handles
 
 
-def _measure(nvml: Any, handle: Any) -> tuple[str, float | None, int]:
-    """Return UUID, use and used bytes (nvml.h: nvmlUtilization_t, nvmlMemory_t)."""
-    uuid = ctypes.create_string_buffer(_UUID_BYTES)
+def _measure(nvml: Any, handle: Any) -> tuple[str, str, float | None, int]:
+    """Return UUID, model, use and used bytes (nvml.h: nvmlUtilization_t, nvmlMemory_t)."""
+    uuid = ctypes.create_string_buffer(_TEXT_BYTES)
+    model = ctypes.create_string_buffer(_TEXT_BYTES)
     use, memory = (ctypes.c_uint * 2)(), (ctypes.c_ulonglong * 3)()
-    nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_UUID_BYTES))
+    nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_TEXT_BYTES))
+    nvml.nvmlDeviceGetName(handle, model, ctypes.c_uint(_TEXT_BYTES))
     is_unknown = nvml.nvmlDeviceGetUtilizationRates(handle, use)  # of a GPU that is cut into parts
     nvml.nvmlDeviceGetMemoryInfo(handle, memory)
-    return uuid.value.decode(), None if is_unknown else use[0] / 100, memory[2]
+    use_now = None if is_unknown else use[0] / 100
+    return uuid.value.decode(), model.value.decode(), use_now, memory[2]

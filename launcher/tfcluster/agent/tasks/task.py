@@ -85,8 +85,10 @@ class Task:
         """
         self.name, self.attempt = order.task, attempt
         self.marks = marks(order.env)
-        self.gpus = environment(order).get("CUDA_VISIBLE_DEVICES")
+        variables = environment(order)
+        self.gpus = variables.get("CUDA_VISIBLE_DEVICES")
         """The GPUs that it may use, as CUDA reads them; None: all."""
+        self.gpu_order = variables.get("CUDA_DEVICE_ORDER")
         self.stopping = False
         """True if tfcluster is ending the task, so that it did not end by itself."""
         self.killed_by_order = False

@@ -1,14 +1,15 @@
 """The memory and processor time of the running tasks, read from /proc every few seconds.
 
 A task's processes are its process group and all descendants of it, also those that left the group.
-One sample reads a small file per process of a task; now and then it looks for new processes, of
-which each is read once to learn whose it is. Memory is the resident set (RSS), as `top` and `ps`
+One sample reads a small file per process of a task, and lists all processes (0.1 ms per 100): each
+new one is read once to learn whose it is. Memory is the resident set (RSS), as `top` and `ps`
 show it: pages that several processes share count in each. Other systems than Linux have no /proc:
 nothing is sent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterable
@@ -21,14 +22,14 @@ from tfcluster.agent.tasks.task import Task
 FIRST_S = 1.5
 """The time from a task's start to the first sample."""
 INTERVAL_S = 5.0
-SEARCH_EVERY = 3
-"""The samples from one search for new processes to the next; to list them costs the most."""
 LONGEST_S = 30.0
 _SHARE = 2000
 """The agent spends at most this part (0.05 %) of one core on samples: on a machine with thousands
 of processes or tasks they are further apart."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
+_START, _RSS = 19, 21
+"""Two of the fields after the process's name (proc(5) counts from 1, with two before these)."""
 
 
 class UsageMeter:
@@ -38,13 +39,11 @@ class UsageMeter:
         self._proc = proc
         self.due_at: float | None = None
         """The moment of the next sample; None while no task runs."""
-        self._owners: dict[str, int | None] = {}
-        """Each process's number in /proc → the pid of the task that it belongs to, or None."""
+        self._known: dict[str, tuple[int | None, bytes]] = {}
+        """Each process's number in /proc → the pid of the task that it belongs to, or None, and
+        the moment of its start, which tells it from a later one with the same number."""
         self._before: dict[int, tuple[float, float]] = {}
         """A task's pid → moment and processor time in seconds of the last sample."""
-        self._until_search = 0
-        """The samples before new processes are searched for."""
-        self._has_new_task = False
         self._gpus = GpuMeter()
 
     @property
@@ -57,25 +56,27 @@ class UsageMeter:
         if not IS_LINUX or task.attempt == 0:
             return
         self._before[task.pid] = task.started_at, 0.0
-        self._until_search, self._has_new_task = 0, True
+        self._known.pop(str(task.pid), None)  # an earlier process may have had this number
         first_at = task.started_at + FIRST_S
         self.due_at = first_at if self.due_at is None else min(self.due_at, first_at)
 
     def end(self, task: Task) -> None:
         if self._before.pop(task.pid, None) is not None and not self._before:
             self.due_at = None
-            self._owners.clear()
+            self._known.clear()
 
     def sample(self, tasks: Iterable[Task]) -> msg.Usage | None:
         """Return the use since the last sample of those tasks that run; set `due_at` anew."""
         began, spent = time.monotonic(), time.thread_time()
         running = {task.pid: task for task in tasks if task.pid in self._before}
-        used = [
-            self._describe(running[pid], rss, seconds, began)
-            for pid, (rss, seconds) in self._read(running).items()
-            if rss  # else it has just ended
-        ]
-        self._gpus.ask()
+        used: list[msg.TaskUsage] = []
+        with contextlib.suppress(OSError):  # no free descriptor or process: the agent must go on
+            used += [
+                self._describe(running[pid], rss, seconds, began)
+                for pid, (rss, seconds) in self._read(running).items()
+                if rss  # else it has just ended
+            ]
+            self._gpus.ask()
         spent = time.thread_time() - spent
         self.due_at = began + min(LONGEST_S, max(INTERVAL_S, spent * _SHARE))
         return msg.Usage(tasks=used) if used else None
@@ -88,7 +89,7 @@ class UsageMeter:
         self._before[task.pid] = now, seconds
         # A child's time is lost if the agent, not the task, has reaped it.
         cores = max(0.0, seconds - seconds_before) / max(now - at, 0.001)
-        use, memory = self._gpus.use_of(task.gpus)
+        use, memory = self._gpus.use_of(task.gpus, task.gpu_order)
         return msg.TaskUsage(
             task=task.name,
             rss_bytes=rss,
@@ -100,41 +101,46 @@ class UsageMeter:
     def _read(self, running: Iterable[int]) -> dict[int, tuple[int, float]]:
         """Return pid of a task → resident bytes and processor seconds of all its processes."""
         totals = dict.fromkeys(running, (0, 0.0))
-        if self._until_search == 0:
-            # A young task may not have started its processes yet: search again at once.
-            self._until_search = 1 if self._has_new_task else SEARCH_EVERY
-            self._has_new_task = False
-            self._search(totals)
-        self._until_search -= 1
-        for name, owner in self._owners.items():
-            fields = self._stat(name) if owner in totals else []
-            if owner is not None and len(fields) > 21:
-                rss, seconds = totals[owner]
-                ticks = sum(map(int, fields[11:15]))  # its own and its reaped children's
-                totals[owner] = rss + int(fields[21]) * _PAGE, seconds + ticks / _TICKS
+        for name, (owner, start) in list(self._known.items()):
+            if owner in totals:
+                fields = self._stat(name)
+                if _start(fields) == start:
+                    _add(totals, owner, fields)
+                else:
+                    del self._known[name]
+        self._add_new(totals)
         return totals
 
-    def _search(self, tasks: Iterable[int]) -> None:
+    def _add_new(self, totals: dict[int, tuple[int, float]]) -> None:
         """Learn whose the new processes are, and forget those that have ended."""
-        owners = self._owners
-        try:
-            names = {name for name in os.listdir(self._proc) if name.isdigit()}
-        except OSError:  # no /proc, or no free descriptor: the agent must go on
-            return
-        for name in owners.keys() - names:
-            del owners[name]
-        for name in sorted(names - owners.keys(), key=int):  # a parent before its children
-            owners[name] = self._owner(int(name), self._stat(name), tasks)
+        names = {name for name in os.listdir(self._proc) if name.isdigit()}
+        for name in self._known.keys() - names:
+            del self._known[name]
+        for name in sorted(names - self._known.keys(), key=int):  # a parent before its children
+            if fields := self._stat(name):
+                owner = self._owner(int(name), fields, totals)
+                self._known[name] = owner, _start(fields)
+                _add(totals, owner, fields)
 
     def _owner(self, pid: int, fields: list[bytes], tasks: Iterable[int]) -> int | None:
         """Return the task that a new process belongs to: by its group, or by its parent."""
-        if len(fields) < 22:
-            return None
         parent, group = fields[1].decode(), int(fields[2])
         if pid in tasks or group in tasks:
             return pid if pid in tasks else group
-        return self._owners.get(parent)
+        return self._known.get(parent, (None, b""))[0]
 
     def _stat(self, name: str) -> list[bytes]:
         """Return the fields of /proc/PID/stat from the state (field 3) on; [] if it has ended."""
-        return read_bytes(f"{self._proc}/{name}/stat").rpartition(b")")[2].split()
+        fields = read_bytes(f"{self._proc}/{name}/stat").rpartition(b")")[2].split()
+        return fields if len(fields) > _RSS else []
+
+
+def _start(fields: list[bytes]) -> bytes:
+    return fields[_START] if fields else b""
+
+
+def _add(totals: dict[int, tuple[int, float]], owner: int | None, fields: list[bytes]) -> None:
+    if owner is not None and owner in totals:
+        rss, seconds = totals[owner]
+        ticks = sum(map(int, fields[11:15]))  # its own and its reaped children's
+        totals[owner] = rss + int(fields[_RSS]) * _PAGE, seconds + ticks / _TICKS

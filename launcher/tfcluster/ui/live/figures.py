@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Final
 
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.ui.formats import cut_to_columns, format_count, format_duration
+from tfcluster.ui.formats import cut_to_columns, format_count, format_duration, format_value
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
@@ -22,7 +22,6 @@ _LONGEST_ETA_S: Final = 1e9
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST_METRIC: Final = 24
 _MOST_METRICS: Final = 6
-_SERVERS: Final = ("ps:", "evaluator:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +53,18 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
     memory = [task.rss_bytes for task in snapshot.tasks if task.rss_bytes is not None]
     cores = [task.cores for task in snapshot.tasks if task.cores is not None]
     sums = (sum(memory) if memory else None, sum(cores) if cores else None)
-    lead = leading_task(snapshot.tasks)
+    lead = snapshot.leader
     if lead is None:
         return Figures(rss_bytes=sums[0], cores=sums[1])
-    total = _total_steps(lead)
-    done = _part_done(lead, total)
+    done = _part_done(lead)
     examples = lead.examples_per_second
     return Figures(
         step=lead.step,
-        total_steps=total,
+        total_steps=lead.total_steps,
         epoch=lead.epoch,
         epochs=lead.epochs,
         done=done,
-        eta_s=_remaining_s(lead, total),
+        eta_s=_remaining_s(lead),
         metrics=loss_first(_metrics(snapshot.tasks, lead)),
         rate=lead.steps_per_second if examples is None else examples,
         mean_rate=_mean_rate(lead),
@@ -76,11 +74,12 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
     )
 
 
-def leading_task(tasks: Sequence[TaskSnapshot]) -> TaskSnapshot | None:
-    """Return the task whose numbers stand for the training: of those that train, the furthest."""
-    reporting = [task for task in tasks if task.step is not None]
-    training = [task for task in reporting if not task.task.startswith(_SERVERS)]
-    return max(training or reporting, key=lambda task: task.step or 0, default=None)
+def mean_examples_per_second(task: TaskSnapshot) -> float | None:
+    """Return the speed of a task's present attempt since its first step."""
+    mean, present = task.mean_steps_per_second, task.steps_per_second
+    if mean is None or task.examples_per_second is None or not present:
+        return None
+    return task.examples_per_second * mean / present
 
 
 def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -104,12 +103,12 @@ def format_epoch(figures: Figures) -> str:
 
 
 def format_metric(name: str, value: float) -> str:
-    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {value:.4g}"
+    return f"{cut_to_columns(sanitize_text(name), _LONGEST_METRIC)} {format_value(value)}"
 
 
 def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     """Return how far the training is or came, its metrics and its speed, as facts."""
-    figures, lead = figures_of(snapshot), leading_task(snapshot.tasks)
+    figures, lead = figures_of(snapshot), snapshot.leader
     if lead is None:
         return ()
     progress = [format_epoch(figures), format_step(figures, open_end="")]
@@ -160,22 +159,14 @@ class Trend:
         self.samples.append(figures.rate)
 
 
-def _total_steps(task: TaskSnapshot) -> int | None:
-    if task.total_steps is not None:
-        return task.total_steps
-    if task.epochs is None or task.steps_per_epoch is None:
-        return None
-    return task.epochs * task.steps_per_epoch
-
-
 def _mean_rate(task: TaskSnapshot) -> float | None:
-    mean, present = task.mean_steps_per_second, task.steps_per_second
-    if mean is None or task.examples_per_second is None or not present:
-        return mean if task.examples_per_second is None else None
-    return task.examples_per_second * mean / present
+    if task.examples_per_second is None:
+        return task.mean_steps_per_second
+    return mean_examples_per_second(task)
 
 
-def _remaining_s(task: TaskSnapshot, total: int | None) -> float | None:
+def _remaining_s(task: TaskSnapshot) -> float | None:
+    total = task.total_steps
     speed = task.mean_steps_per_second or task.steps_per_second
     if not total or not speed or task.step is None or task.step == total:
         return None
@@ -183,16 +174,16 @@ def _remaining_s(task: TaskSnapshot, total: int | None) -> float | None:
     return left_s if left_s < _LONGEST_ETA_S else None
 
 
-def _part_done(task: TaskSnapshot, total: int | None) -> float | None:
-    if total and task.step is not None:
-        return min(max(task.step / total, 0.0), 1.0)
+def _part_done(task: TaskSnapshot) -> float | None:
+    if task.total_steps and task.step is not None:
+        return min(max(task.step / task.total_steps, 0.0), 1.0)
     if task.epochs and task.epoch is not None:
         return min(max(task.epoch - 1, 0) / task.epochs, 1.0)
     return None
 
 
 def _metrics(tasks: Sequence[TaskSnapshot], lead: TaskSnapshot) -> Mapping[str, float]:
-    others = (task.metrics for task in tasks if not task.task.startswith(_SERVERS))
+    others = (task.metrics for task in tasks if not task.task.startswith(("ps:", "evaluator:")))
     return lead.metrics or next(filter(None, others), {})
 
 

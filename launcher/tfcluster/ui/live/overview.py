@@ -16,7 +16,13 @@ from typing import Any, Final
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.registry import StateFile
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
-from tfcluster.ui.formats import cut_to_columns, format_bytes, format_count, format_duration
+from tfcluster.ui.formats import (
+    cut_to_columns,
+    format_bytes,
+    format_count,
+    format_duration,
+    format_value,
+)
 from tfcluster.ui.live.figures import Figures, figures_of, format_epoch, format_step
 from tfcluster.ui.live.job_control import JobControl
 from tfcluster.ui.render import UNLIMITED, Grid, part_lines
@@ -86,7 +92,7 @@ def overview_grid(runs: Sequence[RunSnapshot], *, now: float, width: int = UNLIM
         "NAME": lambda run: run.name,
         "ID": lambda run: run.run[-4:],
         "STATUS": lambda run: f"{run.status} {format_duration(now - run.started_at)}",
-        "LOSS": of(lambda found: _number((found.metrics or {}).get("loss"), "{:.4g}".format)),
+        "LOSS": of(lambda found: _number((found.metrics or {}).get("loss"), format_value)),
         "EPOCH": of(lambda found: format_epoch(found).removeprefix("epoch ")),
         "STEP": of(lambda found: format_step(found, open_end="").removeprefix("step ")),
         "ETA": of(lambda found: _number(found.eta_s, format_duration)),

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from tests.launcher.agent.conftest import Rig, wait_until
 
 from tfcluster.agent.node.gpu_meter import GpuMeter
+from tfcluster.agent.tasks.task import Task
 from tfcluster.agent.tasks.usage_meter import UsageMeter
 
+TICKS = os.sysconf("SC_CLK_TCK")
 MEGABYTE = 1 << 20
 BUSY = "import time\nwhile True: pass"
 WITH_CHILDREN = """
@@ -59,6 +65,7 @@ class FakeTask:
     """A process of the test that a meter takes for a task."""
 
     gpus: str | None = "-1"
+    gpu_order: str | None = None
     attempt = 1
 
     def __init__(self, *argv: str) -> None:
@@ -124,11 +131,90 @@ def test_foreign_processes_are_read_once_and_a_task_s_each_time(
     assert str(os.getpid()) not in read
 
 
+class FakeProc:
+    """A /proc with processes of the test's choice."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.meter = UsageMeter(proc=str(folder))
+        self.task = SimpleNamespace(name="worker:0", pid=100, attempt=1, gpus="-1", started_at=0.0)
+        self.set(100, parent=1)
+        self.meter.begin(cast("Task", self.task))
+        self.measure()
+
+    def set(self, pid: int, *, parent: int, seconds: float = 0.0, start: int = 1) -> None:
+        """Create or change a process that leads a group; it has one page of memory."""
+        fields = ["S", parent, pid, *[0] * 8, round(seconds * TICKS), *[0] * 7, start, 0, 1]
+        (self._folder / str(pid)).mkdir(exist_ok=True)
+        (self._folder / str(pid) / "stat").write_text(f"{pid} (a) {' '.join(map(str, fields))}")
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self._folder / str(pid))
+
+    def measure(self) -> tuple[int, float]:
+        """Return the number of the task's processes and their processor seconds."""
+        found = self.meter._read([self.task.pid])
+        rss, seconds = found[self.task.pid]
+        return rss // os.sysconf("SC_PAGE_SIZE"), seconds
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> FakeProc:
+    return FakeProc(tmp_path)
+
+
+def test_a_new_process_counts_from_the_next_sample_on(proc: FakeProc) -> None:
+    for number in range(1, 7):
+        proc.set(100 + number, parent=100, seconds=1.0)
+        proc.set(200 + number, parent=1, seconds=1.0)
+        assert proc.measure() == (1 + number, number)
+
+
+def test_a_process_with_the_number_of_an_ended_one_is_another_process(proc: FakeProc) -> None:
+    proc.set(101, parent=100, seconds=1.0)
+    assert proc.measure() == (2, 1.0)
+    proc.set(101, parent=1, seconds=5.0, start=2)
+    proc.set(102, parent=101, seconds=5.0, start=3)
+    assert proc.measure() == (1, 0.0)
+
+
+def test_a_task_can_have_the_number_of_an_ended_process(proc: FakeProc) -> None:
+    proc.set(300, parent=1)
+    proc.measure()
+    proc.set(300, parent=1, seconds=2.0, start=2)
+    proc.task.pid = 300
+    proc.meter.begin(cast("Task", proc.task))
+    assert proc.measure() == (1, 2.0)
+
+
+def test_a_machine_without_free_processes_or_descriptors_does_not_end_the_agent(
+    busy: FakeTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = UsageMeter()
+    meter.begin(busy)  # type: ignore[arg-type]
+    was_due = meter.due_at
+    for place, code in (("listdir", errno.EMFILE), ("fork", errno.EAGAIN)):
+
+        def fails(*_: object, code: int = code) -> None:
+            raise OSError(code, "none is free")
+
+        with monkeypatch.context() as patch:
+            meter._gpus = GpuMeter(device="/dev/null")
+            meter._gpus.use_of("0")
+            patch.setattr(os, place, fails)
+            meter.sample([busy])  # type: ignore[list-item]
+        assert meter.due_at != was_due
+        was_due = meter.due_at
+    meter.close()
+
+
 # -- GPUs
 
 FAKE_NVML = """
-/* A small stand-in for NVIDIA's libnvidia-ml.so.1: two GPUs, the second one cut into parts. */
+/* A small stand-in for NVIDIA's libnvidia-ml.so.1: two GPUs, the second one cut into parts.
+   With MODELS they are different ones. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <stddef.h>
 #define NUMBER(gpu) ((size_t)(gpu))
 int nvmlInit_v2(void) { return 0; }
@@ -137,6 +223,8 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned i, void **gpu)
 { *gpu = (void *)NUMBER(i + 1); return 0; }
 int nvmlDeviceGetUUID(void *gpu, char *text, unsigned size)
 { snprintf(text, size, "GPU-%zu", NUMBER(gpu)); return 0; }
+int nvmlDeviceGetName(void *gpu, char *text, unsigned size)
+{ snprintf(text, size, "Model %zu", getenv("MODELS") ? NUMBER(gpu) : 0); return 0; }
 int nvmlDeviceGetUtilizationRates(void *gpu, unsigned *use)
 { use[0] = 75; return NUMBER(gpu) == 2 ? 3 : 0; }
 int nvmlDeviceGetMemoryInfo(void *gpu, unsigned long long *memory)
@@ -177,9 +265,29 @@ def test_the_gpus_of_a_task_are_those_that_cuda_shows_it(
 
     wait_until(has_answered)
     assert meter.use_of(visible) == (use, memory)
+    assert meter.use_of(visible, "PCI_BUS_ID") == (use, memory)
     pid = meter.pid
     meter.close()
     assert os.waitpid(pid, 0) == (pid, 0)
+
+
+def test_the_numbers_of_different_gpus_mean_nothing_where_cuda_sorts_them_by_speed(
+    fake_nvml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELS", "2")
+    meter = GpuMeter(str(fake_nvml), "/dev/null")
+    meter.use_of(None)
+
+    def has_answered() -> bool:
+        meter.ask()
+        return meter.use_of(None) == (0.75, 30)
+
+    wait_until(has_answered)
+    assert meter.use_of("0") == meter.use_of("0,1", "FASTEST_FIRST") == (None, None)
+    assert meter.use_of("GPU-2") == meter.use_of("1", "PCI_BUS_ID") == (None, 20)
+    pid = meter.pid
+    meter.close()
+    os.waitpid(pid, 0)
 
 
 def test_no_process_asks_where_there_is_no_gpu_or_no_task_sees_one(fake_nvml: Path) -> None:

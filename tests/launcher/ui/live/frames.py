@@ -17,7 +17,7 @@ def worker(index: int, **more: Any) -> TaskSnapshot:
     """Return a worker that trains; `more` are further fields."""
     facts: dict[str, Any] = {
         "state": "running", "attempt": 1, "started_at": START + 1, "step": 1200 - index % 7,
-        "epoch": 4, "epochs": 10, "steps_per_epoch": 400, "steps_per_second": 41.2 - index / 10,
+        "epoch": 4, "epochs": 10, "total_steps": 4000, "steps_per_second": 41.2 - index / 10,
         "mean_steps_per_second": 40.0, "examples_per_second": 1312.0, "rss_bytes": 812_000_000,
         "cores": 1.9, "metrics": {"accuracy": 0.9123, "loss": 0.31415},
     }  # fmt: skip

@@ -14,11 +14,10 @@ def test_a_run_without_a_step_has_no_figures_but_the_sums() -> None:
     assert found == Figures(rss_bytes=1_624_000_000, cores=2.4)
 
 
-def test_totals_come_from_epochs_where_no_task_knows_them() -> None:
+def test_a_total_is_one_that_a_task_has_reported() -> None:
     assert figures_of(run_of(worker(0))).total_steps == 4000
-    assert figures_of(run_of(worker(0, total_steps=5000))).total_steps == 5000
-    known_epochs = figures_of(run_of(worker(0, steps_per_epoch=None)))
-    assert (known_epochs.total_steps, known_epochs.done) == (None, 0.3)
+    resumed = figures_of(run_of(worker(0, total_steps=None, steps_per_epoch=400)))
+    assert (resumed.total_steps, resumed.done) == (None, 0.3)
 
 
 def test_the_remaining_time_uses_the_mean_speed_and_is_never_negative() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pyte
 import pytest
@@ -14,11 +15,20 @@ def line(text: str) -> Line:
     return text, len(text)
 
 
+class TmuxScreen(pyte.HistoryScreen):  # type: ignore[misc]
+    """Like tmux, keeps what is erased from the top left on (screen_write_clearendofscreen)."""
+
+    def erase_in_display(self, how: int = 0, *args: Any, **kwargs: Any) -> None:
+        if how == 0 and (self.cursor.x, self.cursor.y) == (0, 0):
+            self.history.top.extend(self.buffer[row].copy() for row in range(self.lines))
+        super().erase_in_display(how, *args, **kwargs)
+
+
 class Screen:
     """A terminal that shows what a footer and a log write."""
 
     def __init__(self, columns: int = 40, rows: int = 12) -> None:
-        self._screen = pyte.HistoryScreen(columns, rows, history=10_000)
+        self._screen = TmuxScreen(columns, rows, history=10_000)
         self._stream = pyte.Stream(self._screen)
         self.columns = columns
 
@@ -56,6 +66,13 @@ def test_any_sequence_of_sizes_leaves_only_the_newest_footer() -> None:
     assert screen.lines == [*log, *shown]
 
 
+def test_nothing_of_a_footer_at_the_top_of_a_cleared_screen_gets_into_the_history() -> None:
+    screen, footer = Screen(), Footer()
+    screen.write(footer.draw([line("task state"), line("worker:0 waiting")], 40))
+    screen.write(footer.draw([line("three"), line("other"), line("rows")], 40))
+    assert screen.lines == ["three", "other", "rows"]
+
+
 def test_only_changed_lines_are_written() -> None:
     footer = Footer()
     before = [line(f"a rather long row {row}") for row in range(10)]
@@ -71,7 +88,7 @@ def test_a_terminal_that_became_narrower_has_wrapped_the_footer() -> None:
     footer = Footer()
     footer.draw([line("x" * 70), line("y" * 70)], 80)
     narrow = footer.draw([line("x" * 30), line("y" * 30)], 40)
-    assert "\x1b[3A\r\x1b[J" in narrow, "up over four rows"
+    assert "\x1b[3A\r\x1b[K" in narrow, "up over four rows"
 
 
 def test_a_forgotten_footer_stays_and_the_next_one_begins_at_the_cursor() -> None:

@@ -43,7 +43,7 @@ def test_a_training_reads_well_at_every_width(columns: int) -> None:
 
 
 def test_the_page_shows_a_frame_as_it_is() -> None:
-    tasks = workers(4, step=104, epoch=3, steps_per_epoch=40, examples_per_second=705.2)
+    tasks = workers(4, step=104, epoch=3, total_steps=400, examples_per_second=705.2)
     tasks[3].step = 93
     scene = scene_of(run_of(*tasks), samples=SAMPLES[:9])
     printed = "\n".join(frame_of(scene, 79, last_line="step 80: loss 1.4950"))
@@ -73,7 +73,7 @@ def test_the_loss_is_first_and_stays_at_any_width() -> None:
 
 
 def test_a_total_that_nobody_knows_is_called_unknown() -> None:
-    run = run_of(worker(0, step=120, epochs=None, epoch=None))
+    run = run_of(worker(0, step=120, total_steps=None, epochs=None, epoch=None))
     assert "step 120, total unknown" in frame_of(scene_of(run), 80)
     assert not any("ETA" in line for line in frame_of(scene_of(run), 80))
 

@@ -78,7 +78,7 @@ def test_without_a_terminal_the_table_is_printed_once(
 def test_json_has_numbers_and_says_what_is_not_known(
     home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write("mnist-k7f3", tasks=[worker(0, epochs=None, metrics={"loss": float("nan")})])
+    write("mnist-k7f3", tasks=[worker(0, total_steps=None, metrics={"loss": float("nan")})])
     monkeypatch.setattr(sys, "argv", ["tfcluster", "top", "--json"])
     with pytest.raises(SystemExit):
         main()
