@@ -220,10 +220,10 @@ def test_an_internal_error_ends_the_stream_so_that_the_browser_connects_again(
     async def watch(all_streams: Streams) -> None:
         browser = Browser(all_streams.follow(paths))
         await browser.read()
-        monkeypatch.setattr(streams, "_changes", lambda before, now: 1 / 0)
-        append(paths, warning(1))
-        await asyncio.wait_for(browser.read_all(), HANG_S)
-        monkeypatch.undo()
+        with monkeypatch.context() as broken:
+            broken.setattr(streams, "_changes", lambda before, now: 1 / 0)
+            append(paths, warning(1))
+            await asyncio.wait_for(browser.read_all(), HANG_S)
         again = Browser(all_streams.follow(paths))
         await again.read()
         append(paths, warning(2))
@@ -241,10 +241,10 @@ def test_a_viewer_that_joins_beside_one_of_a_dead_feed_gets_a_new_feed(
         stuck, other = (Browser(all_streams.follow(paths)) for _ in range(2))
         await stuck.read()
         await other.read()
-        monkeypatch.setattr(streams, "_changes", lambda before, now: 1 / 0)
-        append(paths, warning(1))
-        await asyncio.wait_for(other.read_all(), HANG_S)  # `stuck` has not read its end yet
-        monkeypatch.undo()
+        with monkeypatch.context() as broken:
+            broken.setattr(streams, "_changes", lambda before, now: 1 / 0)
+            append(paths, warning(1))
+            await asyncio.wait_for(other.read_all(), HANG_S)  # `stuck` has not read its end
         late = Browser(all_streams.follow(paths))
         await late.read()
         append(paths, warning(2))
