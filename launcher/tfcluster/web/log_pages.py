@@ -75,7 +75,7 @@ class _File:
     started_at: float
     ended_at: float
     has_failed: bool
-    """By itself: its native lines may say why."""
+    """True if the task has failed by itself: its native lines may say why."""
     times: LogTimes
 
     def known_time(self, line: _Line) -> float | None:
