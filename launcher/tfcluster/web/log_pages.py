@@ -75,11 +75,7 @@ class _File:
     started_at: float
     ended_at: float
     has_failed: bool
-<<<<<<< HEAD
     """True if the task has failed by itself: its native lines may say why."""
-=======
-    """True if the task failed by itself: its native lines may say why."""
->>>>>>> fb
     times: LogTimes
 
     def known_time(self, line: _Line) -> float | None:
