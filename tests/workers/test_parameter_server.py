@@ -55,9 +55,10 @@ def test_the_chief_waits_and_the_servers_report_serving(
     }
     chief = gang["chief:0"].end()
     assert chief.code == 0, chief.err[-2000:]
-    assert [event["type"] for event in chief.events] == ["waiting_for_peers", "ready"]
+    imports = [{"type": "phase", "name": name} for name in ("importing TensorFlow", "")]
+    assert chief.events == [*imports, {"type": "waiting_for_peers"}, {"type": "ready"}]
     for server in ("worker:0", "ps:0"):
         deadline = time.monotonic() + 20
-        while len(gang[server].events) < 2 and time.monotonic() < deadline:
+        while len(gang[server].events) < 4 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert gang[server].events == [{"type": "ready"}, {"type": "serving"}]
+        assert gang[server].events == [*imports, {"type": "ready"}, {"type": "serving"}]

@@ -84,7 +84,7 @@ def test_an_unmodified_tutorial_script_shows_progress(
         assert task.code == 0, task.text[-4000:]
         assert "slow compared to the batch time" not in task.text
         kinds = [event["type"] for event in task.events]
-        assert kinds[:2] == ["waiting_for_peers", "ready"]
+        assert kinds[:4] == ["phase", "phase", "waiting_for_peers", "ready"]
         last = [event for event in task.events if event["type"] == "progress"][-1]
         assert (last["step"], last["epoch"]) == (40, 2)
         assert 1.5 < last["metrics"]["loss"] < 4, "one replica's mean, not the sum of all"
