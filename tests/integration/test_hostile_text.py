@@ -15,7 +15,7 @@ CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 HOSTILE = f"a{CLIPBOARD}b\x1b[2J\x1b[31mc\x9b1Ad\x1bP1;1|e\x1b\\f\u202eg\x08\x7f"
 OURS = re.compile(
     r"\x1b\[[0-9;]*m|\r+(?=\n)|\r(?=[^\r\n]*\x1b\[K)|\x1b\[K"
-    r"|(?:\x1b\[[0-9]+A)?\r\x1b\[J|\x1b\[[0-9]+A\r|\x1b\[\?(?:7|2026)[hl]"
+    r"|(?:\x1b\[[0-9]+A)?\r\x1b\[J|\x1b\[C\x1b\[J\r|\x1b\[[0-9]+A\r|\x1b\[\?(?:7|2026)[hl]"
 )
 """The sequences of tfcluster itself: colours, and those that keep the live view in place."""
 NOT_PLAIN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")

@@ -234,7 +234,7 @@ def test_ipython_in_a_terminal_shows_a_failure_in_its_width(shell: CommandLine) 
     reason = panel[: panel.index("last ")].splitlines()
     assert len(reason) > 3
     assert max(map(len, reason)) <= 80
-    assert re.search(r"(^|\x1b\[K)failed \d\.\d s\nlogs /.*/logs$", text, re.MULTILINE)
+    assert re.search(r"(^|\x1b\[\?2026l)failed \d\.\d s\nlogs /.*/logs$", text, re.MULTILINE)
 
 
 # -- with TensorFlow -------------------------------------------------------------------------------

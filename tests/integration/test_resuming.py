@@ -177,10 +177,10 @@ def test_an_agent_or_guard_killed_during_the_restore_costs_a_restart(
 
     more = ["--set", "supervision.backoff_s=0", "--set", "supervision.max_restarts=2"]
     run = Live(shell, "up", "--resume", "large", *more, name="second")
-    for who, connected in enumerate(("node_connected", "node_reconnected")):
-        wait_for(lambda kind=connected: any(event["type"] == kind for event in run.events()))  # type: ignore[misc]
+    for who, connected in (("pid", "node_connected"), ("guard_pid", "node_reconnected")):
+        (event,) = wait_for(lambda kind=connected: [e for e in run.events() if e["type"] == kind])  # type: ignore[misc]
         wait_for(lambda: list(run.folder.glob("tasks/worker-0/checkpoints.incoming-*")))
-        os.kill(run.agents()[who], signal.SIGKILL)
+        os.kill(event[who], signal.SIGKILL)
 
     assert run.end() == 0, run.said()
     lost = [event["reason"] for event in run.events() if event["type"] == "node_lost"]

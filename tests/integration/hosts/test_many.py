@@ -59,7 +59,7 @@ def assert_all_ran_and_left_nothing(folder: Path, home_there: Path) -> None:
     events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
     for kind in ("node_connected", "task_started", "task_exited"):
         assert len([event for event in events if event["type"] == kind]) == COUNT
-    logs = [path.read_text() for path in (run / "logs" / "attempt-1").iterdir()]
+    logs = [path.read_text() for path in (run / "logs" / "attempt-1").glob("*.log")]
     assert sorted(logs) == sorted(f"here: worker:{number}\n" for number in range(COUNT))
     deadline = time.monotonic() + 20
     while (left := processes_with(str(home_there))) and time.monotonic() < deadline:
