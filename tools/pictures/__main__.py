@@ -39,6 +39,24 @@ for step in range(1, 401):
 """
 
 
+STEADY = """
+import time
+
+from tfcluster_workers import reporting
+
+for step in range(1, 401):
+    time.sleep(0.1)
+    loss = 2.3 * 0.99**step
+    metrics = {"loss": loss, "accuracy": 1 - loss / 2.5}
+    epoch = (step - 1) // 40 + 1
+    reporting.progress(
+        step, total=400, epoch=epoch, epochs=10, metrics=metrics, batch_size=64
+    )
+    if step % 20 == 0:
+        print(f"step {step}: loss {loss:.4f}", flush=True)
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Shot:
     """A picture of a command's screen."""
@@ -54,6 +72,8 @@ class Shot:
 EXAMPLE = "tfcluster up cluster_specs/localhost-2w.json"
 SHOTS = (
     Shot("live-view", EXAMPLE, r"epoch 3/3"),
+    Shot("live-view-60", "tfcluster run -n 4 steady.py", r"epoch 3/10", columns=60),
+    Shot("live-view-140", "tfcluster run -n 64 steady.py", r"epoch 3/10", columns=140, rows=30),
     Shot("summary", EXAMPLE, r"succeeded after[\s\S]*curves", columns=100, rows=34),
     Shot("failure", "tfcluster run -n 2 train.py", r"failed after[\s\S]*logs", rows=32),
 )
@@ -72,6 +92,7 @@ def main() -> None:
         folder = Path(home, "digits")
         shutil.copytree(ROOT / "cluster_specs", folder / "cluster_specs")
         (folder / "train.py").write_text(FAILING)
+        (folder / "steady.py").write_text(STEADY)
         os.chdir(folder)
         for shot in SHOTS:
             if shot.name in sys.argv[1:] or not sys.argv[1:]:
