@@ -190,6 +190,21 @@ def close_from(first: int) -> None:
                 os.close(number)
 
 
+def leave_agent(end: int, agent: int) -> int:
+    """Make this fork of the agent a process of its own; return the number of what `end` was.
+
+    It ends with `agent` (a pid), signals have their default effect, and all descriptors but `end`
+    and the standard streams are closed: the agent's held ports and tasks' pipes.
+    """
+    die_with_parent(agent)
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    kept = os.dup2(end, 3)
+    close_from(kept + 1)
+    return kept
+
+
 _MAX_DESCRIPTORS = 1 << 16
 """The most descriptors that are asked for: old programs close every number up to the limit."""
 _initial_limit: int | None = None

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from tfcluster.cli.completion import files
+
+if TYPE_CHECKING:
+    from tfcluster.errors import TfclusterError
 
 
 @click.command("validate")
@@ -19,7 +24,7 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     machine and the hosts can run it.
     """
     from tfcluster.discovery import planning
-    from tfcluster.errors import Problem, SpecError, TfclusterError
+    from tfcluster.errors import TfclusterError
     from tfcluster.ui.formats import plural
     from tfcluster.ui.terminal import Terminal
 
@@ -30,17 +35,7 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     except TfclusterError as error:
         if not as_json:
             raise
-        shown = spec or "."
-        found = (
-            error.problems
-            if isinstance(error, SpecError)
-            else [Problem(shown, error.message, error.fix)]
-        )
-        problems = [
-            {"place": problem.place, "message": problem.message, "cure": problem.fix}
-            for problem in found
-        ]
-        terminal.emit_json({"valid": False, "problems": problems})
+        terminal.emit_json({"valid": False, "problems": _problems_of(error, spec or ".")})
         raise click.exceptions.Exit(error.exit_code) from None
     if as_json:
         name = str(loaded.path) if loaded.path else None
@@ -52,3 +47,12 @@ def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
     shown = spec or (loaded.path.name if loaded.path else "-")
     size = plural(loaded.spec.task_count, "task")
     terminal.say(f"{shown}: OK; {loaded.spec.name}, {size}")
+
+
+def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
+    """Return the problems for JSON; an error that is about no line of the spec is at `place`."""
+    from tfcluster.errors import Problem, SpecError
+
+    alone = [Problem(place, error.message, error.fix)]
+    problems = error.problems if isinstance(error, SpecError) else alone
+    return [{"place": one.place, "message": one.message, "cure": one.fix} for one in problems]

@@ -132,7 +132,6 @@ class Coordinator:
             try:
                 return await self._conclude(error, gathered)
             finally:
-                self._curves.close()
                 showing.cancel()
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
@@ -310,6 +309,7 @@ class Coordinator:
             return await self._loop.run_to_end(self._finish()) if needs_agents else None
         finally:  # no agent and no task may stay, even after an internal error
             await self._hub.close(keeps_folders=self._run_gathering.is_incomplete)
+            self._curves.close()
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []

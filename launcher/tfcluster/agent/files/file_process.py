@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from tfcluster.agent.files.incoming import Incoming
 from tfcluster.agent.files.outgoing import Outgoing, find_marked_folder
 from tfcluster.agent.message_fields import parse
 from tfcluster.agent.net.session import CoordinatorLink
-from tfcluster.agent.processes import close_from, die_with_parent
+from tfcluster.agent.processes import leave_agent
 
 NICENESS = 10
 ALIVE_S = 2.0
@@ -120,15 +119,9 @@ class FileClient:
 
 def _become_file_process(its_end: socket.socket, cache: str, transit: str, agent: int) -> NoReturn:
     try:
-        die_with_parent(agent)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        end = os.dup2(its_end.detach(), 3)
-        close_from(end + 1)  # the agent's held ports and tasks' pipes
+        end = socket.socket(fileno=leave_agent(its_end.detach(), agent))
         os.nice(NICENESS)
-
-        FileProcess(socket.socket(fileno=end), cache, transit).run()
+        FileProcess(end, cache, transit).run()
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has ended
     except BaseException:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import signal
 import socket
 
 from tfcluster.agent import Any, NoReturn
 from tfcluster.agent.foreign_json import parse_json_object
-from tfcluster.agent.processes import close_from, die_with_parent
+from tfcluster.agent.processes import leave_agent
 
 LIBRARY = "libnvidia-ml.so.1"
 DEVICE = "/dev/nvidiactl"
@@ -110,13 +109,7 @@ def _is_visible(index: int | None, uuid: str, visible: str | None) -> bool:
 
 def _become_asker(its_end: socket.socket, library: str, agent: int) -> NoReturn:
     try:
-        die_with_parent(agent)
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        end = os.dup2(its_end.detach(), 3)
-        close_from(end + 1)  # the agent's held ports and tasks' pipes
-        with socket.socket(fileno=end) as questions:
+        with socket.socket(fileno=leave_agent(its_end.detach(), agent)) as questions:
             nvml = ctypes.CDLL(library)
             handles = _handles(nvml)
             while questions.recv(1):
