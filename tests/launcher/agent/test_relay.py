@@ -239,7 +239,7 @@ class Scene:
         for pid in self.living:
             with contextlib.suppress(ProcessLookupError):  # the processes end one after the other
                 os.kill(pid, signal.SIGCONT)
-            kill(pid)
+                kill(pid)
 
 
 @pytest.fixture
