@@ -180,6 +180,12 @@ class Runtime(Section):
         "workdir, python3.",
         "/opt/tf/bin/python",
     )
+    wrap: Listed[Text] = documented(
+        (),
+        "Words before the Python on each host or node of a job, such as a container of Apptainer "
+        "or options of srun: everything of the run there runs in it.",
+        ["apptainer", "exec", "--nv", "tf.sif"],
+    )
     user: Annotated[Text, AfterValidator(_check_user)] | None = documented(
         None,
         "User of the containers, a name or UID[:GID]; null: the image's user, else `nobody`. Docker"
