@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections import Counter
 
 from tfcluster.backends import jobs
 from tfcluster.coordinator.foreground import End, Launch, Watcher, make_folder
 from tfcluster.errors import TfclusterError
+from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import JobSubmitted, RunQueued
 from tfcluster.rundir.paths import RunPaths
@@ -28,31 +27,22 @@ def submit(launch: Launch) -> RunPaths:
     writer = RunWriter(state, paths)
     try:
         run_writer.require_json(paths.launch, launch.options)
-        its = jobs.of_backend(launch.plan.nodes[0].backend)
+        backend = launch.plan.nodes[0].backend
+        its = jobs.of_backend(backend)
         assert its is not None
-        job = its.submit(_submission(launch, paths))
+        assert launch.runtime is not None
+        submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
+        if launch.start_options.runs_preflight:
+            PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
+        job = its.submit(submission)
     except TfclusterError:
         writer.close()
         registry.delete(paths)
         raise
-    writer.record(JobSubmitted(backend=launch.plan.nodes[0].backend, id=job))
+    writer.record(JobSubmitted(backend=backend, id=job))
     writer.record(RunQueued(reason=f"job {job}"))
     writer.close()
     return paths
-
-
-def _submission(launch: Launch, paths: RunPaths) -> jobs.Submission:
-    assert launch.runtime is not None
-    on_nodes = Counter(task.node for task in launch.plan.tasks)
-    return jobs.Submission(
-        run_id=paths.run_id,
-        folder=paths.root,
-        # -P: no module is imported from the current folder.
-        argv=(sys.executable, "-P", "-m", "tfcluster.in_job", str(paths.root)),
-        runtime=launch.runtime,
-        nodes=len(launch.plan.nodes),
-        tasks_per_node=max(on_nodes.values()),
-    )
 
 
 def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:

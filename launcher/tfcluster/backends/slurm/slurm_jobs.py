@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from tfcluster.backends.jobs import JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.backends.slurm.batch_script import COMMENT, format_script
+from tfcluster.backends.slurm.slurm_checks import check as check
+from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmSilentError, ask
 
 _PHASES = {
