@@ -1,0 +1,103 @@
+"""The seam of all formats: what is exported, how it is planned, and what a format returns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tfcluster.discovery.planning import load_spec, plan_spec
+from tfcluster.errors import UsageError
+from tfcluster.export import FORMATS
+from tfcluster.plans import checks
+from tfcluster.plans.build import make_plan
+from tfcluster.plans.secrets import find_values, is_secret
+from tfcluster.spec import HostChoice
+
+if TYPE_CHECKING:
+    from tfcluster.plans.context import PlanContext
+    from tfcluster.plans.plan import Plan
+    from tfcluster.spec.job import Job
+    from tfcluster.spec.model import ClusterSpec
+
+WORKERS = "/opt/tfcluster"
+"""The folder above `workers/tfcluster_workers` where tfcluster does not send it: in the image that
+`tfcluster build --join` makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A command line of `tfcluster export`, and who typed it where."""
+
+    spec: str | None
+    sets: tuple[str, ...]
+    python: str | None
+    args: tuple[str, ...]
+    hosts: HostChoice
+    file: str
+    """The name of the file to write; empty for stdout."""
+    folder: str
+    """The folder of the file, absolute, to which the paths in it may be relative."""
+    user: str
+    """The caller's ``UID:GID``."""
+    environ: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The plan to export, with the spec and the facts that it was made from."""
+
+    spec: ClusterSpec
+    plan: Plan
+    context: PlanContext
+    path: Path | None
+    """The file of the spec; None: standard input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The text of a file, and what its user must provide, in sentences."""
+
+    text: str
+    needs: tuple[str, ...]
+
+
+def export(name: str, request: Request) -> Exported:
+    """Return the spec in the format `name`.
+
+    Raises UsageError, with SpecError, if the spec does not fit the format's backend, and
+    SetupError for a plan that `up` would refuse as well.
+    """
+    module: Any = import_module(FORMATS[name])
+    subject = _plan(module.BACKEND, f"--format {name}", request)
+    exported: Exported = module.render(subject, request)
+    for value in find_values(subject.plan):
+        if value in exported.text:
+            message = "the value of a secret is also in an argument or a variable that is no secret"
+            raise UsageError(message, fix="pass it in a variable that job.secrets lists")
+    return exported
+
+
+def _plan(backend: str, option: str, request: Request) -> Subject:
+    """Plan for the backend on a machine of which nothing is known: neither cores nor GPUs."""
+    options = {option: ("runtime.backend", backend)}
+    loaded = load_spec(request.spec, sets=request.sets, options=options, hosts=request.hosts)
+    unset = dict.fromkeys(_secrets_of(loaded.spec.job), "")  # nobody needs them for the export
+    environ = {**unset, **request.environ}
+    planned = plan_spec(loaded, python=request.python, args=request.args, environ=environ)
+    places = dict.fromkeys((node.name for node in planned.plan.nodes), WORKERS)
+    context = replace(planned.context, backends_here=frozenset(), bundles=places)
+    path, sets = planned.plan.spec_path, loaded.set_paths
+    plan = make_plan(loaded.spec, context, spec_path=path, args=request.args, set_paths=sets)
+    checks.require(loaded.spec, plan, context)
+    return Subject(loaded.spec, plan, context, loaded.path)
+
+
+def _secrets_of(job: Job) -> Iterator[str]:
+    """Yield the secrets that the spec takes from the launcher's environment."""
+    yield from job.secrets
+    for name, value in job.env.items():
+        if value is None and is_secret(name, named=job.secrets, shown=job.not_secret):
+            yield name
