@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
-from tests.lab.docker_images import STUB
+from tests.lab.docker_images import ROOT, STUB
+from tests.lab.dockerd import Docker
 
 from .harbor import Harbor
 from .test_compose import checked
@@ -42,24 +42,41 @@ print("arguments", sys.argv[1:], "key", os.environ["API_KEY"], flush=True)
 """
 PREPARE = 'import os\nprint("prepared", os.environ.get("TF_CONFIG"), flush=True)\n'
 NAME = "tfcexport"
+WITH_PACKAGE = "tfcluster-tests:with-package"
+"""The stub image with `tfcluster_workers`, where the Dockerfile's stage `join` has it."""
+PACKAGE = re.search(r"^COPY workers/.*$", (ROOT / "docker/Dockerfile").read_text(), re.MULTILINE)
 HANG_S = 60.0
 
 
-@pytest.fixture
-def file(harbor: Harbor, compose: list[str]) -> Iterator[Path]:
-    """The exported file of two workers that connect to each other; removed from docker again."""
+def write(harbor: Harbor, image: str, hooks: str) -> Path:
+    """Export a spec of two workers that connect to each other."""
     harbor.shell.script("prepare.py", PREPARE)
     job = {
-        **{"script": "train.py", "hooks": "off", "args": ["$HOME", "it's"]},
+        **{"script": "train.py", "hooks": hooks, "args": ["$HOME", "it's"]},
         **{"prepare": {"script": "prepare.py"}, "secrets": ["API_KEY"]},
     }
-    spec = harbor.spec(TALK, job=job, runtime={"image": STUB}, resources={"memory": "256m"})
+    spec = harbor.spec(TALK, job=job, runtime={"image": image}, resources={"memory": "256m"})
     done = harbor.shell.run("export", str(spec), "--format", "compose", "-o", "lab.yaml")
     assert done.code == 0, done.err
-    assert done.err == "the file needs the variable API_KEY, a secret, set where Compose runs\n"
-    path = harbor.shell.cwd / "lab.yaml"
-    yield path
-    run(harbor, compose, path, "down")
+    assert "the file needs the variable API_KEY, a secret, set where Compose runs\n" in done.err
+    return harbor.shell.cwd / "lab.yaml"
+
+
+@pytest.fixture
+def file(harbor: Harbor) -> Path:
+    """The exported file of tasks without hooks."""
+    return write(harbor, STUB, "off")
+
+
+@pytest.fixture
+def image_with_package(docker: Docker) -> str:
+    """An image as those that are based on `tfcluster-join`, without TensorFlow."""
+    assert PACKAGE is not None
+    file = f"FROM {STUB}\n{PACKAGE[0]}\n".encode()
+    argv = ["docker", "build", "--quiet", "--tag", WITH_PACKAGE, "--file", "-", str(ROOT)]
+    env = {**docker.env, "DOCKER_BUILDKIT": "1"}
+    subprocess.run(argv, input=file, env=env, check=True, capture_output=True, timeout=HANG_S)
+    return WITH_PACKAGE
 
 
 def run(
@@ -89,8 +106,25 @@ def test_compose_asks_for_a_missing_secret(harbor: Harbor, compose: list[str], f
 
 
 def test_two_workers_find_each_other(harbor: Harbor, compose: list[str], file: Path) -> None:
-    done = run(harbor, compose, file, "up")
+    check_talk(harbor, compose, file)
+
+
+def test_two_workers_with_hooks_find_each_other(
+    harbor: Harbor, compose: list[str], image_with_package: str
+) -> None:
+    file = write(harbor, image_with_package, "auto")
+    assert "tfcluster_workers/boot.py script /work/train.py" in file.read_text()
+    check_talk(harbor, compose, file)
+
+
+def check_talk(harbor: Harbor, compose: list[str], file: Path) -> None:
+    """Have Compose run the file to its end, and check what both workers printed."""
+    try:
+        done = run(harbor, compose, file, "up")
+    finally:
+        run(harbor, compose, file, "down")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"exited with code (\d+)", done.stdout) == ["0", "0"]
     for index in (0, 1):
         lines = re.findall(rf"worker-{index}\S*\s+\| (.*)", done.stdout)
         configs = [json.loads(line.removeprefix("config ")) for line in lines if "config" in line]
@@ -103,4 +137,3 @@ def test_two_workers_find_each_other(harbor: Harbor, compose: list[str], file: P
         assert lines[0] == "prepared None"
         assert "arguments ['$HOME', \"it's\"] key sesame" in lines
         assert "code: Read-only file system" in lines
-    assert re.findall(r"exited with code (\d+)", done.stdout) == ["0", "0"]
