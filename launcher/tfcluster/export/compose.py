@@ -17,6 +17,7 @@ import yaml
 
 from tfcluster import __version__
 from tfcluster.backends.docker.containers import PROCESSES, SHM
+from tfcluster.errors import SetupError
 from tfcluster.export.request import WORKERS, Exported, Request, Subject
 from tfcluster.plans.plan import Command, Container, EnvVar, Plan, TaskPlan
 from tfcluster.plans.remote_paths import NodePaths
@@ -43,7 +44,11 @@ class _Reference(str):
 
 
 def render(subject: Subject, request: Request) -> Exported:
-    """Return the Compose file of a plan for docker."""
+    """Return the Compose file of a plan for docker.
+
+    Raises SetupError for an evaluator that would wait for the chief's checkpoints for ever.
+    """
+    _require_storage(subject.plan)
     ports = {task.id: task.port or PORT for task in subject.plan.tasks}
     plan, has_package = subject.plan.at(ports=ports), _imports_package(subject)
     attempt = fixed(plan)
@@ -55,6 +60,14 @@ def render(subject: Subject, request: Request) -> Exported:
     if plan.nodes[0].network == "private":
         lines += ["", "networks:", "  default:", "    internal: true"]
     return Exported("\n".join([*lines, ""]), needs)
+
+
+def _require_storage(plan: Plan) -> None:
+    evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
+    if evaluators and plan.checkpoints.dir is None:
+        message = "tfcluster copies the chief's checkpoints to the evaluator, and Compose does not"
+        fix = "--set checkpoints.dir=/shared/folder (or gs://…), which all tasks then use"
+        raise SetupError(message, fix=fix)
 
 
 def _imports_package(subject: Subject) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.discovery.planning import load_spec, plan_spec
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
+from tfcluster.kinds import ALLOCATIONS
 from tfcluster.plans import checks
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.secrets import find_values, is_secret
@@ -85,14 +86,16 @@ def _plan(backend: str, option: str, request: Request) -> Subject:
     options = {option: ("runtime.backend", backend)}
     loaded = load_spec(request.spec, sets=request.sets, options=options, hosts=request.hosts)
     unset = dict.fromkeys(_secrets_of(loaded.spec.job), "")  # nobody needs them for the export
-    environ = {**unset, **request.environ}
+    # An allocation around this process is not that of the file.
+    environ = {k: v for k, v in {**unset, **request.environ}.items() if k not in ALLOCATIONS}
     planned = plan_spec(loaded, python=request.python, args=request.args, environ=environ)
     places = dict.fromkeys((node.name for node in planned.plan.nodes), WORKERS)
     context = replace(planned.context, backends_here=frozenset(), bundles=places)
-    path, sets = planned.plan.spec_path, loaded.set_paths
-    plan = make_plan(loaded.spec, context, spec_path=path, args=request.args, set_paths=sets)
-    checks.require(loaded.spec, plan, context)
-    return Subject(loaded.spec, plan, context, loaded.path)
+    spec, path = planned.spec, planned.plan.spec_path
+    sets = loaded.set_paths
+    plan = make_plan(spec, context, spec_path=path, args=request.args, set_paths=sets)
+    checks.require(spec, plan, context)
+    return Subject(spec, plan, context, loaded.path)
 
 
 def _secrets_of(job: Job) -> Iterator[str]:

@@ -22,7 +22,8 @@ BOOT = "/opt/tfcluster/workers/tfcluster_workers/boot.py"
 def test_services_have_the_names_of_the_tasks_and_find_each_other_by_them(
     compose: Composer,
 ) -> None:
-    made = compose({"cluster": {"worker": 2, "evaluator": 1}})
+    storage = {"checkpoints": {"dir": "/srv/ck"}}
+    made = compose({"cluster": {"worker": 2, "evaluator": 1}} | storage)
     assert list(made.file["services"]) == ["worker-0", "worker-1", "evaluator-0"]
     assert made.cluster() == {"worker": ["worker-0:2222", "worker-1:2222"]}
     assert made.cluster("evaluator-0")["evaluator"] == ["evaluator-0:2222"]
@@ -205,6 +206,11 @@ def test_parameter_servers_end_with_the_chief(compose: Composer) -> None:
     made = compose(sections | {"checkpoints": {"dir": "/srv/ck"}})
     assert "compose.yaml up --exit-code-from chief-0" in made.text
     assert "--exit-code-from" not in compose().text
+
+
+def test_an_evaluator_needs_the_storage_of_the_chief(compose: Composer) -> None:
+    with pytest.raises(SetupError, match="copies the chief's checkpoints to the evaluator"):
+        compose({"cluster": {"worker": 1, "evaluator": 1}})
 
 
 def test_tasks_of_other_machines_cannot_be_exported(compose: Composer) -> None:
