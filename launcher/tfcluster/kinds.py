@@ -97,6 +97,10 @@ class Kind:
         """Return `runtime` with what `tasks` tasks and `environ` leave no choice about."""
         return runtime
 
+    def is_allocated(self, environ: Mapping[str, str]) -> bool:
+        """Return whether a process with `environ` runs in an allocation, whose nodes it uses."""
+        return any(name in environ for name, its in ALLOCATIONS.items() if get(its) is self)
+
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Return whether tasks use the cores and GPUs of this machine."""
         return self.capabilities.shares_filesystem
