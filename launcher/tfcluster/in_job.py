@@ -6,12 +6,12 @@ the scheduler takes the nodes away, the run is saved, and its job goes back into
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import NoReturn
 
+from tfcluster.agent import foreign_json
 from tfcluster.api import make_launch
 from tfcluster.backends import jobs
 from tfcluster.coordinator.foreground import Session, signals_held_back
@@ -23,7 +23,7 @@ from tfcluster.rundir.paths import RunPaths
 def main(folder: str) -> int:
     """Run the run in `folder` to its end, or to the end of the job's nodes."""
     paths = RunPaths(Path(folder))
-    options = json.loads(paths.launch.read_text())
+    options = foreign_json.read_json_object(paths.launch)
     launch = make_launch(plan_file(paths), **options)
     with signals_held_back():
         session = Session(launch, paths)

@@ -28,7 +28,7 @@ class Phase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     ENDING = "ending"
-    """Its processes are being ended; it may come back."""
+    """The phase in which its processes are being ended; it may come back."""
     OVER = "over"
 
 
@@ -38,7 +38,7 @@ class JobState:
 
     phase: Phase
     reason: str = ""
-    """Why it is queued, or how it ended, in the scheduler's words."""
+    """The reason why it is queued, or how it ended, in the scheduler's words."""
     starts_at: float | None = None
     """The scheduler's estimate, seconds since 1970; None without one."""
 

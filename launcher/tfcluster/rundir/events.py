@@ -56,7 +56,7 @@ class RunContinued(Event):
     """The run goes on in the same folder: its job was queued again and has started again."""
 
     restarts: int
-    """How often so far."""
+    """The number of times so far."""
 
 
 class NodesAllocated(Event):

@@ -39,7 +39,9 @@ def format_script(job: Submission) -> str:
         code=NOT_SHARED,
         command=shlex.join(job.argv),
     )
-    return "".join(["#!/bin/sh\n", *(f"#SBATCH {shlex.quote(option)}\n" for option in options), body])
+    return "".join(
+        ["#!/bin/sh\n", *(f"#SBATCH {shlex.quote(option)}\n" for option in options), body]
+    )
 
 
 def sbatch_options(job: Submission) -> list[str]:
