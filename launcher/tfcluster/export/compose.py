@@ -9,8 +9,7 @@ import math
 import os
 import re
 import shlex
-import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
@@ -18,7 +17,7 @@ import yaml
 from tfcluster import __version__
 from tfcluster.backends.docker.containers import PROCESSES, SHM
 from tfcluster.errors import SetupError
-from tfcluster.export.request import WORKERS, Exported, Request, Subject
+from tfcluster.export.request import WORKERS, Exported, Request, Subject, bullets, secret_names
 from tfcluster.plans.plan import Command, Container, EnvVar, Plan, TaskPlan
 from tfcluster.plans.remote_paths import NodePaths
 from tfcluster.plans.tf_config import Attempt, environment, fixed
@@ -210,8 +209,7 @@ def _needs(
                 f"tfcluster_workers in the image {image}, as images based on tfcluster-join have"
                 " it; to start plain Python without it: --set job.hooks=off"
             )
-    variables = (var for task in plan.tasks for var in task.command.env if var.secret)
-    for name in sorted({var.name for var in variables}):
+    for name in secret_names(plan):
         yield f"the variable {name}, a secret, set where Compose runs"
 
 
@@ -228,17 +226,9 @@ def _comment(plan: Plan, request: Request, needs: Sequence[str]) -> Iterator[str
     yield f"#   docker compose -f {file} down"
     if needs:
         yield from ("#", "# It needs:")
-        yield from _bullets(needs)
+        yield from bullets(needs)
     yield from ("#", "# What `tfcluster up` does, and this file does not:")
-    yield from _bullets(_missing(plan))
-
-
-def _bullets(sentences: Iterable[str]) -> Iterator[str]:
-    for sentence in sentences:
-        yield from textwrap.wrap(
-            sentence, 96, initial_indent="# - ", subsequent_indent="#   ",
-            break_long_words=False, break_on_hyphens=False,
-        )  # fmt: skip
+    yield from bullets(_missing(plan))
 
 
 def _missing(plan: Plan) -> Iterator[str]:

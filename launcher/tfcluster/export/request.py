@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -15,7 +16,6 @@ from tfcluster.kinds import ALLOCATIONS
 from tfcluster.plans import checks
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.secrets import find_values, is_secret
-from tfcluster.spec import HostChoice
 
 if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext
@@ -36,13 +36,14 @@ class Request:
     sets: tuple[str, ...]
     python: str | None
     args: tuple[str, ...]
-    hosts: HostChoice
     file: str
     """The name of the file to write; empty for stdout."""
     folder: str
     """The folder of the file, absolute, to which the paths in it may be relative."""
     user: str
     """The caller's ``UID:GID``."""
+    tfcluster: tuple[str, ...]
+    """The command that starts this tfcluster in any folder."""
     environ: Mapping[str, str]
 
 
@@ -84,8 +85,10 @@ def export(name: str, request: Request) -> Exported:
 def _plan(backend: str, option: str, request: Request) -> Subject:
     """Plan for the backend on a machine of which nothing is known: neither cores nor GPUs."""
     options = {option: ("runtime.backend", backend)}
-    loaded = load_spec(request.spec, sets=request.sets, options=options, hosts=request.hosts)
-    unset = dict.fromkeys(_secrets_of(loaded.spec.job), "")  # nobody needs them for the export
+    loaded = load_spec(request.spec, sets=request.sets, options=options)
+    unset = dict.fromkeys(
+        _launcher_secrets(loaded.spec.job), ""
+    )  # nobody needs them for the export
     # An allocation around this process is not that of the file.
     environ = {k: v for k, v in {**unset, **request.environ}.items() if k not in ALLOCATIONS}
     planned = plan_spec(loaded, python=request.python, args=request.args, environ=environ)
@@ -98,9 +101,28 @@ def _plan(backend: str, option: str, request: Request) -> Subject:
     return Subject(spec, plan, context, loaded.path)
 
 
-def _secrets_of(job: Job) -> Iterator[str]:
+def _launcher_secrets(job: Job) -> Iterator[str]:
     """Yield the secrets that the spec takes from the launcher's environment."""
     yield from job.secrets
     for name, value in job.env.items():
         if value is None and is_secret(name, named=job.secrets, shown=job.not_secret):
             yield name
+
+
+def secret_names(plan: Plan) -> list[str]:
+    """Return the names of the secrets that tasks or prepare steps need."""
+    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
+    return sorted({var.name for command in commands for var in command.env if var.secret})
+
+
+def bullets(sentences: Iterable[str]) -> Iterator[str]:
+    """Yield the sentences as a list in comments; one line may be longer for a path."""
+    for sentence in sentences:
+        yield from textwrap.wrap(
+            sentence,
+            96,
+            initial_indent="# - ",
+            subsequent_indent="#   ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )

@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from tfcluster.export.request import Exported, Request, export
-from tfcluster.spec import NO_CHOICE
 
 SCRIPT = {"script": "train.py"}
 
@@ -68,10 +67,10 @@ def exported(tmp_path: Path, cache: Path) -> Exporter:
             "sets": (),
             "python": None,
             "args": (),
-            "hosts": NO_CHOICE,
             "file": "compose.yaml",
             "folder": str(folder),
             "user": "1234:1234",
+            "tfcluster": ("/opt/lab/bin/tfcluster",),
             "environ": {"HOME": str(cache), "PATH": "/usr/bin:/bin"},
         }
         return export(name, Request(**values | given))

@@ -10,7 +10,6 @@ import pytest
 from tests.documentation import unprinted
 
 from tfcluster.errors import SetupError, SpecError, UsageError
-from tfcluster.spec import HostChoice
 
 from .conftest import SCRIPT, Compose
 
@@ -216,8 +215,6 @@ def test_an_evaluator_needs_the_storage_of_the_chief(compose: Composer) -> None:
 def test_tasks_of_other_machines_cannot_be_exported(compose: Composer) -> None:
     with pytest.raises(SpecError, match="docker runs all tasks on one machine"):
         compose({"cluster": {"worker": ["10.0.0.1:2222"]}})
-    with pytest.raises(SpecError, match="docker runs all tasks on one machine"):
-        compose(hosts=HostChoice("gpu1,gpu2"))
 
 
 def test_what_differs_between_the_tasks_is_all_that_a_service_repeats(compose: Composer) -> None:
