@@ -24,6 +24,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
+from tfcluster.spec.sections import Runtime
 from tfcluster.typed_json import from_json
 from tfcluster.wire.link import AgentLink
 from tfcluster.wire.messages import Log
@@ -112,7 +113,7 @@ async def output_arrives(rig: Rig) -> None:
 async def allocated_hosts_have_names(rig: Rig) -> None:
     """A host name that the plan could not know is known once the nodes are open."""
     kind = kinds.get(rig.nodes[0].backend)
-    places = (kind.place(f"worker-{n}", n, "127.0.0.1") for n in range(len(rig.nodes)))
+    places = (kind.place(f"worker-{n}", n, "127.0.0.1", Runtime()) for n in range(len(rig.nodes)))
     unknown = {node for node, host in places if host == ""}
     async with rig.open() as nodes:
         assert set(nodes.hosts) == unknown
@@ -189,7 +190,7 @@ async def capabilities_are_kept(rig: Rig) -> None:
     if its.clears_up:
         assert kind.leftovers is not None
     if its.has_addresses:
-        assert kind.place("worker-0", 0, "10.0.0.1") == ("10.0.0.1", "10.0.0.1")
+        assert kind.place("worker-0", 0, "10.0.0.1", Runtime()) == ("10.0.0.1", "10.0.0.1")
     assert "{folder}" in kind.fetch
 
 

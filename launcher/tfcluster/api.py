@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from tfcluster import run_handle
+from tfcluster import kinds, run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
@@ -222,6 +222,10 @@ def launch(made: Launch, watcher: Watcher) -> End | None:
     Signals stop the run. A launch in the background returns None once all tasks run. Raises a
     TfclusterError for whatever prevents the start.
     """
+    if made.runtime is not None:
+        from tfcluster.coordinator.submitting import submit_and_watch
+
+        return submit_and_watch(made, watcher)
     if made.in_background:
         from tfcluster.coordinator.background import start_and_watch
 
@@ -274,6 +278,8 @@ def make_launch(
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
+    its = kinds.get(plan.nodes[0].backend)
+    is_submitted = its.jobs is not None and not its.is_allocated(os.environ)
     faults = parse(chaos, plan)
     if warm:
         from tfcluster.backends.local.warm_start import keep_warm
@@ -294,6 +300,14 @@ def make_launch(
         ),
         resume=resume,
         in_background=detach,
+        runtime=planned.spec.runtime if is_submitted else None,
+        options={
+            "gathers": gathers,
+            "prepares": prepares,
+            "runs_preflight": runs_preflight,
+            "tensorboard": tensorboard,
+            "chaos": [*chaos],
+        },
     )
 
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 from tfcluster.errors import SetupError
 
@@ -18,10 +19,14 @@ REGISTRY: dict[str, str] = {
     "local": "tfcluster.backends.local",
     "ssh": "tfcluster.backends.ssh",
     "docker": "tfcluster.backends.docker",
+    "slurm": "tfcluster.backends.slurm",
 }
 """The name that users write → the module with its `KIND`."""
+ALLOCATIONS: dict[str, str] = {"SLURM_JOB_ID": "slurm"}
+"""The variable that a scheduler sets in an allocation → its backend."""
 AUTO = "auto"
-"""Not a backend: tasks at this machine's addresses are `local`, all others `ssh`."""
+"""Not a backend: tasks at this machine's addresses are `local`, all others `ssh`. Numbers of tasks
+go to the nodes of the allocation that this process runs in, if it runs in one (`adopt`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,11 @@ class Capabilities:
     a network of the run. Its files end with it, and nothing is imported ahead in it."""
     on_one_machine: bool = False
     """All nodes share the cores and GPUs of one machine."""
+    sees_files: bool = False
+    """True if nodes usually see this machine's files, environments of Python included, at the
+    same paths."""
+    ties_agents: bool = False
+    """An agent ends with its connection, and a new connection never finds the old agent."""
     clears_up: bool = False
     """Leftovers of nodes are removed, or named, even if a node did not hear of the run's end."""
 
@@ -71,13 +81,25 @@ class Kind:
     why_no_addresses: str = "it makes the nodes itself"
     """The reason why a backend that makes nodes refuses the addresses of other machines."""
 
-    def place(self, task: str, number: int, host: str) -> tuple[str, str]:
+    jobs: str | None = None
+    """The module that submits runs as jobs of a scheduler (`backends.jobs.Jobs`)."""
+
+    def place(self, task: str, number: int, host: str, runtime: Any) -> tuple[str, str]:
         """Return the node and the host name of a task (``worker-1``), the `number`-th of the spec.
 
         `host`: the host of its address in the spec, loopback if it has none. A host name that is
-        known only once the nodes are allocated is empty.
+        known only once the nodes are allocated is empty. `runtime`: the spec's
+        `spec.sections.Runtime`.
         """
         return host, host
+
+    def adopt(self, runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
+        """Return `runtime` with what `tasks` tasks and `environ` leave no choice about."""
+        return runtime
+
+    def is_allocated(self, environ: Mapping[str, str]) -> bool:
+        """Return whether a process with `environ` runs in an allocation, whose nodes it uses."""
+        return any(name in environ for name, its in ALLOCATIONS.items() if get(its) is self)
 
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Return whether tasks use the cores and GPUs of this machine."""
@@ -94,6 +116,19 @@ def get(name: str) -> Kind:
         )
     kind: Kind = import_module(REGISTRY[name]).KIND
     return kind
+
+
+def adopt(runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
+    """Return `runtime` for the allocation that a process with `environ` runs in, if it is in one.
+
+    `runtime` belongs to a spec with numbers of tasks; a backend that it names is kept.
+    """
+    around = [name for variable, name in ALLOCATIONS.items() if variable in environ]
+    for name in around if runtime.backend == AUTO else ():
+        runtime = runtime.model_copy(update={"backend": name})
+    return (
+        runtime if runtime.backend == AUTO else get(runtime.backend).adopt(runtime, tasks, environ)
+    )
 
 
 def resolve(backend: str, *, is_local: bool) -> str:

@@ -18,7 +18,7 @@ class TemplateKind(Kind):
     nodes = "tests.template_backend.template_nodes:TemplateNodes"
     why_no_addresses = "the queue chooses the hosts"
 
-    def place(self, task: str, number: int, host: str) -> tuple[str, str]:
+    def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return f"node-{number}", ""
 
 

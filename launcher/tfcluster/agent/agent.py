@@ -43,7 +43,8 @@ class Agent:
 
         `config`: run_id, node, token, socket, ports_dir (null: no other run can take a port),
         lease_s (null: the agent ends with its connection), cache (where a remote node keeps
-        received files), warm (whether and how the agent stays). `previous` is the last run's agent.
+        received files), warm (whether and how the agent stays), is_tied (its end is decided by a
+        scheduler: signals only announce it). `previous` is the last run's agent.
         """
         self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
@@ -148,7 +149,9 @@ class Agent:
         if signal.SIGCHLD in numbers:
             self._runner.reap()
         for number in numbers:
-            if number != signal.SIGCHLD and not self._is_over:
+            if number != signal.SIGCHLD and self._config.get("is_tied"):
+                self._link.send(msg.EndAnnounced(signal=number))
+            elif number != signal.SIGCHLD and not self._is_over:
                 # Sent before the exits of the tasks that end with the agent: nobody ordered those.
                 self._link.send(msg.AgentEnding(signal=number))
                 self._is_over = True

@@ -224,6 +224,11 @@ class Refused(Report):
 class AgentEnding(Report):
     signal: Unsigned
 
+class EndAnnounced(Report):
+    """The node's scheduler has sent a signal: it ends everything on the node after some grace."""
+
+    signal: Unsigned
+
 class GuardLost(Report): ...
 
 class Bye(Report):

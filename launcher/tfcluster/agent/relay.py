@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import time
@@ -19,7 +20,7 @@ import time
 from tfcluster.agent import Any, NoReturn, fencing
 from tfcluster.agent.net.listener import process_of
 from tfcluster.agent.net.private_folders import make_private, place_of
-from tfcluster.agent.processes import close_from, set_process_name
+from tfcluster.agent.processes import close_from, die_with_parent, set_process_name
 
 _CHUNK = 1 << 18
 _LOCK_S = 20.0
@@ -55,6 +56,9 @@ def main(config: dict[str, Any]) -> None:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
         os._exit(NOT_REACHED)
+    if config.get("is_tied"):  # its end is the agent's, which reports such signals
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
     join(agent, 0, 1)
 
 
@@ -184,12 +188,16 @@ def _await_container(path: str) -> socket.socket:
 def _start_agent(config: dict[str, Any]) -> None:
     config_read, config_write = os.pipe()
     ready_read, ready_write = os.pipe()
+    is_tied, parent = config.get("is_tied"), os.getpid()
     if os.fork() == 0:
         os.setsid()
-        if os.fork():  # the agent must not be the child of a relay, which may end at any time
+        if is_tied:
+            die_with_parent(parent)
+        elif os.fork():  # the agent must not be the child of a relay, which may end at any time
             os._exit(0)
         _become_agent(config_read, ready_write)
-    os.wait()
+    if not is_tied:
+        os.wait()
     os.close(config_read)
     os.close(ready_write)
     with open(config_write, "wb") as file:

@@ -254,18 +254,19 @@ async def connect(
     place: Place | None = None,
     former: Mapping[str, Any] | None = None,
     is_fenced: bool = False,
+    is_tied: bool = False,
 ) -> AgentLink:
     """Connect to the agent of `node`, which is started if it does not run.
 
     `place`: the container made for it. `former`: the identity of the agent before it, which must
-    have ended. `is_fenced`: it is certain that no process of that one is alive. Raises
-    Unreached with the transport's stderr.
+    have ended. `is_fenced`: it is certain that no process of that one is alive. `is_tied`: the
+    agent ends with this connection. Raises Unreached with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
     identity = {"run_id": run.run_id, "node": node, "token": token}
     config: dict[str, Any] = {**identity, "socket": agent_socket_name(run.run_id, node)}
     config |= {"ports_dir": "ports", "lease_s": run.lease_s}
-    config |= {"former": former, "is_fenced": is_fenced}
+    config |= {"former": former, "is_fenced": is_fenced, "is_tied": is_tied}
     if place is not None:
         config["seat"] = container_socket_name(run.run_id, node)
     transport = Transport(argv, config, built, logs_in=place is None)
@@ -314,6 +315,7 @@ class RelayedNodes(Nodes):
                 token=token,
                 former=self._agents.get(node.name),
                 is_fenced=is_fenced,
+                is_tied=node.capabilities.ties_agents,
             )
         self._agents[node.name] = link.welcome.identity
         return link

@@ -56,7 +56,7 @@ class Attempts:
         return self.startup.run_gathering
 
     async def start_first(self) -> None:
-        """Open and connect to all nodes, run the startup steps and start attempt 1.
+        """Open and connect to all nodes, run the startup steps and start the first attempt.
 
         Raises SetupError.
         """
@@ -76,7 +76,8 @@ class Attempts:
             self.record(Warned(message=warning))
         await self.startup.prepare(self.plan.nodes)
         await self._await_preload(self.plan.nodes)
-        await self._start(1, tuple(task.id for task in self.plan.tasks))
+        number = self.run_writer.state.attempt + 1  # not 1 for a run that its scheduler requeued
+        await self._start(number, tuple(task.id for task in self.plan.tasks))
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
         """Connect to `nodes` at once; raise SetupError for all that cannot be reached."""

@@ -108,6 +108,8 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
+            if (job := self.run_writer.state.job) is not None and self.run_writer.state.attempt:
+                self.run_writer.record(ev.RunContinued(restarts=job["restarts"] + 1))
             self._background = background
             showing = background.create_task(
                 gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
@@ -23,7 +23,7 @@ from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
-from tfcluster.rundir import fold, run_writer
+from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.events import Resumed
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
@@ -32,6 +32,9 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.typed_json import to_json
+
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Runtime
 
 Announce = Callable[[Plan], None]
 """A function that is called before the first start with the plan, now with every host and port."""
@@ -58,6 +61,10 @@ class Launch:
     in_background: bool = False
     home_dir: Path = field(default_factory=home)
     """The parent of run folders."""
+    runtime: Runtime | None = None
+    """That section of the spec, for a run whose coordinator is to run in a job of a scheduler."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """The arguments of `api.make_launch`, from which that job makes the launch again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +91,47 @@ class Watcher(Protocol):
         """Called when all tasks of a run in the background run, and the starter leaves it."""
 
 
+def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
+    """Make the run folder; return it with the run's first state. Raises RunFolderError."""
+    plan, now = launch.plan, time.time()
+    run_writer.make_runtime_dir()
+    paths = run_writer.make_new(partial(new_run_id, plan.name, now), launch.home_dir)
+    for path, data in ((paths.spec, launch.spec), (paths.plan, to_json(plan))):
+        run_writer.require_json(path, data)
+    state = fold.first_state(plan, paths, this_process(), now)
+    state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
+    state.background = launch.in_background
+    return paths, state
+
+
+def open_folder(paths: RunPaths) -> RunSnapshot:
+    """Return the state of a submitted run, now with this process as its coordinator."""
+    run_writer.make_runtime_dir()
+    state, process = registry.load(paths), this_process()
+    state.host, state.boot_id = process.host, process.boot_id
+    state.pid, state.pid_start = process.pid, process.start
+    state.runtime_dir = str(runtime_dir())
+    return state
+
+
 class Session:
     """One run in this process. Its folder exists once the session is made."""
 
-    def __init__(self, launch: Launch) -> None:
-        """Make the run folder.
+    def __init__(self, launch: Launch, opened: RunPaths | None = None) -> None:
+        """Make the run folder, or use that of a submitted run, which is `opened` again.
 
         Raises RunFolderError.
         """
-        plan, now = launch.plan, time.time()
-        run_writer.make_runtime_dir()
-        self.plan, self._resume, self._start_options = plan, launch.resume, launch.start_options
-        self.paths: RunPaths = run_writer.make_new(
-            partial(new_run_id, plan.name, now), launch.home_dir
+        self.plan, self._resume, self._start_options = (
+            launch.plan,
+            launch.resume,
+            launch.start_options,
         )
-        for path, data in ((self.paths.spec, launch.spec), (self.paths.plan, to_json(plan))):
-            run_writer.require_json(path, data)
-        state = fold.first_state(plan, self.paths, this_process(), now)
-        state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
-        state.background = launch.in_background
-        self._secrets = secrets.find_values(plan)
+        if opened is None:
+            self.paths, state = make_folder(launch)
+        else:
+            self.paths, state = opened, open_folder(opened)
+        self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
 
     def run(self, announce: Announce, *, handles_signals: bool = True) -> End:
@@ -113,7 +141,7 @@ class Session:
         False, as outside the main thread.
         """
         try:
-            if self._resume is not None:
+            if self._resume is not None and self.run_writer.state.attempt == 0:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._announcing(self._resume, announce)
             outcome = asyncio.run(self._run(announce, handles_signals))

@@ -165,7 +165,7 @@ def _interpreters(
             found[node] = partial(_image_python, path, why, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
-        if node == LOCAL:
+        if node == LOCAL or tasks[0].kind.capabilities.sees_files:
             if path is None and calling_python:
                 path, why = calling_python, CALLING
             found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)

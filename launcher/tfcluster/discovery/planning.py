@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tfcluster import kinds
 from tfcluster.agent.error_text import reason_of
 from tfcluster.backends import bundle
 from tfcluster.discovery import interpreters
@@ -152,6 +153,7 @@ def plan_spec(
     Raises SpecError (exit 2) for paths of the spec that do not exist, UsageError (exit 2) and
     InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
+    loaded = _in_allocation(loaded, environ)
     require_paths(loaded, environ=environ, local_names=local_names, python=python)
     folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     context = gather(
@@ -172,6 +174,23 @@ def plan_spec(
         set_paths=loaded.set_paths,
     )
     return Planned(loaded.spec, plan, context, tuple(args), python)
+
+
+def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec:
+    """Return the spec for the allocation of a scheduler that this process runs in, if in any.
+
+    A spec with addresses says itself where its tasks run.
+    """
+    from tfcluster.spec.cluster import count
+
+    spec = loaded.spec
+    if spec.hosts:
+        return loaded
+    sharing = spec.task_count - count(spec.cluster, "evaluator")
+    runtime = kinds.adopt(spec.runtime, sharing, environ)
+    if runtime is spec.runtime:
+        return loaded
+    return replace(loaded, spec=spec.model_copy(update={"runtime": runtime}))
 
 
 _AUTO_BACKEND: Mapping[str, tuple[str, Any]] = {"join": ("runtime.backend", "auto")}

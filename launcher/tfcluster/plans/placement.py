@@ -209,7 +209,7 @@ def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterato
             task = TaskId(job, index)
             host = "127.0.0.1" if entry is None else entry.host
             its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
-            node, host = kinds.get(its).place(task.file_name, next(numbers), host)
+            node, host = kinds.get(its).place(task.file_name, next(numbers), host, spec.runtime)
             placed = PlacedTask(task, host, 0, node, its)
             if entry is not None:
                 placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)

@@ -44,6 +44,21 @@ class RunQueued(Event):
     """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
 
 
+class JobSubmitted(Event):
+    """The run's coordinator will run in a job of a scheduler."""
+
+    backend: str
+    id: str
+    """The scheduler's number of the job."""
+
+
+class RunContinued(Event):
+    """The run goes on in the same folder: its job was queued again and has started again."""
+
+    restarts: int
+    """The number of times so far."""
+
+
 class NodesAllocated(Event):
     """The nodes are there: of a run that was queued, or with hosts that the plan did not know."""
 

@@ -82,6 +82,17 @@ class _Changes:
 
     node_reconnected = node_connected
 
+    def job_submitted(self, event: ev.JobSubmitted) -> None:
+        self.state.job = {"backend": event.backend, "id": event.id, "restarts": 0}
+
+    def run_continued(self, event: ev.RunContinued) -> None:
+        """Forget the nodes of the former start, on which nothing lives any more."""
+        self._move_run(event.type)
+        state = self.state
+        state.job = {**(state.job or {}), "restarts": event.restarts}
+        state.agents, state.nodes, state.leases = {}, {}, {}
+        state.waits_for = state.stop_by = None
+
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)
         self.state.waits_for = f"nodes: {event.reason}"

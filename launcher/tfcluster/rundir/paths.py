@@ -85,6 +85,8 @@ class RunPaths:
     """The traceback of an internal error (exit 70)."""
     coordinator_log = _InRunFolder("coordinator.log")
     """The output of a coordinator in the background; missing if it wrote nothing."""
+    launch = _InRunFolder("launch.json")
+    """The options of `up` that a submitted run's coordinator needs."""
     waited = _InRunFolder(".waited")
     """A file that exists once `tfcluster wait` has reported how the run ended."""
     logs = _InRunFolder("logs")

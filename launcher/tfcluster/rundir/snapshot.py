@@ -66,6 +66,7 @@ def _record(*required: str) -> Callable[[Any], dict[str, Any]]:
 
 
 Record = Annotated[dict[str, Any], _record()]
+Job = Annotated[dict[str, Any], _record("backend", "id")]
 Restart = Annotated[dict[str, Any], _record("attempt", "of")]
 Fault = Annotated[dict[str, Any], _record("fault", "injected_at")]
 Checkpoint = Annotated[dict[str, Any], _record("path")]
@@ -175,6 +176,9 @@ class RunSnapshot:
     workdir: str | None = None
     background: bool = False
     """True if it was started with ``-d``."""
+    job: Job | None = None
+    """The job of a scheduler that the coordinator runs in: backend and id; `restarts` counts how
+    often the scheduler started it again."""
     runtime_dir: str | None = None
     """The folder of the coordinator's socket; another shell may have another default."""
     resumed_from: Record | None = None

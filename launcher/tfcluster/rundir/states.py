@@ -41,10 +41,22 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
         "restarting": Status.RESTARTING,
         "run_stopping": Status.STOPPING,
     },
-    Status.QUEUED: {"nodes_allocated": Status.STARTING, "run_stopping": Status.STOPPING},
-    Status.RUNNING: {"restarting": Status.RESTARTING, "run_stopping": Status.STOPPING},
-    Status.RESTARTING: {"all_started": Status.RUNNING, "run_stopping": Status.STOPPING},
-    Status.STOPPING: {},
+    Status.QUEUED: {
+        "nodes_allocated": Status.STARTING,
+        "run_continued": Status.STARTING,
+        "run_stopping": Status.STOPPING,
+    },
+    Status.RUNNING: {
+        "restarting": Status.RESTARTING,
+        "run_stopping": Status.STOPPING,
+        "run_continued": Status.STARTING,
+    },
+    Status.RESTARTING: {
+        "all_started": Status.RUNNING,
+        "run_stopping": Status.STOPPING,
+        "run_continued": Status.STARTING,
+    },
+    Status.STOPPING: {"run_queued": Status.QUEUED, "run_continued": Status.STARTING},
     **{status: {} for status in _FINAL},
 }
 """The states of a run: state → event → next state.

@@ -139,7 +139,10 @@ class ClusterSpec(Section):
         if backend == AUTO or not (kind := kinds.get(backend)).capabilities.makes_nodes:
             return ()
         tasks = [f"{job}-{n}" for job in JOBS for n in range(count(self.cluster, job))]
-        nodes = (kind.place(task, number, "127.0.0.1")[0] for number, task in enumerate(tasks))
+        places = (
+            kind.place(task, number, "127.0.0.1", self.runtime) for number, task in enumerate(tasks)
+        )
+        nodes = (node for node, _ in places)
         return tuple(dict.fromkeys(nodes))
 
     def _check_hosts(self) -> Iterator[Mistake]:

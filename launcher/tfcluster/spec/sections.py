@@ -102,6 +102,45 @@ def _check_user(value: str) -> str:
     return value
 
 
+def _check_option(value: str) -> str:
+    if not value.startswith("-"):
+        fix = 'write it as on the command line of sbatch, for example "--exclusive"'
+        raise field_error(f"{shorten(value)} is not an option of sbatch", fix)
+    return value
+
+
+class Slurm(Section):
+    """Options of the job of a run at Slurm; null leaves them to the cluster's own default."""
+
+    partition: Text | None = documented(None, "Partition, or several with commas.", "gpu")
+    account: Text | None = documented(None, "Account that the job is charged to.", "vision")
+    qos: Text | None = documented(None, "Quality of service.", "high")
+    time: Deadline | None = documented(
+        None, "Time limit of the job; null: the partition's default.", "12h"
+    )
+    nodes: Count | None = documented(None, "Nodes of the job; null: as many as the tasks need.", 8)
+    tasks_per_node: Count | None = documented(
+        None,
+        "Tasks on each node; null: 1, or an even share of the nodes where `nodes` is given and in "
+        "an allocation that exists already. An evaluator rides with the first task.",
+        2,
+    )
+    gpus_per_task: Annotated[int, Field(ge=0, le=1_000_000)] | None = documented(
+        None, "GPUs for each task; a node gets as many as its tasks need.", 4
+    )
+    cpus_per_task: Count | None = documented(
+        None, "Cores for each task; a node gets as many as its tasks need.", 16
+    )
+    mem: Annotated[Text, AfterValidator(lambda value: _check_memory(value))] | None = documented(
+        None, "Memory of each node, as --mem takes it.", "64g"
+    )
+    constraint: Text | None = documented(None, "Features that the nodes must have.", "a100")
+    reservation: Text | None = documented(None, "Reservation to take the nodes from.", "course")
+    extra: Listed[Annotated[Text, AfterValidator(_check_option)]] = documented(
+        (), "More options of sbatch, one word each.", ["--exclusive"]
+    )
+
+
 if TYPE_CHECKING:
     BackendName = str
 else:
@@ -114,7 +153,8 @@ class Runtime(Section):
     backend: BackendName = documented(
         AUTO,
         "`auto`: tasks at this machine's addresses run locally, others through ssh; `docker`: each "
-        "task runs in its own container.",
+        "task runs in its own container; `slurm`: a job of Slurm. Inside an allocation of Slurm, "
+        "`auto` runs numbers of tasks on its nodes.",
         "local",
     )
     image: Text | None = documented(
@@ -153,6 +193,9 @@ class Runtime(Section):
         {},
         'Settings per host: the key is the host part of an address, or "*" for all hosts.',
         {"*": {"python": "/opt/tf/bin/python"}, "10.0.0.1": {"ssh": "anna@gpu1"}},
+    )
+    slurm: Slurm = documented(
+        Slurm.model_construct(), "The job of `--backend slurm`.", {"partition": "gpu"}
     )
 
     def of_host(

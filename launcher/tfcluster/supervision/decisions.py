@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tfcluster.errors import DeadlineError, TfclusterError
 from tfcluster.plans.plan import TaskId
-from tfcluster.rundir.events import Event, RunFinished
+from tfcluster.rundir.events import Event, RunFinished, RunQueued
 from tfcluster.rundir.states import Status
 
 
@@ -118,6 +118,8 @@ class Stop:
     why: str
     exit_code: int
     now: bool = False
+    comes_back: bool = False
+    """True if the run goes on later: its job goes back into the scheduler's queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,8 @@ class Outcome:
     status: Status
     exit_code: int
     error: TfclusterError | None = field(default=None, compare=False)  # errors are never equal
+    comes_back: str = ""
+    """The reason for which the run goes back into its scheduler's queue; empty if it is over."""
 
     @classmethod
     def of(cls, error: TfclusterError) -> Outcome:
@@ -134,8 +138,10 @@ class Outcome:
         status = Status.TIMED_OUT if isinstance(error, DeadlineError) else Status.FAILED
         return cls(status, error.exit_code, error)
 
-    def event(self) -> RunFinished:
-        """Return the last event of the run."""
+    def event(self) -> RunFinished | RunQueued:
+        """Return the last event of the run, or of its present start."""
+        if self.comes_back:
+            return RunQueued(reason=self.comes_back)
         reason = self.error.message if self.error is not None else None
         hint = (self.error.fix or None) if self.error is not None else None
         return RunFinished(status=self.status, exit_code=self.exit_code, reason=reason, hint=hint)

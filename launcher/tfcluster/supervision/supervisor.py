@@ -191,7 +191,8 @@ class Supervisor(RunState):
         if before is not None and before.status is Status.INTERRUPTED:
             self.end_run(f"{stop.why} again, killing the tasks", before, now, grace_s=0.0)
         else:
-            outcome = Outcome(Status.INTERRUPTED, stop.exit_code)
+            comes_back = stop.why if stop.comes_back else ""
+            outcome = Outcome(Status.INTERRUPTED, stop.exit_code, comes_back=comes_back)
             self.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
         react(self, now)
 

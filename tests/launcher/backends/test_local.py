@@ -265,8 +265,8 @@ def test_a_socket_path_that_is_too_long_is_an_error_with_a_fix(tmp_path: Path) -
 
 
 def test_an_unknown_backend_is_an_error_that_names_it() -> None:
-    with pytest.raises(SetupError, match="no backend slurm"):
-        kinds.get("slurm")
+    with pytest.raises(SetupError, match="no backend yarn"):
+        kinds.get("yarn")
 
 
 def agent_below(guard: int) -> int:

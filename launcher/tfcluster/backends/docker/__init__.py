@@ -22,7 +22,7 @@ class DockerKind(Kind):
     )
     why_no_addresses = "docker runs all tasks on one machine"
 
-    def place(self, task: str, number: int, host: str) -> tuple[str, str]:
+    def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return task, task
 
     def is_here(self, environ: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ class LocalKind(Kind):
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=IS_LINUX)
     nodes = "tfcluster.backends.local.local_nodes:LocalNodes"
 
-    def place(self, task: str, number: int, host: str) -> tuple[str, str]:
+    def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return "local", host
 
 

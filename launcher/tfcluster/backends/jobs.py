@@ -1,0 +1,93 @@
+"""Runs whose coordinator is itself a job of a scheduler (Slurm): the seam between both.
+
+A submitted run has a folder that the submitting machine and the job's nodes share. The submitter
+makes it and its job, and then only watches. In the job the coordinator opens the folder again, on
+its first start and on every later one, after the scheduler took its nodes away and put the job
+back into the queue. Views ask the scheduler only about runs that have a job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from tfcluster import kinds
+
+if TYPE_CHECKING:
+    from tfcluster.rundir.snapshot import RunSnapshot
+    from tfcluster.spec.sections import Runtime
+
+
+class Phase(StrEnum):
+    """The life of a job, the same for all schedulers."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDING = "ending"
+    """The phase in which its processes are being ended; it may come back."""
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """A scheduler's answer about one job."""
+
+    phase: Phase
+    reason: str = ""
+    """The reason why it is queued, or how it ended, in the scheduler's words."""
+    starts_at: float | None = None
+    """The scheduler's estimate, seconds since 1970; None without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """Everything that a scheduler needs for a run's job."""
+
+    run_id: str
+    folder: Path
+    """The run folder."""
+    argv: tuple[str, ...]
+    """The command of the coordinator, for a machine that sees the folder."""
+    runtime: Runtime
+    nodes: int
+    """Nodes that the plan's tasks need."""
+    tasks_per_node: int
+    """The most tasks that one of them gets."""
+    save_s: float = 120.0
+    """Seconds before the end of the job's time in which the run should be told about it."""
+
+
+class Jobs(Protocol):
+    """The module `kinds.Kind.jobs`. Its functions raise SetupError with the scheduler's message,
+    and `past_runs.SilentError` where the scheduler does not answer."""
+
+    def submit(self, job: Submission) -> str:
+        """Submit a job that runs the coordinator; return its id."""
+
+    def look(self, ids: Sequence[str], *, patience_s: float) -> Mapping[str, JobState]:
+        """Return the states of the jobs that the scheduler still knows, with one question."""
+
+    def stop(self, job: str, *, now: bool) -> None:
+        """Have the coordinator in the job stop its run; end the job at once if it is only queued,
+        or `now`."""
+
+    def requeue(self, job: str) -> None:
+        """Put the job that this process runs in back into the queue, which ends this process."""
+
+
+def of_backend(backend: str) -> Jobs | None:
+    """Return the jobs of a backend; None for one without a scheduler."""
+    module = kinds.get(backend).jobs
+    return cast("Jobs", import_module(module)) if module is not None else None
+
+
+def of_run(state: RunSnapshot) -> tuple[Jobs, str] | None:
+    """Return the scheduler's module and the id of the run's job; None for a run without one."""
+    if state.job is None:
+        return None
+    jobs = of_backend(state.job["backend"])
+    return (jobs, state.job["id"]) if jobs is not None else None

@@ -1,0 +1,45 @@
+"""The backend `slurm`: tasks run on the nodes of one job of Slurm, under which agents are steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from tfcluster.kinds import Capabilities, Kind
+
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Runtime
+
+JOB = "SLURM_JOB_ID"
+"""The variable that Slurm sets in an allocation."""
+_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+
+
+class SlurmKind(Kind):
+    """Nodes of a job; Slurm chooses the hosts, and ends everything on them with the job."""
+
+    capabilities = Capabilities(makes_nodes=True, sees_files=True, ties_agents=True, clears_up=True)
+    nodes = "tfcluster.backends.slurm.slurm_nodes:SlurmNodes"
+    jobs = "tfcluster.backends.slurm.slurm_jobs"
+    leftovers = "tfcluster.backends.slurm.slurm_jobs"
+    fetch = "srun --jobid=JOB --overlap -N1 -n1 -w {node} tar -C {folder} -c . | tar -x"
+    why_no_addresses = "Slurm chooses the nodes"
+
+    def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:
+        """Return the task's node; an evaluator rides with the first task."""
+        if task.startswith("evaluator"):
+            number = 0
+        return f"node-{number // (runtime.slurm.tasks_per_node or 1)}", ""
+
+    def adopt(self, runtime: Runtime, tasks: int, environ: Mapping[str, str]) -> Runtime:
+        """Share the tasks out evenly where the number of nodes is known, but of them is not."""
+        settings = runtime.slurm
+        listed = [environ[name] for name in _NODES if environ.get(name, "").isdecimal()]
+        nodes = int(listed[0]) if JOB in environ and listed else settings.nodes
+        if nodes is not None and settings.tasks_per_node is None:
+            settings = settings.model_copy(update={"tasks_per_node": max(1, -(-tasks // nodes))})
+            runtime = runtime.model_copy(update={"slurm": settings})
+        return runtime
+
+
+KIND = SlurmKind()

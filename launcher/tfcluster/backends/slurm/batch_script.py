@@ -1,0 +1,80 @@
+"""The batch script of a run: what `up --backend slurm` submits and `export` prints (pure)."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from tfcluster.backends.jobs import Submission
+
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Slurm
+
+COMMENT = "tfcluster:"
+"""The beginning of the comment of a run's job; its id follows."""
+NOT_SHARED = 3
+_BODY = """\
+if ! [ -f {state} ]; then
+    echo "tfcluster: $(hostname) does not see {folder}: it must be on a file system" \\
+        "that login node and nodes share (TFCLUSTER_HOME)" >&2
+    exit {code}
+fi
+exec {command}
+"""
+
+
+def format_script(job: Submission) -> str:
+    """Return the script that runs the coordinator of a submitted run."""
+    options = [
+        *sbatch_options(job),
+        f"--job-name={job.run_id}",
+        f"--comment={COMMENT}{job.run_id}",
+        f"--output={job.folder}/coordinator.log",
+        "--chdir=/",
+    ]
+    body = _BODY.format(
+        state=shlex.quote(f"{job.folder}/state.json"),
+        folder=job.folder,
+        code=NOT_SHARED,
+        command=shlex.join(job.argv),
+    )
+    return "".join(
+        ["#!/bin/sh\n", *(f"#SBATCH {shlex.quote(option)}\n" for option in options), body]
+    )
+
+
+def sbatch_options(job: Submission) -> list[str]:
+    """Return the options of sbatch for the nodes of a run, and for the ends it can live with."""
+    return [*_resources(job), *_ends(job), *job.runtime.slurm.extra]
+
+
+def _resources(job: Submission) -> Iterator[str]:
+    settings, each = job.runtime.slurm, job.tasks_per_node
+    wanted: Sequence[tuple[str, object]] = (
+        ("partition", settings.partition),
+        ("account", settings.account),
+        ("qos", settings.qos),
+        ("time", _minutes(settings)),
+        ("nodes", job.nodes),
+        ("ntasks-per-node", each),
+        ("gpus-per-node", settings.gpus_per_task and settings.gpus_per_task * each),
+        ("cpus-per-task", settings.cpus_per_task),
+        ("mem", settings.mem),
+        ("constraint", settings.constraint),
+        ("reservation", settings.reservation),
+    )
+    for name, value in wanted:
+        if value is not None:
+            yield f"--{name}={value}"
+
+
+def _ends(job: Submission) -> Iterator[str]:
+    yield "--requeue"  # a preempted run goes on in the same folder
+    yield "--open-mode=append"
+    yield f"--signal=B:USR1@{job.save_s:.0f}"  # the coordinator saves before the time limit
+    yield "--no-kill"  # a lost node is the coordinator's business
+
+
+def _minutes(settings: Slurm) -> int | None:
+    return None if settings.time is None else max(1, -(-int(settings.time) // 60))

@@ -1,0 +1,118 @@
+"""Calls of Slurm's own commands: their answers, and their errors in our words with a fix."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from tfcluster.errors import SetupError
+
+PATIENCE_S = 30.0
+"""Seconds for an answer: a slurmctld under load takes some, one that restarts does not answer."""
+_SILENT = re.compile(
+    r"Unable to contact slurm controller|Unable to connect|Connection refused"
+    r"|Socket timed out|Connection timed out|Zero Bytes were transmitted|controller not responding"
+    r"|Resource temporarily unavailable|in standby mode",
+    re.IGNORECASE,
+)
+_NOISE = re.compile(r"^(?:sbatch|srun|salloc|scancel|scontrol|squeue|sinfo): (?:error: )?")
+_FIXES = (
+    ("invalid partition", "`sinfo` lists the partitions: --set runtime.slurm.partition=NAME"),
+    (
+        "Invalid account|account",
+        "set runtime.slurm.account (`sacctmgr show associations user=$USER`)",
+    ),
+    ("Invalid qos|QOS", "set runtime.slurm.qos to one that this account may use"),
+    (
+        "[Tt]ime limit",
+        "set runtime.slurm.time to at most the partition's limit (`sinfo -o '%P %l'` lists them)",
+    ),
+    (
+        "[Mm]emory specification|memory",
+        "set runtime.slurm.mem to what a node has (`sinfo -o '%P %m'` lists it in MB)",
+    ),
+    (
+        "node count|[Rr]equested node configuration|More processors requested|Invalid feature",
+        "ask for what the nodes have: `sinfo -N -l` lists them; see runtime.slurm",
+    ),
+    ("generic resource|gres", "set runtime.slurm.gpus_per_task to what a node has (`sinfo -o %G`)"),
+    ("[Rr]eservation", "set runtime.slurm.reservation to one of `scontrol show reservation`"),
+    ("unrecognized option|invalid option|ambiguous", "check runtime.slurm.extra"),
+    (
+        "Invalid job id|already completing or completed",
+        "the job is over: `squeue` lists the others",
+    ),
+    ("Access/permission denied|Invalid user", "only the job's own user can do that"),
+)
+"""(pattern, fix) for messages of Slurm; the first match counts."""
+
+
+class SlurmError(SetupError):
+    """A message of Slurm under what could not be done."""
+
+    def __init__(self, what: str, stderr: str) -> None:
+        said = plain(stderr)
+        fix = next((fix for pattern, fix in _FIXES if re.search(pattern, said)), "")
+        super().__init__(f"{what}: {said}" if said else what, fix=fix)
+
+
+class SlurmSilentError(SlurmError):
+    """slurmctld does not answer; it may later."""
+
+
+def plain(stderr: str) -> str:
+    """Return messages of Slurm's commands without the commands' names, each once, on one line."""
+    lines = (_NOISE.sub("", line).strip() for line in stderr.splitlines())
+    return "; ".join(dict.fromkeys(filter(None, lines)))
+
+
+def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return `environ` without variables that change what Slurm's commands print."""
+    dropped = ("SQUEUE_", "SINFO_", "SCONTROL_")
+    kept = {name: value for name, value in environ.items() if not name.startswith(dropped)}
+    return {**kept, "SLURM_TIME_FORMAT": "%s"}
+
+
+def ask(*argv: str, what: str, patience_s: float = PATIENCE_S, stdin: str = "") -> str:
+    """Return the stdout of one of Slurm's commands, whose times are seconds since 1970.
+
+    `what` could not be done if it fails: then SlurmError with Slurm's own message, a
+    SlurmSilentError if slurmctld does not answer.
+    """
+    try:
+        done = subprocess.run(
+            argv,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=patience_s,
+            env=clean_environ(os.environ),
+        )
+    except FileNotFoundError:
+        fix = "start it on a login node of the cluster"
+        raise SetupError(f"{what}: there is no {argv[0]} on this machine", fix=fix) from None
+    except subprocess.TimeoutExpired:
+        raise SlurmSilentError(what, f"slurmctld has not answered for {patience_s:.0f} s") from None
+    if done.returncode == 0:
+        return done.stdout
+    stderr = done.stderr or done.stdout
+    raise (SlurmSilentError if _SILENT.search(stderr) else SlurmError)(what, stderr)
+
+
+async def ask_soon(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
+    """Return what `ask` returns, while the loop goes on."""
+    return await asyncio.to_thread(ask, *argv, what=what, patience_s=patience_s)
+
+
+def parse_pairs(line: str) -> dict[str, str]:
+    """Return the ``Name=value`` pairs of a line of ``scontrol show --oneliner``."""
+    return dict(re.findall(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)", line))
+
+
+def join_options(options: Sequence[tuple[str, object]]) -> list[str]:
+    """Return ``--name=value`` for every option that has a value."""
+    return [f"--{name}={value}" for name, value in options if value is not None]

@@ -1,0 +1,100 @@
+"""`SlurmNodes`: the nodes of the allocation that the coordinator runs in.
+
+An agent is a step of the job: `srun` stands where `ssh` does for hosts. Slurm ends a step with its
+srun client, and everything in a step with the job, so an agent ends with its connection
+(`Capabilities.ties_agents`); a new connection starts a new agent. The exit code of srun proves
+nothing (it is 0 when a node fails): only the agent's goodbye is the good end of a node.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Self
+
+from tfcluster.backends.relayed import STARTER, RelayedNodes
+from tfcluster.backends.slurm import JOB
+from tfcluster.backends.slurm.slurm_commands import ask_soon, parse_pairs
+from tfcluster.errors import SetupError
+from tfcluster.plans.plan import NodePlan
+from tfcluster.wire.link import AgentLink
+
+_OPTIONS = (
+    "--overlap",  # the job's own step, and other agents, use the same cores
+    "--no-kill",  # a lost node ends its own step only
+    "--nodes=1",
+    "--ntasks=1",
+    "--mem=0",  # all of the job's memory on the node
+    "--cpu-bind=none",  # tasks share the cores out; srun would bind the agent to one
+    "--mpi=none",
+    "--unbuffered",
+    "--chdir=/",  # the present folder need not exist there
+    "--job-name=tfcluster-agent",
+    "--quiet",
+)
+_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
+_SETTINGS = re.compile(r"(SLURM|SRUN|SLURMD|SBATCH|SALLOC|PMI|PMIX|PMI2)_")
+_FIXES = (
+    (
+        "not found|No such file or directory|execve",
+        "the node does not see this Python: set runtime.python to one that it has",
+    ),
+    (
+        "not in this job's allocation|Requested node configuration|DOWN|not responding",
+        "the node is down or was taken from the job: `scontrol show node {node}` says why",
+    ),
+    ("Job/step already completing|Invalid job id|job .* expired", "the job has ended"),
+    ("Unable to contact slurm controller", "slurmctld does not answer: `scontrol ping`"),
+)
+
+
+class SlurmNodes(RelayedNodes):
+    """The nodes of this process's job, in Slurm's order."""
+
+    async def __aenter__(self) -> Self:
+        """Find the names and addresses of the job's nodes; raises SetupError for too few."""
+        names = await find_nodes(os.environ)
+        if len(names) < len(self.planned):
+            raise SetupError(
+                f"job {os.environ[JOB]} has {len(names)} nodes, and the spec needs"
+                f" {len(self.planned)}",
+                fix="set runtime.slurm.tasks_per_node, or allocate more nodes",
+            )
+        own = [node.name for node in self.planned]
+        self._names = dict(zip(own, names, strict=False))
+        self.hosts = {node: names[name] for node, name in self._names.items()}
+        return self
+
+    async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
+        at = replace(node, destination=self._names[node.name])
+        return await super().connect(at, token=token, is_fenced=is_fenced)
+
+    @classmethod
+    def argv(cls, node: NodePlan) -> list[str]:
+        """Return srun without the settings of the job's own script, which it would obey."""
+        dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in _KEPT]
+        unset = [word for name in dropped for word in ("-u", name)]
+        where = [f"--jobid={os.environ[JOB]}", f"--nodelist={node.destination}"]
+        return ["env", *unset, "srun", *where, *_OPTIONS, node.python, "-I", "-S", "-c", STARTER]
+
+    @classmethod
+    def fix(cls, node: NodePlan, why: str) -> str:
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, why))
+        return next(fixes, "see `scontrol show node {node}`").format(node=node.destination)
+
+
+async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return name → address of the nodes of the job that `environ` belongs to, in its order.
+
+    The address is the one by which Slurm's own daemons reach the node. Raises SetupError.
+    """
+    what = f"cannot list the nodes of job {environ[JOB]}"
+    listed = await ask_soon(
+        "scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"], what=what
+    )
+    names = listed.split()
+    shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
+    found = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
+    return {name: found.get(name, {}).get("NodeAddr") or name for name in names}
