@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
 from tfcluster.backends import jobs, open_nodes
 from tfcluster.backends.base import Tell, ignore_event
@@ -75,7 +76,7 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
         (Path(scratch) / _PLAN).write_text(json.dumps(to_json(plan)))
         try:
             its.run_inside(job, [sys.executable, "-P", "-m", __name__, scratch], tell=tell)
-            found = json.loads((Path(scratch) / _REPORT).read_text())
+            found = foreign_json.read_json_object(Path(scratch) / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
     return report.with_nodes(PreflightReport.from_json(found))
@@ -83,7 +84,7 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
 
 def main(scratch: Path) -> None:
     """Examine the nodes of the allocation that this process runs in, for `_examine_job`."""
-    plan = from_json(Plan, json.loads((scratch / _PLAN).read_text()))
+    plan = from_json(Plan, foreign_json.read_json_object(scratch / _PLAN))
     run_writer.make_runtime_dir()
     report = asyncio.run(_examine(plan, scratch, deep=True))
     (scratch / _REPORT).write_text(json.dumps(report.to_json()))
