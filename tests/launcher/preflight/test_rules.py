@@ -118,7 +118,7 @@ REPORT: dict[str, Any] = {
     **{"clock": 5.0, "free_bytes": 10**12, "shm_bytes": None, "strange_names": [], "cores": 4},
     **{"not_listening": [], "unreachable": [["b", "worker:1", "10.0.0.2", 2222, "no answer"]]},
     **{"executable": "/py", "port_range": [1, 2], "proxies": {}, "unwritable": []},
-    **{"script_sha256": None, "imported": None},
+    **{"script_sha256": None, "imported": None, "visible_gpus": []},
     **{"core_nodes": [[0, 1], [2, 3]], "core_limit": None, "named": ["OMP_NUM_THREADS"]},
 }
 
