@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from tfcluster.backends.jobs import JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.backends.slurm.batch_script import COMMENT, format_script
+from tfcluster.backends.slurm.batch_script import COMMENT, format_script, sbatch_options
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmSilentError, ask
@@ -31,8 +31,13 @@ _FORMAT = "%A|%T|%S|%k|%r"
 
 
 def submit(job: Submission) -> str:
-    """Submit the run's script; return the id of the job."""
-    out = ask("sbatch", "--parsable", what="Slurm does not take the job", stdin=format_script(job))
+    """Submit the run's script; return the id of the job.
+
+    Its options are on the command line, too: the user's SBATCH_PARTITION would override a script.
+    """
+    options, script = sbatch_options(job), format_script(job)
+    what = "Slurm does not take the job"
+    out = ask("sbatch", "--parsable", *options, what=what, stdin=script)
     return out.strip().split(";")[0]
 
 
