@@ -22,7 +22,6 @@ from tfcluster.backends.jobs import JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.rundir import registry
-from tfcluster.rundir.events import RunFinished
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError, RunListing
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -171,7 +170,7 @@ class _News:
             return
         if state.phase is not Phase.QUEUED:
             self._reason = ""
-        elif state.reason != self._reason or self._has_moved(state.starts_at):
+        elif state.reason and (state.reason != self._reason or self._has_moved(state.starts_at)):
             self._reason, self._starts_at = state.reason, state.starts_at
             again = " again" if was_started else ""
             yield f"queued{again}: {format_wait(state, time.time())}"
@@ -196,7 +195,7 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
 
 def format_wait(state: JobState, now: float) -> str:
     """Return ``Priority, starts about 14:05``; with the day if that is not within a day."""
-    reason = state.reason or "no reason given"
+    reason = state.reason or "not scheduled yet"
     if state.starts_at is None or state.starts_at < now:
         return reason
     left_s = state.starts_at - now
@@ -206,7 +205,8 @@ def format_wait(state: JobState, now: float) -> str:
 
 def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Record the end of a run whose job is over, unless that has been recorded meanwhile."""
-    from tfcluster.rundir.run_writer import RunWriter  # `ps` does not need it
+    from tfcluster.rundir.events import RunFinished  # `ps` does not need them
+    from tfcluster.rundir.run_writer import RunWriter
 
     its = jobs.of_run(found)
     assert its is not None
@@ -222,7 +222,7 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             fix = end.fix
             if found.checkpoints:
                 fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
-            at = state.ended_at or time.time()
+            at = max(state.ended_at or time.time(), found.started_at)
             writer = RunWriter(found, paths, clock=lambda: at)
             writer.record(
                 RunFinished(

@@ -167,7 +167,8 @@ def _parse(out: str) -> list[tuple[str, tuple[Path, JobState]]]:
         if phase is Phase.QUEUED:
             words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
             hint = "".join(f": {text.format(job=job)}" for text in words)
-            told = JobState(phase, reason + hint, _seconds(start))
+            known = "" if reason == "None" else reason + hint
+            told = JobState(phase, known, _seconds(start))
         else:
             told = JobState(phase, ended_at=_seconds(end) if phase is Phase.OVER else None)
         found.append((job, (Path(folder), told)))
