@@ -44,6 +44,7 @@ class _Answer:
     """The time before the question (`time.monotonic`): what is older may be outdated."""
     cluster: str
     jobs: Mapping[str, JobState]
+    """Run → its job; of all runs whose jobs the scheduler still knows."""
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class StateFile(registry.StateFile):
         if found.job.get("cluster", "") != answer.cluster:
             return found
         if self._judged is None or self._judged[0] is not answer:
-            state = answer.jobs.get(found.job["id"], JobState(Phase.OVER))
+            state = answer.jobs.get(found.run, JobState(Phase.OVER))
             self._judged = answer, _correct(self._paths, found, state)
         return self._judged[1]
 
@@ -145,9 +146,9 @@ class StateFile(registry.StateFile):
         found = self.read()
         if self._found is None or self._found.job is None or found is None:
             return []
-        scheduler, job = _scheduler_of(self._found), self._found.job["id"]
+        scheduler = _scheduler_of(self._found)
         answer = scheduler.answer if self._judged is not None else None
-        state = answer.jobs.get(job) if answer is not None else None
+        state = answer.jobs.get(self._found.run) if answer is not None else None
         was_started = self._found.status is not Status.QUEUED
         silence = scheduler.silence if found.status is Status.QUEUED else ""
         return list(self._news.about(state, silence, was_started=was_started))

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.backends.slurm.batch_script import COMMENT, format_script
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
+from tfcluster.rundir.paths import RUN_ID
 from tfcluster.rundir.states import Status
 
 _PHASES = {
@@ -33,8 +35,7 @@ _PHASES = {
     "STAGE_OUT": Phase.ENDING,
 }
 """Slurm's job states (squeue(1), JOB STATE CODES) → phase; all others are ends."""
-_FORMAT = "%A|%T|%S|%e|%r|%k"
-_LINE = re.compile(rf"(\d+)\|([A-Z_]+)\|([^|]*)\|([^|]*)\|(.*?)\|{COMMENT}(.*)")
+_FORMAT = "%A|%T|%S|%e|%r|%j|%k"
 _WAITS_FOR_SOMEBODY = (
     ("JobHeldUser|requeued.held|JobHoldMaxRequeue", "`scontrol release {job}` lets it start"),
     ("JobHeldAdmin", "an administrator holds it"),
@@ -72,8 +73,8 @@ def submit(job: Submission) -> str:
 
 
 def look(*, patience_s: float) -> dict[str, JobState]:
-    """Return the states of the jobs of this user's runs that Slurm still knows."""
-    return {job: state for job, (_, state) in _queue(patience_s).items()}
+    """Return run → the state of its job, of this user's runs whose jobs Slurm still knows."""
+    return {row.run_id: row.state for row in _queue(patience_s)}
 
 
 def explain_end(job: str, *, patience_s: float) -> JobEnd:
@@ -105,17 +106,21 @@ def explain_end(job: str, *, patience_s: float) -> JobEnd:
 
 def stop(job: str, *, now: bool) -> None:
     """Signal the coordinator, which is the job's script; a job in the queue is removed at once."""
-    phase = look(patience_s=10.0).get(job, JobState(Phase.OVER)).phase
-    if phase is Phase.OVER:
-        return
+    phase = _phase_of(job)
     options = () if now or phase is Phase.QUEUED else ("--batch", "--signal=TERM")
     try:
-        ask("scancel", *options, job, what=f"job {job} cannot be stopped")
-    except SlurmSilentError:
-        raise
+        if phase is not Phase.OVER:
+            ask("scancel", *options, job, what=f"job {job} cannot be stopped")
+    except SlurmSilentError as error:
+        raise SilentError(error.message) from error
     except SlurmError:
-        if look(patience_s=10.0).get(job, JobState(Phase.OVER)).phase is not Phase.OVER:
+        if _phase_of(job) is not Phase.OVER:
             raise
+
+
+def _phase_of(job: str) -> Phase:
+    found = (row.state.phase for row in _queue(patience_s=10.0) if row.job == job)
+    return next(found, Phase.OVER)
 
 
 def requeue(job: str) -> None:
@@ -130,10 +135,11 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
     if (here := cluster(patience_s=patience_s)) != endpoint:
         raise SilentError(f"this machine belongs to the cluster {here}")
     found: dict[str, list[str]] = {}
-    for job, (folder, state) in _queue(patience_s).items():
-        is_meant = run_id == folder.name or (run_id is None and not is_live_job(folder))
-        if is_meant and state.phase is not Phase.OVER:
-            found.setdefault(folder.name, []).append(f"job {job}")
+    for row in _queue(patience_s):
+        is_left = row.folder is not None and not is_live_job(row.folder)
+        is_meant = run_id == row.run_id or (run_id is None and is_left)
+        if is_meant and row.state.phase is not Phase.OVER:
+            found.setdefault(row.run_id, []).append(f"job {row.job}")
     return found
 
 
@@ -148,31 +154,52 @@ def remove(endpoint: str, run_id: str) -> str:
     return ""
 
 
-def _queue(patience_s: float) -> dict[str, tuple[Path, JobState]]:
-    """Return id → run folder and state of this user's jobs of tfcluster, asked for once."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job of a run, as squeue lists it."""
+
+    job: str
+    run_id: str
+    folder: Path | None
+    """The run folder; None if somebody has changed the job's comment."""
+    state: JobState
+
+
+def _queue(patience_s: float) -> list[Row]:
+    """Return this user's jobs of tfcluster, asked for once."""
     out = _ask(
         *("squeue", "--me", "--noheader", "--states=all", f"--format={_FORMAT}"),
         what="the queue",
         patience_s=patience_s,
     )
-    return dict(_parse(out))
+    return parse_queue(out)
 
 
-def _parse(out: str) -> list[tuple[str, tuple[Path, JobState]]]:
-    """Return id, run folder and state of each job of a run in the output of squeue (pure)."""
+def parse_queue(out: str) -> list[Row]:
+    """Return the jobs of runs in the output of squeue.
+
+    A job belongs to the run in its comment, or else in its name: some sites rewrite comments.
+    """
     found = []
-    for match in filter(None, map(_LINE.fullmatch, out.splitlines())):
-        job, state, start, end, reason, folder = match.groups()
-        phase = _PHASES.get(state, Phase.OVER)
-        if phase is Phase.QUEUED:
-            words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
-            hint = "".join(f": {text.format(job=job)}" for text in words)
-            known = "" if reason == "None" else reason + hint
-            told = JobState(phase, known, _seconds(start))
-        else:
-            told = JobState(phase, ended_at=_seconds(end) if phase is Phase.OVER else None)
-        found.append((job, (Path(folder), told)))
+    for line in out.splitlines():
+        job, *fields = line.split("|", 6)
+        if len(fields) != 6:
+            continue
+        state, start, end, reason, name, comment = fields
+        folder = Path(comment.removeprefix(COMMENT)) if comment.startswith(COMMENT) else None
+        if folder is not None or RUN_ID.fullmatch(name):
+            told = _describe(job, state, start, end, reason)
+            found.append(Row(job, folder.name if folder else name, folder, told))
     return found
+
+
+def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobState:
+    phase = _PHASES.get(state, Phase.OVER)
+    if phase is not Phase.QUEUED:
+        return JobState(phase, ended_at=_seconds(end) if phase is Phase.OVER else None)
+    words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
+    hint = "".join(f": {text.format(job=job)}" for text in words)
+    return JobState(phase, "" if reason == "None" else reason + hint, _seconds(start))
 
 
 def _seconds(text: str) -> float | None:
