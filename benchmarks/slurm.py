@@ -25,7 +25,8 @@ _BY_HAND = """\
 export LIST=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed 's/.*/"&:4000"/' | paste -sd,)
 export TF_USE_LEGACY_KERAS=1
 srun sh -c 'TF_CONFIG="{{\\"cluster\\": {{\\"worker\\": [$LIST]}}, \
-\\"task\\": {{\\"type\\": \\"worker\\", \\"index\\": $SLURM_PROCID}}}}" exec {python} train.py first'
+\\"task\\": {{\\"type\\": \\"worker\\", \\"index\\": $SLURM_PROCID}}}}" \
+exec {python} train.py first'
 """
 
 
