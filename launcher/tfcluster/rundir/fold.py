@@ -83,7 +83,8 @@ class _Changes:
     node_reconnected = node_connected
 
     def job_submitted(self, event: ev.JobSubmitted) -> None:
-        self.state.job = {"backend": event.backend, "id": event.id, "restarts": 0}
+        facts = {"backend": event.backend, "id": event.id, "cluster": event.cluster}
+        self.state.job = {**facts, "restarts": 0}
 
     def run_continued(self, event: ev.RunContinued) -> None:
         """Forget the nodes of the former start, on which nothing lives any more."""
