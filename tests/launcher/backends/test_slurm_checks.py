@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster.backends.jobs import Obstacle, Submission
-from tfcluster.backends.slurm import slurm_checks
+from tfcluster.backends.slurm import slurm_checks, slurm_jobs
 from tfcluster.backends.slurm.slurm_commands import parse_pairs
 from tfcluster.errors import SetupError
 from tfcluster.spec.sections import Runtime
@@ -319,3 +319,12 @@ def test_a_probe_waits_for_its_allocation_and_says_so(commands: Path, tmp_path: 
     )
     with pytest.raises(SetupError, match="cannot be probed: Invalid qos"):
         slurm_checks.run_inside(job, ["python", "x"], tell=said.append)
+
+
+def test_a_user_s_own_defaults_do_not_override_the_spec(commands: Path, tmp_path: Path) -> None:
+    """Of sbatch, variables override options in a script, but not those of the command line."""
+    stub(commands, "sbatch", f"echo $@ > {tmp_path}/options; echo '17;lab'")
+    job = submission(partition="gpu", extra=["--export=ALL"])
+    assert slurm_jobs.submit(job) == "17"
+    words = (tmp_path / "options").read_text().split()
+    assert {"--parsable", "--partition=gpu", "--requeue", "--export=ALL"} <= {*words}

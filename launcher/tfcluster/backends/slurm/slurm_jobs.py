@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
-from tfcluster.backends.slurm.batch_script import COMMENT, format_script
+from tfcluster.backends.slurm.batch_script import COMMENT, format_script, sbatch_options
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
@@ -69,8 +69,13 @@ def cluster(*, patience_s: float) -> str:
 
 
 def submit(job: Submission) -> str:
-    """Submit the run's script; return the id of the job."""
-    out = ask("sbatch", "--parsable", what="Slurm does not take the job", stdin=format_script(job))
+    """Submit the run's script; return the id of the job.
+
+    Its options are on the command line, too: the user's SBATCH_PARTITION would override a script.
+    """
+    options, script = sbatch_options(job), format_script(job)
+    what = "Slurm does not take the job"
+    out = ask("sbatch", "--parsable", *options, what=what, stdin=script)
     return out.strip().split(";")[0]
 
 
