@@ -85,7 +85,7 @@ class Jobs(Protocol):
         """Submit a job that runs the coordinator; return its id."""
 
     def look(self, *, patience_s: float) -> Mapping[str, JobState]:
-        """Return run → state of its job, of this user's runs whose jobs the scheduler still knows."""
+        """Return run → state of its job, where the scheduler still knows this user's job."""
 
     def explain_end(self, job: str, *, patience_s: float) -> JobEnd:
         """Return how a job ended, which the scheduler may not know any more."""
