@@ -8,7 +8,9 @@ back into the queue. Views ask the scheduler only about runs that have a job (`j
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -19,6 +21,8 @@ from tfcluster import kinds
 from tfcluster.rundir.states import Status
 
 if TYPE_CHECKING:
+    from tfcluster.backends.base import Tell
+    from tfcluster.plans.plan import Plan
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
 
@@ -74,6 +78,28 @@ class Submission:
     """Seconds before the end of the job's time in which the run should be told about it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reason why a job would not start, or might not start soon."""
+
+    check: str
+    """Row of doctor's table: ``scheduler``, ``partition``, ``limits``, ``nodes``, ``run folder``.
+    """
+    what: str
+    fix: str
+    is_fatal: bool = True
+    """False if the job can be submitted all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The obstacles that a job would meet at its scheduler, and when it would start."""
+
+    obstacles: tuple[Obstacle, ...]
+    starts: str = ""
+    """A sentence: when and where the scheduler would start it; empty if that is not known."""
+
+
 class Jobs(Protocol):
     """The module `kinds.Kind.jobs`. Its functions raise SetupError with the scheduler's message,
     and `past_runs.SilentError` where the scheduler does not answer."""
@@ -81,11 +107,23 @@ class Jobs(Protocol):
     def cluster(self, *, patience_s: float) -> str:
         """Return the name of the cluster whose scheduler this machine reaches."""
 
+    def check(self, job: Submission, *, thorough: bool) -> Outlook:
+        """Compare the job with what the cluster has and allows; nothing is submitted.
+
+        `thorough`: also ask when it would start, and judge what is only suspicious.
+        """
+
+    def run_inside(self, job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
+        """Run a command of this machine in an allocation like the job's, but of a few minutes.
+
+        `tell` shows that it is waited for. Raises SetupError for a command that fails.
+        """
+
     def submit(self, job: Submission) -> str:
         """Submit a job that runs the coordinator; return its id."""
 
     def look(self, *, patience_s: float) -> Mapping[str, JobState]:
-        """Return run → state of its job, where the scheduler still knows this user's job."""
+        """Return run → state of its job, of this user's runs that the scheduler still knows."""
 
     def explain_end(self, job: str, *, patience_s: float) -> JobEnd:
         """Return how a job ended, which the scheduler may not know any more."""
@@ -96,6 +134,19 @@ class Jobs(Protocol):
 
     def requeue(self, job: str) -> None:
         """Put the job that this process runs in back into the queue, which ends this process."""
+
+
+def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
+    """Return the submission of a run of `plan`, whose folder is `folder`."""
+    return Submission(
+        run_id=folder.name,
+        folder=folder,
+        # -P: no module is imported from the current folder.
+        argv=(sys.executable, "-P", "-m", "tfcluster.in_job", str(folder)),
+        runtime=runtime,
+        nodes=len(plan.nodes),
+        tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
+    )
 
 
 def of_backend(backend: str) -> Jobs | None:

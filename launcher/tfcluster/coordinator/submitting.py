@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -22,6 +20,7 @@ from tfcluster.coordinator.foreground import (
 )
 from tfcluster.coordinator.resume import seed
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
+from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import JobSubmitted, Resumed, RunQueued
 from tfcluster.rundir.paths import RunPaths
@@ -48,9 +47,13 @@ def submit(launch: Launch) -> RunPaths:
         run_writer.require_json(paths.launch, launch.options)
         if launch.resume is not None:
             seed(launch.resume, paths.checkpoints)
+        assert launch.runtime is not None
+        submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
+        if launch.start_options.runs_preflight:
+            PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
         cluster = its.cluster(patience_s=job_watch.PATIENCE_S)
         past_runs.note(paths.run_id, backend, cluster)
-        job = its.submit(_submission(launch, paths))
+        job = its.submit(submission)
     except (TfclusterError, SilentError) as error:
         writer.close()
         registry.delete(paths)
@@ -66,20 +69,6 @@ def submit(launch: Launch) -> RunPaths:
     writer.record(RunQueued(reason=f"job {job}"))
     writer.close()
     return paths
-
-
-def _submission(launch: Launch, paths: RunPaths) -> jobs.Submission:
-    assert launch.runtime is not None
-    on_nodes = Counter(task.node for task in launch.plan.tasks)
-    return jobs.Submission(
-        run_id=paths.run_id,
-        folder=paths.root,
-        # -P: no module is imported from the current folder.
-        argv=(sys.executable, "-P", "-m", "tfcluster.in_job", str(paths.root)),
-        runtime=launch.runtime,
-        nodes=len(launch.plan.nodes),
-        tasks_per_node=max(on_nodes.values()),
-    )
 
 
 def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:

@@ -49,6 +49,11 @@ def sbatch_options(job: Submission) -> list[str]:
     return [*_resources(job), *_ends(job), *job.runtime.slurm.extra]
 
 
+def resource_options(job: Submission) -> list[str]:
+    """Return the options of salloc for nodes like those of a run."""
+    return [*_resources(job), *job.runtime.slurm.extra]
+
+
 def _resources(job: Submission) -> Iterator[str]:
     settings, each = job.runtime.slurm, job.tasks_per_node
     wanted: Sequence[tuple[str, object]] = (

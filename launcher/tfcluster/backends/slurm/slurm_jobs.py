@@ -15,6 +15,8 @@ from pathlib import Path
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.backends.slurm.batch_script import COMMENT, format_script
+from tfcluster.backends.slurm.slurm_checks import check as check
+from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
 from tfcluster.rundir.paths import RUN_ID
 from tfcluster.rundir.states import Status
