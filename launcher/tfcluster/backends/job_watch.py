@@ -13,7 +13,7 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -121,14 +121,19 @@ class StateFile(registry.StateFile):
 
     def read(self) -> RunSnapshot | None:
         """Return the newest readable state, or None if there has been none yet."""
+        found = self.read_without_asking()
+        if found is not None and _is_judged(self._found):
+            _scheduler_of(found).ask_soon()
+        return found
+
+    def read_without_asking(self) -> RunSnapshot | None:
+        """Return what `read` does; the scheduler is not asked."""
         found = super().read()
         if found is not self._found:
             self._found, self._found_at, self._judged = found, time.monotonic(), None
         if found is None or not _is_judged(found):
             return found
-        scheduler = _scheduler_of(found)
-        scheduler.ask_soon()
-        return self._judge(found, scheduler.answer)
+        return self._judge(found, _scheduler_of(found).answer)
 
     def _judge(self, found: RunSnapshot, answer: _Answer | None) -> RunSnapshot:
         assert found.job is not None
@@ -263,22 +268,31 @@ def _last_words(paths: RunPaths) -> str:
 def load(paths: RunPaths) -> RunSnapshot:
     """Read a run's state as `registry.load` does, and wait for what its scheduler says of it."""
     snapshot = registry.load(paths)
-    if not _is_judged(snapshot):
-        return snapshot
-    file = _files.setdefault(paths, StateFile(paths))
-    file.read()
-    _scheduler_of(snapshot).ask()
-    return file.read() or snapshot
+    return _judge_all([(paths, snapshot)]).get(paths, snapshot)
 
 
 def list_runs(home_dir: Path | None = None) -> RunListing:
     """Read the states of all runs as `registry.list_runs` does, each scheduler asked once."""
     found = registry.list_runs(home_dir)
-    for number, (paths, snapshot) in enumerate(found.runs):
-        if _is_judged(snapshot):
-            with contextlib.suppress(DamagedRunError):  # it was just deleted
-                found.runs[number] = paths, load(paths)
+    judged = _judge_all(found.runs)
+    found.runs[:] = [(paths, judged.get(paths, snapshot)) for paths, snapshot in found.runs]
     return found
+
+
+def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
+    """Return the states of the runs that schedulers have a say about."""
+    files: dict[RunPaths, StateFile] = {}
+    schedulers: dict[str, _Scheduler] = {}
+    for paths, snapshot in runs:
+        if _is_judged(snapshot):
+            file = files[paths] = _files.setdefault(paths, StateFile(paths))
+            file.read_without_asking()  # an answer counts only for what was read before it
+            scheduler = _scheduler_of(snapshot)
+            schedulers[scheduler.backend] = scheduler
+    for scheduler in schedulers.values():
+        scheduler.ask()
+    found = ((paths, file.read_without_asking()) for paths, file in files.items())
+    return {paths: state for paths, state in found if state is not None}
 
 
 def silences() -> list[str]:

@@ -254,6 +254,8 @@ class _Changes:
             self._move_node(node, event.type)
         for task in self.state.tasks:
             _move_task(task, event.type)
+            if task.pid is not None:
+                task.ended_at = task.ended_at or self.now
 
     def _move_run(self, trigger: str) -> None:
         self.state.status = states.after(states.RUN, self.state.status, trigger)

@@ -87,11 +87,13 @@ _ENDS: Final = {
     "ended_by_us": "stopped",
     "node_lost": "lost",
 }
+_NOT_HEARD: Final = {"run_finished": "lost"}
+"""The run ended without the task's own end: its coordinator was killed with its job."""
 TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "waiting": {"task_started": "starting"},
-    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS},
-    "running": {"task_stopping": "stopping", **_ENDS},
-    "stopping": dict(_ENDS),
+    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS, **_NOT_HEARD},
+    "running": {"task_stopping": "stopping", **_ENDS, **_NOT_HEARD},
+    "stopping": {**_ENDS, **_NOT_HEARD},
     "succeeded": {"restarting": "restarting", "task_started": "starting"},
     "failed": {"restarting": "restarting", "task_started": "starting"},
     "stopped": {"restarting": "restarting", "task_started": "starting"},
