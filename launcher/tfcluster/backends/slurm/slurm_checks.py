@@ -244,7 +244,8 @@ def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         kind = find_file_system(file.read(), str(job.folder))
     if kind in _OWN_DISKS:
-        what = f"the run folder would be on a file system of this machine ({kind}): {job.folder}"
+        runs = job.folder.parent
+        what = f"run folders are on a file system of this machine ({kind}): {runs}"
         fix = "if the nodes do not see it, set TFCLUSTER_HOME to a folder that they share"
         yield Obstacle("run folder", what, fix, is_fatal=kind in _IN_MEMORY)
 
