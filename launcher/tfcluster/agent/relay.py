@@ -57,7 +57,13 @@ def main(config: dict[str, Any]) -> None:
         sys.stderr.flush()
         os._exit(NOT_REACHED)
     if config.get("is_tied"):  # its end is the agent's, which reports such signals
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (
+            signal.SIGTERM,
+            signal.SIGINT,
+            signal.SIGHUP,
+            signal.SIGUSR1,
+            signal.SIGUSR2,
+        ):
             signal.signal(number, signal.SIG_IGN)
     join(agent, 0, 1)
 

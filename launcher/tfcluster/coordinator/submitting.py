@@ -8,9 +8,10 @@ from collections import Counter
 
 from tfcluster.backends import jobs
 from tfcluster.coordinator.foreground import End, Launch, Watcher, make_folder
+from tfcluster.coordinator.resume import seed
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import JobSubmitted, RunQueued
+from tfcluster.rundir.events import JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import describe_failure
@@ -30,11 +31,17 @@ def submit(launch: Launch) -> RunPaths:
         run_writer.require_json(paths.launch, launch.options)
         its = jobs.of_backend(launch.plan.nodes[0].backend)
         assert its is not None
-        job = its.submit(_submission(launch, paths))
+        if launch.resume is not None:
+            seed(launch.resume, paths.checkpoints)
+            writer.record(launch.resume.event())
+        submission = _submission(launch, paths)
+        job = its.submit(submission)
     except TfclusterError:
         writer.close()
         registry.delete(paths)
         raise
+    for warning in its.warnings(submission):
+        writer.record(Warned(message=warning))
     writer.record(JobSubmitted(backend=launch.plan.nodes[0].backend, id=job))
     writer.record(RunQueued(reason=f"job {job}"))
     writer.close()
@@ -52,6 +59,8 @@ def _submission(launch: Launch, paths: RunPaths) -> jobs.Submission:
         runtime=launch.runtime,
         nodes=len(launch.plan.nodes),
         tasks_per_node=max(on_nodes.values()),
+        save_s=max(120.0, 60.0 + launch.plan.supervision.grace_s),
+        run_deadline_s=launch.plan.supervision.run_deadline_s,
     )
 
 

@@ -52,11 +52,22 @@ class JobSubmitted(Event):
     """The scheduler's number of the job."""
 
 
+class JobJoined(Event):
+    """The run was started inside a job of the user's own, whose nodes it uses."""
+
+    backend: str
+    id: str
+
+
 class RunContinued(Event):
     """The run goes on in the same folder: its job was queued again and has started again."""
 
     restarts: int
     """The number of times so far."""
+    attempt: int
+    """The next attempt of all tasks."""
+    ran_s: float
+    """The time for which the run ran before, without its time in queues."""
 
 
 class NodesAllocated(Event):
@@ -318,6 +329,8 @@ class Restarting(Event):
     task: str | None = None
     members: tuple[str, ...] | None = None
     """The smaller gang, where some tasks are left out from now on."""
+    counts: bool | None = None
+    """False if it does not count against ``max_restarts``."""
 
 
 class ChaosInjected(Event):

@@ -137,6 +137,9 @@ class RunState:
     """Nodes that are gone for good → why."""
     why_end: str = ""
     """The reason to stop the tasks once their stacks are written."""
+    can_come_back: bool = False
+    """True if the run's job can go back into the queue of its scheduler, which gives it other
+    nodes."""
     next_attempt: NextAttempt | None = None
     """The next attempt, once the gang is to be restarted."""
     outcome: Outcome | None = None

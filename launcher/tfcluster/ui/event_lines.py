@@ -122,6 +122,7 @@ def _nodes_allocated(event: Event) -> str:
 
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "run_queued": ("yellow", "queued: {reason}".format_map),
+    "run_continued": ("bold yellow", "the job runs again: attempt {attempt}".format_map),
     "nodes_allocated": ("dim", _nodes_allocated),
     "prepare_started": ("dim", "preparing on {node}".format_map),
     "prepare_finished": ("dim", _prepare_finished),
