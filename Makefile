@@ -56,21 +56,21 @@ up: setup ## train the first example: two workers on this machine
 
 # `make test` is what tfcluster promises for one machine; tests/scheduling.py lists the rest. Two
 # files of TensorFlow gangs run at a time, as starting TensorFlow leaves a core idle now and then.
-# Test hosts and containers share two cores and must not look like hung ones: three at a time.
+# Test hosts, containers and Slurm nodes share two cores and must not look like hung ones: three at a time.
 # TensorFlow detects faults by heartbeats, which a busy machine delays: those tests run alone.
-HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker
+HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker tests/integration/slurm
 FAULTS := tests/integration/faults
 SLOWEST := --durations=20
 test: setup ## test what tfcluster promises for one machine, with real TensorFlow (about 10 minutes)
 	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS))
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended"
 
-test-extended: setup $(KERAS) ## run all other tests: hosts, containers, faults with TensorFlow, Keras releases, the tuner
+test-extended: setup $(KERAS) ## run all other tests: hosts, containers, Slurm, faults with TensorFlow, Keras releases, the tuner
 	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(HOSTS_AND_CONTAINERS)
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" --ignore $(FAULTS)
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
-ALL_SLOW := integration/docker integration/hosts integration/jobs workers/keras3 web  # importing them takes a second per process
+ALL_SLOW := integration/docker integration/hosts integration/slurm integration/jobs workers/keras3 web  # importing them takes a second per process
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
 

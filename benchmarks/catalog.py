@@ -70,6 +70,8 @@ METRICS: Mapping[str, Entry] = {
     "thousand-tasks": Entry("thousand_tasks:thousand_tasks", "1,000 stubs on 50 agents here"),
     "many-hosts": Entry("many_hosts:many_hosts_up", "start of 64 hosts through ssh (sshd)"),
     "containers": Entry("containers:containers", "start of four containers (docker)"),
+    "slurm": Entry("slurm:first_step", "submit to first step at Slurm (root)", options=_NEWEST),
+    "slurm-tf215": Entry("slurm:first_step", "the same, TensorFlow 2.15", options=_TF215),
     "gather": Entry("gathering:gather", "a checkpoint of 1 GB is gathered (root, sshd)"),
     "gather-beside-training": Entry(
         "gathering:beside", "effect of gathering on training (root, sshd)"

@@ -38,8 +38,8 @@ BY_FILE = (
     ),
 )
 """Folders of quick tests, handed out by file: handing out each costs more than running many."""
-EXTENDED = ("tests/integration/hosts/", "tests/integration/docker/")
-"""Folders of tests that `make test` leaves to `make test-extended`: real hosts and containers."""
+EXTENDED = tuple(f"tests/integration/{nodes}/" for nodes in ("hosts", "docker", "slurm"))
+"""Folders that `make test` leaves to `make test-extended`: real hosts, containers and Slurm."""
 EXTENDED_WITH_TENSORFLOW = (
     "tests/integration/faults/",  # the same faults with stubs are in `make test`
     # each Keras release and each way to train, compared with one process

@@ -27,7 +27,9 @@ PAGES = [
 KOREAN = sorted((DOCS / "ko").glob("*.md"))
 BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page)]
 KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "toml", "diff", "text"}
-OTHER_PROGRAMS = {*("docker", "docker-compose", "cat", "eval", ".", "cd", "ssh", "pip", ".ci/run")}
+OTHER_PROGRAMS = {
+    *("docker", "docker-compose", "sbatch", "cat", "eval", ".", "cd", "ssh", "pip", ".ci/run")
+}
 """Programs that are not ours, whose options no test knows."""
 FILES = {
     **dict.fromkeys(

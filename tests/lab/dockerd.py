@@ -198,7 +198,7 @@ class Dockerd:
                 process.wait()
         if self._namespaces is not None and self._namespaces.stdout is not None:
             self._namespaces.stdout.close()
-        _remove_cgroups(self._group)
+        remove_cgroups(self._group)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def clear(self) -> None:
@@ -270,7 +270,7 @@ def _builds(client: Path) -> bool:
     return subprocess.run([client, "buildx", "version"], capture_output=True).returncode == 0
 
 
-def _remove_cgroups(name: str) -> None:
+def remove_cgroups(name: str) -> None:
     """Remove empty cgroups, which the kernel keeps; those of recent processes empty slowly."""
     deadline = time.monotonic() + 5
     for root in [*CGROUPS.glob(f"*/{name}"), CGROUPS / name]:
@@ -282,4 +282,12 @@ def _remove_cgroups(name: str) -> None:
                 time.sleep(0.02)
 
 
-__all__ = ["Docker", "Dockerd", "LabError", "command", "existing_daemon", "missing_tools"]
+__all__ = [
+    "Docker",
+    "Dockerd",
+    "LabError",
+    "command",
+    "existing_daemon",
+    "missing_tools",
+    "remove_cgroups",
+]

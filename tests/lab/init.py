@@ -1,4 +1,4 @@
-"""The first process of a lab machine: sets up its files and name, starts sshd, reaps children.
+"""The first process of a lab machine: sets up its files and name, may start sshd, reaps children.
 
 python init.py NAME FOLDER HOME PYTHON_HOME
 """
@@ -24,31 +24,29 @@ def main(name: str, folder: str, home: str, python_home: str) -> None:
         os.makedirs(kept, exist_ok=True)
         mount(python_home, kept)
     mount(machine_home, home)
+    if os.listdir(os.path.join(folder, "etc")):
+        cover_etc(os.path.join(folder, "etc"))
     boot(name, folder)
-    os.makedirs("/run/sshd", exist_ok=True)
+    if not folder.startswith("/tmp/"):
+        mount(os.path.join(folder, "tmp"), "/tmp")
     sys.stdout.write("up\n")
     sys.stdout.flush()
     while not os.path.exists(os.path.join(folder, "plugged")):
         time.sleep(0.01)
-    if not folder.startswith("/tmp/"):
-        mount(os.path.join(folder, "tmp"), "/tmp")
-    subprocess.Popen(
-        [
-            "/usr/sbin/sshd",
-            "-D",
-            "-f",
-            os.path.join(folder, "sshd_config"),
-            "-E",
-            os.path.join(folder, "sshd.log"),
-        ],
-        start_new_session=True,
-    )
+    if os.path.exists(os.path.join(folder, "sshd_config")):
+        start_sshd(folder)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
         try:
             os.wait()
         except ChildProcessError:
             signal.pause()
+
+
+def start_sshd(folder: str) -> None:
+    os.makedirs("/run/sshd", exist_ok=True)
+    argv = ["/usr/sbin/sshd", "-D", "-f", os.path.join(folder, "sshd_config")]
+    subprocess.Popen([*argv, "-E", os.path.join(folder, "sshd.log")], start_new_session=True)
 
 
 def boot(name: str, folder: str) -> None:
@@ -65,9 +63,18 @@ def boot(name: str, folder: str) -> None:
             mount(replacement, path)
 
 
-def mount(what: str, where: str) -> None:
+def cover_etc(folder: str) -> None:
+    """Lay the files of `folder` over /etc.
+
+    A file mounted on /etc/passwd would vanish when the system's own is replaced, as by useradd.
+    """
+    mount("overlay", "/etc", kind="overlay", options=f"lowerdir={folder}:/etc")
+
+
+def mount(what: str, where: str, *, kind: str = "", options: str = "") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mount(what.encode(), where.encode(), None, MS_BIND | 16384, None):
+    flags = 0 if kind else MS_BIND | 16384
+    if libc.mount(what.encode(), where.encode(), kind.encode(), flags, options.encode()):
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), where)
 
 

@@ -1,4 +1,4 @@
-"""Machines for tests with several hosts: namespaces on one bridge, each with an sshd.
+"""Machines for tests with several hosts: namespaces on one bridge, with an sshd if they need one.
 
 A machine has its own network, hostname, processes, home folder and /tmp; it shares the rest of
 the file system, Python included. It does not touch the host's network: the bridge is in a
@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +48,6 @@ class Lab:
         self._switch.stdout.readline()
         self.in_switch("ip", "link", "add", "lab", "type", "bridge")
         self.in_switch("ip", "link", "set", "lab", "up")
-        self._make_key()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -68,11 +68,23 @@ class Lab:
         assert self._switch is not None
         command("nsenter", "--target", str(self._switch.pid), "--net", "--", *argv)
 
-    def add(self, name: str, *, number: int | None = None) -> Machine:
-        """Return a new machine at 10.77.0.NUMBER; all others can log in to it as root."""
+    def add(
+        self,
+        name: str,
+        *,
+        number: int | None = None,
+        sshd: bool = True,
+        etc: Mapping[str, str] | None = None,
+    ) -> Machine:
+        """Return a new machine at 10.77.0.NUMBER; with `sshd`, all others can log in to it as root.
+
+        `etc`: the text of files that replace those of this machine's /etc.
+        """
         number = number or len(self.machines) + 1
         folder = self.folder / name
-        self._make_home(folder)
+        _make_folders(folder, etc or {})
+        if sshd:
+            self._allow_logins(folder)
         argv = [*_UNSHARE, sys.executable, "-I", "-S", str(INIT), name, str(folder), home()]
         argv += [_python_home()]
         process = subprocess.Popen(
@@ -88,7 +100,8 @@ class Lab:
         self.machines[name] = machine
         self._plug_in(machine, number)
         (folder / "plugged").touch()
-        _wait_until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
+        if sshd:
+            _wait_until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
         return machine
 
     def remove(self, machine: Machine) -> None:
@@ -146,12 +159,11 @@ class Lab:
                 "ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "host_key")
             )
 
-    def _make_home(self, folder: Path) -> None:
-        """Create a home whose user can log in to every machine and knows every host's key."""
+    def _allow_logins(self, folder: Path) -> None:
+        """Let the home's user log in to every machine and know every host's key."""
+        self._make_key()
         ssh = folder / "home" / ".ssh"
-        ssh.mkdir(parents=True, mode=0o700)
-        (folder / "tmp").mkdir(mode=0o1777)
-        (folder / "home").chmod(0o700)
+        ssh.mkdir(mode=0o700)
         shutil.copy(self.folder / "key", ssh / "id_ed25519")
         shutil.copy(self.folder / "key.pub", ssh / "authorized_keys")
         shutil.copy(self.folder / "host_key", folder / "host_key")
@@ -185,6 +197,16 @@ StrictModes no
 MaxStartups 200
 Subsystem sftp internal-sftp
 """
+
+
+def _make_folders(folder: Path, etc: Mapping[str, str]) -> None:
+    (folder / "home").mkdir(parents=True)
+    (folder / "home").chmod(0o700)
+    (folder / "tmp").mkdir()
+    (folder / "tmp").chmod(0o1777)
+    (folder / "etc").mkdir()
+    for name, text in etc.items():
+        (folder / "etc" / name).write_text(text)
 
 
 def _die_with_parent() -> None:

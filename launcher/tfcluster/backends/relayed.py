@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import socket
 from abc import abstractmethod
@@ -335,4 +336,8 @@ class RelayedNodes(Nodes):
             yield
         except Unreached as error:
             message = f"{node.name} cannot be reached: {error}"
-            raise NodeLostError(message, fix=cls.fix(node, str(error))) from error
+            fix = cls.fix(node, str(error))
+            if node.wrap:
+                words = shlex.join((*node.wrap, node.python))
+                fix += f"\n  → or correct runtime.wrap: what does `{words} -V` say there?"
+            raise NodeLostError(message, fix=fix) from error

@@ -55,6 +55,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Tools": {
         "env": "Print a task's environment as shell exports.",
+        "export": "Print the cluster as a file of another tool: Compose, sbatch.",
         "schema": "Print the JSON schema of the spec.",
         "completion": "Print the shell's completion script.",
         "help": "Print a page of the documentation.",

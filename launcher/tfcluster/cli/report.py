@@ -34,8 +34,11 @@ def command(run: str | None, target: str | None, as_json: bool) -> None:
         write_page(render_report(report), target or f"{report.run}.html")
 
 
-def write_page(page: str, target: str) -> None:
-    """Write a page to the file `target` and print its path; to stdout if `target` is ``-``."""
+def write_page(page: str, target: str, *, example: str = "FILE.html") -> None:
+    """Write a page to the file `target` and print its path; to stdout if `target` is ``-``.
+
+    `example`: another file, for the message of a file that cannot be written.
+    """
     from tfcluster.ui.terminal import Terminal
 
     terminal, data = Terminal(), page.encode(errors="replace")  # JSON may hold lone surrogates
@@ -45,6 +48,6 @@ def write_page(page: str, target: str) -> None:
     try:
         Path(target).write_bytes(data)
     except OSError as error:
-        fix = "name another file: -o FILE.html"
+        fix = f"name another file: -o {example}"
         raise UsageError(f"{target} cannot be written: {reason_of(error)}", fix=fix) from error
     terminal.out(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
@@ -165,12 +166,14 @@ def _interpreters(
             found[node] = partial(_image_python, path, why, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)
-        if node == LOCAL or tasks[0].kind.capabilities.sees_files:
+        wrap = shlex.join(spec.runtime.wrap)
+        if node == LOCAL or (tasks[0].kind.capabilities.sees_files and not wrap):
             if path is None and calling_python:
                 path, why = calling_python, CALLING
             found[node] = choose(path, why, base=base, workdir=workdir, environ=context.environ)
         else:
-            found[node] = partial(Interpreter, path or "python3", why or "python3 on its PATH")
+            why = f"in {wrap}" if wrap else why or "python3 on its PATH"
+            found[node] = partial(Interpreter, path or "python3", why)
     return found
 
 

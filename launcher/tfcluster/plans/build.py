@@ -137,6 +137,7 @@ class _PlanBuilder:
                 network=self.spec.runtime.network,
                 destination=self._destination(first),
                 container=made,
+                wrap=tuple(self.spec.runtime.wrap),
             )
 
     def tasks(self) -> Iterator[TaskPlan]:

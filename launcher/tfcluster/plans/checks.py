@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -57,6 +58,7 @@ def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupE
     yield from _check_shared_storage(plan)
     yield from _check_private_network(plan)
     yield from _check_mounts(plan)
+    yield from _check_wrap(plan)
 
 
 def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
@@ -296,6 +298,17 @@ def _check_private_network(plan: Plan) -> Iterator[SetupError]:
         message = f"a private network cannot reach checkpoints.dir {storage}"
         fix = "gather checkpoints instead (leave checkpoints.dir out)"
         yield SetupError(message, fix=f"{fix}, or --set runtime.network=host")
+
+
+def _check_wrap(plan: Plan) -> Iterator[SetupError]:
+    for node in plan.nodes:
+        if node.wrap and (node.is_here or node.capabilities.in_containers):
+            where = "containers" if node.capabilities.in_containers else "tasks on this machine"
+            fix = "--set 'runtime.wrap=[]'"
+            if node.is_here:
+                fix += f", or start tfcluster in it: {shlex.join(node.wrap)} tfcluster …"
+            yield SetupError(f"runtime.wrap has no effect on {where}", fix=fix)
+            return
 
 
 def _check_mounts(plan: Plan) -> Iterator[SetupError]:

@@ -148,6 +148,8 @@ class NodePlan:
     container: Container | None = field(default=None, metadata=ONLY_IF_SET)
     """The container of a docker node."""
     warm: Warm | None = field(default=None, metadata=ONLY_IF_SET)
+    wrap: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
+    """The words before the Python that starts its agent, inside which everything else runs."""
 
     @property
     def python(self) -> str:

@@ -28,6 +28,8 @@ DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+_NODE_MEMORY = re.compile(r"\d{1,15}[kmgt]?", re.ASCII | re.IGNORECASE)
+"""The value of sbatch's --mem; 0 is all memory of a node."""
 _MEMORY = re.compile(r"[1-9]\d{0,15}[bkmg]?", re.ASCII | re.IGNORECASE)
 """A docker memory limit (docs.docker.com, resource constraints)."""
 
@@ -106,7 +108,17 @@ def _check_option(value: str) -> str:
     if not value.startswith("-"):
         fix = 'write it as on the command line of sbatch, for example "--exclusive"'
         raise field_error(f"{shorten(value)} is not an option of sbatch", fix)
+    if value.startswith(("--array", "-a")):
+        fix = "start one run for each value: docs/guides/slurm.md has a script"
+        raise field_error("the job of a run cannot be an array", fix)
     return value
+
+
+def _check_node_memory(value: str) -> str:
+    if not _NODE_MEMORY.fullmatch(value):
+        fix = 'write for example "512m" or "64g"; "0" is all memory of a node'
+        raise field_error(f"{shorten(value)} is not an amount of memory", fix)
+    return value.lower()
 
 
 class Slurm(Section):
@@ -131,8 +143,8 @@ class Slurm(Section):
     cpus_per_task: Count | None = documented(
         None, "Cores for each task; a node gets as many as its tasks need.", 16
     )
-    mem: Annotated[Text, AfterValidator(lambda value: _check_memory(value))] | None = documented(
-        None, "Memory of each node, as --mem takes it.", "64g"
+    mem: Annotated[Text, AfterValidator(_check_node_memory)] | None = documented(
+        None, "Memory of each node: MB, or with a unit; 0: all of it.", "64g"
     )
     constraint: Text | None = documented(None, "Features that the nodes must have.", "a100")
     reservation: Text | None = documented(None, "Reservation to take the nodes from.", "course")
@@ -167,6 +179,12 @@ class Runtime(Section):
         "Python of the tasks; null: the first of the active environment, `.venv` in or above the "
         "workdir, python3.",
         "/opt/tf/bin/python",
+    )
+    wrap: Listed[Text] = documented(
+        (),
+        "Words before the Python on each host or node of a job, such as a container of Apptainer "
+        "or options of srun: everything of the run there runs in it.",
+        ["apptainer", "exec", "--nv", "tf.sif"],
     )
     user: Annotated[Text, AfterValidator(_check_user)] | None = documented(
         None,

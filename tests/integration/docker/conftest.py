@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -63,6 +65,21 @@ def worker_docker() -> Iterator[Docker]:
             docker("image", "prune", "--force", timeout=300)
             docker("builder", "prune", "--force", "--filter", "until=336h", timeout=300)
         yield docker
+
+
+@pytest.fixture(scope="module")
+def compose() -> list[str]:
+    """The command of Compose: the plugin, or else the program of its first version."""
+    plugin = ["docker", "compose"]
+    if shutil.which("docker") and not _code([*plugin, "version"]):
+        return plugin
+    if program := shutil.which("docker-compose"):
+        return [program]
+    pytest.skip("there is no Compose: see .ci/run")
+
+
+def _code(argv: list[str]) -> int:
+    return subprocess.run(argv, capture_output=True, check=False).returncode
 
 
 @pytest.fixture

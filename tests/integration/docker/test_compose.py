@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -45,21 +44,6 @@ def test_a_key_that_compose_does_not_know_is_refused(tmp_path: Path) -> None:
     done = checked(path)
     assert done.returncode == 1
     assert "inti" in done.stdout
-
-
-@pytest.fixture(scope="module")
-def compose() -> list[str]:
-    """The command of Compose: the plugin, or else the program of its first version."""
-    plugin = ["docker", "compose"]
-    if shutil.which("docker") and not _code([*plugin, "version"]):
-        return plugin
-    if program := shutil.which("docker-compose"):
-        return [program]
-    pytest.skip("there is no Compose: see .ci/run")
-
-
-def _code(argv: list[str]) -> int:
-    return subprocess.run(argv, capture_output=True, check=False).returncode
 
 
 def test_compose_reads_two_workers_that_differ_only_in_their_name(

@@ -83,7 +83,7 @@ class Office:
             stderr=subprocess.STDOUT,
         )
         self._runs.append(process)
-        return Run(self, process)
+        return Run(process, self.home.root / ".local/state/tfcluster/runs")
 
     def up(self, spec: Path, *more: str, env: Mapping[str, str] | None = None) -> Run:
         return self.start("up", str(spec), *more, env=env)
@@ -115,10 +115,10 @@ class Office:
 
 
 class Run:
-    """A `tfcluster` command that was started at the desk, and its run."""
+    """A `tfcluster` command that was started at a desk, and its run in the folder `runs`."""
 
-    def __init__(self, office: Office, process: subprocess.Popen[str]) -> None:
-        self._office, self._process = office, process
+    def __init__(self, process: subprocess.Popen[str], runs: Path) -> None:
+        self._process, self._runs = process, runs
         self.said = ""
         self.name = "far"
         """The name in the spec, with which the name of the run folder begins."""
@@ -131,8 +131,8 @@ class Run:
 
     @property
     def folder(self) -> Path:
-        runs = self._office.home.root / ".local/state/tfcluster/runs"
-        found: list[Path] = until(lambda: list(runs.glob(f"{self.name}-*/state.json")), "a run")
+        pattern = f"{self.name}-*/state.json"
+        found: list[Path] = until(lambda: list(self._runs.glob(pattern)), "a run")
         return found[0].parent
 
     def events(self) -> list[dict[str, Any]]:

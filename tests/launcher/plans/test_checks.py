@@ -336,3 +336,17 @@ def test_a_proper_or_intended_search_is_allowed(
     spec_of: SpecOf, machine: PlanContext, spec: dict[str, Any], code: Code | None
 ) -> None:
     assert obstacles(spec_of(spec), replace(machine, code=code)) == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "where"), [("local", "tasks on this machine"), ("docker", "containers")]
+)
+def test_words_before_the_python_are_refused_where_none_is_reached_by_a_command(
+    spec_of: SpecOf, machine: PlanContext, backend: str, where: str
+) -> None:
+    spec = spec_of({"runtime": {"backend": backend, "wrap": ["apptainer", "exec", "tf.sif"]}})
+    (error,) = obstacles(spec, machine)
+    assert error.message == f"runtime.wrap has no effect on {where}"
+    assert "--set 'runtime.wrap=[]'" in error.fix
+    is_here = backend == "local"
+    assert ("apptainer exec tf.sif tfcluster" in error.fix) is is_here

@@ -21,10 +21,10 @@ from tfcluster.plans.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
 _ANSWER_S = 10.0
-_SHM = "1g"
+SHM = "1g"
 """The size limit of /dev/shm: docker's default of 64 MB is too small for NCCL (NCCL documentation,
 "Shared memory")."""
-_PROCESSES = "16384"
+PROCESSES = "16384"
 """The limit of processes and threads; TensorFlow starts several threads per core. It keeps a job
 that starts processes without end from using up the machine's."""
 HOME = ("--env", "HOME=/tmp")
@@ -151,7 +151,7 @@ def run_argv(
         *("run", "--detach", "--init", "--pull", "never"),
         *("--name", container.name, "--hostname", node.name),
         *("--network", container.network, "--network-alias", node.name),
-        *("--security-opt", "no-new-privileges", "--pids-limit", _PROCESSES),
+        *("--security-opt", "no-new-privileges", "--pids-limit", PROCESSES),
         *labels(run_id),
         *("--label", f"tfcluster.node={node.name}"),
         *_limits(node.container),
@@ -181,7 +181,7 @@ def _limits(container: Container) -> Iterator[str]:
     if container.gpus:
         indexes = container.gpus if container.gpus != "all" else ()
         yield from ("--gpus", f'"device={",".join(map(str, indexes))}"' if indexes else "all")
-        yield from ("--shm-size", _SHM)
+        yield from ("--shm-size", SHM)
 
 
 def _mounts(container: Container) -> Iterator[str]:

@@ -15,32 +15,66 @@ PATIENCE_S = 30.0
 _SILENT = re.compile(
     r"Unable to contact slurm controller|Unable to connect|Connection refused"
     r"|Socket timed out|Connection timed out|Zero Bytes were transmitted|controller not responding"
-    r"|Resource temporarily unavailable|in standby mode",
+    r"|Resource temporarily unavailable|in standby mode|has not answered|authentication error",
     re.IGNORECASE,
 )
-_NOISE = re.compile(r"^(?:sbatch|srun|salloc|scancel|scontrol|squeue|sinfo): (?:error: )?")
+_NOISE = re.compile(
+    r"^(?:(?:sbatch|srun|salloc|scancel|scontrol|squeue|sinfo|sacctmgr): )?(?:error: |fatal: )?"
+    r"(?:(?:Batch job submission failed|Job submit/allocate failed|allocation failure"
+    r"|Unable to allocate resources|slurm_load_\w+(?: error)?): )?(?:Try \".*)?"
+)
+_SINFO = "`sinfo -N -l` lists the nodes"
 _FIXES = (
+    (
+        "Munge encode|authentication error",
+        "munged must run on this machine, with the cluster's key",
+    ),
+    (
+        "Zero Bytes",
+        "slurmctld refuses this machine's messages: its munge key or its clock differs, or"
+        " slurmctld is starting",
+    ),
+    (
+        "cannot stat file|process configuration|configuration source",
+        "start it on a login node of the cluster, or name its slurm.conf in SLURM_CONF",
+    ),
+    (
+        "Unable to contact|timed out|has not answered|refused",
+        "`scontrol ping` shows whether slurmctld runs; try again when it does",
+    ),
     ("invalid partition", "`sinfo` lists the partitions: --set runtime.slurm.partition=NAME"),
     (
-        "Invalid account|account",
-        "set runtime.slurm.account (`sacctmgr show associations user=$USER`)",
+        "[Pp]artition not available|group not permitted|not permitted to use this partition",
+        "choose another partition (`scontrol show partition` lists who may use which):"
+        " --set runtime.slurm.partition=NAME",
     ),
+    (
+        "accounting/QOS policy|exceed.* association|AssocM|QOSM",
+        "ask for less: `sacctmgr show associations user=$USER` and `sacctmgr show qos` list the"
+        " limits",
+    ),
+    ("[Aa]ccount", "set runtime.slurm.account (`sacctmgr show associations user=$USER`)"),
     ("Invalid qos|QOS", "set runtime.slurm.qos to one that this account may use"),
     (
-        "[Tt]ime limit",
+        "Requested time limit|[Tt]ime limit",
         "set runtime.slurm.time to at most the partition's limit (`sinfo -o '%P %l'` lists them)",
     ),
     (
-        "[Mm]emory specification|memory",
+        "[Mm]emory specification|--mem",
         "set runtime.slurm.mem to what a node has (`sinfo -o '%P %m'` lists it in MB)",
     ),
     (
-        "node count|[Rr]equested node configuration|More processors requested|Invalid feature",
-        "ask for what the nodes have: `sinfo -N -l` lists them; see runtime.slurm",
+        "[Nn]ode count|[Nn]ode configuration|More processors|CPU count",
+        f"ask for what the nodes have, see runtime.slurm: {_SINFO}",
     ),
+    ("feature", "set runtime.slurm.constraint to features that nodes have (`sinfo -o '%N %f'`)"),
     ("generic resource|gres", "set runtime.slurm.gpus_per_task to what a node has (`sinfo -o %G`)"),
     ("[Rr]eservation", "set runtime.slurm.reservation to one of `scontrol show reservation`"),
-    ("unrecognized option|invalid option|ambiguous", "check runtime.slurm.extra"),
+    (
+        "unrecognized|invalid option|ambiguous|requires an argument|Invalid (?:--|numeric"
+        "|node name|license|job array|job dependency|generic)|for --",
+        "correct runtime.slurm.extra: `man sbatch` lists the options",
+    ),
     (
         "Invalid job id|already completing or completed",
         "the job is over: `squeue` lists the others",
@@ -95,12 +129,17 @@ def ask(*argv: str, what: str, patience_s: float = PATIENCE_S, stdin: str = "") 
     except FileNotFoundError:
         fix = "start it on a login node of the cluster"
         raise SetupError(f"{what}: there is no {argv[0]} on this machine", fix=fix) from None
-    except subprocess.TimeoutExpired:
-        raise SlurmSilentError(what, f"slurmctld has not answered for {patience_s:.0f} s") from None
+    except subprocess.TimeoutExpired as error:
+        said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
+        raise refusal(what, said or f"slurmctld has not answered for {patience_s:.0f} s") from None
     if done.returncode == 0:
         return done.stdout
-    stderr = done.stderr or done.stdout
-    raise (SlurmSilentError if _SILENT.search(stderr) else SlurmError)(what, stderr)
+    raise refusal(what, done.stderr or done.stdout)
+
+
+def refusal(what: str, stderr: str) -> SlurmError:
+    """Return the error for a command that failed with `stderr`, so that `what` was not done."""
+    return (SlurmSilentError if _SILENT.search(stderr) else SlurmError)(what, stderr)
 
 
 async def ask_soon(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:

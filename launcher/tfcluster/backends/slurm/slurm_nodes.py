@@ -77,7 +77,9 @@ class SlurmNodes(RelayedNodes):
         dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in _KEPT]
         unset = [word for name in dropped for word in ("-u", name)]
         where = [f"--jobid={os.environ[JOB]}", f"--nodelist={node.destination}"]
-        return ["env", *unset, "srun", *where, *_OPTIONS, node.python, "-I", "-S", "-c", STARTER]
+        wrap = map(os.path.expanduser, node.wrap)
+        python = [*wrap, node.python, "-I", "-S", "-c", STARTER]
+        return ["env", *unset, "srun", *where, *_OPTIONS, *python]
 
     @classmethod
     def fix(cls, node: NodePlan, why: str) -> str:

@@ -73,6 +73,9 @@ class SshNodes(RelayedNodes):
         """Return the transport: ssh, and on the host a Python that waits for its orders."""
         options = [word for option in OPTIONS for word in ("-o", option)]
         starter = f"exec sh -c '{_FIND}' sh {_quoted(node.python)} '{STARTER}'"
+        if node.wrap:  # its Python is in there, where `_FIND` cannot look
+            words = " ".join(map(_quoted, (*node.wrap, node.python)))
+            starter = f"exec {words} -I -S -c '{STARTER}'"
         return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
     @classmethod

@@ -1,0 +1,111 @@
+"""The format `sbatch`: the script of a Slurm job, to be read and submitted by hand.
+
+It asks for the nodes that `up --backend slurm` asks for; in the job, `up` finds and uses them.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tfcluster import __version__
+from tfcluster.backends.jobs import Submission
+from tfcluster.backends.slurm.batch_script import sbatch_options
+from tfcluster.errors import UsageError
+from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
+
+BACKEND: Final = "slurm"
+_WHY: Final = {
+    "nodes": "as many as the tasks need",
+    "ntasks-per-node": "the most tasks on one node; tfcluster starts them, with one srun per node",
+    "gpus-per-node": "runtime.slurm.gpus_per_task for each of them",
+    "requeue": "after a preemption or the failure of this node the job is queued again",
+    "open-mode": "a requeued job appends to its log",
+    "signal": "Slurm announces the end of the job's time; tfcluster then saves and stops",
+    "no-kill": "a failed node does not end the job; tfcluster decides what happens",
+}
+"""Option → why the script has it; the others are fields of the spec."""
+_BODY: Final = """\
+# A requeued job resumes from the last checkpoint that it has gathered.
+run={name}-$SLURM_JOB_ID
+if [ -n "$SLURM_RESTART_COUNT" ] &&
+    {tfcluster} checkpoints --path "$run" >/dev/null 2>&1; then
+    set -- --resume "$run"
+fi
+exec {tfcluster} up {spec} \\
+    {options} \\
+    --name "$run" "$@"{args}
+"""
+
+
+def render(subject: Subject, request: Request) -> Exported:
+    """Return the script of a plan for Slurm; raises UsageError for a spec from stdin."""
+    if subject.path is None:
+        fix = "save the spec, and name its file instead of -"
+        raise UsageError("in the job, `up` reads the spec from its file", fix=fix)
+    name, needs = subject.plan.name, tuple(_needs(subject, subject.path, request))
+    file = shlex.quote(request.file or f"{name}.sbatch")
+    lines = [
+        "#!/bin/sh",
+        f"# {name}: the job of `tfcluster up --backend slurm`, to be submitted by hand:",
+        "#",
+        f"#   sbatch {file if file.isprintable() else 'FILE'}",
+        "#",
+        f"# Written by `tfcluster export --format sbatch` (tfcluster {__version__}). It needs:",
+        *bullets(needs),
+        "",
+        *_options(subject),
+        "",
+        _body(subject.path, request, name),
+    ]
+    return Exported("\n".join(lines), needs)
+
+
+def _needs(subject: Subject, path: Path, request: Request) -> Iterator[str]:
+    """Yield what the script's user must provide."""
+    paths = f"{request.tfcluster[0]}, {path} and {subject.plan.workdir}"
+    yield f"tfcluster, the spec and the code at the same paths on the nodes: {paths}"
+    home = request.environ.get("TFCLUSTER_HOME", "~/.local/state/tfcluster")
+    yield f"a folder for runs that the nodes share: {home} (TFCLUSTER_HOME)"
+    for name in secret_names(subject.plan):
+        yield f"the variable {name}, a secret, set where sbatch runs, which passes it on"
+
+
+def _options(subject: Subject) -> Iterator[str]:
+    """Yield a line for each option of sbatch, below one that says why it is there."""
+    plan = subject.plan
+    yield "# the job's name and log; %j is its id"
+    yield f"#SBATCH --job-name={plan.name}"
+    yield f"#SBATCH --output={plan.name}-%j.log"
+    on_nodes = Counter(task.node for task in plan.tasks)
+    job = Submission(
+        run_id=plan.name,
+        folder=Path(),
+        argv=(),
+        runtime=subject.spec.runtime,
+        nodes=len(plan.nodes),
+        tasks_per_node=max(on_nodes.values()),
+    )
+    for option in sbatch_options(job):
+        found = re.match(r"--([a-z-]+)", option)
+        own = found[1] if found and option not in job.runtime.slurm.extra else "extra"
+        yield f"# {_WHY.get(own) or 'runtime.slurm.' + own.replace('-', '_')}"
+        yield f"#SBATCH {shlex.quote(option)}"
+
+
+def _body(path: Path, request: Request, name: str) -> str:
+    sets = [word for text in request.sets for word in ("--set", text)]
+    python = ["--python", request.python] if request.python else []
+    home = request.environ.get("TFCLUSTER_HOME")
+    exported = f"export TFCLUSTER_HOME={shlex.quote(home)}\n" if home else ""
+    return exported + _BODY.format(
+        name=name[:50],
+        tfcluster=shlex.join(request.tfcluster),
+        spec=shlex.quote(str(path)),
+        options=shlex.join(["--backend", BACKEND, *sets, *python]),
+        args=f" -- {shlex.join(request.args)}" if request.args else "",
+    )

@@ -1,0 +1,95 @@
+"""A user of a Slurm cluster, who starts runs on its login node and observes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.integration.hosts.office import COUNT, HANG_S, Run, import_path, until
+from tests.lab.slurm import PATH, SlurmCluster
+from tests.lab.slurm_files import USERS
+
+
+class Site:
+    """A folder of one user for one test, removed at its end."""
+
+    def __init__(self, cluster: SlurmCluster, user: str = "ann") -> None:
+        self.cluster, self.user = cluster, user
+        self.desk = cluster.home(user) / "work"
+        self.desk.mkdir()
+        os.chown(self.desk, USERS[user], USERS[user])
+        self._started: list[subprocess.Popen[str]] = []
+
+    def write(self, name: str, content: str) -> Path:
+        path = self.desk / name
+        path.write_text(content)
+        os.chown(path, USERS[self.user], USERS[self.user])
+        return path
+
+    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
+        """Write a spec of two workers that run `script`."""
+        self.write("train.py", script)
+        spec: dict[str, Any] = {
+            "name": "far",
+            "cluster": {"worker": 2},
+            "job": {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}},
+            **sections,
+        }
+        return self.write("spec.json", json.dumps(spec))
+
+    def start(
+        self,
+        *arguments: str,
+        within: Sequence[str] = (),
+        at: str = "login",
+        env: Mapping[str, str] | None = None,
+    ) -> Run:
+        """Start `tfcluster ARGUMENTS`; `within`: a command for it, such as `salloc -N2`."""
+        activated = {"PATH": f"{Path(sys.executable).parent}:{PATH}", "PYTHONPATH": import_path()}
+        process = self.cluster.start(
+            [*within, sys.executable, "-m", "tfcluster.cli.main", *arguments],
+            user=self.user,
+            at=at,
+            cwd=self.desk,
+            env={**activated, "TERM": "dumb", **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        self._started.append(process)
+        return Run(process, self.cluster.home(self.user) / ".local/state/tfcluster/runs")
+
+    def up(self, spec: Path, *more: str, within: Sequence[str] = (), **where: Any) -> Run:
+        return self.start("up", str(spec), *more, within=within, **where)
+
+    def tasks(self) -> dict[int, str]:
+        """Return this machine's pid → command line of every process on a node but slurmd."""
+        found: dict[int, str] = {}
+        for name in self.cluster.names:
+            if name in self.cluster.lab.machines:
+                found |= self.cluster.processes(name)
+        return found
+
+    def close(self) -> None:
+        """Kill what is still running; fails if commands that had ended left processes."""
+        ended = all(process.poll() is not None for process in self._started)
+        try:
+            if ended:
+                until(lambda: not self.tasks(), f"the end of {self.tasks()}", HANG_S / 10)
+        finally:
+            self._kill()
+            shutil.rmtree(self.desk)
+            shutil.rmtree(self.cluster.home(self.user) / ".local", ignore_errors=True)
+
+    def _kill(self) -> None:
+        for pid, words in self.cluster.login.processes().items():
+            if "tfcluster.cli.main" in words:
+                os.kill(pid, signal.SIGKILL)
+        for process in self._started:
+            process.communicate()

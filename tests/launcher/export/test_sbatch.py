@@ -1,0 +1,140 @@
+"""A script for sbatch asks for the nodes of the plan, and starts `up` on them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.documentation import unprinted
+
+from tfcluster.errors import SpecError, UsageError
+from tfcluster.spec.sections import Slurm
+
+from .conftest import SCRIPT, Exporter
+
+ALL: dict[str, Any] = {
+    **{"partition": "gpu", "account": "vision", "qos": "high", "time": "12h", "nodes": 2},
+    **{"tasks_per_node": 2, "gpus_per_task": 2, "cpus_per_task": 8, "mem": "64g"},
+    **{"constraint": "a100&nvlink", "reservation": "course", "extra": ["--exclusive"]},
+}
+ECHO = '#!/bin/sh\n[ "$1" = checkpoints ] && { [ "$3" = "$HAS" ]; exit; }\nprintf "%s\\n" "$@"\n'
+
+
+def options(text: str) -> list[str]:
+    """Return the options of a script, as sbatch reads them."""
+    return [shlex.split(line)[1] for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def run(script: str, folder: Path, **env: str) -> list[str]:
+    """Run a script with a tfcluster that prints its arguments; `HAS` has gathered checkpoints."""
+    (folder / "tfcluster").write_text(ECHO)
+    (folder / "tfcluster").chmod(0o755)
+    path = folder / "lab.sbatch"
+    path.write_text(script)
+    variables = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "HAS": "nothing", **env}
+    done = subprocess.run(["sh", path], env=variables, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_the_job_asks_for_the_nodes_of_the_plan(exported: Exporter) -> None:
+    text = exported("sbatch", {"cluster": {"worker": 3}}).text
+    assert text.startswith("#!/bin/sh\n")
+    assert {"--nodes=3", "--ntasks-per-node=1"} <= {*options(text)}
+    ends = {"--requeue", "--open-mode=append", "--signal=B:USR1@120", "--no-kill"}
+    assert ends <= {*options(text)}
+    assert {"--job-name=lab", "--output=lab-%j.log"} <= {*options(text)}
+
+
+def test_every_field_of_the_spec_becomes_an_option(exported: Exporter) -> None:
+    sections = {"cluster": {"worker": 4}, "runtime": {"slurm": ALL}}
+    found = options(exported("sbatch", sections).text)
+    assert {
+        *("--partition=gpu", "--account=vision", "--qos=high", "--time=720", "--nodes=2"),
+        *("--ntasks-per-node=2", "--gpus-per-node=4", "--cpus-per-task=8", "--mem=64g"),
+        *("--constraint=a100&nvlink", "--reservation=course", "--exclusive"),
+    } <= {*found}
+
+
+def test_every_option_has_a_line_that_says_why_it_is_there(exported: Exporter) -> None:
+    sections = {"cluster": {"worker": 4}, "runtime": {"slurm": ALL}}
+    lines = exported("sbatch", sections).text.splitlines()
+    places = [place for place, line in enumerate(lines) if line.startswith("#SBATCH")]
+    reasons = {lines[place]: lines[place - 1] for place in places if place - 1 not in places}
+    assert len(reasons) == len(places) - 1  # one line for the name and the log
+    fields = {
+        field for why in reasons.values() for field in re.findall(r"runtime\.slurm\.(\w+)", why)
+    }
+    assert fields <= {*Slurm.model_fields}
+    assert reasons["#SBATCH --exclusive"] == "# runtime.slurm.extra"
+
+
+def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: Path) -> None:
+    given = {"sets": ("job.env.A=it's",), "args": ("--epochs", "3 4"), "python": "/usr/bin/python3"}
+    own = (str(tmp_path / "tfcluster"),)
+    made = exported("sbatch", tfcluster=own, **given)
+    assert run(made.text, tmp_path) == [
+        *("up", str(tmp_path / "spec.json"), "--backend", "slurm", "--set", "job.env.A=it's"),
+        *("--python", "/usr/bin/python3", "--name", "lab-17"),
+        *("--", "--epochs", "3 4"),
+    ]
+
+
+def test_a_requeued_job_resumes_from_what_it_has_gathered(
+    exported: Exporter, tmp_path: Path
+) -> None:
+    text = exported("sbatch", tfcluster=(str(tmp_path / "tfcluster"),)).text
+    tail = ["--name", "lab-17"]
+    assert run(text, tmp_path, HAS="lab-17")[-2:] == tail, "the first start"
+    assert run(text, tmp_path, SLURM_RESTART_COUNT="1")[-2:] == tail, "nothing gathered"
+    resumed = run(text, tmp_path, HAS="lab-17", SLURM_RESTART_COUNT="1")
+    assert resumed[-4:] == [*tail, "--resume", "lab-17"]
+
+
+def test_the_folder_of_runs_is_kept(exported: Exporter, cache: Path) -> None:
+    environ = {"HOME": str(cache), "PATH": "/usr/bin:/bin", "TFCLUSTER_HOME": "/shared/my runs"}
+    made = exported("sbatch", environ=environ)
+    assert "\nexport TFCLUSTER_HOME='/shared/my runs'\n" in made.text
+    assert "a folder for runs that the nodes share: /shared/my runs (TFCLUSTER_HOME)" in made.needs
+    assert "export TFCLUSTER_HOME" not in exported("sbatch").text
+
+
+def test_the_job_does_not_depend_on_an_allocation_around_the_export(
+    exported: Exporter, cache: Path
+) -> None:
+    sections = {"cluster": {"worker": 4}}
+    inside = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}
+    environ = {"HOME": str(cache), "PATH": "/usr/bin:/bin", **inside}
+    assert exported("sbatch", sections, environ=environ) == exported("sbatch", sections)
+
+
+def test_secrets_are_only_named(exported: Exporter) -> None:
+    made = exported("sbatch", {"job": SCRIPT | {"secrets": ["PIN"]}})
+    assert "the variable PIN, a secret, set where sbatch runs, which passes it on" in made.needs
+    with pytest.raises(UsageError, match="value of a secret"):
+        exported("sbatch", sets=("job.env.DB_PASSWORD=hunter22",))
+
+
+def test_a_spec_without_a_file_cannot_be_started_later(
+    exported: Exporter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    made = exported("sbatch")
+    assert made.text
+    text = (tmp_path / "spec.json").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tfcluster.spec.source._read_stdin", lambda: text)
+    with pytest.raises(UsageError, match="reads the spec from its file"):
+        exported("sbatch", spec="-")
+
+
+def test_addresses_cannot_be_exported_to_slurm(exported: Exporter) -> None:
+    with pytest.raises(SpecError, match="Slurm chooses the nodes"):
+        exported("sbatch", {"cluster": {"worker": ["10.0.0.1:2222"]}})
+
+
+def test_the_guide_shows_what_is_written(exported: Exporter) -> None:
+    made = exported("sbatch", {"runtime": {"slurm": {"partition": "gpu", "time": "12h"}}})
+    assert unprinted("guides/export.md", "#SBATCH", made.text.replace("lab", "train")) == []
