@@ -1,0 +1,41 @@
+"""Real training in a job of Slurm gives the same numbers as the same spec on one machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.hosts.office import Run
+from tests.integration.jobs.lab import PYTHONS, SPECS
+
+from .site import Site
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+SMALL = ("--", "--epochs=2", "--examples=960")
+HANG_S = 240.0
+
+
+def numbers(run: Run) -> Iterator[float]:
+    """Yield loss and accuracy of every epoch, as the chief reported them."""
+    for event in run.events():
+        if event["type"] == "progress" and event["task"] == "worker:0" and "metrics" in event:
+            yield from (event["metrics"][name] for name in ("loss", "accuracy"))
+
+
+@pytest.mark.parametrize("tensorflow", PYTHONS)
+def test_a_job_on_two_nodes_learns_what_two_local_workers_learn(
+    site: Site, tensorflow: str
+) -> None:
+    python = f"--python={PYTHONS[tensorflow]}"
+    spec = site.write("slurm-2n.json", (SPECS / "slurm-2n.json").read_text())
+    runs = []
+    for backend in ("slurm", "local"):
+        options = (f"--backend={backend}", f"--name={backend}", python)
+        run = site.up(spec, *options, *SMALL)
+        run.name = backend
+        assert run.end(HANG_S) == 0, run.said
+        runs.append([*numbers(run)])
+    far, here = runs
+    assert len(far) >= 2 * 2
+    assert far[-2:] == pytest.approx(here[-2:], abs=1e-4)
