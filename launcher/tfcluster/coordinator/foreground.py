@@ -173,6 +173,7 @@ class Session:
             self.run_writer.record(JobJoined(backend=self._job.backend, id=self._job.id))
         elif self._job.restarts:
             self.run_writer.record(_continuation(state, self._job.restarts, last_event_at))
+            self.run_writer.save()  # what shows the run begins with its present start
 
     def run(self, announce: Announce, *, handles_signals: bool = True) -> End:
         """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a second one kills.

@@ -371,6 +371,8 @@ class RunStopping(Event):
     why: str
     grace_s: float = 0.0
     """The time the tasks get to save and exit before they are killed."""
+    is_announced: bool | None = None
+    """True if the scheduler ends the run's job, and kills tasks after a grace of its own."""
 
 
 class RunFinished(Event):

@@ -273,7 +273,8 @@ class RunState:
         running = self.gang.running()
         self._end(outcome)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
-        self.record(ev.RunStopping(why=why, grace_s=longest))
+        is_announced = self.gang.is_announced or None
+        self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
     def _end(self, outcome: Outcome | None) -> None:

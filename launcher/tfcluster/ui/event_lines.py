@@ -68,7 +68,8 @@ def _task_error(event: Event) -> str:
 def _run_stopping(event: Event) -> str:
     text = f"stopping the run: {event['why']}"
     if grace_s := event.get("grace_s"):
-        text += f"; tasks have {format_duration(grace_s)} to exit (repeat to kill them at once)"
+        text += f"; tasks have {format_duration(grace_s)} to exit"
+        text += "" if event.get("is_announced") else " (repeat to kill them at once)"
     return text
 
 

@@ -111,6 +111,7 @@ def test_a_run_goes_on_each_time_its_job_runs_again(cluster: SlurmCluster, site:
     assert len({c["path"] for c in ended["checkpoints"]}) == len(ended["checkpoints"])
     assert [event["seq"] for event in job.run.events()] == [*range(1, len(job.run.events()) + 1)]
     assert {task["state"] for task in ended["tasks"]} == {"succeeded"}
+    assert ended["warnings"] == []
 
 
 @pytest.mark.parametrize("end", ["preempted", "cancelled", "signalled"])
