@@ -41,7 +41,7 @@ def command(
         report = doctor.examine_this_machine(python, deep=deep)
     else:
         planned = plan_file(spec, sets=sets, python=python, hosts=hosts)
-        report = doctor.examine(planned, deep=deep)
+        report = doctor.examine(planned, deep=deep, tell=terminal.say)
     if as_json:
         terminal.emit_json(report.to_json())
     else:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from socket import gethostname
 from typing import TYPE_CHECKING
@@ -44,6 +46,8 @@ def launch(
     end = api.launch(made, shown)
     if end is None:
         return 0
+    if not end.state.status.is_final:  # the user has left a run whose coordinator is elsewhere
+        return end.outcome.exit_code
     if made.in_background and end.outcome.status is Status.SUCCEEDED:
         shown.left()
         return 0
@@ -59,6 +63,8 @@ class _ShownRun:
         self._terminal = Terminal()
         self._paths: RunPaths
         self._view: RunView
+        self._keys = contextlib.ExitStack()
+        self._next_key: Callable[[], bytes] = bytes
 
     def opened(self, paths: RunPaths, plan: Plan) -> None:
         from tfcluster.rundir.tail import tail_offset
@@ -95,7 +101,9 @@ class _ShownRun:
         """Print the id of a run that continues in the background."""
         self._finish()
         run, terminal = self._paths.run_id, self._terminal
-        if self._as_json:
+        if not self._launch.in_background:
+            pass  # its id is above, and stdout belongs to the output of its tasks
+        elif self._as_json:
             terminal.emit_json({"run": run, "folder": str(self._paths.root)})
         else:
             terminal.out(run)
@@ -105,6 +113,25 @@ class _ShownRun:
             f" `tfcluster down {short}` stops it"
         )
         _say_lease(self._launch.plan, terminal)
+
+    def ask(self, question: str) -> bool:
+        """Show a question, or take it away (""); return False without a terminal."""
+        if not (sys.stdin and sys.stdin.isatty() and self._terminal.stderr.is_tty):
+            return False
+        self._keys.close()
+        if question:
+            from tfcluster.ui.live.job_control import single_keys
+
+            self._next_key = self._keys.enter_context(single_keys(0))
+        self._view.ask(question)
+        return True
+
+    def choice(self) -> str | None:
+        """Return what the key says that was typed since the question, if it says anything."""
+        return {b"l": "leave", b"c": "cancel"}.get(self._next_key().lower())
+
+    def said(self, sentence: str) -> None:
+        self._view.say(sentence)
 
     def conclude(self, end: End) -> int:
         """Show how the run ended; return its exit code, or raise the error that it ended with."""
@@ -122,7 +149,7 @@ class _ShownRun:
         if end.unrecorded:
             folder = end.paths.root
             terminal.say(f"warning: {folder} does not record how the run ended: {end.unrecorded}")
-        if isinstance(error, PreflightError):
+        if error is not None and error.message.startswith(PreflightError.HEAD):
             raise _show_findings(error, end.paths, terminal)
         if error is not None:
             raise error
@@ -148,7 +175,7 @@ def _say_lease(plan: Plan, terminal: Terminal) -> None:
         )
 
 
-def _show_findings(error: PreflightError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
+def _show_findings(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
     """Print the findings of `error` as a table; return the error without them."""
     from tfcluster.preflight.rules import read_report
     from tfcluster.ui.preflight_table import format_report

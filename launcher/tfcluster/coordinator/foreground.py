@@ -93,7 +93,16 @@ class Watcher(Protocol):
         """Called before the first start with the plan, now with every host and port."""
 
     def left(self) -> None:
-        """Called when all tasks of a run in the background run, and the starter leaves it."""
+        """Called when the starter leaves the run: in the background, once all its tasks run."""
+
+    def ask(self, question: str) -> bool:
+        """Show a question, or take it away (""); return False if nobody can answer."""
+
+    def choice(self) -> str | None:
+        """Return the answer, ``leave`` or ``cancel``; None without one so far."""
+
+    def said(self, sentence: str) -> None:
+        """Called with what the starter has to say."""
 
 
 def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:

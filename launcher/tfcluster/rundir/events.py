@@ -50,6 +50,8 @@ class JobSubmitted(Event):
     backend: str
     id: str
     """The scheduler's number of the job."""
+    cluster: str = ""
+    """The cluster that the scheduler belongs to; a home may be shared by several."""
 
 
 class JobJoined(Event):

@@ -83,7 +83,8 @@ class _Changes:
     node_reconnected = node_connected
 
     def job_submitted(self, event: ev.JobSubmitted) -> None:
-        self.state.job = {"backend": event.backend, "id": event.id, "restarts": 0}
+        facts = {"backend": event.backend, "id": event.id, "cluster": event.cluster}
+        self.state.job = {**facts, "restarts": 0}
 
     def job_joined(self, event: ev.JobJoined) -> None:
         self.state.allocation = {"backend": event.backend, "id": event.id}
@@ -265,6 +266,8 @@ class _Changes:
             self._move_node(node, event.type)
         for task in self.state.tasks:
             _move_task(task, event.type)
+            if task.pid is not None:
+                task.ended_at = task.ended_at or self.now
 
     def _move_run(self, trigger: str) -> None:
         self.state.status = states.after(states.RUN, self.state.status, trigger)

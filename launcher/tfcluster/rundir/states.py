@@ -88,11 +88,13 @@ _ENDS: Final = {
     "node_lost": "lost",
 }
 _AGAIN: Final = {"run_continued": "restarting"}
+_NOT_HEARD: Final = {"run_finished": "lost"}
+"""The run ended without the task's own end: its coordinator was killed with its job."""
 TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "waiting": {"task_started": "starting"},
-    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS, **_AGAIN},
-    "running": {"task_stopping": "stopping", **_ENDS, **_AGAIN},
-    "stopping": {**_ENDS, **_AGAIN},
+    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
+    "running": {"task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
+    "stopping": {**_ENDS, **_NOT_HEARD, **_AGAIN},
     "succeeded": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
     "failed": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
     "stopped": {"restarting": "restarting", "task_started": "starting", **_AGAIN},

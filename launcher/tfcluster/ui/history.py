@@ -154,7 +154,7 @@ def format_short_reason(snapshot: RunSnapshot) -> str:
     """Return why a run is queued or has not succeeded in one line; empty if that is not known."""
     found = snapshot.reason or ""
     if snapshot.status is Status.QUEUED:
-        found = f"waiting for {snapshot.waits_for}"
+        found = (snapshot.waits_for or "").removeprefix("nodes: ")
     if not found and (root := root_cause(snapshot)):
         found = f"{root.get('task')}: {root.get('reason', '')}"
     return found.partition("\n")[0]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
 
 COMMENT = "tfcluster:"
-"""The beginning of the comment of a run's job; its id follows."""
+"""The beginning of the comment of a run's job; the run folder follows."""
 NOT_SHARED = 3
 _SAVING_SHARE = 4
 """A short job has at least three parts of four of its time to train."""
@@ -32,7 +32,7 @@ def format_script(job: Submission) -> str:
     options = [
         *sbatch_options(job),
         f"--job-name={job.run_id}",
-        f"--comment={COMMENT}{job.run_id}",
+        f"--comment={COMMENT}{job.folder}",
         f"--output={job.folder}/coordinator.log",
         "--chdir=/",
     ]
@@ -50,6 +50,11 @@ def format_script(job: Submission) -> str:
 def sbatch_options(job: Submission) -> list[str]:
     """Return the options of sbatch for the nodes of a run, and for the ends it can live with."""
     return [*_resources(job), *_ends(job), *job.runtime.slurm.extra]
+
+
+def resource_options(job: Submission) -> list[str]:
+    """Return the options of salloc for nodes like those of a run."""
+    return [*_resources(job), *job.runtime.slurm.extra]
 
 
 def _resources(job: Submission) -> Iterator[str]:
