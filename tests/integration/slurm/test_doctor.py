@@ -19,11 +19,11 @@ PLAIN = ("--python", "/usr/bin/python3")  # without TensorFlow, so that --deep t
 
 
 def test_doctor_examines_the_scheduler_and_with_deep_the_nodes(site: Site) -> None:
-    spec = site.spec(runtime={"backend": "slurm", "slurm": {"time": "1h"}})
-    run = site.start("doctor", str(spec))
+    spec = site.spec(runtime={"slurm": {"time": "1h"}})
+    run = site.start("doctor", str(spec), "--backend", "slurm")
     assert run.end() == 0, run.said
     assert "Slurm would start the job now on n[1-2] in partition main" in run.said
-    run = site.start("doctor", "--deep", *PLAIN, str(spec))
+    run = site.start("doctor", "--backend=slurm", "--deep", *PLAIN, str(spec))
     assert run.end() == 0, run.said
     assert "1 of 1 reached" in run.said
     assert site.cluster("squeue", "--noheader") == ""

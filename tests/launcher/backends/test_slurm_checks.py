@@ -328,3 +328,13 @@ def test_a_user_s_own_defaults_do_not_override_the_spec(commands: Path, tmp_path
     assert slurm_jobs.submit(job) == "17"
     words = (tmp_path / "options").read_text().split()
     assert {"--parsable", "--partition=gpu", "--requeue", "--export=ALL"} <= {*words}
+
+
+def test_a_probe_does_not_ask_for_more_time_than_its_partition_gives(
+    commands: Path, tmp_path: Path
+) -> None:
+    stub(commands, "salloc", f"echo $@ > {tmp_path}/argv")
+    line = PARTITION.format(name="gpu").replace("MaxTime=UNLIMITED", "MaxTime=00:02:00")
+    stub(commands, "scontrol", f"echo '{line}'")
+    slurm_checks.run_inside(submission(partition="gpu"), ["true"], tell=lambda _: None)
+    assert "--time=2" in (tmp_path / "argv").read_text().split()
