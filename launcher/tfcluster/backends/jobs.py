@@ -8,16 +8,20 @@ back into the queue. Views ask the scheduler only about runs that have a job (`j
 
 from __future__ import annotations
 
+import asyncio
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from tfcluster import kinds
+from tfcluster.errors import SetupError
 from tfcluster.rundir.states import Status
 
 if TYPE_CHECKING:
@@ -76,6 +80,18 @@ class Submission:
     """The most tasks that one of them gets."""
     save_s: float = 120.0
     """Seconds before the end of the job's time in which the run should be told about it."""
+    run_deadline_s: float | None = None
+    """The time after which the run stops itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a job by its scheduler."""
+
+    why: str
+    """The reason, for the user: ``preempted by a job with a higher priority``."""
+    comes_back: bool = False
+    """True if the job can go back into the queue, or is there already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +138,9 @@ class Jobs(Protocol):
     def submit(self, job: Submission) -> str:
         """Submit a job that runs the coordinator; return its id."""
 
+    def warnings(self, job: Submission) -> Sequence[str]:
+        """Return what the user should know about this job before it runs, in sentences."""
+
     def look(self, *, patience_s: float) -> Mapping[str, JobState]:
         """Return run → state of its job, of this user's runs that the scheduler still knows."""
 
@@ -132,8 +151,63 @@ class Jobs(Protocol):
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,
         or `now`. Nothing happens to a job that is over."""
 
+    def own(self, environ: Mapping[str, str]) -> tuple[str, int]:
+        """Return the job that a process with `environ` runs in, and how often the scheduler has
+        started it again."""
+
+    def can_come_back(self, job: str) -> bool:
+        """Return whether the job may go back into the queue."""
+
+    def ending(self, job: str, *, restarts: int, signal: int | None) -> Ending | None:
+        """Return why the scheduler ends the job; None if it does not.
+
+        `restarts`: how often it had started the job again when this process began; `signal`: what
+        it sent to the job's processes, if anything.
+        """
+
     def requeue(self, job: str) -> None:
-        """Put the job that this process runs in back into the queue, which ends this process."""
+        """Put the job that this process runs in back into the queue, which ends this process.
+
+        No error if it is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnJob:
+    """The scheduler's job that this process runs in."""
+
+    backend: str
+    id: str
+    restarts: int
+    """The number of times that the scheduler has started it again."""
+
+    @property
+    def its(self) -> Jobs:
+        found = of_backend(self.backend)
+        assert found is not None
+        return found
+
+    async def can_come_back(self) -> bool:
+        """Return whether the job may go back into the queue, as far as the scheduler says."""
+        try:
+            return await asyncio.to_thread(self.its.can_come_back, self.id)
+        except SetupError:
+            return False
+
+    async def ending(self, *, signal: int | None = None) -> Ending | None:
+        """Return why the scheduler ends the job; None also if it does not say so."""
+        try:
+            ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
+            return await asyncio.to_thread(ending, self.id)
+        except SetupError:
+            return None
+
+
+def own(backend: str, environ: Mapping[str, str] = os.environ) -> OwnJob | None:
+    """Return the job that this process runs in, if it is one of `backend`."""
+    its = of_backend(backend)
+    if its is None or not kinds.get(backend).is_allocated(environ):
+        return None
+    return OwnJob(backend, *its.own(environ))
 
 
 def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
@@ -146,6 +220,8 @@ def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
         runtime=runtime,
         nodes=len(plan.nodes),
         tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
+        save_s=max(120.0, 60.0 + plan.supervision.grace_s),
+        run_deadline_s=plan.supervision.run_deadline_s,
     )
 
 

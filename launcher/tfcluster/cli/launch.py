@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster import api
 from tfcluster.errors import PreflightError, SetupError, TfclusterError
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
@@ -66,17 +67,24 @@ class _ShownRun:
         self._next_key: Callable[[], bytes] = bytes
 
     def opened(self, paths: RunPaths, plan: Plan) -> None:
+        from tfcluster.rundir.tail import tail_offset
         from tfcluster.ui.follow import RunView
         from tfcluster.ui.merged_logs import LogFilter
 
         self._paths = paths
+        log_filter, again = None, registry.load_recorded(paths).continued
+        if self._launch.in_background:
+            log_filter = LogFilter(last_attempt=-1)
+        elif again is not None:  # the former start of the job has shown the rest
+            log_filter = LogFilter(first_attempt=again["attempt"])
         self._view = RunView(
             paths,
             self._terminal,
             json_lines=self._as_json and not self._launch.in_background,
-            log_filter=LogFilter(last_attempt=-1) if self._launch.in_background else None,
+            log_filter=log_filter,
             collapse=self._collapse,
             native=self._native,
+            events_offset=tail_offset(paths.events, 1) if again is not None else 0,
         )
         self._view.start()
 
@@ -131,6 +139,9 @@ class _ShownRun:
 
         self._finish()
         state, error, terminal = end.state, end.outcome.error, self._terminal
+        if end.outcome.comes_back:
+            terminal.say_wrapped("the run continues when its job runs again")
+            return end.outcome.exit_code
         if self._launch.in_background and any(task.started_at is None for task in state.tasks):
             terminal.say_wrapped(f"{state.run} ended before all of its tasks had started")
         if state.attempt or error is None:

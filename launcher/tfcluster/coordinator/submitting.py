@@ -22,7 +22,7 @@ from tfcluster.coordinator.resume import seed
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import JobSubmitted, Resumed, RunQueued
+from tfcluster.rundir.events import JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -61,11 +61,11 @@ def submit(launch: Launch) -> RunPaths:
         if isinstance(error, SilentError):
             raise NodeLostError(str(error), fix="try again once the scheduler answers") from error
         raise
+    for warning in its.warnings(submission):
+        writer.record(Warned(message=warning))
     writer.record(JobSubmitted(backend=backend, id=job, cluster=cluster))
-    if (resume := launch.resume) is not None:
-        writer.record(
-            Resumed(run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint)
-        )
+    if launch.resume is not None:
+        writer.record(launch.resume.event())
     writer.record(RunQueued(reason=f"job {job}"))
     writer.close()
     job_watch.submitted(writer.state)

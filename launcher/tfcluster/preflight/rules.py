@@ -10,16 +10,18 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.backends.jobs import Outlook
 from tfcluster.errors import PreflightError
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.keras_settings import is_from_2_16
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
+
+if TYPE_CHECKING:
+    from tfcluster.backends.jobs import Outlook
 
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000

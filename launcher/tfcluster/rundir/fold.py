@@ -86,13 +86,25 @@ class _Changes:
         facts = {"backend": event.backend, "id": event.id, "cluster": event.cluster}
         self.state.job = {**facts, "restarts": 0}
 
+    def job_joined(self, event: ev.JobJoined) -> None:
+        self.state.allocation = {"backend": event.backend, "id": event.id}
+
+    def run_started(self, event: ev.RunStarted) -> None:
+        self.state.began_at = self.now
+
     def run_continued(self, event: ev.RunContinued) -> None:
         """Forget the nodes of the former start, on which nothing lives any more."""
         self._move_run(event.type)
         state = self.state
-        state.job = {**(state.job or {}), "restarts": event.restarts}
+        if state.job is not None:
+            state.job = {**state.job, "restarts": event.restarts}
+        state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
-        state.waits_for = state.stop_by = None
+        state.waits_for = state.stop_by = state.gathering = state.tensorboard = None
+        for task in state.tasks:
+            _move_task(task, event.type)
+            task.frozen_by = task.phase = None
+            _set_usage(task, {})
 
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)

@@ -137,6 +137,11 @@ def load(paths: RunPaths) -> RunSnapshot:
     return snapshot
 
 
+def load_recorded(paths: RunPaths) -> RunSnapshot:
+    """Read a run's state as its coordinator recorded it last, alive or not. Raises as `load`."""
+    return _read(paths)
+
+
 def _read(paths: RunPaths) -> RunSnapshot:
     try:
         return from_json(RunSnapshot, foreign_json.read_json_object(paths.state))

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.documentation import unprinted
 from tests.lab.slurm import SlurmCluster
 
 from .site import Site
@@ -18,11 +19,11 @@ PLAIN = ("--python", "/usr/bin/python3")  # without TensorFlow, so that --deep t
 
 
 def test_doctor_examines_the_scheduler_and_with_deep_the_nodes(site: Site) -> None:
-    spec = site.spec(runtime={"backend": "slurm", "slurm": {"time": "1h"}})
-    run = site.start("doctor", str(spec))
+    spec = site.spec(runtime={"slurm": {"time": "1h"}})
+    run = site.start("doctor", str(spec), "--backend", "slurm")
     assert run.end() == 0, run.said
     assert "Slurm would start the job now on n[1-2] in partition main" in run.said
-    run = site.start("doctor", "--deep", *PLAIN, str(spec))
+    run = site.start("doctor", "--backend=slurm", "--deep", *PLAIN, str(spec))
     assert run.end() == 0, run.said
     assert "1 of 1 reached" in run.said
     assert site.cluster("squeue", "--noheader") == ""
@@ -35,11 +36,15 @@ def test_a_job_that_would_wait_for_ever_is_refused(site: Site) -> None:
         "partition=mian": "--set runtime.slurm.partition=main",
         "cpus_per_task=9": "0 of the 3 nodes of partition main have 9 cores (most: 4)",
     }
+    said_by: dict[tuple[str, str], str] = {}
     for change, said in wanted.items():
         for command in ("doctor", "up"):
             run = site.start(command, str(spec), "--set", f"runtime.slurm.{change}")
             assert run.end() == 3, run.said
             assert said in run.said
+            said_by[command, change] = run.said
+    shown = said_by["doctor", "cpus_per_task=9"]
+    assert unprinted("guides/slurm.md", "nodes of partition main have", shown) == []
     run = site.start("doctor", str(spec), "--set", "runtime.slurm.partition=short",
                      "--set", "runtime.slurm.time=5m")  # fmt: skip
     assert run.end() == 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster.backends.jobs import Obstacle, Submission
-from tfcluster.backends.slurm import slurm_checks
+from tfcluster.backends.slurm import slurm_checks, slurm_jobs
 from tfcluster.backends.slurm.slurm_commands import parse_pairs
 from tfcluster.errors import SetupError
 from tfcluster.spec.sections import Runtime
@@ -319,3 +319,22 @@ def test_a_probe_waits_for_its_allocation_and_says_so(commands: Path, tmp_path: 
     )
     with pytest.raises(SetupError, match="cannot be probed: Invalid qos"):
         slurm_checks.run_inside(job, ["python", "x"], tell=said.append)
+
+
+def test_a_user_s_own_defaults_do_not_override_the_spec(commands: Path, tmp_path: Path) -> None:
+    """Of sbatch, variables override options in a script, but not those of the command line."""
+    stub(commands, "sbatch", f"echo $@ > {tmp_path}/options; echo '17;lab'")
+    job = submission(partition="gpu", extra=["--export=ALL"])
+    assert slurm_jobs.submit(job) == "17"
+    words = (tmp_path / "options").read_text().split()
+    assert {"--parsable", "--partition=gpu", "--requeue", "--export=ALL"} <= {*words}
+
+
+def test_a_probe_does_not_ask_for_more_time_than_its_partition_gives(
+    commands: Path, tmp_path: Path
+) -> None:
+    stub(commands, "salloc", f"echo $@ > {tmp_path}/argv")
+    line = PARTITION.format(name="gpu").replace("MaxTime=UNLIMITED", "MaxTime=00:02:00")
+    stub(commands, "scontrol", f"echo '{line}'")
+    slurm_checks.run_inside(submission(partition="gpu"), ["true"], tell=lambda _: None)
+    assert "--time=2" in (tmp_path / "argv").read_text().split()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 COMMENT = "tfcluster:"
 """The beginning of the comment of a run's job; the run folder follows."""
 NOT_SHARED = 3
+_SAVING_SHARE = 4
+"""A short job has at least three parts of four of its time to train."""
 _BODY = """\
 if ! [ -f {state} ]; then
     echo "tfcluster: $(hostname) does not see {folder}: it must be on a file system" \\
@@ -77,7 +80,9 @@ def _resources(job: Submission) -> Iterator[str]:
 def _ends(job: Submission) -> Iterator[str]:
     yield "--requeue"  # a preempted run goes on in the same folder
     yield "--open-mode=append"
-    yield f"--signal=B:USR1@{job.save_s:.0f}"  # the coordinator saves before the time limit
+    limit_s = job.runtime.slurm.time or math.inf
+    save_s = min(job.save_s, limit_s / _SAVING_SHARE)
+    yield f"--signal=B:USR1@{save_s:.0f}"  # the coordinator saves before the time limit
     yield "--no-kill"  # a lost node is the coordinator's business
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.backends.slurm.batch_script import format_script, resource_options
+from tfcluster.backends.slurm.batch_script import format_script, resource_options, sbatch_options
 from tfcluster.backends.slurm.slurm_commands import ask, clean_environ, parse_pairs, plain, refusal
 from tfcluster.errors import SetupError, join_first
 
@@ -73,7 +73,8 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
 
 def _estimate(job: Submission) -> str:
     what, script = "Slurm would not take the job", format_script(job)
-    said = ask("sbatch", "--test-only", what=what, stdin=script, reads_stderr=True)
+    options = ("--test-only", *sbatch_options(job))
+    said = ask("sbatch", *options, what=what, stdin=script, reads_stderr=True)
     return read_estimate(said, time.time())
 
 
@@ -124,8 +125,7 @@ def judge(
 
     `groups`: the user's; None for root.
     """
-    named = job.runtime.slurm.partition
-    names = named.split(",") if named else [n for n, p in partitions.items() if _is(p, "Default")]
+    names = _named(job, partitions)
     listed = join_first(sorted(partitions))
     if not names:
         fix = f"--set runtime.slurm.partition=NAME, one of {listed}"
@@ -144,6 +144,12 @@ def judge(
         for name in names
     ]
     return min(found, key=lambda obstacles: sum(obstacle.is_fatal for obstacle in obstacles))
+
+
+def _named(job: Submission, partitions: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Return the partitions that the job names, or the default one."""
+    named = job.runtime.slurm.partition
+    return named.split(",") if named else [n for n, p in partitions.items() if _is(p, "Default")]
 
 
 def _is(pairs: Mapping[str, str], name: str) -> bool:
@@ -243,7 +249,8 @@ def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle
     with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as file:
         kind = find_file_system(file.read(), str(job.folder))
     if kind in _OWN_DISKS:
-        what = f"the run folder would be on a file system of this machine ({kind}): {job.folder}"
+        runs = job.folder.parent
+        what = f"run folders are on a file system of this machine ({kind}): {runs}"
         fix = "if the nodes do not see it, set TFCLUSTER_HOME to a folder that they share"
         yield Obstacle("run folder", what, fix, is_fatal=kind in _IN_MEMORY)
 
@@ -310,8 +317,10 @@ def read_estimate(said: str, now: float) -> str:
 
 def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     """Run a command in an allocation of at most five minutes (`backends.jobs.Jobs.run_inside`)."""
-    settings = job.runtime.slurm
-    time_s = min(settings.time or _PROBE_TIME_S, _PROBE_TIME_S)
+    partitions, settings = _read_partitions(), job.runtime.slurm
+    known = (partitions.get(name, {}) for name in _named(job, partitions))
+    limits = (settings.time, *(parse_time(pairs.get("MaxTime", "")) for pairs in known))
+    time_s = min(limit or _PROBE_TIME_S for limit in (*limits, _PROBE_TIME_S))
     short = settings.model_copy(update={"time": time_s})
     brief = replace(job, runtime=job.runtime.model_copy(update={"slurm": short}))
     lines: list[str] = []

@@ -14,10 +14,14 @@ from pathlib import Path
 
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
-from tfcluster.backends.slurm.batch_script import COMMENT, format_script
+from tfcluster.backends.slurm.batch_script import COMMENT, format_script, sbatch_options
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
+from tfcluster.backends.slurm.slurm_own_job import can_come_back as can_come_back
+from tfcluster.backends.slurm.slurm_own_job import ending as ending
+from tfcluster.backends.slurm.slurm_own_job import own as own
+from tfcluster.backends.slurm.slurm_own_job import requeue as requeue
 from tfcluster.rundir.paths import RUN_ID
 from tfcluster.rundir.states import Status
 
@@ -69,8 +73,13 @@ def cluster(*, patience_s: float) -> str:
 
 
 def submit(job: Submission) -> str:
-    """Submit the run's script; return the id of the job."""
-    out = ask("sbatch", "--parsable", what="Slurm does not take the job", stdin=format_script(job))
+    """Submit the run's script; return the id of the job.
+
+    Its options are on the command line, too: the user's SBATCH_PARTITION would override a script.
+    """
+    options, script = sbatch_options(job), format_script(job)
+    what = "Slurm does not take the job"
+    out = ask("sbatch", "--parsable", *options, what=what, stdin=script)
     return out.strip().split(";")[0]
 
 
@@ -125,8 +134,16 @@ def _phase_of(job: str) -> Phase:
     return next(found, Phase.OVER)
 
 
-def requeue(job: str) -> None:
-    ask("scontrol", "requeue", job, what=f"job {job} cannot go back into the queue")
+def warnings(job: Submission) -> list[str]:
+    """Return a warning where the job's time is over before the run's deadline."""
+    limit, deadline = job.runtime.slurm.time, job.run_deadline_s
+    if limit is None or deadline is None or limit >= deadline:
+        return []
+    return [
+        f"the job ends after {limit / 3600:.3g} h (runtime.slurm.time), before the"
+        f" {deadline / 3600:.3g} h of supervision.run_deadline_s: the run then saves, goes back"
+        " into the queue and continues"
+    ]
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
