@@ -68,6 +68,7 @@ def submit(launch: Launch) -> RunPaths:
         writer.record(launch.resume.event())
     writer.record(RunQueued(reason=f"job {job}"))
     writer.close()
+    job_watch.submitted(writer.state)
     return paths
 
 
