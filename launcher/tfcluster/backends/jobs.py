@@ -8,7 +8,6 @@ back into the queue. Views ask the scheduler only about runs that have a job (`j
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections import Counter
@@ -188,6 +187,8 @@ class OwnJob:
 
     async def can_come_back(self) -> bool:
         """Return whether the job may go back into the queue, as far as the scheduler says."""
+        import asyncio  # `ps` does not need it
+
         try:
             return await asyncio.to_thread(self.its.can_come_back, self.id)
         except SetupError:
@@ -195,6 +196,8 @@ class OwnJob:
 
     async def ending(self, *, signal: int | None = None) -> Ending | None:
         """Return why the scheduler ends the job; None also if it does not say so."""
+        import asyncio
+
         try:
             ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
             return await asyncio.to_thread(ending, self.id)
