@@ -66,6 +66,8 @@ class NodesAllocated(Event):
     """Node → host name, for those that the plan could not know."""
     addresses: Mapping[str, str]
     """Task → address; its port may still be 0."""
+    allocation: str = ""
+    """What a scheduler gave the nodes to: ``job 17``."""
 
 
 class Resumed(Event):
