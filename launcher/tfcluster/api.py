@@ -109,9 +109,10 @@ def start(
     """Start a run and return it as soon as it has a folder.
 
     The run ends with this process, except with `detach`, which starts a coordinator that survives
-    it, like ``tfcluster up -d``. `resume` is ``RUN`` or ``RUN@STEP``; a run as `source` is started
-    again. `python`, `args`, `sets` and `hosts` are those of `plan`; `chaos` injects faults. Errors
-    that only the nodes can find are part of the run's result.
+    it, like ``tfcluster up -d``, and except as a job of a scheduler. `resume` is ``RUN`` or
+    ``RUN@STEP``; a run as `source` is started again. `python`, `args`, `sets` and `hosts` are those
+    of `plan`; `chaos` injects faults. Errors that only the nodes can find are part of the run's
+    result.
 
     Raises UsageError, with SpecError, and SetupError.
     """
@@ -133,6 +134,10 @@ def start(
         resume=resumed,
         chaos=chaos,
     )
+    if made.runtime is not None:
+        from tfcluster.coordinator.submitting import submit
+
+        return Run(submit(made))
     if detach:
         from tfcluster.coordinator.background import start_and_leave
 

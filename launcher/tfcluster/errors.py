@@ -15,7 +15,8 @@
     │   ├── NodeLostError            3  an agent or its guard died
     │   └── RunFolderError           3  the run folder cannot be written
     ├── DeadlineError                4  a deadline of the spec passed
-    └── CollateralError              5  `join`: a task on another machine failed first
+    ├── CollateralError              5  `join`: a task on another machine failed first
+    └── JobEndedError              143  the scheduler ended the job that the run was in
 
 A message says what is wrong, where, and what to do. It is built in the exception class and
 printed once, by ``tfcluster.cli.main``.
@@ -167,6 +168,12 @@ class CollateralError(TfclusterError):
     """A failure here that only followed one on another machine: start all machines again."""
 
     exit_code = 5
+
+
+class JobEndedError(TfclusterError):
+    """The scheduler ended the job that the run was in, and the run does not come back by itself."""
+
+    exit_code = 143
 
 
 def join_first(names: Collection[object], most: int = 8) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
+from tfcluster.backends import job_watch
 from tfcluster.coordinator.exit_delay import delaying_exit, stop_at_exit
 from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
 from tfcluster.rundir import control, registry
@@ -139,7 +140,7 @@ class Run:
     def state(self) -> RunSnapshot:
         """Read the present state. Raises DamagedRunError, and UnknownRunError if it is deleted."""
         try:
-            state, thread = registry.load(self.paths), _threads.get(self.paths)
+            state, thread = job_watch.load(self.paths), _threads.get(self.paths)
         except registry.DamagedRunError as error:
             if self.paths.root.exists():
                 raise
@@ -264,6 +265,9 @@ class Run:
     def _ask_to_stop(self, why: str, now: bool) -> Waiting[bool]:
         until = time.monotonic() + LISTENS_WITHIN_S
         while not (state := self.state()).status.is_final:
+            if state.job is not None:
+                job_watch.stop(registry.load(self.paths), now=now)
+                return True
             try:
                 socket = registry.control_socket(self.paths, state)
                 control.stop(socket, why=why, now=now)
@@ -279,7 +283,7 @@ class Run:
         return (yield from self._end())
 
     def _end(self) -> Waiting[Result]:
-        state_file = registry.StateFile(self.paths)
+        state_file = job_watch.StateFile(self.paths)
         with delaying_exit():
             while not (self._is_over(state_file) and (state := self.state()).status.is_final):
                 yield
@@ -341,7 +345,7 @@ class Run:
 
     def _rounds(self, follow: bool) -> Iterator[bool]:
         """Yield False while more may come, then True for the last round."""
-        state_file = registry.StateFile(self.paths)
+        state_file = job_watch.StateFile(self.paths)
         with delaying_exit():
             while follow and not self._is_over(state_file):
                 yield False

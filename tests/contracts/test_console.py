@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,9 +27,21 @@ PAGES = [
 ]
 KOREAN = sorted((DOCS / "ko").glob("*.md"))
 BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page)]
-KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "toml", "diff", "text"}
+KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "toml", "diff", "text", "sh"}
 OTHER_PROGRAMS = {
-    *("docker", "docker-compose", "sbatch", "cat", "eval", ".", "cd", "ssh", "pip", ".ci/run")
+    *(
+        "docker",
+        "docker-compose",
+        "sbatch",
+        "salloc",
+        "cat",
+        "eval",
+        ".",
+        "cd",
+        "ssh",
+        "pip",
+        ".ci/run",
+    )
 }
 """Programs that are not ours, whose options no test knows."""
 FILES = {
@@ -125,6 +138,15 @@ def test_a_command_of_a_page_exists_with_its_options_and_files(block: Block, fol
     assert block.commands()
     assert block.others() == [], "what a command prints is a block of the kind `output`"
     for line in block.commands():
+        check_line(line)
+
+
+@of_kind("sh")
+def test_a_script_of_a_page_is_valid_and_its_commands_exist(block: Block, folder: Path) -> None:
+    subprocess.run(["sh", "-n"], input=block.text, text=True, check=True)
+    commands = re.findall(r"^\s*(?:exec )?(tfcluster .*)", block.text, re.MULTILINE)
+    assert commands
+    for line in commands:
         check_line(line)
 
 

@@ -74,7 +74,7 @@ def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue)
     wait_until(lambda: queue.reasons() == ["0 of 2 slots are free"])
     (listed,) = queue.say("ps").splitlines()[1:]
     assert "queued" in listed
-    assert "waiting for nodes: 0 of 2" in listed
+    assert "  0 of 2 slots are free" in listed
     status = queue.say("status")
     assert "queued" in status
     assert "nodes: 0 of 2 slots are free" in status

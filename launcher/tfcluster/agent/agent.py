@@ -68,7 +68,7 @@ class Agent:
         self._cache_use = _cache_use(self._cache, config["run_id"]) if self._cache else None
         self._files: FileClient | None = None
         """Started by the first file order; a local agent never gets one."""
-        self._signals: int = previous._signals if previous else _signals_as_bytes()
+        self._signals: int = previous._signals if previous else _signals_as_bytes(config)
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
 
@@ -213,12 +213,13 @@ def _cache_use(cache: str, run_id: str) -> CacheUse:
     return CacheUse(bundle, os.path.join(cache, "nodes", run_id))
 
 
-def _signals_as_bytes() -> int:
+def _signals_as_bytes(config: dict[str, Any]) -> int:
     """Return a descriptor that yields the number of every signal the agent acts on."""
+    announcing = (signal.SIGUSR1, signal.SIGUSR2) if config.get("is_tied") else ()
     wake_read, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_read, False)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *announcing):
         signal.signal(number, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     return wake_read

@@ -16,6 +16,7 @@ import signal
 
 from tfcluster.agent import NoReturn
 from tfcluster.agent.processes import (
+    REQUESTS,
     become_subreaper,
     discard_streams,
     kill_descendants,
@@ -74,7 +75,7 @@ def fork_guard() -> tuple[Recorder, int]:
 
 def _run_guard(from_agent: int) -> NoReturn:
     """Wait for the agent's end, kill what it left, remove its files and exit."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in REQUESTS:
         signal.signal(number, signal.SIG_IGN)
     discard_streams(0, 1, 2)
     groups, files = _read_records(from_agent)

@@ -22,6 +22,10 @@ if IS_LINUX:
     _prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
+REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that schedulers, users and terminals send to all processes at once."""
+
+
 def die_with_parent(parent: int) -> None:
     """Ask for SIGKILL when the parent ends; call this in the child, right after the fork.
 
@@ -193,13 +197,14 @@ def close_from(first: int) -> None:
 def leave_agent(end: int, agent: int) -> int:
     """Make this fork of the agent a process of its own; return the number of what `end` was.
 
-    It ends with `agent` (a pid), signals have their default effect, and all descriptors but `end`
-    and the standard streams are closed: the agent's held ports and tasks' pipes.
+    It ends with `agent` (a pid) and not by `REQUESTS`, and all descriptors but `end` and the
+    standard streams are closed: the agent's held ports and tasks' pipes.
     """
     die_with_parent(agent)
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for number in REQUESTS:
+        signal.signal(number, signal.SIG_IGN)
     kept = os.dup2(end, 3)
     close_from(kept + 1)
     return kept

@@ -20,7 +20,7 @@ import time
 from tfcluster.agent import Any, NoReturn, fencing
 from tfcluster.agent.net.listener import process_of
 from tfcluster.agent.net.private_folders import make_private, place_of
-from tfcluster.agent.processes import close_from, die_with_parent, set_process_name
+from tfcluster.agent.processes import REQUESTS, close_from, die_with_parent, set_process_name
 
 _CHUNK = 1 << 18
 _LOCK_S = 20.0
@@ -57,7 +57,7 @@ def main(config: dict[str, Any]) -> None:
         sys.stderr.flush()
         os._exit(NOT_REACHED)
     if config.get("is_tied"):  # its end is the agent's, which reports such signals
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in REQUESTS:
             signal.signal(number, signal.SIG_IGN)
     try:
         join(agent, 0, 1)

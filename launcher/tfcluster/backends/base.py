@@ -56,7 +56,7 @@ class Nodes(ABC):
     keeps_folders = False
     """True: what holds the tasks' folders stays at the end of the block."""
     allocation = ""
-    """What a scheduler gave the nodes to, for example ``job 17``; set by the start of the block."""
+    """The owner of the nodes at a scheduler: ``job 17``; set by the start of the block."""
     hosts: Mapping[str, str] = {}
     """Node → host name, for nodes whose host names were not known to the plan."""
 

@@ -3,23 +3,33 @@
 A submitted run has a folder that the submitting machine and the job's nodes share. The submitter
 makes it and its job, and then only watches. In the job the coordinator opens the folder again, on
 its first start and on every later one, after the scheduler took its nodes away and put the job
-back into the queue. Views ask the scheduler only about runs that have a job.
+back into the queue. Views ask the scheduler only about runs that have a job (`job_watch`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from tfcluster import kinds
+from tfcluster.errors import SetupError
+from tfcluster.rundir.states import Status
 
 if TYPE_CHECKING:
+    from tfcluster.backends.base import Tell
+    from tfcluster.plans.plan import Plan
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
+
+T = TypeVar("T")
 
 
 class Phase(StrEnum):
@@ -28,7 +38,7 @@ class Phase(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
     ENDING = "ending"
-    """The phase in which its processes are being ended; it may come back."""
+    """The state while its processes are being ended; it may come back."""
     OVER = "over"
 
 
@@ -38,9 +48,21 @@ class JobState:
 
     phase: Phase
     reason: str = ""
-    """The reason why it is queued, or how it ended, in the scheduler's words."""
+    """The reason why it is queued, in the scheduler's words, with the fix if there is one."""
     starts_at: float | None = None
     """The scheduler's estimate, seconds since 1970; None without one."""
+    ended_at: float | None = None
+    """Seconds since 1970; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job whose coordinator could not record it."""
+
+    reason: str
+    fix: str = ""
+    status: Status = Status.FAILED
+    """The status of the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +81,155 @@ class Submission:
     """The most tasks that one of them gets."""
     save_s: float = 120.0
     """Seconds before the end of the job's time in which the run should be told about it."""
+    run_deadline_s: float | None = None
+    """The time after which the run stops itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a job by its scheduler."""
+
+    why: str
+    """The reason, for the user: ``preempted by a job with a higher priority``."""
+    comes_back: bool = False
+    """True if the job can go back into the queue, or is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reason why a job would not start, or might not start soon."""
+
+    check: str
+    """Row of doctor's table: ``scheduler``, ``partition``, ``limits``, ``nodes``, ``run folder``.
+    """
+    what: str
+    fix: str
+    is_fatal: bool = True
+    """False if the job can be submitted all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """The obstacles that a job would meet at its scheduler, and when it would start."""
+
+    obstacles: tuple[Obstacle, ...]
+    starts: str = ""
+    """A sentence: when and where the scheduler would start it; empty if that is not known."""
 
 
 class Jobs(Protocol):
     """The module `kinds.Kind.jobs`. Its functions raise SetupError with the scheduler's message,
     and `past_runs.SilentError` where the scheduler does not answer."""
 
+    def cluster(self, *, patience_s: float) -> str:
+        """Return the name of the cluster whose scheduler this machine reaches."""
+
+    def check(self, job: Submission, *, thorough: bool) -> Outlook:
+        """Compare the job with what the cluster has and allows; nothing is submitted.
+
+        `thorough`: also ask when it would start, and judge what is only suspicious.
+        """
+
+    def run_inside(self, job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
+        """Run a command of this machine in an allocation like the job's, but of a few minutes.
+
+        `tell` shows that it is waited for. Raises SetupError for a command that fails.
+        """
+
     def submit(self, job: Submission) -> str:
         """Submit a job that runs the coordinator; return its id."""
 
-    def look(self, ids: Sequence[str], *, patience_s: float) -> Mapping[str, JobState]:
-        """Return the states of the jobs that the scheduler still knows, with one question."""
+    def warnings(self, job: Submission) -> Sequence[str]:
+        """Return what the user should know about this job before it runs, in sentences."""
+
+    def look(self, *, patience_s: float) -> Mapping[str, JobState]:
+        """Return run → state of its job, of this user's runs that the scheduler still knows."""
+
+    def explain_end(self, job: str, *, patience_s: float) -> JobEnd:
+        """Return how a job ended, which the scheduler may not know any more."""
 
     def stop(self, job: str, *, now: bool) -> None:
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,
-        or `now`."""
+        or `now`. Nothing happens to a job that is over."""
+
+    def own(self, environ: Mapping[str, str]) -> tuple[str, int]:
+        """Return the job that a process with `environ` runs in, and how often the scheduler has
+        started it again."""
+
+    def can_come_back(self, job: str) -> bool:
+        """Return whether the job may go back into the queue."""
+
+    def ending(self, job: str, *, restarts: int, signal: int | None) -> Ending | None:
+        """Return why the scheduler ends the job; None if it does not.
+
+        `restarts`: how often it had started the job again when this process began; `signal`: what
+        it sent to the job's processes, if anything.
+        """
 
     def requeue(self, job: str) -> None:
-        """Put the job that this process runs in back into the queue, which ends this process."""
+        """Put the job that this process runs in back into the queue, which ends this process.
+
+        No error if it is there already."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnJob:
+    """The scheduler's job that this process runs in."""
+
+    backend: str
+    id: str
+    restarts: int
+    """The number of times that the scheduler has started it again."""
+
+    @property
+    def its(self) -> Jobs:
+        found = of_backend(self.backend)
+        assert found is not None
+        return found
+
+    async def can_come_back(self) -> bool:
+        """Return whether the job may go back into the queue, as far as the scheduler says."""
+        try:
+            return await _soon(self.its.can_come_back, self.id)
+        except SetupError:
+            return False
+
+    async def ending(self, *, signal: int | None = None) -> Ending | None:
+        """Return why the scheduler ends the job; None also if it does not say so."""
+        try:
+            ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
+            return await _soon(ending, self.id)
+        except SetupError:
+            return None
+
+
+async def _soon(ask: Callable[[str], T], job: str) -> T:
+    import asyncio  # slow to import, and views do not need it
+
+    return await asyncio.to_thread(ask, job)
+
+
+def own(backend: str, environ: Mapping[str, str] = os.environ) -> OwnJob | None:
+    """Return the job that this process runs in, if it is one of `backend`."""
+    its = of_backend(backend)
+    if its is None or not kinds.get(backend).is_allocated(environ):
+        return None
+    return OwnJob(backend, *its.own(environ))
+
+
+def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
+    """Return the submission of a run of `plan`, whose folder is `folder`."""
+    return Submission(
+        run_id=folder.name,
+        folder=folder,
+        # -P: no module is imported from the current folder.
+        argv=(sys.executable, "-P", "-m", "tfcluster.in_job", str(folder)),
+        runtime=runtime,
+        nodes=len(plan.nodes),
+        tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
+        save_s=max(120.0, 60.0 + plan.supervision.grace_s),
+        run_deadline_s=plan.supervision.run_deadline_s,
+    )
 
 
 def of_backend(backend: str) -> Jobs | None:

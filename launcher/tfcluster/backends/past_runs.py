@@ -3,7 +3,8 @@
 A run that is about to create something outside this machine's processes (containers, networks)
 leaves a note in the home of all runs: the backend, its endpoint and the coordinator. The note is
 deleted once it is certain that nothing is left: the run removed everything, or never reached the
-backend, or the backend later has nothing of it.
+backend, or the backend later has nothing of it. The note about a job is left by who submits it, and
+counts only once its run is over or deleted.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from tfcluster import kinds
-from tfcluster.rundir.paths import home
-from tfcluster.rundir.registry import start_of
+from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.registry import StateFile, start_of
 
 _NOTES = "leftovers"
 """The folder in the home with one note per run; asking a backend is the slowest part of `ps`."""
@@ -103,6 +104,12 @@ def is_orphan(coordinator: str) -> bool:
     return not parts[2].isdecimal() or str(start_of(int(parts[2]))) != parts[3]
 
 
+def is_live_job(folder: Path) -> bool:
+    """Return whether `folder` belongs to a run that has a job and is not over."""
+    snapshot = StateFile(RunPaths(folder)).read()
+    return snapshot is not None and not snapshot.status.is_final and snapshot.job is not None
+
+
 def note(run_id: str, backend: str, endpoint: str) -> None:
     """Note that the backend may have something of this run from now on."""
     path = _path(run_id)
@@ -121,7 +128,8 @@ def find_leftovers(*, excluded: Collection[str] = (), patience_s: float = PATIEN
     """Return the leftovers of all runs of this host without a coordinator, except `excluded`."""
     noted: dict[Place, list[str]] = {}
     for run_id, place, coordinator in _notes():
-        if run_id not in excluded and is_orphan(coordinator):
+        is_left = run_id not in excluded and is_orphan(coordinator)
+        if is_left and not is_live_job(RunPaths.of(run_id).root):
             noted.setdefault(place, []).append(run_id)
     found = Found()
     for place, runs in noted.items():

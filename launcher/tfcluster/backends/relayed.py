@@ -113,7 +113,7 @@ class Transport:
         self._last_code: int | None = None
         """The exit code of the last dial, if that failed."""
         self.how_it_ended = ""
-        """How the connection to an agent that ends with it has ended by itself, if it has."""
+        """The end of the connection, if that ended by itself and its agent with it."""
 
     async def dial(self) -> Streams:
         """Return a new connection. Raises OSError with the transport's stderr, or ProtocolError."""

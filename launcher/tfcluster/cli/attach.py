@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 from tfcluster.api import get_run
+from tfcluster.backends import job_watch
 from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import live_runs
-from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import newest_attempts
 from tfcluster.rundir.tail import end_of_lines
 from tfcluster.ui.follow import RunView
@@ -53,7 +53,7 @@ def command(run: str | None, collapse: bool, native_logs: bool, as_json: bool) -
         events_offset=0 if as_json else end_of_lines(paths.events),
     )
     try:
-        view.run(is_over=registry.StateFile(paths).is_over)
+        view.run(is_over=job_watch.StateFile(paths).is_over)
     except KeyboardInterrupt:
         terminal.clear_footer()
         short = state.run[-4:]

@@ -7,7 +7,6 @@ given by its spec file. Completers never raise: a shell would print the error in
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from pathlib import Path
@@ -26,7 +25,6 @@ _INSTALL_PATHS: Final = {
     "fish": "~/.config/fish/completions/tfcluster.fish",
 }
 _MOST_RUNS: Final = 40
-_RUN_ID: Final = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})-\w{4}")
 
 
 def completer(find: Callable[[click.Context], Iterable[str]]) -> Completer:
@@ -56,8 +54,10 @@ def files(context: click.Context) -> Iterable[str]:
 @completer
 def run_names(context: click.Context) -> Iterator[str]:
     """Yield the names and the ids of runs, the newest first."""
+    from tfcluster.rundir.paths import RUN_ID
+
     folders = _newest_runs()
-    yield from (match["name"] for path in folders if (match := _RUN_ID.fullmatch(path.name)))
+    yield from (match["name"] for path in folders if (match := RUN_ID.fullmatch(path.name)))
     yield from (path.name for path in folders)
 
 
@@ -112,10 +112,10 @@ def page_names(context: click.Context) -> Iterable[str]:
 
 def _newest_runs() -> list[Path]:
     """Return the folders of the newest runs, without reading what is in them."""
-    from tfcluster.rundir.paths import home
+    from tfcluster.rundir.paths import RUN_ID, home
 
     found = [(match["time"], path) for path in (home() / "runs").iterdir()
-             if (match := _RUN_ID.fullmatch(path.name))]  # fmt: skip
+             if (match := RUN_ID.fullmatch(path.name))]  # fmt: skip
     return [path for _, path in sorted(found, reverse=True)[:_MOST_RUNS]]
 
 
@@ -133,10 +133,10 @@ def _tasks_of_spec(spec: str | None) -> Iterator[str]:
 
 def _tasks_of_run(run: str | None) -> Iterable[str]:
     from tfcluster.agent import foreign_json
-    from tfcluster.rundir.paths import RunPaths
+    from tfcluster.rundir.paths import RUN_ID, RunPaths
 
     for path in _newest_runs():
-        match = _RUN_ID.fullmatch(path.name)
+        match = RUN_ID.fullmatch(path.name)
         if run in (None, path.name, path.name[-4:], match and match["name"]):
             state: dict[str, Any] = foreign_json.read_json_object(RunPaths(path).state)
             return [task["task"] for task in state["tasks"]]

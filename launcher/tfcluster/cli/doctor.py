@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.options import host_options
+from tfcluster.cli.options import backend_option, host_options
 from tfcluster.spec import HostChoice
 
 
@@ -14,6 +14,7 @@ from tfcluster.spec import HostChoice
 @click.option("--deep", is_flag=True, help="Import TensorFlow on every node: time, devices.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
+@backend_option
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -21,6 +22,7 @@ def command(
     deep: bool,
     sets: tuple[str, ...],
     hosts: HostChoice,
+    backend: str | None,
     python: str | None,
     as_json: bool,
 ) -> int:
@@ -37,11 +39,12 @@ def command(
     from tfcluster.ui.terminal import Terminal
 
     terminal = Terminal()
-    if spec is None and not sets and hosts == NO_CHOICE:
+    if spec is None and not sets and hosts == NO_CHOICE and backend is None:
         report = doctor.examine_this_machine(python, deep=deep)
     else:
-        planned = plan_file(spec, sets=sets, python=python, hosts=hosts)
-        report = doctor.examine(planned, deep=deep)
+        options = {"--backend": ("runtime.backend", backend)}
+        planned = plan_file(spec, sets=sets, options=options, python=python, hosts=hosts)
+        report = doctor.examine(planned, deep=deep, tell=terminal.say)
     if as_json:
         terminal.emit_json(report.to_json())
     else:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import click
 
-from tfcluster.backends import past_runs
+from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
@@ -128,7 +128,11 @@ def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:
 
 
 def _await_end(paths: RunPaths, terminal: Terminal, *, was_live: bool) -> None:
-    while not (state := registry.load(paths)).status.is_final:
+    said = set[str]()
+    while not (state := job_watch.load(paths)).status.is_final:
+        for sentence in set(job_watch.silences()) - said:
+            said.add(sentence)
+            terminal.say_wrapped(sentence)
         time.sleep(0.05)
     if registry.is_open(state):
         terminal.say(f"{state.run} is lost: its coordinator died")

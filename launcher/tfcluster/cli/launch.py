@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections.abc import Callable
 from importlib import import_module
 from socket import gethostname
 from typing import TYPE_CHECKING
 
 from tfcluster import api
 from tfcluster.errors import PreflightError, SetupError, TfclusterError
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
@@ -43,6 +46,8 @@ def launch(
     end = api.launch(made, shown)
     if end is None:
         return 0
+    if not end.state.status.is_final:  # the user has left a run whose coordinator is elsewhere
+        return end.outcome.exit_code
     if made.in_background and end.outcome.status is Status.SUCCEEDED:
         shown.left()
         return 0
@@ -58,19 +63,28 @@ class _ShownRun:
         self._terminal = Terminal()
         self._paths: RunPaths
         self._view: RunView
+        self._keys = contextlib.ExitStack()
+        self._next_key: Callable[[], bytes] = bytes
 
     def opened(self, paths: RunPaths, plan: Plan) -> None:
+        from tfcluster.rundir.tail import tail_offset
         from tfcluster.ui.follow import RunView
         from tfcluster.ui.merged_logs import LogFilter
 
         self._paths = paths
+        log_filter, again = None, registry.load_recorded(paths).continued
+        if self._launch.in_background:
+            log_filter = LogFilter(last_attempt=-1)
+        elif again is not None:  # the former start of the job has shown the rest
+            log_filter = LogFilter(first_attempt=again["attempt"])
         self._view = RunView(
             paths,
             self._terminal,
             json_lines=self._as_json and not self._launch.in_background,
-            log_filter=LogFilter(last_attempt=-1) if self._launch.in_background else None,
+            log_filter=log_filter,
             collapse=self._collapse,
             native=self._native,
+            events_offset=tail_offset(paths.events, 1) if again is not None else 0,
         )
         self._view.start()
 
@@ -87,7 +101,9 @@ class _ShownRun:
         """Print the id of a run that continues in the background."""
         self._finish()
         run, terminal = self._paths.run_id, self._terminal
-        if self._as_json:
+        if not self._launch.in_background:
+            pass  # its id is above, and stdout belongs to the output of its tasks
+        elif self._as_json:
             terminal.emit_json({"run": run, "folder": str(self._paths.root)})
         else:
             terminal.out(run)
@@ -98,12 +114,34 @@ class _ShownRun:
         )
         _say_lease(self._launch.plan, terminal)
 
+    def ask(self, question: str) -> bool:
+        """Show a question, or take it away (""); return False without a terminal."""
+        if not (sys.stdin and sys.stdin.isatty() and self._terminal.stderr.is_tty):
+            return False
+        self._keys.close()
+        if question:
+            from tfcluster.ui.live.job_control import single_keys
+
+            self._next_key = self._keys.enter_context(single_keys(0))
+        self._view.ask(question)
+        return True
+
+    def choice(self) -> str | None:
+        """Return what the key says that was typed since the question, if it says anything."""
+        return {b"l": "leave", b"c": "cancel"}.get(self._next_key().lower())
+
+    def said(self, sentence: str) -> None:
+        self._view.say(sentence)
+
     def conclude(self, end: End) -> int:
         """Show how the run ended; return its exit code, or raise the error that it ended with."""
         from tfcluster.cli.closing import show_end
 
         self._finish()
         state, error, terminal = end.state, end.outcome.error, self._terminal
+        if end.outcome.comes_back:
+            terminal.say_wrapped("the run continues when its job runs again")
+            return end.outcome.exit_code
         if self._launch.in_background and any(task.started_at is None for task in state.tasks):
             terminal.say_wrapped(f"{state.run} ended before all of its tasks had started")
         if state.attempt or error is None:
@@ -111,7 +149,7 @@ class _ShownRun:
         if end.unrecorded:
             folder = end.paths.root
             terminal.say(f"warning: {folder} does not record how the run ended: {end.unrecorded}")
-        if isinstance(error, PreflightError):
+        if error is not None and error.message.startswith(PreflightError.HEAD):
             raise _show_findings(error, end.paths, terminal)
         if error is not None:
             raise error
@@ -137,7 +175,7 @@ def _say_lease(plan: Plan, terminal: Terminal) -> None:
         )
 
 
-def _show_findings(error: PreflightError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
+def _show_findings(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
     """Print the findings of `error` as a table; return the error without them."""
     from tfcluster.preflight.rules import read_report
     from tfcluster.ui.preflight_table import format_report

@@ -11,6 +11,7 @@ from datetime import time as clock_time
 import click
 
 from tfcluster.api import get_run
+from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names, task_names
 from tfcluster.cli.prune import UNITS_S
 from tfcluster.errors import UsageError
@@ -77,7 +78,7 @@ def command(
     if since is not None or times:
         _require_times(paths)
     if as_json:
-        is_over = registry.StateFile(paths).is_over
+        is_over = job_watch.StateFile(paths).is_over
         merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
         _emit(merged, terminal, is_over=lambda: not follow or is_over())
     elif follow:
@@ -91,7 +92,7 @@ def command(
             shows_messages=False,
             events_offset=end_of_lines(paths.events),
         )
-        view.run(is_over=registry.StateFile(paths).is_over)
+        view.run(is_over=job_watch.StateFile(paths).is_over)
     else:
         style = line_style_for(terminal, terminal.stdout, collapse, native, times)
         _print(MergedLogs(paths, log_filter, style), terminal)

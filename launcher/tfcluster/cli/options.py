@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from tfcluster.cli.completion import files
+from tfcluster.cli.completion import backend_names, files
 from tfcluster.spec import HostChoice
 
 _HOST_OPTIONS = (
@@ -35,6 +35,12 @@ _WATCH_OPTIONS = (
                  help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
+backend_option = click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=backend_names,
+    help="Where tasks run (runtime.backend).",
+)
 _KEY = "tfcluster.job_args"
 
 

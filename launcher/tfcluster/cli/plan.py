@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from tfcluster.cli.completion import files, task_names
-from tfcluster.cli.options import WithJobArgs, host_options, job_args
+from tfcluster.cli.options import WithJobArgs, backend_option, host_options, job_args
 from tfcluster.spec import HostChoice
 
 
@@ -20,6 +20,7 @@ from tfcluster.spec import HostChoice
 )
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
+@backend_option
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -27,6 +28,7 @@ def command(
     task_name: str | None,
     sets: tuple[str, ...],
     hosts: HostChoice,
+    backend: str | None,
     python: str | None,
     as_json: bool,
 ) -> None:
@@ -40,7 +42,14 @@ def command(
     from tfcluster.ui import plan_view
     from tfcluster.ui.terminal import Terminal
 
-    planned = plan_file(spec, sets=sets, python=python, args=job_args(), hosts=hosts)
+    planned = plan_file(
+        spec,
+        sets=sets,
+        options={"--backend": ("runtime.backend", backend)},
+        python=python,
+        args=job_args(),
+        hosts=hosts,
+    )
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
         task = placement.find_task((task.id for task in plan.tasks), task_name)

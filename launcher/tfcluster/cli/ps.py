@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tfcluster.backends import past_runs
+from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import runtime_dir
@@ -24,7 +24,7 @@ from tfcluster.ui.terminal import Terminal
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of states.")
 def command(all_runs: bool, as_json: bool) -> None:
     """List live runs, oldest first."""
-    terminal, survey = Terminal(), registry.list_runs()
+    terminal, survey = Terminal(), job_watch.list_runs()
     known, damaged = [snapshot for _, snapshot in survey.runs], survey.damaged
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
@@ -37,6 +37,8 @@ def command(all_runs: bool, as_json: bool) -> None:
     else:
         ended = f" ({plural(len(known), 'run')} ended: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{ended}")
+    for sentence in job_watch.silences():
+        terminal.say_wrapped(sentence)
     for error in damaged:
         name = error.paths.run_id
         terminal.say_wrapped(

@@ -8,6 +8,7 @@ from socket import gethostname
 import click
 
 from tfcluster.api import get_run
+from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
@@ -33,3 +34,5 @@ def command(run: str | None, as_json: bool) -> None:
             has_curves=found.paths.has_curves(),
         )
         terminal.out(stdout_text(panel, terminal))
+    for sentence in job_watch.silences():
+        terminal.say_wrapped(sentence)

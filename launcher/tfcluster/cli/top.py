@@ -6,6 +6,7 @@ import time
 
 import click
 
+from tfcluster.backends import job_watch
 from tfcluster.ui.terminal import Terminal
 
 
@@ -19,9 +20,12 @@ def command(as_json: bool) -> None:
     from tfcluster.ui.live.overview import LiveRuns, describe, overview_grid, watch
 
     terminal, runs = Terminal(), LiveRuns()
+    is_live = terminal.stdout.is_tty and terminal.has_footer and not as_json
+    if not is_live:
+        job_watch.list_runs()  # the table shows what schedulers have said so far
     if as_json:
         terminal.emit_json([describe(run, now=time.time()) for run in runs.read()])
-    elif terminal.stdout.is_tty and terminal.has_footer:
+    elif is_live:
         watch(runs, terminal)
     else:
         from tfcluster.ui.render import stdout_text

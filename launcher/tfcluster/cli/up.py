@@ -6,8 +6,15 @@ from typing import Any
 
 import click
 
-from tfcluster.cli.completion import backend_names, files, run_names, task_names
-from tfcluster.cli.options import WithJobArgs, host_options, job_args, skip_options, watch_options
+from tfcluster.cli.completion import files, run_names, task_names
+from tfcluster.cli.options import (
+    WithJobArgs,
+    backend_option,
+    host_options,
+    job_args,
+    skip_options,
+    watch_options,
+)
 from tfcluster.spec import HostChoice
 
 
@@ -15,12 +22,7 @@ from tfcluster.spec import HostChoice
 @click.argument("spec", required=False, shell_complete=files)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
-@click.option(
-    "--backend",
-    metavar="NAME",
-    shell_complete=backend_names,
-    help="Where tasks run (runtime.backend).",
-)
+@backend_option
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,

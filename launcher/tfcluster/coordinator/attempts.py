@@ -66,7 +66,13 @@ class Attempts:
             addresses = {str(task.id): task.address for task in self.plan.tasks}
             allocation = self.hub.allocation
             self.record(NodesAllocated(hosts=hosts, addresses=addresses, allocation=allocation))
-        self.supervisor.begin_run(self.loop.now(), self.run_gathering.newest)
+        state = self.run_writer.state
+        self.supervisor.begin_run(
+            self.loop.now(),
+            self.run_gathering.newest,
+            ran_s=(state.continued or {}).get("ran_s", 0.0),
+            restarts=state.restarts,
+        )
         await self.loop.run_alongside(self._connect_all(self.plan.nodes))
         await self.loop.run_alongside(self.startup.find_code(self.plan.nodes))
         self.startup.preload(self.plan.nodes)

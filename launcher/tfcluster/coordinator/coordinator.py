@@ -14,6 +14,7 @@ from typing import Any
 from tfcluster import __version__
 from tfcluster.agent import catalogue as msg
 from tfcluster.backends import open_nodes
+from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts, follow_peers
 from tfcluster.coordinator.gathering import RunGathering
@@ -21,7 +22,7 @@ from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import StartOptions, Startup
 from tfcluster.coordinator.tensorboard_files import RunCurves
 from tfcluster.coordinator.tensorboard_server import beside_run
-from tfcluster.errors import SetupError, join_first
+from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
@@ -32,8 +33,10 @@ from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
+from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
@@ -53,10 +56,12 @@ class Coordinator:
         open_nodes: OpenNodes = open_nodes,
         announce: Callable[[Plan], None] = lambda plan: None,
         start_options: StartOptions,
+        job: OwnJob | None = None,
     ) -> None:
         """Prepare the run.
 
-        `announce` is called before the start with the plan, now with every host and port.
+        `announce` is called before the start with the plan, now with every host and port; `job`:
+        the scheduler's job that this process and the run's nodes belong to.
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._faults = run_gathering, start_options.faults
@@ -77,6 +82,9 @@ class Coordinator:
         self._attempts = Attempts(
             self._supervisor, startup, run_writer, self._loop, self._connect, self._record
         )
+        self.job = job
+        self._ending: asyncio.Task[Ending | None] | None = None
+        """The question why the scheduler ends the job; None until it announces that."""
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
@@ -93,6 +101,18 @@ class Coordinator:
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
+    def end_job(self, number: int) -> None:
+        """Note that the scheduler has sent this signal, here or to a node, to end the job."""
+        self._hub.put(lambda: self._end_job(number))
+
+    def _end_job(self, number: int) -> None:
+        """Have the gang save, and ask meanwhile why; see `_explain` for what follows."""
+        if self.job is None or self._ending is not None or self._is_closing:
+            return
+        self._ending = self._background.create_task(self.job.ending(signal=number))
+        stop = Stop(f"{signal_name(number)} from the scheduler", 143, is_announced=True)
+        self._supervisor.stop(stop, self._now())
+
     async def run(self) -> Outcome:
         """Run the plan from the first connection to the last event; return the outcome.
 
@@ -108,9 +128,9 @@ class Coordinator:
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
-            if (job := self.run_writer.state.job) is not None and self.run_writer.state.attempt:
-                self.run_writer.record(ev.RunContinued(restarts=job["restarts"] + 1))
             self._background = background
+            if self.job is not None:
+                self._supervisor.can_come_back = await self.job.can_come_back()
             showing = background.create_task(
                 gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
             )
@@ -251,7 +271,9 @@ class Coordinator:
             )
         if event is not None:
             self._record(event)
-        if (why := why_lost(message)) is not None:
+        if isinstance(message, msg.EndAnnounced):
+            self._end_job(message.signal)
+        elif (why := why_lost(message)) is not None:
             self._attempts.lose(node, why)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
@@ -322,14 +344,35 @@ class Coordinator:
             gathered = await self._loop.run_to_end(self._finish())
         for event in gathered:
             self._record(event)
-        for warning in self._closing_warnings():
-            self.run_writer.record(ev.Warned(message=warning, closing=True))
         outcome = self._supervisor.outcome
         if outcome is None:
             assert error is not None
             outcome = Outcome.of(error)
+        outcome = await self._explain(outcome)
+        for warning in self._closing_warnings() if not outcome.comes_back else ():
+            self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome
+
+    async def _explain(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of a run whose job may be what its scheduler has ended.
+
+        A start, or a restart, can fail for no other reason.
+        """
+        has_failed = isinstance(outcome.error, SetupError)
+        if self.job is None or not (self._ending is not None or has_failed) or outcome.comes_back:
+            return outcome
+        ending = await (self._ending or self.job.ending())
+        if ending is None:
+            return outcome
+        if ending.comes_back:
+            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why)
+        error = JobEndedError(
+            f"job {self.job.id} was ended: {ending.why}",
+            fix="to continue from the newest gathered checkpoint:"
+            f" `tfcluster up --resume {self.paths.run_id}`",
+        )
+        return Outcome(Status.INTERRUPTED, error.exit_code, error)
 
     def _closing_warnings(self) -> Iterator[str]:
         if (unread := self._supervisor.gang.unread_settings()) is not None:

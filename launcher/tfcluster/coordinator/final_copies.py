@@ -139,7 +139,8 @@ class FinalCopies:
 
     def _fetch_command(self, node: str, folder: PurePath) -> str:
         kind = kinds.get(self.plan.node(node).backend)
-        return kind.fetch.format(run=self.paths.run_id, node=node, folder=folder)
+        host = next(task.host for task in self.plan.tasks if task.node == node)
+        return kind.fetch.format(run=self.paths.run_id, node=node, host=host, folder=folder)
 
 
 class StalledError(OSError):

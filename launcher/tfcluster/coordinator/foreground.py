@@ -15,16 +15,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tfcluster.backends import jobs
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.coordinator.startup import StartOptions
-from tfcluster.errors import SetupError, TfclusterError
+from tfcluster.errors import JobEndedError, SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
 from tfcluster.rundir import fold, registry, run_writer
-from tfcluster.rundir.events import Resumed
+from tfcluster.rundir.events import JobJoined, RunContinued
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.rundir.run_writer import RunWriter
@@ -44,6 +45,10 @@ SIGNALS = {
     signal.SIGTERM: Stop("SIGTERM", 143),
     signal.SIGHUP: Stop("the terminal was closed", 129),
 }
+
+
+WARNING = signal.SIGUSR1
+"""The signal by which a scheduler says that the time of a job is nearly over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,16 @@ class Watcher(Protocol):
         """Called before the first start with the plan, now with every host and port."""
 
     def left(self) -> None:
-        """Called when all tasks of a run in the background run, and the starter leaves it."""
+        """Called when the starter leaves the run: in the background, once all its tasks run."""
+
+    def ask(self, question: str) -> bool:
+        """Show a question, or take it away (""); return False if nobody can answer."""
+
+    def choice(self) -> str | None:
+        """Return the answer, ``leave`` or ``cancel``; None without one so far."""
+
+    def said(self, sentence: str) -> None:
+        """Called with what the starter has to say."""
 
 
 def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
@@ -107,11 +121,38 @@ def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
 def open_folder(paths: RunPaths) -> RunSnapshot:
     """Return the state of a submitted run, now with this process as its coordinator."""
     run_writer.make_runtime_dir()
-    state, process = registry.load(paths), this_process()
+    state, process = registry.load_recorded(paths), this_process()
     state.host, state.boot_id = process.host, process.boot_id
     state.pid, state.pid_start = process.pid, process.start
     state.runtime_dir = str(runtime_dir())
     return state
+
+
+def _continuation(state: RunSnapshot, restarts: int, last_event_at: float) -> RunContinued:
+    """Return the event of a run whose job has started again."""
+    before = (state.continued or {}).get("ran_s", 0.0)
+    began_at = last_event_at if state.began_at is None else state.began_at
+    ran_s = round(before + max(0.0, last_event_at - began_at), 3)
+    return RunContinued(restarts=restarts, attempt=state.attempt + 1, ran_s=ran_s)
+
+
+def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
+    """Return the run of `plan` that an earlier start of this process's job has begun, if any.
+
+    The user's own script starts it again each time when the scheduler starts the job again.
+    """
+    job = jobs.own(plan.nodes[0].backend)
+    if job is None or not job.restarts:
+        return None
+    tasks = {str(task.id) for task in plan.tasks}
+    for paths, state in reversed(registry.runs(home_dir)):
+        allocation = state.allocation or {}
+        if (allocation.get("backend"), allocation.get("id")) != (job.backend, job.id):
+            continue
+        is_same = state.spec == plan.spec_path and {task.task for task in state.tasks} == tasks
+        if is_same and not registry.load_recorded(paths).status.is_final:
+            return paths
+    return None
 
 
 class Session:
@@ -127,12 +168,21 @@ class Session:
             launch.resume,
             launch.start_options,
         )
+        self._job = jobs.own(launch.plan.nodes[0].backend)
         if opened is None:
             self.paths, state = make_folder(launch)
         else:
             self.paths, state = opened, open_folder(opened)
+            last_event_at = opened.events.stat().st_mtime
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
+        if self._job is None:
+            return
+        if opened is None:
+            self.run_writer.record(JobJoined(backend=self._job.backend, id=self._job.id))
+        elif self._job.restarts:
+            self.run_writer.record(_continuation(state, self._job.restarts, last_event_at))
+            self.run_writer.save()  # what shows the run begins with its present start
 
     def run(self, announce: Announce, *, handles_signals: bool = True) -> End:
         """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a second one kills.
@@ -145,6 +195,8 @@ class Session:
                 seed(self._resume, self.paths.checkpoints)
                 announce = self._announcing(self._resume, announce)
             outcome = asyncio.run(self._run(announce, handles_signals))
+            if outcome.comes_back:
+                outcome = self._go_back(outcome)
         except SetupError as error:
             outcome = self._fail(error)
         except Exception as fault:
@@ -153,6 +205,23 @@ class Session:
             unrecorded = self.run_writer.close()
         redact_error(outcome.error, self._secrets)
         return End(self.paths, self.run_writer.state, outcome, unrecorded)
+
+    def _go_back(self, outcome: Outcome) -> Outcome:
+        """Put the job back into the queue; return the outcome, another one if that fails."""
+        assert self._job is not None
+        self.run_writer.save()
+        try:
+            self._job.its.requeue(self._job.id)
+        except SetupError as error:
+            resume = f"`tfcluster up --resume {self.paths.run_id}`"
+            return self._fail(
+                JobEndedError(
+                    f"job {self._job.id} was ended: {outcome.comes_back}; {error.message}",
+                    fix=f"to continue from the newest gathered checkpoint: {resume}",
+                ),
+                Status.INTERRUPTED,
+            )
+        return outcome
 
     async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
         start_options = self._start_options
@@ -163,6 +232,7 @@ class Session:
             gathering,
             announce=announce,
             start_options=start_options,
+            job=self._job,
         )
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             try:
@@ -172,10 +242,7 @@ class Session:
 
     def _announcing(self, resume: Resume, announce: Announce) -> Announce:
         def record_and_announce(plan: Plan) -> None:
-            resumed = Resumed(
-                run=resume.source.run_id, step=resume.newest.step, checkpoint=resume.checkpoint
-            )
-            self.run_writer.record(resumed)
+            self.run_writer.record(resume.event())
             announce(plan)
 
         return record_and_announce
@@ -193,8 +260,8 @@ class Session:
             self.paths.fault.write_text(secrets.redact(trace, self._secrets))
         return self._fail(error)
 
-    def _fail(self, error: TfclusterError) -> Outcome:
-        outcome = Outcome(Status.FAILED, error.exit_code, error)
+    def _fail(self, error: TfclusterError, status: Status = Status.FAILED) -> Outcome:
+        outcome = Outcome(status, error.exit_code, error)
         self.run_writer.record(outcome.event())
         return outcome
 
@@ -202,7 +269,7 @@ class Session:
 def run_to_end(launch: Launch, watcher: Watcher) -> End:
     """Run in this process, whose signals stop the run."""
     with signals_held_back():
-        session = Session(launch)
+        session = Session(launch, find_interrupted(launch.plan, launch.home_dir))
         watcher.opened(session.paths, launch.plan)
         return session.run(watcher.announced)
 
@@ -232,11 +299,16 @@ def start_thread(launch: Launch, note: Callable[[RunPaths], None]) -> RunPaths:
 @contextlib.contextmanager
 def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
     loop = asyncio.get_running_loop()
-    handled = {**SIGNALS}
+    handled: dict[signal.Signals, Callable[[], None]] = {
+        number: partial(coordinator.stop, stop) for number, stop in SIGNALS.items()
+    }
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         del handled[signal.SIGHUP]  # in the background or under nohup: outlives its terminal
-    for number, stop in handled.items():
-        loop.add_signal_handler(number, partial(coordinator.stop, stop))
+    if coordinator.job is not None:  # its scheduler sends them
+        for number in (signal.SIGTERM, WARNING):
+            handled[number] = partial(coordinator.end_job, number)
+    for number, handler in handled.items():
+        loop.add_signal_handler(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
     try:
         yield
@@ -249,13 +321,13 @@ def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_held_back() -> Iterator[None]:
-    """Block SIGINT, SIGTERM and SIGHUP, except while a run handles them.
+def signals_held_back(*more: signal.Signals) -> Iterator[None]:
+    """Block SIGINT, SIGTERM, SIGHUP and `more`, except while a run handles them.
 
     A signal between the making of the folder and the first turn of the loop would leave a run
     that never started and never ended.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, *more})
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield

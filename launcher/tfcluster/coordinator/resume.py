@@ -16,6 +16,7 @@ from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered, newest_of_each, open_for_reading
 from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.rundir import registry
+from tfcluster.rundir.events import Resumed
 from tfcluster.rundir.paths import RunPaths
 
 
@@ -31,6 +32,9 @@ class Resume:
     def checkpoint(self) -> str | None:
         """The name of the newest checkpoint if its step is not known, else None."""
         return self.newest.name if self.newest.step is None else None
+
+    def event(self) -> Resumed:
+        return Resumed(run=self.source.run_id, step=self.newest.step, checkpoint=self.checkpoint)
 
 
 def find(text: str) -> Resume:

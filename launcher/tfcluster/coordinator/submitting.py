@@ -1,22 +1,36 @@
-"""Submitted runs, whose coordinator runs in a job of a scheduler: `submit` and watch, or leave."""
+"""Submitted runs, whose coordinator runs in a job of a scheduler: `submit`, then watch or leave."""
 
 from __future__ import annotations
 
-import sys
+import contextlib
+import signal
 import time
-from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from tfcluster.backends import jobs
-from tfcluster.coordinator.foreground import End, Launch, Watcher, make_folder
-from tfcluster.errors import TfclusterError
+from tfcluster.backends import job_watch, jobs, past_runs
+from tfcluster.backends.past_runs import SilentError
+from tfcluster.coordinator.foreground import (
+    SIGNALS,
+    End,
+    Launch,
+    Watcher,
+    make_folder,
+    signals_held_back,
+)
+from tfcluster.coordinator.resume import seed
+from tfcluster.errors import NodeLostError, SetupError, TfclusterError
+from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import JobSubmitted, RunQueued
+from tfcluster.rundir.events import JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
-from tfcluster.rundir.snapshot import describe_failure
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 
-_POLL_S = 0.2
+_POLL_S = 0.1
+_QUESTION = "Ctrl-C: leave the run running (l), or cancel it (c, or Ctrl-C again)?"
 
 
 def submit(launch: Launch) -> RunPaths:
@@ -24,48 +38,146 @@ def submit(launch: Launch) -> RunPaths:
 
     The folder is not kept if the scheduler does not take the job.
     """
+    backend = launch.plan.nodes[0].backend
+    its = jobs.of_backend(backend)
+    assert its is not None
     paths, state = make_folder(launch)
     writer = RunWriter(state, paths)
     try:
         run_writer.require_json(paths.launch, launch.options)
-        its = jobs.of_backend(launch.plan.nodes[0].backend)
-        assert its is not None
-        job = its.submit(_submission(launch, paths))
-    except TfclusterError:
+        if launch.resume is not None:
+            seed(launch.resume, paths.checkpoints)
+        assert launch.runtime is not None
+        submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
+        if launch.start_options.runs_preflight:
+            PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
+        cluster = its.cluster(patience_s=job_watch.PATIENCE_S)
+        past_runs.note(paths.run_id, backend, cluster)
+        job = its.submit(submission)
+    except (TfclusterError, SilentError) as error:
         writer.close()
         registry.delete(paths)
+        past_runs.forget(paths.run_id)
+        if isinstance(error, SilentError):
+            raise NodeLostError(str(error), fix="try again once the scheduler answers") from error
         raise
-    writer.record(JobSubmitted(backend=launch.plan.nodes[0].backend, id=job))
+    for warning in its.warnings(submission):
+        writer.record(Warned(message=warning))
+    writer.record(JobSubmitted(backend=backend, id=job, cluster=cluster))
+    if launch.resume is not None:
+        writer.record(launch.resume.event())
     writer.record(RunQueued(reason=f"job {job}"))
     writer.close()
+    job_watch.submitted(writer.state)
     return paths
 
 
-def _submission(launch: Launch, paths: RunPaths) -> jobs.Submission:
-    assert launch.runtime is not None
-    on_nodes = Counter(task.node for task in launch.plan.tasks)
-    return jobs.Submission(
-        run_id=paths.run_id,
-        folder=paths.root,
-        # -P: no module is imported from the current folder.
-        argv=(sys.executable, "-P", "-m", "tfcluster.in_job", str(paths.root)),
-        runtime=launch.runtime,
-        nodes=len(launch.plan.nodes),
-        tasks_per_node=max(on_nodes.values()),
-    )
-
-
 def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:
-    """Submit the run and watch it to its end; a launch in the background is left at once."""
-    paths = submit(launch)
-    watcher.opened(paths, launch.plan)
-    if launch.in_background:
-        watcher.left()
-        return None
-    state_file = registry.StateFile(paths)
-    while not state_file.is_over():
-        time.sleep(_POLL_S)
-    state = registry.load(paths)
-    message, fix = describe_failure(state)
-    error = TfclusterError(message, fix=fix) if message else None
-    return End(paths, state, Outcome(state.status, state.exit_code or 0, error))
+    """Submit the run and watch it to its end; a launch in the background is left at once.
+
+    The terminal's end leaves the run alone. Ctrl-C asks what to do where there is a terminal,
+    and else cancels the run, like SIGTERM. If the user leaves the run, its state is not final.
+    """
+    with signals_held_back():
+        paths = submit(launch)
+        watcher.opened(paths, launch.plan)
+        if launch.in_background:
+            watcher.left()
+            return None
+        with _signals() as came:
+            return _Watch(launch, paths, watcher, came).run()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Yield a list to which SIGINT, SIGTERM and SIGHUP are added as they come."""
+    came = list[int]()
+    handled = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, lambda number, frame: came.append(number))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+    try:
+        yield came
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+
+
+@dataclass(slots=True)
+class _Watch:
+    """The watch of a submitted run by the process that has submitted it."""
+
+    launch: Launch
+    paths: RunPaths
+    watcher: Watcher
+    came: list[int]
+    """The signals that have come and are not handled yet."""
+    _is_asking: bool = False
+    _is_announced: bool = False
+    _cancelled_by: int | None = None
+    _state_file: job_watch.StateFile = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._state_file = job_watch.StateFile(self.paths)
+
+    def run(self) -> End:
+        while not self._state_file.is_over():
+            self._announce()
+            if self.came and self._obey(number := self.came.pop(0)):
+                return self._left(SIGNALS[signal.Signals(number)].exit_code)
+            if self._is_asking and (choice := self.watcher.choice()) is not None:
+                self._is_asking = False
+                if choice == "leave":
+                    return self._left(SIGNALS[signal.SIGINT].exit_code)
+                self._cancel(signal.SIGINT)
+            time.sleep(_POLL_S)
+        self._announce()
+        return self._end(job_watch.load(self.paths))
+
+    def _announce(self) -> None:
+        """Announce the plan once all ports are known, or the tasks start without any."""
+        state = self._state_file.read()
+        if self._is_announced or state is None:
+            return
+        has_ports = not any(task.address.endswith(":0") for task in state.tasks)
+        if state.attempt or (has_ports and state.status is Status.STARTING):
+            self._is_announced = True
+            self.watcher.announced(registry.with_addresses(self.launch.plan, state))
+
+    def _obey(self, number: int) -> bool:
+        """React to a signal; return whether the run is left alone."""
+        if number == signal.SIGHUP:
+            return True
+        is_first = not self._is_asking and self._cancelled_by is None
+        if number == signal.SIGINT and is_first and self.watcher.ask(_QUESTION):
+            self._is_asking = True
+            return False
+        self._is_asking = False
+        self._cancel(number)
+        return False
+
+    def _cancel(self, number: int) -> None:
+        self.watcher.ask("")
+        state = registry.load(self.paths)
+        try:
+            job_watch.stop(state, now=self._cancelled_by is not None)
+        except SetupError as error:
+            self.watcher.said(str(error))
+            return
+        self._cancelled_by = self._cancelled_by or number
+        self.watcher.said("cancelling the run; Ctrl-C again ends it at once")
+
+    def _left(self, exit_code: int) -> End:
+        self.watcher.ask("")
+        self.watcher.left()
+        state = registry.load(self.paths)
+        return End(self.paths, state, Outcome(state.status, exit_code))
+
+    def _end(self, state: RunSnapshot) -> End:
+        self.watcher.ask("")
+        error = TfclusterError(state.reason, fix=state.hint or "") if state.reason else None
+        code = state.exit_code or 0
+        if self._cancelled_by is not None and state.status is Status.INTERRUPTED:
+            code, error = SIGNALS[signal.Signals(self._cancelled_by)].exit_code, None
+        if error is not None:
+            error.exit_code = code
+        return End(self.paths, state, Outcome(state.status, code, error))

@@ -116,6 +116,8 @@ class RunCurves:
             if task.file is None:
                 folder = self._paths.curves / FOLDER / TaskId.parse(name).file_name
                 task.file = EventFile(str(folder), self._clock())
+                if task.attempt > 1:  # of a run whose job runs again: see `_note_progress`
+                    task.file.start_again(step, self._clock())
             task.file.add(step, values, self._clock())
 
     def _has_own_files(self, name: str, task: _Task) -> bool:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from tfcluster import __version__
-from tfcluster.backends.jobs import Submission
+from tfcluster.backends.jobs import submission_of
 from tfcluster.backends.slurm.batch_script import sbatch_options
 from tfcluster.errors import UsageError
 from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
@@ -81,15 +80,7 @@ def _options(subject: Subject) -> Iterator[str]:
     yield "# the job's name and log; %j is its id"
     yield f"#SBATCH --job-name={plan.name}"
     yield f"#SBATCH --output={plan.name}-%j.log"
-    on_nodes = Counter(task.node for task in plan.tasks)
-    job = Submission(
-        run_id=plan.name,
-        folder=Path(),
-        argv=(),
-        runtime=subject.spec.runtime,
-        nodes=len(plan.nodes),
-        tasks_per_node=max(on_nodes.values()),
-    )
+    job = submission_of(plan, subject.spec.runtime, Path(plan.name))
     for option in sbatch_options(job):
         found = re.match(r"--([a-z-]+)", option)
         own = found[1] if found and option not in job.runtime.slurm.extra else "extra"

@@ -106,7 +106,7 @@ class Hub:
 
     @property
     def allocation(self) -> str:
-        """What a scheduler gave the nodes to (`Nodes.allocation`); empty without one."""
+        """The owner of the nodes (`Nodes.allocation`); empty without a scheduler."""
         return next(filter(None, (nodes.allocation for nodes in self._nodes.values())), "")
 
     async def connect(

@@ -54,20 +54,24 @@ class AssignedResources:
 def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, AssignedResources]:
     """Divide the cores, threads and GPUs of a probed node among its tasks.
 
-    Empty for a node with one task. Variables that the node's own environment sets are kept.
+    Empty for a node with one task. Variables that the node's own environment sets are kept; of its
+    CUDA_VISIBLE_DEVICES, as a scheduler sets it, each task gets a part.
     """
     tasks = {task.id: task for task in plan.tasks if task.node == answer.node}
     if len(tasks) < 2 or not answer.core_nodes:
         return {}
     first = next(iter(tasks.values()))
     set_by_node = set(answer.named) - {var.name for var in first.command.env}
+    gpus: Sequence[int] = range(len(answer.gpus))
+    if "CUDA_VISIBLE_DEVICES" in set_by_node and answer.visible_gpus:
+        gpus, set_by_node = answer.visible_gpus, set_by_node - {"CUDA_VISIBLE_DEVICES"}
     hides_gpus = answer.gpu_trouble or "CUDA_VISIBLE_DEVICES" in set_by_node
     assigns_gpus = plan.resources.gpus is None and not hides_gpus
     found = shares(
         list(tasks),
         plan.resources,
         cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),
-        gpus=range(len(answer.gpus)) if assigns_gpus else None,
+        gpus=gpus if assigns_gpus else None,
         task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
         background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
     )

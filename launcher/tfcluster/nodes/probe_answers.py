@@ -40,6 +40,9 @@ class ProbeAnswer:
     core_limit: float | None = None
     named: Sequence[str] = ()
     """Variables of `machine.SHARED_OUT` set on the node, or by the spec for its first task."""
+    visible_gpus: Sequence[int] = ()
+    """The indexes in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec.
+    """
     shm_bytes: int | None = None
     port_range: Sequence[int] = ()
     proxies: Mapping[str, str] = field(default_factory=dict)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
-from tfcluster.backends import open_nodes
+from tfcluster.backends import jobs, open_nodes
+from tfcluster.backends.base import Tell, ignore_event
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
@@ -28,19 +33,26 @@ from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id
+from tfcluster.typed_json import from_json, to_json
 
 _LEASE_S = 10.0
+_PLAN, _REPORT = "plan.json", "report.json"
+"""The files by which `main` gets its plan and returns its report."""
 _TURN_S = 0.5
 _FIX = "log in there, check that its disk and memory are not full, and try again"
 
 
-def examine(planned: Planned, *, deep: bool = False) -> PreflightReport:
+def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) -> PreflightReport:
     """Return what `up` would find before the start; an unreachable node is a finding.
 
-    `deep`: import TensorFlow on each node, which takes seconds.
+    `deep`: import TensorFlow on each node, which takes seconds; nodes that a scheduler chooses are
+    allocated for that, and `tell` shows that they are waited for.
     """
     plan = planned.plan
-    if not all(node.is_here for node in plan.nodes):
+    kind = kinds.get(plan.nodes[0].backend)
+    if kind.jobs is not None and not kind.is_allocated(os.environ):
+        report = _examine_job(planned, deep=deep, tell=tell)
+    elif not all(node.is_here for node in plan.nodes):
         run_writer.make_runtime_dir()
         with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
             report = asyncio.run(_examine(plan, Path(scratch), deep=deep))
@@ -49,6 +61,33 @@ def examine(planned: Planned, *, deep: bool = False) -> PreflightReport:
             plan, folder=home(), locks=runtime_dir() / "ports", deep=deep
         )
     return report.with_more(map(_obstacle_finding, planned.obstacles()))
+
+
+def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
+    """Return what a job of the plan would meet; `deep`: also examine nodes that it would get."""
+    plan, backend = planned.plan, planned.plan.nodes[0].backend
+    its = jobs.of_backend(backend)
+    assert its is not None
+    job = jobs.submission_of(plan, planned.spec.runtime, home() / "runs" / "doctor")
+    report = PreflightReport.of_job(backend, its.check(job, thorough=True))
+    if not deep or report.fatal:
+        return report
+    with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
+        (Path(scratch) / _PLAN).write_text(json.dumps(to_json(plan)))
+        try:
+            its.run_inside(job, [sys.executable, "-P", "-m", __name__, scratch], tell=tell)
+            found = foreign_json.read_json_object(Path(scratch) / _REPORT)
+        except SetupError as error:
+            return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
+    return report.with_nodes(PreflightReport.from_json(found))
+
+
+def main(scratch: Path) -> None:
+    """Examine the nodes of the allocation that this process runs in, for `_examine_job`."""
+    plan = from_json(Plan, foreign_json.read_json_object(scratch / _PLAN))
+    run_writer.make_runtime_dir()
+    report = asyncio.run(_examine(plan, scratch, deep=True))
+    (scratch / _REPORT).write_text(json.dumps(report.to_json()))
 
 
 def examine_this_machine(python: str | None = None, *, deep: bool = False) -> PreflightReport:
@@ -84,6 +123,7 @@ async def _examine(
     async with asyncio.TaskGroup() as background:
         try:
             findings = await visit.connect_all(background)
+            plan = visit.plan
             reached = [plan.node(name) for name in visit.connected]
             await code_sync.find_shared_workdirs(plan, visit.hub, reached)
             findings += await visit.hold_ports()
@@ -101,7 +141,8 @@ class _Visit:
     """The connections to the nodes' agents during an examination."""
 
     def __init__(self, plan: Plan, hub: Hub) -> None:
-        self._plan, self.hub = plan, hub
+        self.plan, self.hub = plan, hub
+        """The plan, with the hosts of its tasks once the nodes are open."""
         self.connected: list[str] = []
         """Nodes that were reached and not lost since."""
         self._lost: dict[str, str] = {}
@@ -123,16 +164,16 @@ class _Visit:
                     on_message=self._on_message,
                     on_closed=self._lose,
                     background=background,
-                    tasks=[str(task.id) for task in self._plan.tasks if task.node == node.name],
+                    tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
                 )
             except SetupError as error:
                 what = error.message.removeprefix(f"{node.name} ")
                 return Finding(node.name, "reach", what, error.fix)
             return None
 
-        nodes = self._plan.nodes
+        nodes = self.plan.nodes
         try:
-            await self.hub.open(nodes)
+            self.plan = self.plan.at(await self.hub.open(nodes))
         except SetupError as error:
             return [Finding(node.name, "reach", error.message, error.fix) for node in nodes]
         found = await asyncio.gather(*map(connect, nodes))
@@ -153,10 +194,10 @@ class _Visit:
 
     async def hold_ports(self) -> list[Finding]:
         """Have the agents hold their ports; return findings for taken ports and lost nodes."""
-        if self._plan.kind == "plain":
+        if self.plan.kind == "plain":
             return []
         for name in self.connected:
-            self.hub.send(name, orders.hold_ports(self._plan, name))
+            self.hub.send(name, orders.hold_ports(self.plan, name))
         for name in await Answers(self.hub, self.until).missing(
             tuple(self.connected),
             *PORT_REPLIES,
@@ -167,3 +208,7 @@ class _Visit:
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
         replies = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
         return lost + [probes.taken_port(node, taken) for node, taken in replies if taken]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -6,10 +6,11 @@ rules: unequal versions tensorflow#34156, unequal GPUs #47203 and #60847, unreac
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError
@@ -19,9 +20,16 @@ from tfcluster.plans.keras_settings import is_from_2_16
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 
+if TYPE_CHECKING:
+    from tfcluster.backends.jobs import Outlook
+
 _MIN_FREE_BYTES = 1_000_000_000
 _MIN_SHM_BYTES = 64_000_000
 _MAX_SKEW_S = 5.0
+_WRONG_NAME = re.compile(
+    r"on this node$|[Nn]ame or service|[Nn]ame resolution|[Nn]o address|hostname"
+)
+"""Reasons that are a wrong name's: the probe's own, and those of getaddrinfo (gai_strerror(3))."""
 
 VERSIONS = {
     "TensorFlow": "tensorflow",
@@ -140,6 +148,8 @@ def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Fin
             continue
         what = f"cannot connect to {task} ({host}:{port}): {why}"
         fix = "open that port between the two (firewall, security group), or write another port"
+        if _WRONG_NAME.search(why):
+            fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
         yield Finding(answer.node, "peers", what, fix)
 
 
@@ -218,6 +228,15 @@ class PreflightReport:
     answers: tuple[ProbeAnswer, ...]
     findings: tuple[Finding, ...]
     """The fatal ones first."""
+    notes: tuple[str, ...] = ()
+    """Sentences to show: when a scheduler would start the job."""
+
+    @classmethod
+    def of_job(cls, backend: str, outlook: Outlook) -> PreflightReport:
+        """Return the report of the scheduler of `backend`, as if it were a node."""
+        found = (Finding(backend, o.check, o.what, o.fix, o.is_fatal) for o in outlook.obstacles)
+        notes = (outlook.starts,) if outlook.starts else ()
+        return cls((backend,), (), (), notes).with_more(found)
 
     @classmethod
     def of(cls, answers: Sequence[ProbeAnswer], needs: Needs) -> PreflightReport:
@@ -240,7 +259,12 @@ class PreflightReport:
         for finding in (*findings, *self.findings):
             merged.setdefault((finding.node, finding.check, finding.what), finding)
         ordered = sorted(merged.values(), key=lambda finding: not finding.is_fatal)
-        return PreflightReport(self.nodes, self.answers, tuple(ordered))
+        return replace(self, findings=tuple(ordered))
+
+    def with_nodes(self, other: PreflightReport) -> PreflightReport:
+        """Return this report with the nodes of `other`, their answers and findings."""
+        nodes, answers = (*self.nodes, *other.nodes), (*self.answers, *other.answers)
+        return replace(self, nodes=nodes, answers=answers).with_more(other.findings)
 
     def require(self) -> None:
         """Raise PreflightError if there are fatal findings; it lists them all."""
@@ -254,6 +278,7 @@ class PreflightReport:
             "nodes": list(self.nodes),
             "seen": [asdict(answer) for answer in self.answers],
             "findings": [asdict(finding) for finding in self.findings],
+            "notes": list(self.notes),
         }
 
     @classmethod
@@ -263,6 +288,7 @@ class PreflightReport:
             tuple(data["nodes"]),
             tuple(ProbeAnswer(**answer) for answer in data["seen"]),
             tuple(Finding(**answer) for answer in data["findings"]),
+            tuple(data.get("notes", ())),
         )
 
 

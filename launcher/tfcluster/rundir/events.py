@@ -50,6 +50,15 @@ class JobSubmitted(Event):
     backend: str
     id: str
     """The scheduler's number of the job."""
+    cluster: str = ""
+    """The cluster that the scheduler belongs to; a home may be shared by several."""
+
+
+class JobJoined(Event):
+    """The run was started inside a job of the user's own, whose nodes it uses."""
+
+    backend: str
+    id: str
 
 
 class RunContinued(Event):
@@ -57,6 +66,10 @@ class RunContinued(Event):
 
     restarts: int
     """The number of times so far."""
+    attempt: int
+    """The next attempt of all tasks."""
+    ran_s: float
+    """The time for which the run ran before, without its time in queues."""
 
 
 class NodesAllocated(Event):
@@ -67,7 +80,7 @@ class NodesAllocated(Event):
     addresses: Mapping[str, str]
     """Task → address; its port may still be 0."""
     allocation: str = ""
-    """What a scheduler gave the nodes to: ``job 17``."""
+    """The owner of the nodes at a scheduler: ``job 17``."""
 
 
 class Resumed(Event):
@@ -320,6 +333,8 @@ class Restarting(Event):
     task: str | None = None
     members: tuple[str, ...] | None = None
     """The smaller gang, where some tasks are left out from now on."""
+    counts: bool | None = None
+    """False if it does not count against ``max_restarts``."""
 
 
 class ChaosInjected(Event):
@@ -360,6 +375,8 @@ class RunStopping(Event):
     why: str
     grace_s: float = 0.0
     """The time the tasks get to save and exit before they are killed."""
+    is_announced: bool | None = None
+    """True if the scheduler ends the run's job, and kills tasks after a grace of its own."""
 
 
 class RunFinished(Event):

@@ -83,15 +83,28 @@ class _Changes:
     node_reconnected = node_connected
 
     def job_submitted(self, event: ev.JobSubmitted) -> None:
-        self.state.job = {"backend": event.backend, "id": event.id, "restarts": 0}
+        facts = {"backend": event.backend, "id": event.id, "cluster": event.cluster}
+        self.state.job = {**facts, "restarts": 0}
+
+    def job_joined(self, event: ev.JobJoined) -> None:
+        self.state.allocation = {"backend": event.backend, "id": event.id}
+
+    def run_started(self, event: ev.RunStarted) -> None:
+        self.state.began_at = self.now
 
     def run_continued(self, event: ev.RunContinued) -> None:
         """Forget the nodes of the former start, on which nothing lives any more."""
         self._move_run(event.type)
         state = self.state
-        state.job = {**(state.job or {}), "restarts": event.restarts}
+        if state.job is not None:
+            state.job = {**state.job, "restarts": event.restarts}
+        state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
-        state.waits_for = state.stop_by = None
+        state.waits_for = state.stop_by = state.gathering = state.tensorboard = None
+        for task in state.tasks:
+            _move_task(task, event.type)
+            task.frozen_by = task.phase = None
+            _set_usage(task, {})
 
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)
@@ -253,6 +266,8 @@ class _Changes:
             self._move_node(node, event.type)
         for task in self.state.tasks:
             _move_task(task, event.type)
+            if task.pid is not None:
+                task.ended_at = task.ended_at or self.now
 
     def _move_run(self, trigger: str) -> None:
         self.state.status = states.after(states.RUN, self.state.status, trigger)

@@ -6,15 +6,20 @@ Every path of a run is a property of `RunPaths`, so that no other module builds 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from tfcluster.agent.net.private_folders import place_of
 
 if TYPE_CHECKING:
     from tfcluster.plans.plan import TaskId
+
+
+RUN_ID: Final = re.compile(r"(?P<name>.+)-(?P<time>\d{8}-\d{6})-\w{4}")
+"""The form of the ids that `registry.new_run_id` makes."""
 
 
 def home() -> Path:

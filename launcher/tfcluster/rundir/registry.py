@@ -128,13 +128,18 @@ def load(paths: RunPaths) -> RunSnapshot:
     Raises DamagedRunError if the folder has no readable state.
     """
     snapshot = _read(paths)
-    if snapshot.status.is_final or coordinator_of(snapshot).is_alive() is not False:
+    if not has_lost_coordinator(snapshot):
         return snapshot
     # The coordinator may have ended the run, and then itself, since the state was read.
     snapshot = _read(paths)
     if not snapshot.status.is_final:
         snapshot.status = Status.LOST
     return snapshot
+
+
+def load_recorded(paths: RunPaths) -> RunSnapshot:
+    """Read a run's state as its coordinator recorded it last, alive or not. Raises as `load`."""
+    return _read(paths)
 
 
 def _read(paths: RunPaths) -> RunSnapshot:
@@ -152,6 +157,18 @@ def load_plan(paths: RunPaths) -> Plan:
         return from_json(Plan, foreign_json.read_json_object(paths.plan))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{paths.plan} cannot be read: {describe_error(error)}") from error
+
+
+def with_addresses(plan: Plan, snapshot: RunSnapshot) -> Plan:
+    """Return the plan with the hosts and ports that were chosen at the start."""
+    from tfcluster.plans.plan import TaskId
+
+    hosts, ports = dict[str, str](), dict[TaskId, int]()
+    for task in snapshot.tasks:
+        host, _, port = task.address.rpartition(":")
+        if host and port.isdecimal():
+            hosts[task.node], ports[TaskId.parse(task.task)] = host, int(port)
+    return plan.at(hosts, ports)
 
 
 class StateFile:
@@ -178,7 +195,17 @@ class StateFile:
         snapshot = self.read()
         if snapshot is None or snapshot.status.is_final or not self._paths.state.exists():
             return True
-        return coordinator_of(snapshot).is_alive() is False
+        return has_lost_coordinator(snapshot)
+
+
+def has_lost_coordinator(snapshot: RunSnapshot) -> bool:
+    """Return whether the run is not over, but its coordinator was a process that is gone.
+
+    A run with a job is judged by its scheduler (`backends.job_watch`): between two starts of the
+    job it has no process anywhere.
+    """
+    is_judged_here = not snapshot.status.is_final and snapshot.job is None
+    return is_judged_here and coordinator_of(snapshot).is_alive() is False
 
 
 def coordinator_of(snapshot: RunSnapshot) -> ProcessIdentity:

@@ -26,11 +26,11 @@ Point = tuple[float, int | None, float]
 
 TIMELINE: Final = frozenset(
     {
-        *("run_started", "run_queued", "nodes_allocated", "resumed", "prepare_finished"),
+        *("run_started", "run_queued", "run_continued", "nodes_allocated", "resumed"),
         *("task_started", "task_ready", "task_error", "task_exited", "task_frozen", "task_thawed"),
         *("node_lost", "node_unreachable", "node_reconnected", "stalled", "restarting"),
         *("chaos_injected", "diagnosis", "warned", "log_lost", "checkpoint_gathered", "trial"),
-        *("finishing", "run_stopping", "run_finished"),
+        *("finishing", "run_stopping", "run_finished", "prepare_finished"),
     }
 )
 """The types of the events of a timeline."""

@@ -22,7 +22,7 @@ _INTEGERS = (
 )
 _NUMBERS = (
     *("time", "delay_s", "injected_at", "detected_after_s", "resumed_after_s", "score"),
-    *("started_at", "ended_at"),
+    *("started_at", "ended_at", "ran_s"),
 )
 _RECORD_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(_STRINGS, str | None),
@@ -179,6 +179,13 @@ class RunSnapshot:
     job: Job | None = None
     """The job of a scheduler that the coordinator runs in: backend and id; `restarts` counts how
     often the scheduler started it again."""
+    allocation: Job | None = None
+    """The user's own job inside which the run was started: backend and id."""
+    continued: Record | None = None
+    """The last time that the job was started again: `attempt`, the first one since; `ran_s`, the
+    seconds for which the run ran before, without its time in queues."""
+    began_at: float | None = None
+    """The time of the coordinator's last start."""
     runtime_dir: str | None = None
     """The folder of the coordinator's socket; another shell may have another default."""
     resumed_from: Record | None = None

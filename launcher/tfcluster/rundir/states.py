@@ -87,15 +87,18 @@ _ENDS: Final = {
     "ended_by_us": "stopped",
     "node_lost": "lost",
 }
+_AGAIN: Final = {"run_continued": "restarting"}
+_NOT_HEARD: Final = {"run_finished": "lost"}
+"""The run ended without the task's own end: its coordinator was killed with its job."""
 TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "waiting": {"task_started": "starting"},
-    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS},
-    "running": {"task_stopping": "stopping", **_ENDS},
-    "stopping": dict(_ENDS),
-    "succeeded": {"restarting": "restarting", "task_started": "starting"},
-    "failed": {"restarting": "restarting", "task_started": "starting"},
-    "stopped": {"restarting": "restarting", "task_started": "starting"},
-    "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS},
+    "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
+    "running": {"task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
+    "stopping": {**_ENDS, **_NOT_HEARD, **_AGAIN},
+    "succeeded": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
+    "failed": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
+    "stopped": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
+    "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS, **_AGAIN},
     "restarting": {"task_started": "starting", "run_finished": "stopped"},
 }
 """The states of a task: state → event → next state.

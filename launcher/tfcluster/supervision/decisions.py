@@ -118,8 +118,9 @@ class Stop:
     why: str
     exit_code: int
     now: bool = False
-    comes_back: bool = False
-    """True if the run goes on later: its job goes back into the scheduler's queue."""
+    is_announced: bool = False
+    """True if a scheduler ends the run's job: it kills the tasks itself once its grace is over, so
+    further requests change nothing."""
 
 
 @dataclass(frozen=True, slots=True)

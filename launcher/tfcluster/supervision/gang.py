@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -10,7 +11,13 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
-from tfcluster.supervision.failure import Failure, Kind, explain_missing_peers
+from tfcluster.supervision.failure import (
+    PREEMPTED,
+    TERMINATED,
+    Failure,
+    Kind,
+    explain_missing_peers,
+)
 from tfcluster.supervision.member import Member, member_of
 from tfcluster.supervision.restart_policy import TRAINERS, chief_among
 from tfcluster.supervision.verdicts import root_cause
@@ -31,6 +38,8 @@ class Gang:
     """Failures of tasks that restart alone and have not been restarted since."""
     has_started: bool = False
     """True once any task has run, in this attempt or in an earlier one."""
+    is_announced: bool = False
+    """True once the scheduler of the nodes ends them: it has signalled the tasks, too."""
     _has_trained: bool = False
     _settings_read: set[str] = field(default_factory=set)
     _members: dict[str, Member] = field(default_factory=dict)
@@ -240,9 +249,13 @@ class Gang:
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
 
-        Such a task raised its own exception before its agent stopped it.
+        Such a task raised its own exception before its agent stopped it. A task that its node's
+        scheduler has asked to end (`is_announced`), and that obeys, was stopped.
         """
         member = self.get(event.task, event.attempt)
+        if self.is_announced and event.ended_by == "itself":
+            obeys = event.signal == signal.SIGTERM or event.exit_code in (PREEMPTED, TERMINATED)
+            return replace(event, ended_by="tfcluster") if obeys else event
         if member is None or event.ended_by != "tfcluster" or not event.exit_code:
             return event
         is_own = self._fails_by_itself(member, error, event.exit_code)

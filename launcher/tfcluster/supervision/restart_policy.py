@@ -11,9 +11,9 @@ no restart can fix are permanent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plans.plan import Plan, Supervision, TaskId
@@ -61,6 +61,8 @@ class Restart:
     delay_s: float
     history: RestartHistory
     fresh_ports: bool = False
+    is_counted: bool = True
+    """False if it does not count against ``max_restarts``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,9 @@ def decide(
         signature=failure.signature,
     )
     port_taken = failure.kind is Kind.PORT_TAKEN
-    return Restart(0.0 if port_taken else delay_s, after, fresh_ports=port_taken)
+    return Restart(
+        0.0 if port_taken else delay_s, after, fresh_ports=port_taken, is_counted=not free
+    )
 
 
 def _refusal(
@@ -220,6 +224,18 @@ class Restarts:
             self._advanced |= newest.name not in (None, before.name)
         else:
             self._advanced |= newest.step != before.step
+
+    def carry_over(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Count the restarts of a run that its scheduler has started again.
+
+        `records`: `RunSnapshot.restarts`. The scheduler's own restarts are not among them.
+        """
+        for record in records:
+            unit = TaskId.parse(record["task"]) if record.get("task") else None
+            before, counts = self.history(unit), record.get("counts") is not False
+            self._histories[unit] = replace(
+                before, spent=before.spent + counts, free=before.free + (not counts)
+            )
 
     def history(self, unit: TaskId | None) -> RestartHistory:
         return self._histories.get(unit, RestartHistory())

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
+from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy
-from tfcluster.supervision.decisions import NextAttempt, StartAlone
+from tfcluster.supervision.decisions import NextAttempt, Outcome, StartAlone
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.restart_policy import GiveUp, Restart
@@ -25,7 +26,7 @@ def restart_gang(state: RunState, now: float) -> None:
     if isinstance(verdict, GiveUp):
         _give_up(state, cause, verdict, now)
     elif (loss := _loss(state)) is not None:
-        _give_up(state, loss, NODE_GONE, now)
+        _give_up(state, loss, NODE_GONE, now, verdict)
     else:
         state.diagnose()
         _order_gang(state, cause, _members(state), verdict)
@@ -59,10 +60,22 @@ def loss_of(node: str, task: str, reason: str) -> Failure:
     return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, description=reason)
 
 
-def _give_up(state: RunState, cause: Failure, why: GiveUp, now: float) -> None:
-    """Start a smaller gang without the lost tasks if it is large enough, else fail."""
+def _give_up(
+    state: RunState, cause: Failure, why: GiveUp, now: float, verdict: Restart | None = None
+) -> None:
+    """Start a smaller gang without the lost tasks if it is large enough, else fail.
+
+    A run whose scheduler can give it another node waits for that instead of failing. `verdict`
+    allows that restart, unless one is recorded already.
+    """
     members = restart_policy.without(state.plan, _members(state), cause, why)
-    if members is None:
+    if members is None and why is NODE_GONE and state.can_come_back:
+        if verdict is not None:
+            _record(state, None, cause, verdict, attempt=state.gang.attempt + 1)
+        reason = f"another node in the place of {cause.node}, which is lost"
+        outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
+        state.end_run(f"it needs {reason}", outcome, now, grace_s=None)
+    elif members is None:
         state.fail(cause, why.why, now)
     else:
         state.diagnose(why.why)
@@ -74,7 +87,7 @@ def _order_gang(
 ) -> None:
     """Order the next attempt; without a `verdict` it does not count, as for a smaller gang."""
     if verdict is None:
-        verdict = Restart(state.policy.backoff_s, state.restarts.history(None))
+        verdict = Restart(state.policy.backoff_s, state.restarts.history(None), is_counted=False)
     on_gone = {task.id for task in state.plan.tasks if task.node in state.gone}
     members = tuple(task for task in members if task not in on_gone)
     number = state.gang.attempt + 1
@@ -103,6 +116,7 @@ def _record(
         from_checkpoint=newest.name if newest.step is None else None,
         delay_s=round(verdict.delay_s, 3),
         members=tuple(map(str, members)) if members is not None else None,
+        counts=None if verdict.is_counted else False,
     )
     state.record(event)
 

@@ -137,6 +137,9 @@ class RunState:
     """Nodes that are gone for good → why."""
     why_end: str = ""
     """The reason to stop the tasks once their stacks are written."""
+    can_come_back: bool = False
+    """True if the run's job can go back into the queue of its scheduler, which gives it other
+    nodes."""
     next_attempt: NextAttempt | None = None
     """The next attempt, once the gang is to be restarted."""
     outcome: Outcome | None = None
@@ -270,7 +273,8 @@ class RunState:
         running = self.gang.running()
         self._end(outcome)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
-        self.record(ev.RunStopping(why=why, grace_s=longest))
+        is_announced = self.gang.is_announced or None
+        self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
     def _end(self, outcome: Outcome | None) -> None:

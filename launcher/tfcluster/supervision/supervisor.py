@@ -49,11 +49,23 @@ class Supervisor(RunState):
 
     # -- inputs -----------------------------------------------------------------------------
 
-    def begin_run(self, now: float, newest: Newest | None = None) -> None:
-        """Start the run's clock; `newest` is the checkpoint to resume from."""
+    def begin_run(
+        self,
+        now: float,
+        newest: Newest | None = None,
+        *,
+        ran_s: float = 0.0,
+        restarts: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Start the run's clock; `newest` is the checkpoint to resume from.
+
+        A run that its scheduler has started again has run for `ran_s` seconds before, with
+        `restarts` (`RunSnapshot.restarts`).
+        """
         self.restarts.newest = newest or Newest()
+        self.restarts.carry_over(restarts)
         if (deadline_s := self.policy.run_deadline_s) is not None:
-            self.timers["run"] = now + deadline_s
+            self.timers["run"] = now + max(0.0, deadline_s - ran_s)
 
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
@@ -188,12 +200,12 @@ class Supervisor(RunState):
     def stop(self, stop: Stop, now: float) -> None:
         """Stop the run on request; a second request kills its tasks at once."""
         before = self.ending
-        if before is not None and before.status is Status.INTERRUPTED:
-            self.end_run(f"{stop.why} again, killing the tasks", before, now, grace_s=0.0)
-        else:
-            comes_back = stop.why if stop.comes_back else ""
-            outcome = Outcome(Status.INTERRUPTED, stop.exit_code, comes_back=comes_back)
+        self.gang.is_announced |= stop.is_announced
+        if before is None or before.status is not Status.INTERRUPTED:
+            outcome = Outcome(Status.INTERRUPTED, stop.exit_code)
             self.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
+        elif not stop.is_announced:
+            self.end_run(f"{stop.why} again, killing the tasks", before, now, grace_s=0.0)
         react(self, now)
 
     def tick(self, now: float) -> None:

@@ -68,7 +68,8 @@ def _task_error(event: Event) -> str:
 def _run_stopping(event: Event) -> str:
     text = f"stopping the run: {event['why']}"
     if grace_s := event.get("grace_s"):
-        text += f"; tasks have {format_duration(grace_s)} to exit (repeat to kill them at once)"
+        text += f"; tasks have {format_duration(grace_s)} to exit"
+        text += "" if event.get("is_announced") else " (repeat to kill them at once)"
     return text
 
 
@@ -123,6 +124,7 @@ def _nodes_allocated(event: Event) -> str:
 
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "run_queued": ("yellow", "queued: {reason}".format_map),
+    "run_continued": ("bold yellow", "the job runs again: attempt {attempt}".format_map),
     "nodes_allocated": ("dim", _nodes_allocated),
     "prepare_started": ("dim", "preparing on {node}".format_map),
     "prepare_finished": ("dim", _prepare_finished),

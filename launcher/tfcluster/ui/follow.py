@@ -16,9 +16,9 @@ from socket import gethostname
 from typing import Any
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir.log_files import prepare_label
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.registry import StateFile
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.rundir.tail import LogSource
@@ -122,7 +122,7 @@ class RunView:
         self._job_control = JobControl(terminal, self._folder_watch.wake)
         self._last_lines: dict[str, tuple[int, str]] = {}
         self._host = gethostname()
-        self._fix = ""
+        self._fix = self._question = ""
 
     def start(self) -> None:
         """Start showing the run, in a daemon thread beside the coordinator's loop."""
@@ -155,6 +155,7 @@ class RunView:
         self._watch_screen()
         while not self._is_finishing.is_set() and not (is_over and is_over()):
             found_new, has_more = self._show_round()
+            self._show_job()
             self._draw_frame()
             if is_over and self._lines_stream.error:
                 break
@@ -244,6 +245,19 @@ class RunView:
             case {"type": "restarting"} if self._fix:
                 self._terminal.say_wrapped(f"  → {self._fix}", "dim")
 
+    def _show_job(self) -> None:
+        """Show what the scheduler says about the run's job where that has changed."""
+        if self._shows_messages and not self._json_lines:
+            for sentence in self._state.news():
+                self._terminal.say_wrapped(sentence, "yellow")
+
+    def ask(self, question: str) -> None:
+        """Show a question below the frame, or once where there is no frame; "" takes it away."""
+        self._question = question
+        if question and not self._has_frame:
+            self.say(question)
+        self._folder_watch.wake()
+
     def _write_messages(self) -> bool:
         had_messages = bool(self._messages)
         while self._messages:
@@ -258,7 +272,11 @@ class RunView:
         is_due = now - self._frame_drawn_at >= _FRAME_INTERVAL_S or size != self._frame_size
         if is_due and (snapshot := self._state.read()):
             self._frame_drawn_at, self._frame_size = now, size
-            self._frame = self._make_frame(snapshot, now, *size)
+            columns, rows = size
+            asked = [[(cut_to_columns(self._question, columns), "bold yellow")]]
+            asked = asked if self._question else []
+            frame = self._make_frame(snapshot, now, columns, rows - len(asked))
+            self._frame = [*frame, *asked]
         if self._frame:
             self._terminal.show_footer(self._frame)
 

@@ -26,7 +26,17 @@ def attempt_of_all(snapshot: RunSnapshot) -> int:
     Restarts of a single task do not count: such a task has its own attempt number.
     """
     together = [event["attempt"] for event in snapshot.restarts if not event.get("task")]
-    return int(together[-1]) if together else 1
+    continued = (snapshot.continued or {}).get("attempt", 1)
+    return max(int(together[-1]) if together else 1, int(continued))
+
+
+def format_attempt(snapshot: RunSnapshot) -> str:
+    """Return ``2 of 4``, or ``2`` where the limit may have changed; empty for the first."""
+    attempt = attempt_of_all(snapshot)
+    last = snapshot.restarts[-1] if snapshot.restarts else {}
+    has_limit = "of" in last and (last.get("task") is not None or last["attempt"] == attempt)
+    limit = f" of {last['of']}" if has_limit else ""
+    return f"{attempt}{limit}" if attempt > 1 else ""
 
 
 def format_attached(snapshot: RunSnapshot) -> str:
@@ -75,14 +85,13 @@ def _format_position(step: int | None, name: str | None) -> str:
 
 def list_facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     """Return name and value of what not every run has: its resume, restarts, injected faults."""
-    source, attempt = snapshot.resumed_from or {}, attempt_of_all(snapshot)
+    source = snapshot.resumed_from or {}
     resume = format_resume(str(source.get("run")), source.get("step"), source.get("checkpoint"))
-    limit = "".join([f" of {event['of']}" for event in snapshot.restarts if "of" in event][-1:])
     by_hand = (f"{task} at {address}" for task, address in snapshot.by_hand.items())
     return Facts.of(
         ("resumed", resume if source else None),
         ("by hand", ", ".join(by_hand)),
-        ("attempt", f"{attempt}{limit}" if attempt > 1 else None),
+        ("attempt", format_attempt(snapshot) or None),
         ("restarts", _list_restarts(snapshot.restarts)),
         ("injected", "\n".join(map(_format_fault, snapshot.chaos))),
     ).pairs
@@ -145,7 +154,7 @@ def format_short_reason(snapshot: RunSnapshot) -> str:
     """Return why a run is queued or has not succeeded in one line; empty if that is not known."""
     found = snapshot.reason or ""
     if snapshot.status is Status.QUEUED:
-        found = f"waiting for {snapshot.waits_for}"
+        found = (snapshot.waits_for or "").removeprefix("nodes: ")
     if not found and (root := root_cause(snapshot)):
         found = f"{root.get('task')}: {root.get('reason', '')}"
     return found.partition("\n")[0]

@@ -117,6 +117,7 @@ def status_panel(
         ),
         ("gathering", history.format_gathering(snapshot.gathering)),
         ("waiting for", snapshot.waits_for),
+        ("job", f"{snapshot.job['backend']} {snapshot.job['id']}" if snapshot.job else None),
         ("nodes", ", ".join(f"{n} is lost" for n, s in snapshot.nodes.items() if s == "lost")),
         *describe_results(snapshot),
         *history.list_facts(snapshot),
@@ -356,8 +357,12 @@ def _exit_code_suffix(snapshot: RunSnapshot) -> str:
 
 
 def _host_suffix(snapshot: RunSnapshot, this_host: str | None) -> str:
-    """Name the coordinator's host if it is another host that shares this home."""
-    return f" on {snapshot.host}" if this_host and snapshot.host != this_host else ""
+    """Name the coordinator's host if it is another host that shares this home.
+
+    That of a run with a job does not matter: the scheduler reaches it from anywhere.
+    """
+    is_elsewhere = this_host and snapshot.host != this_host and snapshot.job is None
+    return f" on {snapshot.host}" if is_elsewhere else ""
 
 
 def _ran(since: float | None, until: float | None) -> str:

@@ -34,7 +34,8 @@ def format_report(report: PreflightReport, *, width: int | None, colours: bool) 
     others = len(report.nodes) - len(nodes)
     more = [f"{plural(others, 'other node')}: OK", ""] if others else []
     findings = [sanitize_text(_format_finding(finding)) for finding in rest]
-    parts = [table, "", *more, *findings, *([""] if rest else []), _summary(report)]
+    notes = [*map(sanitize_text, report.notes)]
+    parts = [table, "", *more, *findings, *([""] if rest else []), *notes, _summary(report)]
     return Painted("\n".join(parts))
 
 
@@ -89,6 +90,7 @@ def _version(package: str) -> Callable[[ProbeAnswer], str]:
 
 
 _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
+    **dict.fromkeys(("scheduler", "partition", "limits", "nodes", "run folder"), lambda answer: ""),
     "reach": lambda answer: "",
     "spec": lambda answer: "",
     "Python": lambda answer: answer.python,

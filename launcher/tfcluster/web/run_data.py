@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends import job_watch
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import registry
@@ -54,7 +55,7 @@ class RunIndex:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._files: dict[str, registry.StateFile] = {}
+        self._files: dict[str, job_watch.StateFile] = {}
         self._rows: dict[str, tuple[RunSnapshot, Status, dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
@@ -85,7 +86,7 @@ class RunIndex:
 
     def _row(self, paths: RunPaths) -> dict[str, Any]:
         """Return the row of a run; empty for a folder that does not have a state yet."""
-        file = self._files.setdefault(paths.run_id, registry.StateFile(paths))
+        file = self._files.setdefault(paths.run_id, job_watch.StateFile(paths))
         snapshot = file.read()
         if snapshot is None:
             return _damaged_row(paths) if paths.state.exists() else {}
@@ -115,9 +116,7 @@ def _names(folder: Path) -> list[str]:
 
 def current_status(snapshot: RunSnapshot) -> Status:
     """Return the status: `lost` if the run is not over but its coordinator is gone."""
-    if snapshot.status.is_final or registry.coordinator_of(snapshot).is_alive() is not False:
-        return snapshot.status
-    return Status.LOST
+    return Status.LOST if registry.has_lost_coordinator(snapshot) else snapshot.status
 
 
 def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
@@ -162,23 +161,13 @@ def describe_run(paths: RunPaths) -> dict[str, Any]:
 def _describe_plan(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any]:
     """Return the commands and variables of all tasks, without the values of secrets."""
     try:
-        plan = _with_addresses(registry.load_plan(paths), snapshot)
+        plan = registry.with_addresses(registry.load_plan(paths), snapshot)
     except RunFolderError as error:
         return {"problem": error.message}
     facts = {name: getattr(plan, name) for name in ("name", "kind", "strategy", "notes")}
     shown = plan.tasks[:_MOST_PLANNED]
     facts |= {"tasks": [_describe_task(plan, task.id) for task in shown]}
     return facts | {"left_out": len(plan.tasks) - len(shown)}
-
-
-def _with_addresses(plan: Plan, snapshot: RunSnapshot) -> Plan:
-    """Return the plan with the hosts and ports that were chosen at the start."""
-    hosts, ports = dict[str, str](), dict[TaskId, int]()
-    for task in snapshot.tasks:
-        host, _, port = task.address.rpartition(":")
-        if host and port.isdecimal():
-            hosts[task.node], ports[TaskId.parse(task.task)] = host, int(port)
-    return plan.at(hosts, ports)
 
 
 def _describe_task(plan: Plan, task_id: TaskId) -> dict[str, Any]:

@@ -18,10 +18,11 @@ from typing import Any, Final, Protocol
 from starlette.concurrency import run_in_threadpool
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir import registry, series
 from tfcluster.rundir.log_files import LogFiles
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.registry import DamagedRunError, StateFile
+from tfcluster.rundir.registry import DamagedRunError
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.tail import LogSource, end_of_lines
 from tfcluster.ui.folder_watch import FolderWatch

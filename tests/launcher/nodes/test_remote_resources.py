@@ -56,6 +56,13 @@ def test_variables_that_the_node_sets_are_kept() -> None:
     assert env(first)["TF_NUM_INTRAOP_THREADS"] == "4"
 
 
+def test_the_gpus_of_a_scheduler_are_divided() -> None:
+    """Slurm sets the variable for the agent's step, which all tasks of the node inherit."""
+    answer = replace(ANSWER, named=("CUDA_VISIBLE_DEVICES",), visible_gpus=(2, 3))
+    shares = assigned(plan_of(TWO), answer)
+    assert [env(share)["CUDA_VISIBLE_DEVICES"] for share in shares] == ["2", "3"]
+
+
 def test_variables_that_the_spec_sets_are_kept() -> None:
     plan = plan_of(
         [{"address": TWO[0], "env": {"OMP_NUM_THREADS": "7"}}, TWO[1]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,17 +11,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.documentation import ROOT
 from tests.launcher.conftest import plan_of
 from tests.launcher.coordinator.test_attempts import FakeHub
 from tests.launcher.messages import read_report
 
 from tfcluster.agent.catalogue import Order, Report, StartFailed, Welcome
+from tfcluster.backends.jobs import Obstacle, Outlook, Submission
+from tfcluster.discovery.planning import plan_file
+from tfcluster.errors import SetupError
 from tfcluster.nodes.orders import Answers
-from tfcluster.plans.plan import NodePlan
+from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import doctor
 from tfcluster.preflight.probes import probe_nodes
-from tfcluster.preflight.rules import PreflightReport
+from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.typed_json import from_json
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
 REFUSED = "its agent could not carry out an order"
@@ -124,3 +130,66 @@ def test_a_node_that_is_lost_just_before_the_probe_is_a_finding(tmp_path: Path) 
 
     report = asyncio.run(probe_nodes(plan_of(), paths, Answers(lines, until), ["local"], {}))
     assert [finding.what for finding in report.fatal] == ["the checks could not run: it went away"]
+
+
+class Scheduler:
+    """A scheduler that takes every job, and allocates nodes whose examination is `inner`."""
+
+    def __init__(self, inner: PreflightReport | SetupError, *obstacles: Obstacle) -> None:
+        self.inner, self.obstacles = inner, obstacles
+        self.ran: list[list[str]] = []
+
+    def check(self, job: Submission, *, thorough: bool) -> Outlook:
+        assert thorough
+        assert (job.nodes, job.tasks_per_node) == (2, 1)
+        return Outlook(self.obstacles, "it would start now")
+
+    def run_inside(self, job: Submission, argv: list[str], *, tell: object) -> None:
+        self.ran.append(argv)
+        if isinstance(self.inner, SetupError):
+            raise self.inner
+        *_, scratch = argv
+        assert from_json(Plan, json.loads(Path(scratch, "plan.json").read_text())).nodes
+        Path(scratch, "report.json").write_text(json.dumps(self.inner.to_json()))
+
+
+@pytest.fixture
+def examine_job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PreflightReport]:
+    def run(scheduler: Scheduler, *, deep: bool = True) -> PreflightReport:
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        monkeypatch.setattr("tfcluster.backends.jobs.of_backend", lambda backend: scheduler)
+        planned = plan_file(str(ROOT / "cluster_specs/slurm-2n.json"))
+        return doctor.examine(planned, deep=deep)
+
+    return run
+
+
+def test_a_scheduler_is_examined_without_an_allocation(
+    examine_job: Callable[..., PreflightReport],
+) -> None:
+    scheduler = Scheduler(PreflightReport((), (), ()))
+    report = examine_job(scheduler, deep=False)
+    assert (report.nodes, report.notes, scheduler.ran) == (("slurm",), ("it would start now",), [])
+
+
+def test_a_deep_examination_includes_nodes_of_an_allocation(
+    examine_job: Callable[..., PreflightReport],
+) -> None:
+    finding = Finding("node-1", "GPUs", "none", "another node")
+    report = examine_job(Scheduler(PreflightReport(("node-0", "node-1"), (), (finding,))))
+    assert (report.nodes, report.fatal) == (("slurm", "node-0", "node-1"), (finding,))
+
+
+def test_nodes_that_would_never_be_allocated_are_not_waited_for(
+    examine_job: Callable[..., PreflightReport],
+) -> None:
+    scheduler = Scheduler(PreflightReport((), (), ()), Obstacle("limits", "too long", "less"))
+    assert [f.what for f in examine_job(scheduler).fatal] == ["too long"]
+    assert scheduler.ran == []
+
+
+def test_an_allocation_that_fails_is_a_finding(
+    examine_job: Callable[..., PreflightReport],
+) -> None:
+    (finding,) = examine_job(Scheduler(SetupError("revoked", fix="again"))).fatal
+    assert (finding.node, finding.check, finding.what) == ("slurm", "nodes", "revoked")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.launcher.conftest import plan_of
 
+from tfcluster.backends.jobs import Obstacle, Outlook
 from tfcluster.errors import PreflightError
 from tfcluster.nodes import probe_answers
 from tfcluster.nodes.probe_answers import ProbeAnswer
@@ -70,6 +71,23 @@ def test_a_blocked_port_is_reported_for_the_node_that_cannot_connect() -> None:
     assert "cannot connect to worker:1 (10.0.0.2:2222)" in finding.what
 
 
+@pytest.mark.parametrize(
+    ("why", "fix"),
+    [
+        ("Connection refused", "open that port"),
+        ("timed out", "open that port"),
+        ("Connection refused; b is 127.0.1.1 on this node", "/etc/hosts"),
+        ("Name or service not known", "/etc/hosts"),
+        ("Temporary failure in name resolution", "/etc/hosts"),
+        ("No address associated with hostname", "/etc/hosts"),
+    ],
+)
+def test_a_wrong_name_of_a_peer_has_another_fix_than_a_firewall(why: str, fix: str) -> None:
+    (finding,) = found(replace(A, unreachable=(("b", "worker:1", "b", 2222, why),)), B)
+    assert why in finding.what
+    assert fix in finding.fix
+
+
 def test_an_unreachable_node_that_did_not_answer_is_not_reported_again() -> None:
     line = ("b", "worker:1", "10.0.0.2", 2222, "Connection refused")
     assert rules.judge([replace(A, unreachable=(line,))], Needs(), silent={"b"}) == ()
@@ -100,7 +118,7 @@ REPORT: dict[str, Any] = {
     **{"clock": 5.0, "free_bytes": 10**12, "shm_bytes": None, "strange_names": [], "cores": 4},
     **{"not_listening": [], "unreachable": [["b", "worker:1", "10.0.0.2", 2222, "no answer"]]},
     **{"executable": "/py", "port_range": [1, 2], "proxies": {}, "unwritable": []},
-    **{"script_sha256": None, "imported": None},
+    **{"script_sha256": None, "imported": None, "visible_gpus": []},
     **{"core_nodes": [[0, 1], [2, 3]], "core_limit": None, "named": ["OMP_NUM_THREADS"]},
 }
 
@@ -189,6 +207,24 @@ def test_a_report_is_the_same_after_it_is_saved_and_loaded() -> None:
     assert json.dumps(loaded.to_json()) == json.dumps(report.to_json())
     assert report.warnings == report.findings
     report.require()
+
+
+def test_the_report_of_a_scheduler_is_joined_by_that_of_its_nodes() -> None:
+    obstacles = (Obstacle("nodes", "one is down", "wait", False), Obstacle("limits", "no", "less"))
+    job = PreflightReport.of_job("slurm", Outlook(obstacles, "it would start now"))
+    assert [(f.node, f.check, f.is_fatal) for f in job.findings] == [
+        ("slurm", "limits", True),
+        ("slurm", "nodes", False),
+    ]
+    with pytest.raises(PreflightError, match="slurm: no\n  → less"):
+        job.require()
+    report = job.with_nodes(PreflightReport(("a",), (A,), (Finding("a", "clock", "late", "NTP"),)))
+    assert (report.nodes, report.answers) == (("slurm", "a"), (A,))
+    assert PreflightReport.from_json(json.loads(json.dumps(report.to_json()))).notes == job.notes
+    shown = format_report(report, width=None, colours=False)
+    assert "nodes       !" in shown
+    assert "note: slurm: one is down\n  → wait" in shown
+    assert "it would start now\n2 problems" in shown
 
 
 def test_a_report_with_a_fatal_finding_raises() -> None:

@@ -68,6 +68,7 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "cores": limits.usable(),
         "core_nodes": limits.by_node(),
         "core_limit": limits.limit(),
+        "visible_gpus": visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "")),
         "named": [name for name in SHARED_OUT if name in os.environ],
         "free_bytes": free_bytes(order["folder"]),
         "shm_bytes": free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
@@ -110,6 +111,12 @@ def gpus() -> tuple[list[str], str]:
     if "No devices were found" in output:
         return [], ""
     return [], f"nvidia-smi failed: {output[:200] or f'exit code {code}'}"
+
+
+def visible_gpus(text: str) -> list[int]:
+    """Return the indexes in a CUDA_VISIBLE_DEVICES; [] for one with other names, such as UUIDs."""
+    words = text.replace(" ", "").split(",")
+    return list(map(int, words)) if all(word.isdecimal() for word in words) else []
 
 
 def query_driver(field: str, path: str | None) -> tuple[int, list[str], str]:

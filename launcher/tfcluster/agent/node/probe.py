@@ -202,7 +202,7 @@ def dial(rendezvous: Rendezvous, other: dict[str, Any], until: float) -> str:
 
     Its probe may start later than this one.
     """
-    why, is_late = "no answer", False
+    why, is_late, has_answered = "no answer", False, False
     while (remaining := until - time.monotonic()) > 0:
         timeout_s = max(0.1, min(_DIAL_S, remaining))
         try:
@@ -213,14 +213,30 @@ def dial(rendezvous: Rendezvous, other: dict[str, Any], until: float) -> str:
             expected = [*rendezvous.name.decode().split()[:2], other["node"]]
             if answer == expected:
                 return ""
-            is_probe = len(answer) == 3
+            has_answered, is_probe = True, len(answer) == 3
             why = f"node {answer[2]} answers there" if is_probe else "another program answers there"
         except OSError as error:
             why = error.strerror or str(error) or type(error).__name__
-            if isinstance(error, ConnectionRefusedError) and not is_late:
+            has_answered = isinstance(error, ConnectionRefusedError)
+            if has_answered and not is_late:
                 is_late, until = True, until + _LATE_S
         time.sleep(_RETRY_S)
-    return why
+    # Without an answer, the look-up of the name itself may be what takes so long.
+    return f"{why}{_explain_name(other['host'])}" if has_answered else why
+
+
+def _explain_name(host: str) -> str:
+    """Return a note about a name that is an address of this node itself, else an empty string.
+
+    Debian writes a host's own name as 127.0.1.1 into its /etc/hosts; copied to other hosts, such a
+    line is wrong there.
+    """
+    try:
+        address = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return ""
+    is_loopback = address.startswith("127.") or address == "::1"
+    return f"; {host} is {address} on this node" if is_loopback and host != address else ""
 
 
 if __name__ == "__main__":

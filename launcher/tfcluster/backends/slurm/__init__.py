@@ -22,7 +22,7 @@ class SlurmKind(Kind):
     nodes = "tfcluster.backends.slurm.slurm_nodes:SlurmNodes"
     jobs = "tfcluster.backends.slurm.slurm_jobs"
     leftovers = "tfcluster.backends.slurm.slurm_jobs"
-    fetch = "srun --jobid=JOB --overlap -N1 -n1 -w {node} tar -C {folder} -c . | tar -x"
+    fetch = "srun --nodes=1 --nodelist={host} tar -C {folder} -c . | tar -x"
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -12,8 +13,10 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
 
 COMMENT = "tfcluster:"
-"""The beginning of the comment of a run's job; its id follows."""
+"""The beginning of the comment of a run's job; the run folder follows."""
 NOT_SHARED = 3
+_SAVING_SHARE = 4
+"""A short job has at least three parts of four of its time to train."""
 _BODY = """\
 if ! [ -f {state} ]; then
     echo "tfcluster: $(hostname) does not see {folder}: it must be on a file system" \\
@@ -29,7 +32,7 @@ def format_script(job: Submission) -> str:
     options = [
         *sbatch_options(job),
         f"--job-name={job.run_id}",
-        f"--comment={COMMENT}{job.run_id}",
+        f"--comment={COMMENT}{job.folder}",
         f"--output={job.folder}/coordinator.log",
         "--chdir=/",
     ]
@@ -47,6 +50,11 @@ def format_script(job: Submission) -> str:
 def sbatch_options(job: Submission) -> list[str]:
     """Return the options of sbatch for the nodes of a run, and for the ends it can live with."""
     return [*_resources(job), *_ends(job), *job.runtime.slurm.extra]
+
+
+def resource_options(job: Submission) -> list[str]:
+    """Return the options of salloc for nodes like those of a run."""
+    return [*_resources(job), *job.runtime.slurm.extra]
 
 
 def _resources(job: Submission) -> Iterator[str]:
@@ -72,7 +80,9 @@ def _resources(job: Submission) -> Iterator[str]:
 def _ends(job: Submission) -> Iterator[str]:
     yield "--requeue"  # a preempted run goes on in the same folder
     yield "--open-mode=append"
-    yield f"--signal=B:USR1@{job.save_s:.0f}"  # the coordinator saves before the time limit
+    limit_s = job.runtime.slurm.time or math.inf
+    save_s = min(job.save_s, limit_s / _SAVING_SHARE)
+    yield f"--signal=B:USR1@{save_s:.0f}"  # the coordinator saves before the time limit
     yield "--no-kill"  # a lost node is the coordinator's business
 
 

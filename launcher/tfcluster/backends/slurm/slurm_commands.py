@@ -110,11 +110,17 @@ def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "SLURM_TIME_FORMAT": "%s"}
 
 
-def ask(*argv: str, what: str, patience_s: float = PATIENCE_S, stdin: str = "") -> str:
+def ask(
+    *argv: str,
+    what: str,
+    patience_s: float = PATIENCE_S,
+    stdin: str = "",
+    reads_stderr: bool = False,
+) -> str:
     """Return the stdout of one of Slurm's commands, whose times are seconds since 1970.
 
-    `what` could not be done if it fails: then SlurmError with Slurm's own message, a
-    SlurmSilentError if slurmctld does not answer.
+    `reads_stderr`: return its stderr instead. `what` could not be done if it fails: then
+    SlurmError with Slurm's own message, a SlurmSilentError if slurmctld does not answer.
     """
     try:
         done = subprocess.run(
@@ -133,7 +139,7 @@ def ask(*argv: str, what: str, patience_s: float = PATIENCE_S, stdin: str = "") 
         said = error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else ""
         raise refusal(what, said or f"slurmctld has not answered for {patience_s:.0f} s") from None
     if done.returncode == 0:
-        return done.stdout
+        return done.stderr if reads_stderr else done.stdout
     raise refusal(what, done.stderr or done.stdout)
 
 

@@ -1,13 +1,29 @@
-"""The jobs of runs at Slurm (`backends.jobs.Jobs`): submitted, looked at, stopped, requeued."""
+"""The jobs of runs at Slurm (`backends.jobs.Jobs`): submitted, looked at, stopped, requeued.
+
+`squeue` prints text, not JSON: its columns are the same in all releases, a thousand jobs take no
+time, and a job of another tool with a strange name spoils no line but its own. The comment, which
+may contain anything, is the last column.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from tfcluster.backends.jobs import JobState, Phase, Submission
-from tfcluster.backends.past_runs import SilentError
-from tfcluster.backends.slurm.batch_script import COMMENT, format_script
-from tfcluster.backends.slurm.slurm_commands import SlurmSilentError, ask
+from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
+from tfcluster.backends.past_runs import SilentError, is_live_job
+from tfcluster.backends.slurm.batch_script import COMMENT, format_script, sbatch_options
+from tfcluster.backends.slurm.slurm_checks import check as check
+from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
+from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
+from tfcluster.backends.slurm.slurm_own_job import can_come_back as can_come_back
+from tfcluster.backends.slurm.slurm_own_job import ending as ending
+from tfcluster.backends.slurm.slurm_own_job import own as own
+from tfcluster.backends.slurm.slurm_own_job import requeue as requeue
+from tfcluster.rundir.paths import RUN_ID
+from tfcluster.rundir.states import Status
 
 _PHASES = {
     "PENDING": Phase.QUEUED,
@@ -25,64 +41,193 @@ _PHASES = {
     "STAGE_OUT": Phase.ENDING,
 }
 """Slurm's job states (squeue(1), JOB STATE CODES) → phase; all others are ends."""
-_FORMAT = "%A|%T|%S|%k|%r"
+_FORMAT = "%A|%T|%S|%e|%r|%j|%k"
+_WAITS_FOR_SOMEBODY = (
+    ("JobHeldUser|requeued.held|JobHoldMaxRequeue", "`scontrol release {job}` lets it start"),
+    ("JobHeldAdmin", "an administrator holds it"),
+    ("PartitionTimeLimit", "runtime.slurm.time is above the partition's limit"),
+    ("PartitionNodeLimit", "the partition does not allow as many nodes"),
+    ("PartitionDown|PartitionInactive", "the partition takes no jobs now"),
+    ("BadConstraints|DependencyNeverSatisfied|AccountNotAllowed|QOSNotAllowed", "it never starts"),
+)
+"""(pattern, meaning) for reasons that time alone does not end (squeue(1), JOB REASON CODES)."""
+_ENDS = {
+    "CANCELLED": ("was cancelled", Status.INTERRUPTED),
+    "PREEMPTED": ("was preempted", Status.INTERRUPTED),
+    "TIMEOUT": ("reached its time limit", Status.TIMED_OUT),
+    "DEADLINE": ("reached its deadline", Status.TIMED_OUT),
+    "NODE_FAIL": ("lost a node", Status.FAILED),
+    "BOOT_FAIL": ("has a node that did not boot", Status.FAILED),
+    "OUT_OF_MEMORY": ("used more memory than it has", Status.FAILED),
+}
+"""Slurm's state of a job that is over → what happened to it, the run's status."""
+_NO_OUTPUT = "0:53"
+"""The exit code that Slurm gives a job whose output file it could not open."""
+
+
+def cluster(*, patience_s: float) -> str:
+    """Return the cluster's name."""
+    shown = _ask("scontrol", "show", "config", what="Slurm's settings", patience_s=patience_s)
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
+    return found[1] if found is not None else ""
 
 
 def submit(job: Submission) -> str:
-    """Submit the run's script; return the id of the job."""
-    out = ask("sbatch", "--parsable", what="Slurm does not take the job", stdin=format_script(job))
+    """Submit the run's script; return the id of the job.
+
+    Its options are on the command line, too: the user's SBATCH_PARTITION would override a script.
+    """
+    options, script = sbatch_options(job), format_script(job)
+    what = "Slurm does not take the job"
+    out = ask("sbatch", "--parsable", *options, what=what, stdin=script)
     return out.strip().split(";")[0]
 
 
-def look(ids: Sequence[str], *, patience_s: float) -> dict[str, JobState]:
-    """Return the states of the jobs that Slurm still knows."""
-    rows = _queue(patience_s)
-    return {number: state for number, (_, state) in rows.items() if number in ids}
+def look(*, patience_s: float) -> dict[str, JobState]:
+    """Return run → the state of its job, of this user's runs whose jobs Slurm still knows."""
+    return {row.run_id: row.state for row in _queue(patience_s)}
+
+
+def explain_end(job: str, *, patience_s: float) -> JobEnd:
+    """Return how a job ended; Slurm forgets it after some minutes (MinJobAge)."""
+    try:
+        shown = ask(
+            *("scontrol", "show", "job", "--oneliner", job),
+            what=f"job {job}",
+            patience_s=patience_s,
+        )
+    except SlurmError:
+        return JobEnd(f"Slurm has no job {job} any more")
+    pairs = parse_pairs(shown)
+    state, code = pairs.get("JobState", ""), pairs.get("ExitCode", "")
+    if state in _ENDS:
+        what, status = _ENDS[state]
+        return JobEnd(f"job {job} {what}", status=status)
+    if code == _NO_OUTPUT:
+        node = pairs.get("BatchHost", "its node")
+        return JobEnd(
+            f"job {job} could not write into the run folder on {node}",
+            "set TFCLUSTER_HOME to a folder on a file system that login node and nodes share",
+        )
+    exit_code, _, signal = code.partition(":")
+    if signal not in ("", "0"):
+        return JobEnd(f"the coordinator in job {job} was killed by signal {signal}")
+    return JobEnd(f"the coordinator in job {job} ended with exit code {exit_code or '?'}")
 
 
 def stop(job: str, *, now: bool) -> None:
     """Signal the coordinator, which is the job's script; a job in the queue is removed at once."""
-    what = f"job {job} cannot be stopped"
-    is_queued = look([job], patience_s=10.0).get(job, JobState(Phase.OVER)).phase is Phase.QUEUED
-    options = () if now or is_queued else ("--batch", "--signal=TERM")
-    ask("scancel", *options, job, what=what)
+    phase = _phase_of(job)
+    options = () if now or phase is Phase.QUEUED else ("--batch", "--signal=TERM")
+    try:
+        if phase is not Phase.OVER:
+            ask("scancel", *options, job, what=f"job {job} cannot be stopped")
+    except SlurmSilentError as error:
+        raise SilentError(error.message) from error
+    except SlurmError:
+        if _phase_of(job) is not Phase.OVER:
+            raise
 
 
-def requeue(job: str) -> None:
-    ask("scontrol", "requeue", job, what=f"job {job} cannot go back into the queue")
+def _phase_of(job: str) -> Phase:
+    found = (row.state.phase for row in _queue(patience_s=10.0) if row.job == job)
+    return next(found, Phase.OVER)
+
+
+def warnings(job: Submission) -> list[str]:
+    """Return a warning where the job's time is over before the run's deadline."""
+    limit, deadline = job.runtime.slurm.time, job.run_deadline_s
+    if limit is None or deadline is None or limit >= deadline:
+        return []
+    return [
+        f"the job ends after {limit / 3600:.3g} h (runtime.slurm.time), before the"
+        f" {deadline / 3600:.3g} h of supervision.run_deadline_s: the run then saves, goes back"
+        " into the queue and continues"
+    ]
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
-    """Return run → its job that Slurm still has (`backends.past_runs.Finder`)."""
-    rows = _queue(patience_s).items()
-    found = {
-        run: [f"job {number}"] for number, (run, state) in rows if state.phase is not Phase.OVER
-    }
-    return {run: names for run, names in found.items() if run_id in (None, run)}
+    """Return run → its job that Slurm still has (`backends.past_runs.Finder`).
+
+    `endpoint` is the cluster.
+    """
+    if (here := cluster(patience_s=patience_s)) != endpoint:
+        raise SilentError(f"this machine belongs to the cluster {here}")
+    found: dict[str, list[str]] = {}
+    for row in _queue(patience_s):
+        is_left = row.folder is not None and not is_live_job(row.folder)
+        is_meant = run_id == row.run_id or (run_id is None and is_left)
+        if is_meant and row.state.phase is not Phase.OVER:
+            found.setdefault(row.run_id, []).append(f"job {row.job}")
+    return found
 
 
 def remove(endpoint: str, run_id: str) -> str:
+    """Cancel the run's job."""
     for names in find(endpoint, run_id, patience_s=10.0).values():
-        ask("scancel", *(name.removeprefix("job ") for name in names), what="the job stays")
+        jobs = (name.removeprefix("job ") for name in names)
+        try:
+            ask("scancel", *jobs, what="scancel fails")
+        except SlurmError as error:
+            return error.message
     return ""
 
 
-def _queue(patience_s: float) -> dict[str, tuple[str, JobState]]:
-    """Return id → run and state of this user's jobs of tfcluster, asked for once."""
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job of a run, as squeue lists it."""
+
+    job: str
+    run_id: str
+    folder: Path | None
+    """The run folder; None if somebody has changed the job's comment."""
+    state: JobState
+
+
+def _queue(patience_s: float) -> list[Row]:
+    """Return this user's jobs of tfcluster, asked for once."""
+    out = _ask(
+        *("squeue", "--me", "--noheader", "--states=all", f"--format={_FORMAT}"),
+        what="the queue",
+        patience_s=patience_s,
+    )
+    return parse_queue(out)
+
+
+def parse_queue(out: str) -> list[Row]:
+    """Return the jobs of runs in the output of squeue.
+
+    A job belongs to the run in its comment, or else in its name: some sites rewrite comments.
+    """
+    found = []
+    for line in out.splitlines():
+        job, *fields = line.split("|", 6)
+        if len(fields) != 6:
+            continue
+        state, start, end, reason, name, comment = fields
+        folder = Path(comment.removeprefix(COMMENT)) if comment.startswith(COMMENT) else None
+        if folder is not None or RUN_ID.fullmatch(name):
+            told = _describe(job, state, start, end, reason)
+            found.append(Row(job, folder.name if folder else name, folder, told))
+    return found
+
+
+def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobState:
+    phase = _PHASES.get(state, Phase.OVER)
+    if phase is not Phase.QUEUED:
+        return JobState(phase, ended_at=_seconds(end) if phase is Phase.OVER else None)
+    words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
+    hint = "".join(f": {text.format(job=job)}" for text in words)
+    return JobState(phase, "" if reason == "None" else reason + hint, _seconds(start))
+
+
+def _seconds(text: str) -> float | None:
+    return float(text) if text.isdecimal() else None
+
+
+def _ask(*argv: str, what: str, patience_s: float) -> str:
+    """Return what `ask` returns; raises SilentError where slurmctld does not answer."""
     try:
-        out = ask(
-            *("squeue", "--me", "--noheader", "--states=all", f"--format={_FORMAT}"),
-            what="the queue cannot be read",
-            patience_s=patience_s,
-        )
+        return ask(*argv, what=f"cannot read {what}", patience_s=patience_s)
     except SlurmSilentError as error:
         raise SilentError(error.message) from error
-    found: dict[str, tuple[str, JobState]] = {}
-    for line in out.splitlines():
-        number, state, start, comment, reason = line.split("|", 4)
-        if comment.startswith(COMMENT):
-            at = float(start) if start.isdecimal() else None
-            phase = _PHASES.get(state, Phase.OVER)
-            why = state.lower() if phase is Phase.OVER else reason
-            found[number] = comment.removeprefix(COMMENT), JobState(phase, why, at)
-    return found

@@ -71,9 +71,8 @@ def describe_run(snapshot: RunSnapshot, now: float) -> list[str]:
     if snapshot.status is Status.STOPPING and (snapshot.stop_by or 0) > now:
         remaining = format_duration((snapshot.stop_by or 0) - now)
         parts.append(f"{remaining} left, Ctrl-C again kills at once")
-    if (attempt := history.attempt_of_all(snapshot)) > 1:
-        limit = next((f" of {e['of']}" for e in reversed(snapshot.restarts) if "of" in e), "")
-        parts.append(f"attempt {attempt}{limit}")
+    if attempt := history.format_attempt(snapshot):
+        parts.append(f"attempt {attempt}")
     return parts
 
 

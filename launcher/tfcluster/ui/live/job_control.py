@@ -1,4 +1,4 @@
-"""The signals of a terminal that shows a footer: resized, or stopped with Ctrl-Z.
+"""The signals of a terminal that shows a footer, resized or stopped with Ctrl-Z, and its keys.
 
 A stop waits until the footer is removed, so that the shell's lines follow the last line of the log,
 and `fg` draws it again below them.
@@ -6,11 +6,16 @@ and `fg` draws it again below them.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
+import sys
+import termios
 import threading
 import time
-from collections.abc import Callable
+import tty
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
@@ -75,3 +80,26 @@ class JobControl:
         signal.signal(signal.SIGTSTP, self._stopped)
         self._is_asked = False
         self._wake()
+
+
+@contextlib.contextmanager
+def single_keys(pause_s: float) -> Iterator[Callable[[], bytes]]:
+    """Let keys take effect without Enter.
+
+    The block gets a function that waits `pause_s` for a key, and returns b"" if there is none.
+    """
+    fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+    before = termios.tcgetattr(fd) if fd is not None else None
+
+    def next_key() -> bytes:
+        if fd is None:
+            time.sleep(pause_s)
+            return b""
+        tty.setcbreak(fd, termios.TCSADRAIN)  # each time: a shell resets it while we are stopped
+        return os.read(fd, 1) if select.select([fd], [], [], pause_s)[0] else b""
+
+    try:
+        yield next_key
+    finally:
+        if fd is not None and before is not None:
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)

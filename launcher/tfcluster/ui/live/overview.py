@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir.paths import RunPaths, home
-from tfcluster.rundir.registry import StateFile
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.ui.formats import (
     cut_to_columns,
@@ -24,7 +20,7 @@ from tfcluster.ui.formats import (
     format_value,
 )
 from tfcluster.ui.live.figures import Figures, figures_of, format_epoch, format_step
-from tfcluster.ui.live.job_control import JobControl
+from tfcluster.ui.live.job_control import JobControl, single_keys
 from tfcluster.ui.render import UNLIMITED, Grid, part_lines
 from tfcluster.ui.terminal import Segments, Terminal
 
@@ -115,7 +111,7 @@ def watch(runs: LiveRuns, terminal: Terminal) -> None:
     job_control = JobControl(terminal, lambda: None)
     job_control.install()
     try:
-        with contextlib.suppress(KeyboardInterrupt), _single_keys() as next_key:
+        with contextlib.suppress(KeyboardInterrupt), single_keys(_REFRESH_S) as next_key:
             while True:
                 job_control.stop_if_asked()
                 terminal.show_footer(_lines(runs.read(), *terminal.footer_size))
@@ -138,26 +134,6 @@ def _lines(runs: Sequence[RunSnapshot], columns: int, rows: int) -> list[Segment
     if len(runs) > len(shown):
         lines.append([(f"and {len(runs) - len(shown):,} older runs", "dim")])
     return lines
-
-
-@contextlib.contextmanager
-def _single_keys() -> Iterator[Callable[[], bytes]]:
-    """Let keys take effect without Enter; the block gets a function that waits for one a while."""
-    fd = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
-    before = termios.tcgetattr(fd) if fd is not None else None
-
-    def next_key() -> bytes:
-        if fd is None:
-            time.sleep(_REFRESH_S)
-            return b""
-        tty.setcbreak(fd, termios.TCSADRAIN)  # each time: a shell resets it while we are stopped
-        return os.read(fd, 1) if select.select([fd], [], [], _REFRESH_S)[0] else b""
-
-    try:
-        yield next_key
-    finally:
-        if fd is not None and before is not None:
-            termios.tcsetattr(fd, termios.TCSADRAIN, before)
 
 
 def _folders(runs: Path) -> list[Path]:

@@ -56,6 +56,14 @@ def test_gpus_are_read_from_the_answer_of_nvidia_smi(
     assert machine.gpus() == expected
 
 
+@pytest.mark.parametrize(
+    ("text", "indexes"),
+    [("2,3", [2, 3]), ("0", [0]), ("1, 2", [1, 2]), ("", []), ("-1", []), ("GPU-8932f937,1", [])],
+)
+def test_visible_gpus_are_known_by_their_indexes(text: str, indexes: list[int]) -> None:
+    assert machine.visible_gpus(text) == indexes
+
+
 def test_only_names_and_addresses_of_this_machine_are_local() -> None:
     assert machine.is_local("127.0.0.1")
     assert machine.is_local("[::1]") or not Path("/proc/net/if_inet6").exists()

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 
 from tfcluster.agent.node import probe
 
@@ -44,3 +45,20 @@ def test_a_host_that_does_not_answer_is_reported_with_the_reason() -> None:
 def test_an_unknown_host_name_is_reported_with_the_resolver_s_error() -> None:
     (row,) = run(other("no-such-host.invalid", 2222))
     assert row[4]
+
+
+def test_a_name_that_is_the_node_itself_is_explained() -> None:
+    """On Debian a copied /etc/hosts gives every host the name of one, at 127.0.1.1."""
+    here = probe.Rendezvous("run", "n1")
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        held.bind(("", 0))
+        port = held.getsockname()[1]
+        here.listen(port, [])
+        why = {
+            host: probe.dial(here, {**other(host, port), "node": "n2"}, time.monotonic() + 0.5)
+            for host in ("localhost", "127.0.0.1")
+        }
+    assert why["localhost"].startswith("node n1 answers there; localhost is ")
+    assert why["localhost"].endswith(" on this node")
+    assert why["127.0.0.1"] == "node n1 answers there"

@@ -1,0 +1,328 @@
+"""Runs that have a job, as views see them: the run folder, corrected by what the scheduler says.
+
+While a job is queued nobody writes into its run's folder, and no process proves that the run is
+alive. So the scheduler is asked, once for all runs of a backend and at most every `INTERVAL_S`,
+and its answer counts if it is newer than what the folder says. A job that is over without its
+coordinator's last word is recorded as the end of the run by the first process that notices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tfcluster.backends import jobs, past_runs
+from tfcluster.backends.jobs import JobState, Phase
+from tfcluster.backends.past_runs import SilentError
+from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import DamagedRunError, RunListing
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+
+INTERVAL_S = 5.0
+PATIENCE_S = 8.0
+"""Seconds that a command which only shows something waits for an answer."""
+_DECIDES_IN_S = 1.0
+"""The time that a scheduler needs to say why a new job is queued."""
+_SAME_ESTIMATE_S = 600.0
+"""An estimate that moves by less is not said again."""
+_EXIT_CODES = {Status.INTERRUPTED: 143, Status.TIMED_OUT: 4}
+_DAY_S = 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The jobs of all runs, as a scheduler listed them."""
+
+    asked_at: float
+    """The time before the question (`time.monotonic`): what is older may be outdated."""
+    cluster: str
+    jobs: Mapping[str, JobState]
+    """Run → its job; of all runs whose jobs the scheduler still knows."""
+
+
+@dataclass(slots=True)
+class _Scheduler:
+    """The newest answer of a backend's scheduler; one thread at a time asks it."""
+
+    backend: str
+    answer: _Answer | None = None
+    silence: str = ""
+    """The reason why it does not answer; empty if it does."""
+    _due_at: float = float("-inf")
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def ask(self) -> None:
+        """Ask if that is due, and wait for the answer at most `PATIENCE_S`."""
+        with self._lock:
+            if self.is_due():
+                self._ask()
+
+    def ask_soon(self) -> None:
+        """Ask in another thread if that is due."""
+        if self.is_due() and not self._lock.locked():
+            threading.Thread(target=self.ask, name="scheduler", daemon=True).start()
+
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due_at
+
+    def make_due(self, in_s: float) -> None:
+        """Have the next question asked in `in_s`: the user has just changed something."""
+        self._due_at = time.monotonic() + in_s
+
+    def _ask(self) -> None:
+        its, began = jobs.of_backend(self.backend), time.monotonic()
+        assert its is not None
+        try:
+            cluster = self.answer.cluster if self.answer else its.cluster(patience_s=PATIENCE_S)
+            self.answer = _Answer(began, cluster, its.look(patience_s=PATIENCE_S))
+            self.silence = ""
+        except SilentError as error:
+            self.silence = f"{self.backend} does not answer: {error}"
+        except SetupError as error:
+            self.silence = error.message
+        self._due_at = time.monotonic() + INTERVAL_S
+
+
+_schedulers: dict[str, _Scheduler] = {}
+_files: dict[RunPaths, StateFile] = {}
+for _known in (_schedulers, _files):
+    os.register_at_fork(after_in_child=_known.clear)  # a thread may have held a lock
+
+
+def _scheduler_of(snapshot: RunSnapshot) -> _Scheduler:
+    assert snapshot.job is not None
+    backend = snapshot.job["backend"]
+    return _schedulers.setdefault(backend, _Scheduler(backend))
+
+
+def _is_judged(snapshot: RunSnapshot | None) -> bool:
+    """Return whether the scheduler has a say about a run."""
+    if snapshot is None or snapshot.status.is_final or snapshot.job is None:
+        return False
+    return jobs.of_run(snapshot) is not None
+
+
+class StateFile(registry.StateFile):
+    """A reader of ``state.json`` that knows what the scheduler says; it never waits for it."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        super().__init__(paths)
+        self._found: RunSnapshot | None = None
+        self._found_at = 0.0
+        self._judged: tuple[_Answer, RunSnapshot] | None = None
+        self._news = _News()
+
+    def read(self) -> RunSnapshot | None:
+        """Return the newest readable state, or None if there has been none yet."""
+        found = self.read_without_asking()
+        if found is not None and _is_judged(self._found):
+            _scheduler_of(found).ask_soon()
+        return found
+
+    def read_without_asking(self) -> RunSnapshot | None:
+        """Return what `read` does; the scheduler is not asked."""
+        found = super().read()
+        if found is not self._found:
+            self._found, self._found_at, self._judged = found, time.monotonic(), None
+        if found is None or not _is_judged(found):
+            return found
+        return self._judge(found, _scheduler_of(found).answer)
+
+    def _judge(self, found: RunSnapshot, answer: _Answer | None) -> RunSnapshot:
+        assert found.job is not None
+        if answer is None or answer.asked_at < self._found_at:
+            return found
+        if found.job.get("cluster", "") != answer.cluster:
+            return found
+        if self._judged is None or self._judged[0] is not answer:
+            state = answer.jobs.get(found.run, JobState(Phase.OVER))
+            self._judged = answer, _correct(self._paths, found, state)
+        return self._judged[1]
+
+    def news(self) -> list[str]:
+        """Return sentences for what the scheduler says now and did not say at the last call."""
+        found = self.read()
+        if self._found is None or self._found.job is None or found is None:
+            return []
+        scheduler = _scheduler_of(self._found)
+        answer = scheduler.answer if self._judged is not None else None
+        state = answer.jobs.get(self._found.run) if answer is not None else None
+        was_started = self._found.status is not Status.QUEUED
+        silence = scheduler.silence if found.status is Status.QUEUED else ""
+        return list(self._news.about(state, silence, was_started=was_started))
+
+
+@dataclass(slots=True)
+class _News:
+    """The last sentences about a job, so that nothing is said twice."""
+
+    _reason: str = ""
+    _starts_at: float | None = None
+    _silence: str = ""
+
+    def about(self, state: JobState | None, silence: str, *, was_started: bool) -> Iterator[str]:
+        if silence != self._silence:
+            self._silence = silence
+            if silence:
+                yield f"{silence}; the run waits on"
+        if state is None:
+            return
+        if state.phase is not Phase.QUEUED:
+            self._reason = ""
+        elif state.reason and (state.reason != self._reason or self._has_moved(state.starts_at)):
+            self._reason, self._starts_at = state.reason, state.starts_at
+            again = " again" if was_started else ""
+            yield f"queued{again}: {format_wait(state, time.time())}"
+
+    def _has_moved(self, starts_at: float | None) -> bool:
+        if starts_at is None or self._starts_at is None:
+            return starts_at is not self._starts_at
+        return abs(starts_at - self._starts_at) >= _SAME_ESTIMATE_S
+
+
+def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
+    """Return what the folder says, corrected by the state of the job."""
+    if state.phase is Phase.OVER:
+        return _conclude(paths, found, state)
+    if state.phase is Phase.QUEUED:
+        waits_for = f"nodes: {format_wait(state, time.time())}"
+        return replace(found, status=Status.QUEUED, waits_for=waits_for)
+    if found.status is Status.QUEUED:
+        return replace(found, waits_for="its coordinator, which starts on the job's first node")
+    return found
+
+
+def format_wait(state: JobState, now: float) -> str:
+    """Return ``Priority, starts about 14:05``; with the day if that is not within a day."""
+    reason = state.reason or "not scheduled yet"
+    if state.starts_at is None or state.starts_at < now:
+        return reason
+    left_s = state.starts_at - now
+    form = "%H:%M" if left_s < _DAY_S else "%A %H:%M" if left_s < 6 * _DAY_S else "%Y-%m-%d"
+    return f"{reason}, starts about {time.strftime(form, time.localtime(state.starts_at))}"
+
+
+def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
+    """Record the end of a run whose job is over, unless that has been recorded meanwhile."""
+    from tfcluster.rundir.events import RunFinished  # `ps` does not need them
+    from tfcluster.rundir.run_writer import RunWriter
+
+    its = jobs.of_run(found)
+    assert its is not None
+    try:
+        end = its[0].explain_end(its[1], patience_s=PATIENCE_S)
+    except (SilentError, SetupError):
+        return found
+    try:
+        with _alone(paths):
+            found = registry.load(paths)
+            if found.status.is_final:
+                return found
+            fix = end.fix
+            if found.checkpoints:
+                fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
+            at = max(state.ended_at or time.time(), found.started_at)
+            writer = RunWriter(found, paths, clock=lambda: at)
+            writer.record(
+                RunFinished(
+                    status=end.status,
+                    exit_code=_EXIT_CODES.get(end.status, NodeLostError.exit_code),
+                    reason=f"{end.reason}{_last_words(paths)}",
+                    hint=fix or None,
+                )
+            )
+            writer.close()
+    except (OSError, DamagedRunError):  # the folder was deleted
+        return replace(found, status=end.status, reason=end.reason, waits_for=None)
+    past_runs.forget(paths.run_id)
+    return found
+
+
+@contextlib.contextmanager
+def _alone(paths: RunPaths) -> Iterator[None]:
+    """Keep other processes from recording the run's end; see its newest state."""
+    with paths.events.open("rb+") as file:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        os.listdir(paths.root)  # NFS: what was replaced on another machine is seen now
+        yield
+
+
+def _last_words(paths: RunPaths) -> str:
+    """Return the last line that the coordinator, or the scheduler about it, wrote to its log."""
+    try:
+        lines = paths.coordinator_log.read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return f": {last[-300:]}" if last else ""
+
+
+def load(paths: RunPaths) -> RunSnapshot:
+    """Read a run's state as `registry.load` does, and wait for what its scheduler says of it."""
+    snapshot = registry.load(paths)
+    return _judge_all([(paths, snapshot)]).get(paths, snapshot)
+
+
+def list_runs(home_dir: Path | None = None) -> RunListing:
+    """Read the states of all runs as `registry.list_runs` does, each scheduler asked once."""
+    found = registry.list_runs(home_dir)
+    judged = _judge_all(found.runs)
+    found.runs[:] = [(paths, judged.get(paths, snapshot)) for paths, snapshot in found.runs]
+    return found
+
+
+def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
+    """Return the states of the runs that schedulers have a say about."""
+    files: dict[RunPaths, StateFile] = {}
+    schedulers: dict[str, _Scheduler] = {}
+    for paths, snapshot in runs:
+        if _is_judged(snapshot):
+            file = files[paths] = _files.setdefault(paths, StateFile(paths))
+            file.read_without_asking()  # an answer counts only for what was read before it
+            scheduler = _scheduler_of(snapshot)
+            schedulers[scheduler.backend] = scheduler
+    for scheduler in schedulers.values():
+        scheduler.ask()
+    found = ((paths, file.read_without_asking()) for paths, file in files.items())
+    return {paths: state for paths, state in found if state is not None}
+
+
+def silences() -> list[str]:
+    """Return a sentence for each scheduler that was asked and did not answer."""
+    return [one.silence for one in _schedulers.values() if one.silence]
+
+
+def submitted(snapshot: RunSnapshot) -> None:
+    """Note that the run's job is new: its scheduler needs a moment to say why it is queued."""
+    _scheduler_of(snapshot).make_due(_DECIDES_IN_S)
+
+
+def stop(snapshot: RunSnapshot, *, now: bool) -> None:
+    """Have the run's job end. The second time, or `now`, it ends without time to save.
+
+    Raises SetupError if the scheduler refuses it or does not answer.
+    """
+    found = jobs.of_run(snapshot)
+    assert found is not None
+    (its, job), cluster = found, (snapshot.job or {}).get("cluster", "")
+    try:
+        if (here := its.cluster(patience_s=PATIENCE_S)) != cluster:
+            raise NodeLostError(
+                f"the job of {snapshot.run} is in the cluster {cluster}, this machine in {here}",
+                fix=f"on a login node of {cluster}: tfcluster down {snapshot.run}",
+            )
+        its.stop(job, now=now or snapshot.status is Status.STOPPING)
+    except SilentError as error:
+        fix = "try again once the scheduler answers"
+        raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error
+    _scheduler_of(snapshot).make_due(0.0)

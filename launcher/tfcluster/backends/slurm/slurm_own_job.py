@@ -1,0 +1,79 @@
+"""The job of Slurm that this process runs in: why it ends, and its way back into the queue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from signal import SIGUSR1
+
+from tfcluster.backends.jobs import Ending
+from tfcluster.backends.slurm import JOB
+from tfcluster.backends.slurm.slurm_commands import ask, parse_pairs
+from tfcluster.errors import SetupError
+
+_QUEUED = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_ENDING = ("COMPLETING", "CANCELLED", "NODE_FAIL", "FAILED", "COMPLETED")
+_NEAR_S = 600.0
+"""The time left for which a SIGUSR1 is Slurm's warning (``sbatch --signal``) of the time limit."""
+
+
+def own(environ: Mapping[str, str]) -> tuple[str, int]:
+    count = environ.get("SLURM_RESTART_COUNT", "")
+    return environ[JOB], int(count) if count.isdecimal() else 0
+
+
+def can_come_back(job: str) -> bool:
+    return _can_come_back(_show(job))
+
+
+def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
+    """Return why Slurm ends the job; None if it does not.
+
+    While a job's processes are being ended, its state is COMPLETING whatever the reason is; if it
+    was put back into the queue, the restart is counted already. A job that is preempted has the
+    time of that from the beginning of its grace.
+    """
+    shown = _show(job)
+    state, can_come_back = shown["JobState"], _can_come_back(shown)
+    left_s = float(shown["EndTime"]) - time.time() if shown["EndTime"].isdecimal() else None
+    if state in _QUEUED or int(shown["Restarts"]) > restarts:
+        return Ending("it was put back into the queue", comes_back=True)
+    if shown.get("PreemptTime", "").isdecimal() or state == "PREEMPTED":
+        is_cancelled = "CANCEL" in _preempt_mode(shown["Partition"])
+        why = "preempted by a job with a higher priority"
+        return Ending(why, comes_back=can_come_back and not is_cancelled)
+    if shown["Reason"] == "TimeLimit" or state in ("TIMEOUT", "DEADLINE"):
+        return Ending("its time limit is over")
+    if state in _ENDING:
+        return Ending("it was cancelled (scancel)")
+    if signal == SIGUSR1:
+        is_limit = left_s is not None and left_s < _NEAR_S
+        why = "its time limit is near" if is_limit else "SIGUSR1 asked it to make room"
+        return Ending(why, comes_back=can_come_back)
+    return None
+
+
+def requeue(job: str) -> None:
+    try:
+        ask("scontrol", "requeue", job, what=f"job {job} cannot go back into the queue")
+    except SetupError:
+        shown = _show(job)
+        is_back = shown["JobState"] == "COMPLETING" and shown["EndTime"] == "Unknown"
+        if not is_back and shown["JobState"] not in _QUEUED:
+            raise
+
+
+def _show(job: str) -> dict[str, str]:
+    what = f"Slurm does not describe job {job}"
+    return parse_pairs(ask("scontrol", "show", "job", "--oneliner", job, what=what))
+
+
+def _can_come_back(shown: Mapping[str, str]) -> bool:
+    """Return whether the job has a script, which can run again, and --requeue or the default."""
+    return (shown["BatchFlag"], shown["Requeue"]) == ("1", "1")
+
+
+def _preempt_mode(partition: str) -> str:
+    what = f"Slurm does not describe partition {partition}"
+    shown = ask("scontrol", "show", "partition", "--oneliner", partition, what=what)
+    return parse_pairs(shown).get("PreemptMode", "")

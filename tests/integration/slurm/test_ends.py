@@ -1,0 +1,244 @@
+"""Ends of a run's job that others decide: the run saves, and goes on where Slurm lets it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from tests.integration.hosts.office import HANG_S, Run, until
+from tests.integration.jobs.lab import PYTHONS, SPECS
+from tests.lab.slurm import SlurmCluster
+
+from .site import Site
+
+pytestmark = pytest.mark.slow
+TRAINING_S = 240.0
+"""The longest wait for TensorFlow."""
+SAVES = """
+import os, signal, struct, sys, time
+from tfcluster_workers import reporting
+
+folder, step, asked = os.environ["TFCLUSTER_CHECKPOINT_DIR"], 0, []
+step = int(os.environ.get("TFCLUSTER_RESTORED_STEP", 0))
+
+def save():
+    for suffix, end in (("data-00000-of-00001", b""), ("index", struct.pack("<Q", END))):
+        with open(f"{folder}/ckpt-{step}.{suffix}", "wb") as file:
+            file.write(f"step {step}".encode() + end)
+    reporting.saved(f"{folder}/ckpt-{step}", step=step)
+
+END = 0xDB4775248B80FB57
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+reporting.saves_on_sigterm()
+print(f"begins at {step}", flush=True)
+reporting.ready()
+while step < int(os.environ["STEPS"]):
+    time.sleep(0.05)
+    step += 1
+    reporting.progress(step)
+    if step % 20 == 0 or asked:
+        save()
+    if asked:
+        print(f"saved {step}", flush=True)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        sys.exit(42)
+"""
+"""A job of 20 steps a second that saves each second, and on SIGTERM before it exits with 42."""
+
+
+class Job:
+    """A run of `SAVES` in a job of its own."""
+
+    def __init__(self, site: Site, run: Run, id: str) -> None:
+        self.site, self.run, self.id = site, run, id
+
+    @property
+    def state(self) -> dict[str, Any]:
+        return dict(json.loads((self.run.folder / "state.json").read_text()))
+
+    def wait_for(self, *statuses: str, hang_s: float = HANG_S) -> dict[str, Any]:
+        until(lambda: self.state["status"] in statuses, f"{statuses}: {self.state}", hang_s)
+        return self.state
+
+    def train(self, attempt: int = 1) -> None:
+        """Wait until this attempt has a checkpoint of its own."""
+        started = f'"type":"task_started","task":"worker:0","attempt":{attempt}'
+        later = f'{started}.*"type":"checkpoint_gathered"'
+        events = self.run.folder / "events.jsonl"
+        until(lambda: re.search(later, events.read_text(), re.DOTALL), f"attempt {attempt}")
+
+    def steps(self, attempt: int, word: str) -> set[int]:
+        """Return the steps at which the tasks of an attempt say that they ``begin`` or ``save``."""
+        found = [re.findall(rf"{word}\w* (?:at )?(\d+)", self.run.log(f"worker:{n}", attempt))
+                 for n in (0, 1)]  # fmt: skip
+        return {int(step) for steps in found for step in steps}
+
+
+def spec(site: Site, *, steps: int = 100_000, **sections: Any) -> Mapping[str, Any]:
+    return {"job": {"script": "train.py", "env": {"STEPS": str(steps)}}, **sections}
+
+
+def submitted(site: Site, partition: str = "main", *, steps: int = 100_000, **sections: Any) -> Job:
+    """Submit a run, and wait for its first checkpoint."""
+    slurm = {"partition": partition, **sections.pop("slurm", {})}
+    runtime = {"backend": "slurm", "slurm": slurm}
+    path = site.spec(SAVES, **spec(site, steps=steps, runtime=runtime, **sections))
+    run = site.up(path, "-d")
+    assert run.end() == 0, run.said
+    job = Job(site, run, json.loads((run.folder / "state.json").read_text())["job"]["id"])
+    job.train()
+    return job
+
+
+def test_a_run_goes_on_each_time_its_job_runs_again(cluster: SlurmCluster, site: Site) -> None:
+    job = submitted(site, steps=160)
+    preemptor = cluster.fill(3, "-p", "high")
+    queued = job.wait_for("queued")
+    assert "preempted by a job with a higher priority" in queued["waits_for"]
+    cluster("scancel", preemptor, user="ben")
+    job.train(2)
+    cluster("scontrol", "requeue", job.id)
+
+    ended = job.wait_for("succeeded", "failed", "interrupted")
+
+    assert (ended["status"], ended["attempt"], ended["restarts"]) == ("succeeded", 3, [])
+    continued = job.run.of_type("run_continued")
+    assert [(event["restarts"], event["attempt"]) for event in continued] == [(1, 2), (2, 3)]
+    assert job.steps(1, "begin") == {0}
+    for attempt in (1, 2):
+        chief = job.run.log("worker:0", attempt).split("saved ")[1]
+        assert job.steps(attempt + 1, "begin") == {int(chief)}, "nothing is trained twice"
+    assert len({c["path"] for c in ended["checkpoints"]}) == len(ended["checkpoints"])
+    assert [event["seq"] for event in job.run.events()] == [*range(1, len(job.run.events()) + 1)]
+    assert {task["state"] for task in ended["tasks"]} == {"succeeded"}
+    assert ended["warnings"] == []
+
+
+@pytest.mark.parametrize("end", ["preempted", "cancelled", "signalled"])
+def test_a_run_that_cannot_come_back_says_how_to_continue(
+    cluster: SlurmCluster, site: Site, end: str
+) -> None:
+    job = submitted(site, "cancel")
+    match end:
+        case "preempted":
+            cluster.fill(3, "-p", "high")
+        case "cancelled":
+            cluster("scancel", job.id)
+        case "signalled":
+            cluster("scancel", "--full", "--signal=TERM", job.id)
+
+    ended = job.wait_for("interrupted", "failed")
+
+    assert (ended["status"], ended["exit_code"]) == ("interrupted", 143)
+    reason, hint = ended["reason"] or "", ended["hint"] or ""
+    expected = {"preempted": "preempted by a job", "cancelled": "it was cancelled (scancel)"}
+    assert expected.get(end, "") in reason
+    assert (f"tfcluster up --resume {ended['run']}" in hint) == (end in expected)
+    saved = ended["checkpoints"][-1]["step"]
+    assert saved in job.steps(1, "saved")
+    if end == "preempted":
+        cluster.restore()
+        again = site.start("up", "--resume", job.run.folder.name, "--name", "again", "-d")
+        assert again.end() == 0, again.said
+        again.name = "again"
+        until(lambda: again.has_line(f"begins at {saved}", "worker:0"), "a resumed run")
+        cluster("scancel", "--me")
+        Job(site, again, "").wait_for("interrupted")
+
+
+def test_a_job_whose_time_is_nearly_over_goes_back_into_the_queue(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    slurm = {"time": "1m", "extra": ["--signal=B:USR1@52"]}
+    job = submitted(site, slurm=slurm, supervision={"run_deadline_s": "1h"})
+    (warning,) = job.run.of_type("warned")
+    assert "the job ends after 0.0167 h" in warning["message"]
+    queued = job.wait_for("queued")
+    assert "its time limit is near" in queued["waits_for"]
+    job.train(2)
+    cluster("scancel", job.id)
+    job.wait_for("interrupted")
+
+
+@pytest.mark.parametrize("fault", ["freeze", "power_off"])
+def test_a_lost_node_is_replaced_by_a_requeue(
+    cluster: SlurmCluster, site: Site, fault: str
+) -> None:
+    job = submitted(site, supervision={"lease_s": 3, "backoff_s": 0.1})
+    getattr(cluster, fault)("n2")
+    job.wait_for("queued", "failed", "interrupted")
+    assert "another node in the place of node-1" in job.state["waits_for"]
+    job.train(2)
+    (restart,) = job.state["restarts"]
+    assert (restart["attempt"], restart["of"]) == (2, 4)
+    hosts = [set(event["hosts"].values()) for event in job.run.of_type("nodes_allocated")]
+    assert len(hosts[1]) == 2
+    assert hosts[1] != hosts[0]
+    if fault == "freeze":
+        cluster.thaw("n2")
+    cluster("scancel", job.id)
+    job.wait_for("interrupted")
+
+
+def test_an_interactive_job_that_ends_takes_its_run_along(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    path = site.spec(SAVES, **spec(site))
+    run = site.up(path, within=["salloc", "-N2"])
+    job = Job(site, run, "")
+    job.train()
+    cluster("scancel", job.state["allocation"]["id"])
+    run.end()
+    ended = job.state
+    assert (ended["status"], ended["exit_code"]) == ("interrupted", 143)
+    assert "it was cancelled (scancel)" in ended["reason"]
+    assert "tfcluster up --resume" in run.said
+
+
+def test_a_script_of_the_users_own_goes_on_in_the_same_run(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    path = site.spec(SAVES, **spec(site, steps=80))
+    script = site.write("job.sh", '#!/bin/sh\n"$@"\n')
+    run = site.up(path, within=["sbatch", "-N2", "--open-mode=append", str(script)])
+    assert run.end() == 0, run.said
+    job = Job(site, run, "")
+    job.train()
+    cluster("scontrol", "requeue", job.state["allocation"]["id"])
+    ended = job.wait_for("succeeded", "failed", "interrupted")
+    assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
+    assert job.steps(2, "begin") <= job.steps(1, "saved")
+    assert len(list(run.folder.parent.iterdir())) == 1
+
+
+def losses(run: Run) -> list[float]:
+    logs = "".join(run.log("worker:0", attempt) for attempt in (1, 2))
+    return [float(loss) for loss in re.findall(r"^epoch \d+ loss (\S+)", logs, re.MULTILINE)]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("tensorflow", PYTHONS)
+def test_a_preempted_training_ends_with_the_losses_of_an_undisturbed_one(
+    cluster: SlurmCluster, site: Site, tensorflow: str
+) -> None:
+    path = site.write("spec.json", (SPECS / "custom-loop-2w.json").read_text())
+    options = ("--backend=slurm", f"--python={PYTHONS[tensorflow]}")
+    small = ("--", "--epochs=3", "--examples=4800")
+    undisturbed = site.up(path, *options, "--name=undisturbed", *small)
+    undisturbed.name = "undisturbed"
+    assert undisturbed.end(TRAINING_S) == 0, undisturbed.said
+    run = site.up(path, *options, "--name=preempted", *small)
+    run.name = "preempted"
+    job = Job(site, run, "")
+    until(lambda: (job.state["tasks"][0]["step"] or 0) > 60, "the second epoch", TRAINING_S)
+    preemptor = cluster.fill(3, "-p", "high")
+    job.wait_for("queued")
+    cluster("scancel", preemptor, user="ben")
+    assert run.end(TRAINING_S) == 0, run.said
+    assert re.search(r"^resuming after step (\d+)", run.log("worker:0", 2), re.MULTILINE)
+    assert losses(run) == pytest.approx(losses(undisturbed), abs=1e-4)
+    assert job.state["warnings"] == []
