@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
-from tfcluster.backends.slurm import JOB
+from tfcluster.backends.slurm import JOB, NODES
 from tfcluster.backends.slurm.slurm_commands import ask_soon, parse_pairs
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
@@ -45,7 +45,10 @@ _FIXES = (
         "not in this job's allocation|Requested node configuration|DOWN|not responding",
         "the node is down or was taken from the job: `scontrol show node {node}` says why",
     ),
-    ("Job/step already completing|Invalid job id|job .* expired", "the job has ended"),
+    (
+        "Job/step already completing|Invalid job id|job .* expired",
+        "the job has ended: leave its shell, or allocate nodes again",
+    ),
     ("Unable to contact slurm controller", "slurmctld does not answer: `scontrol ping`"),
 )
 
@@ -94,7 +97,7 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     """
     what = f"cannot list the nodes of job {environ[JOB]}"
     listed = await ask_soon(
-        "scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"], what=what
+        "scontrol", "show", "hostnames", environ[NODES], what=what
     )
     names = listed.split()
     shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
