@@ -8,17 +8,16 @@ back into the queue. Views ask the scheduler only about runs that have a job (`j
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
 from tfcluster import kinds
 from tfcluster.errors import SetupError
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
+
+T = TypeVar("T")
 
 
 class Phase(StrEnum):
@@ -189,7 +190,7 @@ class OwnJob:
     async def can_come_back(self) -> bool:
         """Return whether the job may go back into the queue, as far as the scheduler says."""
         try:
-            return await asyncio.to_thread(self.its.can_come_back, self.id)
+            return await _soon(self.its.can_come_back, self.id)
         except SetupError:
             return False
 
@@ -197,9 +198,15 @@ class OwnJob:
         """Return why the scheduler ends the job; None also if it does not say so."""
         try:
             ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
-            return await asyncio.to_thread(ending, self.id)
+            return await _soon(ending, self.id)
         except SetupError:
             return None
+
+
+async def _soon(ask: Callable[[str], T], job: str) -> T:
+    import asyncio  # slow to import, and views do not need it
+
+    return await asyncio.to_thread(ask, job)
 
 
 def own(backend: str, environ: Mapping[str, str] = os.environ) -> OwnJob | None:

@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 from tests.integration.hosts.office import HANG_S, Run, until
+from tests.integration.jobs.lab import PYTHONS, SPECS
 from tests.lab.slurm import SlurmCluster
 
 from .site import Site
 
 pytestmark = pytest.mark.slow
+TRAINING_S = 240.0
+"""The longest wait for TensorFlow."""
 SAVES = """
 import os, signal, struct, sys, time
 from tfcluster_workers import reporting
@@ -209,3 +212,33 @@ def test_a_script_of_the_users_own_goes_on_in_the_same_run(
     assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
     assert job.steps(2, "begin") <= job.steps(1, "saved")
     assert len(list(run.folder.parent.iterdir())) == 1
+
+
+def losses(run: Run) -> list[float]:
+    logs = "".join(run.log("worker:0", attempt) for attempt in (1, 2))
+    return [float(loss) for loss in re.findall(r"^epoch \d+ loss (\S+)", logs, re.MULTILINE)]
+
+
+@pytest.mark.tensorflow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("tensorflow", PYTHONS)
+def test_a_preempted_training_ends_with_the_losses_of_an_undisturbed_one(
+    cluster: SlurmCluster, site: Site, tensorflow: str
+) -> None:
+    path = site.write("spec.json", (SPECS / "custom-loop-2w.json").read_text())
+    options = ("--backend=slurm", f"--python={PYTHONS[tensorflow]}")
+    small = ("--", "--epochs=3", "--examples=4800")
+    undisturbed = site.up(path, *options, "--name=undisturbed", *small)
+    undisturbed.name = "undisturbed"
+    assert undisturbed.end(TRAINING_S) == 0, undisturbed.said
+    run = site.up(path, *options, "--name=preempted", *small)
+    run.name = "preempted"
+    job = Job(site, run, "")
+    until(lambda: (job.state["tasks"][0]["step"] or 0) > 60, "the second epoch", TRAINING_S)
+    preemptor = cluster.fill(3, "-p", "high")
+    job.wait_for("queued")
+    cluster("scancel", preemptor, user="ben")
+    assert run.end(TRAINING_S) == 0, run.said
+    assert re.search(r"^resuming after step (\d+)", run.log("worker:0", 2), re.MULTILINE)
+    assert losses(run) == pytest.approx(losses(undisturbed), abs=1e-4)
+    assert job.state["warnings"] == []

@@ -22,6 +22,7 @@ from tests.launcher.conftest import plan_of
 from tfcluster.agent import protocol
 from tfcluster.agent.catalogue import Hello
 from tfcluster.backends.base import Nodes, RunContext
+from tfcluster.backends.jobs import OwnJob
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.startup import StartOptions
@@ -300,16 +301,20 @@ def perform(
     paths: RunPaths,
     *,
     start_options: StartOptions | None = None,
+    job: OwnJob | None = None,
 ) -> Ended:
     """Run `plan` to its end."""
+    start_options = start_options or StartOptions(runs_preflight=False)
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        return runner.run(
-            _perform(plan, agents, paths, start_options or StartOptions(runs_preflight=False))
-        )
+        return runner.run(_perform(plan, agents, paths, start_options, job))
 
 
 async def _perform(
-    plan: Plan, agents: Mapping[str, Agent], paths: RunPaths, start_options: StartOptions
+    plan: Plan,
+    agents: Mapping[str, Agent],
+    paths: RunPaths,
+    start_options: StartOptions,
+    job: OwnJob | None,
 ) -> Ended:
     run_gathering = SlowGathering(plan, paths)
     run_gathering.agents = agents
@@ -330,6 +335,7 @@ async def _perform(
             run_gathering,
             open_nodes=open_nodes,
             start_options=start_options,
+            job=job,
         )
         outcome = await coordinator.run()
     serving = [task for agent in agents.values() for task in agent.serving]

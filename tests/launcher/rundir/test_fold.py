@@ -218,3 +218,22 @@ def test_late_events_of_an_earlier_attempt_are_ignored(state: RunSnapshot, paths
     second_start = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
     replay(state, paths, [*STARTED, second_start, EXITED])
     assert (tasks(state)["worker:0"], state.task("worker:0").exit_code) == ("starting", None)
+
+
+def test_a_run_that_goes_on_has_no_task_and_no_node_of_its_former_start(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    """Its coordinator was killed while all tasks ran."""
+    submitted = ev.JobSubmitted(backend="slurm", id="7", cluster="lab")
+    stalled = ev.TaskFrozen(task="worker:0", attempt=1, signal=19)
+    continued = ev.RunContinued(restarts=1, attempt=2, ran_s=60.0)
+    replay(state, paths, [submitted, *STARTED, stalled, continued])
+    assert (state.status, tasks(state)) == (
+        Status.STARTING,
+        {"worker:0": "restarting", "worker:1": "restarting"},
+    )
+    assert (state.nodes, state.agents, state.task("worker:0").frozen_by) == ({}, {}, None)
+    assert (state.job or {})["restarts"] == 1
+    assert state.continued == {"attempt": 2, "ran_s": 60.0}
+    replay(state, paths, [ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)])
+    assert tasks(state)["worker:0"] == "starting"

@@ -218,7 +218,13 @@ def _check_nodes(job: Submission, name: str, nodes: Sequence[Node]) -> Iterator[
         suiting = [node for node in suiting if node in enough]
     feature = job.runtime.slurm.constraint or ""
     if re.fullmatch(r"[\w.-]+", feature):
-        suiting = [node for node in suiting if feature in node.features]
+        have = [node for node in nodes if feature in node.features]
+        if len(have) < job.nodes:
+            what = f"{len(have)} of the {len(nodes)} {where} have the feature {feature}"
+            fix = "set runtime.slurm.constraint to features that nodes have (`sinfo -o '%N %f'`)"
+            yield Obstacle("nodes", what, fix)
+            return
+        suiting = [node for node in suiting if node in have]
     if len(suiting) < job.nodes:
         what = f"{len(suiting)} of the {len(nodes)} {where} have all that runtime.slurm asks for"
         yield Obstacle("nodes", what, "`sinfo -N -o '%N %c %m %G %f'` shows what each node has")

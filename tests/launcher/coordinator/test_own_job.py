@@ -1,0 +1,130 @@
+"""A run in a scheduler's job: what ends the job ends the run, or sends it back into the queue."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launcher.coordinator.scripted import (
+    LOCAL,
+    REMOTE,
+    Agent,
+    Ended,
+    perform,
+    plan_on_two_nodes,
+)
+
+from tfcluster.backends.jobs import Ending, OwnJob
+from tfcluster.coordinator.foreground import find_interrupted
+from tfcluster.errors import JobEndedError
+from tfcluster.plans.plan import Plan
+from tfcluster.rundir import fold, registry, run_writer
+from tfcluster.rundir.events import JobJoined, RunFinished, TaskStarted
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
+
+PREEMPTED = Ending("preempted", comes_back=True)
+ANNOUNCED: Mapping[str, Any] = {"type": "end_announced", "signal": int(signal.SIGTERM)}
+
+
+@dataclass(frozen=True)
+class Job(OwnJob):
+    """A job whose scheduler gives a fixed answer."""
+
+    answer: Ending | None = None
+    may_come_back: bool = True
+
+    async def can_come_back(self) -> bool:
+        return self.may_come_back
+
+    async def ending(self, *, signal: int | None = None) -> Ending | None:
+        return self.answer
+
+
+def run(tmp_path: Path, paths: RunPaths, answer: Ending | None, **scripts: Any) -> Ended:
+    agents = {name: Agent(name, str(tmp_path), **scripts) for name in (LOCAL, REMOTE)}
+    return perform(plan_on_two_nodes(tmp_path), agents, paths, job=Job("slurm", "7", 0, answer))
+
+
+@pytest.mark.parametrize("code", [42, 143])
+def test_a_preempted_gang_that_has_saved_goes_back_into_the_queue(
+    tmp_path: Path, paths: RunPaths, code: int
+) -> None:
+    codes = {"worker:0": code, "worker:1": code}
+    script = {"trained": [ANNOUNCED]}
+    ended = run(tmp_path, paths, PREEMPTED, script=script, exit_codes=codes)
+    assert ended.outcome.comes_back == "preempted"
+    assert (ended.state.status, ended.state.waits_for) == (Status.QUEUED, "nodes: preempted")
+    assert ended.state.task("worker:1").ended_by == "tfcluster"
+    assert (ended.state.diagnosis, ended.state.restarts) == (None, [])
+
+
+def test_a_job_that_cannot_come_back_ends_its_run_with_the_next_step(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    answer = Ending("its time limit is over")
+    ended = run(tmp_path, paths, answer, script={"trained": [ANNOUNCED]})
+    assert isinstance(ended.outcome.error, JobEndedError)
+    assert (ended.state.status, ended.state.exit_code) == (Status.INTERRUPTED, 143)
+    assert ended.state.reason == "job 7 was ended: its time limit is over"
+    assert f"tfcluster up --resume {ended.state.run}" in (ended.state.hint or "")
+
+
+def test_a_signal_without_an_end_of_the_job_stops_the_run(tmp_path: Path, paths: RunPaths) -> None:
+    ended = run(tmp_path, paths, None, script={"trained": [ANNOUNCED]})
+    assert (ended.state.status, ended.state.exit_code) == (Status.INTERRUPTED, 143)
+    assert (ended.state.reason, ended.outcome.comes_back) == (None, "")
+
+
+def test_a_start_that_fails_because_the_job_ends_goes_back_into_the_queue(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    for answer, status in ((PREEMPTED, Status.QUEUED), (None, Status.FAILED)):
+        ended = run(tmp_path, paths, answer, answers_again=False, connections=1)
+        assert ended.state.status is status
+
+
+@pytest.fixture
+def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process runs in job 7 of Slurm, which was requeued once."""
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+
+
+@pytest.mark.usefixtures("in_job")
+def test_a_script_of_the_users_own_finds_the_run_of_its_former_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, plan = tmp_path / "home", plan_on_two_nodes(tmp_path)
+    nodes = tuple(replace(node, backend="slurm") for node in plan.nodes)
+    plan = replace(plan, nodes=nodes, spec_path="/spec.json")
+
+    def make(name: str, plan: Plan, job: str) -> RunWriter:
+        paths = run_writer.make(name, home)
+        state = fold.first_state(plan, paths, registry.this_process(), 100.0)
+        state.pid_start = 1  # its coordinator is gone
+        writer = RunWriter(state, paths)
+        writer.record(JobJoined(backend="slurm", id=job))
+        writer.record(TaskStarted(task="worker:0", attempt=3, node=LOCAL, pid=1))
+        return writer
+
+    make("other-spec", replace(plan, spec_path="/other.json"), "7").close()
+    make("other-job", plan, "8").close()
+    make("other-tasks", replace(plan, tasks=plan.tasks[:1]), "7").close()
+    assert find_interrupted(plan, home) is None
+    ours = make("ours", plan, "7")
+    ours.save()
+    found = find_interrupted(plan, home)
+    assert found is not None
+    assert found.run_id == "ours"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "")
+    assert find_interrupted(plan, home) is None
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    ours.record(RunFinished(status="failed", exit_code=1))
+    ours.close()
+    assert find_interrupted(plan, home) is None
