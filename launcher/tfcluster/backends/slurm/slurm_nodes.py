@@ -96,9 +96,7 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     The address is the one by which Slurm's own daemons reach the node. Raises SetupError.
     """
     what = f"cannot list the nodes of job {environ[JOB]}"
-    listed = await ask_soon(
-        "scontrol", "show", "hostnames", environ[NODES], what=what
-    )
+    listed = await ask_soon("scontrol", "show", "hostnames", environ[NODES], what=what)
     names = listed.split()
     shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
     found = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
