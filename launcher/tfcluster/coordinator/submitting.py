@@ -69,7 +69,7 @@ def submit(launch: Launch) -> RunPaths:
             raise NodeLostError(str(error), fix="try again once the scheduler answers") from error
         raise
     _record_job(writer, JobSubmitted(backend=backend, id=job, cluster=cluster))
-    job_watch.submitted(writer.state)
+    job_watch.submitted(registry.load_recorded(paths))
     return paths
 
 
