@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tfcluster.errors import SetupError
 
@@ -161,8 +161,3 @@ async def ask_soon(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str
 def parse_pairs(line: str) -> dict[str, str]:
     """Return the ``Name=value`` pairs of a line of ``scontrol show --oneliner``."""
     return dict(re.findall(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)", line))
-
-
-def join_options(options: Sequence[tuple[str, object]]) -> list[str]:
-    """Return ``--name=value`` for every option that has a value."""
-    return [f"--{name}={value}" for name, value in options if value is not None]
