@@ -189,8 +189,6 @@ class OwnJob:
 
     async def can_come_back(self) -> bool:
         """Return whether the job may go back into the queue, as far as the scheduler says."""
-        import asyncio  # `ps` does not need it
-
         try:
             return await _soon(self.its.can_come_back, self.id)
         except SetupError:
@@ -198,8 +196,6 @@ class OwnJob:
 
     async def ending(self, *, signal: int | None = None) -> Ending | None:
         """Return why the scheduler ends the job; None also if it does not say so."""
-        import asyncio
-
         try:
             ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
             return await _soon(ending, self.id)

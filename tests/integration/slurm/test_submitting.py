@@ -190,7 +190,7 @@ def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
 
 
 def test_a_run_goes_on_while_slurmctld_is_away(site: Site) -> None:
-    run = site.up(site.spec(count=300), SUBMIT)
+    run = site.up(site.spec(count=240), SUBMIT)
     run.wait_for_line("line 3", "worker:1")
     site.cluster.kill_controller()
     listed = said(site, "ps")
