@@ -81,6 +81,8 @@ class NodesAllocated(Event):
     """Node → host name, for those that the plan could not know."""
     addresses: Mapping[str, str]
     """Task → address; its port may still be 0."""
+    allocation: str = ""
+    """The owner of the nodes at a scheduler: ``job 17``."""
 
 
 class Resumed(Event):

@@ -122,7 +122,8 @@ def _run_queued(event: Event) -> str:
 
 def _nodes_allocated(event: Event) -> str:
     hosts = join_first(list(dict.fromkeys(event["hosts"].values())))
-    return f"the nodes are there: {hosts}" if hosts else "the nodes are there"
+    owner = f" of {event['allocation']}" if event.get("allocation") else ""
+    return f"the nodes{owner} are there{f': {hosts}' if hosts else ''}"
 
 
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
