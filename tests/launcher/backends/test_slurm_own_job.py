@@ -74,3 +74,17 @@ def test_a_job_that_is_in_the_queue_already_need_not_be_put_there(slurm: dict[st
     slurm.update(_RUNNING)
     with pytest.raises(SlurmError, match="job 7 cannot go back into the queue"):
         slurm_own_job.requeue("7")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("7", 0)),
+        ({"SLURM_RESTART_COUNT": "2"}, ("7", 2)),
+        ({"SLURM_ARRAY_JOB_ID": "6", "SLURM_ARRAY_TASK_ID": "1"}, ("6_1", 0)),
+    ],
+)
+def test_the_number_of_a_job_means_no_other_job(
+    environ: dict[str, str], expected: tuple[str, int]
+) -> None:
+    assert slurm_own_job.own({"SLURM_JOB_ID": "7", **environ}) == expected

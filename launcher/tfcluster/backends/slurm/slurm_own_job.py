@@ -18,8 +18,11 @@ _NEAR_S = 600.0
 
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:
+    """Return the job's number and restarts; an array's number alone would mean all its jobs."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    job = f"{array}_{task}" if array and task else environ[JOB]
     count = environ.get("SLURM_RESTART_COUNT", "")
-    return environ[JOB], int(count) if count.isdecimal() else 0
+    return job, int(count) if count.isdecimal() else 0
 
 
 def can_come_back(job: str) -> bool:
