@@ -86,6 +86,8 @@ class Submission:
     """Seconds before the end of the job's time in which the run should be told about it."""
     run_deadline_s: float | None = None
     """The time after which the run stops itself."""
+    may_shrink: bool = False
+    """True if the run can go on without a node that is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,7 @@ def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
         tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
         save_s=max(120.0, 60.0 + plan.supervision.grace_s),
         run_deadline_s=plan.supervision.run_deadline_s,
+        may_shrink=plan.supervision.min_workers is not None,
     )
 
 

@@ -93,6 +93,7 @@ def test_a_start_that_fails_because_the_job_ends_goes_back_into_the_queue(
 def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process runs in job 7 of Slurm, which was requeued once."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
 
 
