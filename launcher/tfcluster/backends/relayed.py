@@ -78,7 +78,7 @@ class Place(Protocol):
 
 
 class Words:
-    """What a transport writes to stderr means."""
+    """The meaning of the lines that a transport writes to stderr."""
 
     @classmethod
     def clean(cls, line: str) -> str:
