@@ -97,7 +97,8 @@ def test_a_run_waits_in_the_queue_and_is_watched_to_its_end(site: Site, queue: s
     assert f"slurm {job_of(run)}" in said(site, "status")
     site.cluster("scancel", queue, user="ben")
     assert run.end() == 0, run.said
-    for line in ("queued: Resources", "the nodes are there: n1, n2", "task", "succeeded after"):
+    there = f"the nodes of job {job_of(run)} are there: n1, n2"
+    for line in ("queued: Resources", there, "task", "succeeded after"):
         assert run.said.count(line) >= 1, run.said
     for task in ("worker:0", "worker:1"):
         lines = [line for line in run.said.splitlines() if line.startswith(f"{task} │")]
