@@ -196,7 +196,7 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
     if state.phase is Phase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
         return replace(found, status=Status.QUEUED, waits_for=waits_for)
-    if found.status is Status.QUEUED:
+    if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
         return replace(found, waits_for="its coordinator, which starts on the job's first node")
     return found
 

@@ -189,6 +189,7 @@ class OwnJob:
 
     async def can_come_back(self) -> bool:
         """Return whether the job may go back into the queue, as far as the scheduler says."""
+
         try:
             return await _soon(self.its.can_come_back, self.id)
         except SetupError:
@@ -196,6 +197,7 @@ class OwnJob:
 
     async def ending(self, *, signal: int | None = None) -> Ending | None:
         """Return why the scheduler ends the job; None also if it does not say so."""
+
         try:
             ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
             return await _soon(ending, self.id)

@@ -78,7 +78,7 @@ class Place(Protocol):
 
 
 class Words:
-    """The meaning of the lines that a transport writes to stderr."""
+    """The meaning of what a transport writes to stderr."""
 
     @classmethod
     def clean(cls, line: str) -> str:
@@ -300,7 +300,8 @@ async def connect(
     config |= {"former": former, "is_fenced": is_fenced, "is_tied": is_tied}
     if place is not None:
         config["seat"] = container_socket_name(run.run_id, node)
-    transport = Transport(argv, config, built, logs_in=place is None, words=words)
+    logs_in = place is None and not is_tied
+    transport = Transport(argv, config, built, logs_in=logs_in, words=words)
     hello = Hello(run_id=run.run_id, node=node, token=token, stream_logs=True)
     handle = _RelayedAgent(transport, place)
     link = AgentLink(transport.dial, hello, handle, lease_s=run.lease_s)

@@ -42,6 +42,8 @@ class RunQueued(Event):
 
     reason: str
     """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
+    again: bool | None = None
+    """True if the run had started before, and its job went back into the queue."""
 
 
 class JobSubmitted(Event):

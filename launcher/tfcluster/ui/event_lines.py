@@ -116,6 +116,10 @@ def _node_unreachable(event: Event) -> str:
     return f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
 
 
+def _run_queued(event: Event) -> str:
+    return f"queued{' again' if event.get('again') else ''}: {event['reason']}"
+
+
 def _nodes_allocated(event: Event) -> str:
     hosts = join_first(list(dict.fromkeys(event["hosts"].values())))
     owner = f" of {event['allocation']}" if event.get("allocation") else ""
@@ -123,7 +127,7 @@ def _nodes_allocated(event: Event) -> str:
 
 
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
-    "run_queued": ("yellow", "queued: {reason}".format_map),
+    "run_queued": ("yellow", _run_queued),
     "run_continued": ("bold yellow", "the job runs again: attempt {attempt}".format_map),
     "nodes_allocated": ("dim", _nodes_allocated),
     "prepare_started": ("dim", "preparing on {node}".format_map),

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.backends.slurm.batch_script import format_script, resource_options, sbatch_options
+from tfcluster.backends.slurm.batch_script import format_script, job_options, resource_options
 from tfcluster.backends.slurm.slurm_commands import ask, clean_environ, parse_pairs, plain, refusal
 from tfcluster.errors import SetupError, join_first
 
@@ -73,7 +73,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
 
 def _estimate(job: Submission) -> str:
     what, script = "Slurm would not take the job", format_script(job)
-    options = ("--test-only", *sbatch_options(job))
+    options = ("--test-only", *job_options(job))
     said = ask("sbatch", *options, what=what, stdin=script, reads_stderr=True)
     return read_estimate(said, time.time())
 

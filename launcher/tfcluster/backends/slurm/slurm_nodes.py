@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
-from tfcluster.backends.slurm import JOB
+from tfcluster.backends.slurm import JOB, NODES
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
     SlurmSilentError,
@@ -59,7 +59,7 @@ _FIXES = (
         "not in this job's allocation|Requested node configuration|DOWN|not responding",
         "the node is down or was taken from the job: `scontrol show node {node}` says why",
     ),
-    (_JOB_ENDED, "the job has ended"),
+    (_JOB_ENDED, "the job has ended: leave its shell, or allocate nodes again"),
     ("Unable to contact slurm controller", "slurmctld does not answer: `scontrol ping`"),
 )
 
@@ -134,9 +134,7 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     The address is the one by which Slurm's own daemons reach the node. Raises SetupError.
     """
     what = f"cannot list the nodes of job {environ[JOB]}"
-    listed = await ask_soon(
-        "scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"], what=what
-    )
+    listed = await ask_soon("scontrol", "show", "hostnames", environ[NODES], what=what)
     names = listed.split()
     shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
     found = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}
