@@ -125,6 +125,9 @@ def test_a_script_of_the_users_own_finds_the_run_of_its_former_start(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "")
     assert find_interrupted(plan, home) is None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    ours.record(RunFinished(status="interrupted", exit_code=143))
+    ours.save()
+    assert find_interrupted(plan, home) is not None, "its job has started again"
     ours.record(RunFinished(status="failed", exit_code=1))
     ours.close()
     assert find_interrupted(plan, home) is None
