@@ -9,17 +9,25 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from signal import SIGTERM
 from typing import NoReturn
 
 from tfcluster.agent import foreign_json
 from tfcluster.api import make_launch
 from tfcluster.backends import past_runs
-from tfcluster.coordinator.foreground import WARNING, Session, open_folder, signals_held_back
+from tfcluster.coordinator.foreground import (
+    SIGNALS,
+    WARNING,
+    Session,
+    open_folder,
+    signals_held_back,
+)
 from tfcluster.coordinator.submitting import take_over
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 
 
@@ -29,10 +37,13 @@ def main(folder: str) -> int:
     os.environ["TFCLUSTER_HOME"] = str(paths.root.parent.parent)  # it may have been relative
     if (state := take_over(paths)).status.is_final:  # the job was started once more by hand
         return state.exit_code or 0
+    if paths.cancelled.exists():  # the job was queued again while it was being ended
+        return _end(paths, Outcome(Status.INTERRUPTED, SIGNALS[SIGTERM].exit_code))
     try:
         launch = make_launch(plan_file(paths), **foreign_json.read_json_object(paths.launch))
     except TfclusterError as error:  # the environment or the files have changed meanwhile
-        return _fail(paths, error)
+        sys.stderr.write(f"tfcluster: {error}\n")
+        return _end(paths, Outcome.of(error))
     with signals_held_back(WARNING):
         session = Session(launch, paths)
         end = session.run(lambda plan: None)
@@ -43,14 +54,13 @@ def main(folder: str) -> int:
     return end.outcome.exit_code
 
 
-def _fail(paths: RunPaths, error: TfclusterError) -> int:
-    """Record that the run could not be planned again; return its exit code."""
-    sys.stderr.write(f"tfcluster: {error}\n")
+def _end(paths: RunPaths, outcome: Outcome) -> int:
+    """Record the end of a run that does not start; return its exit code."""
     writer = RunWriter(open_folder(paths), paths)
-    writer.record(Outcome.of(error).event())
+    writer.record(outcome.event())
     writer.close()
     past_runs.forget(paths.run_id)
-    return error.exit_code
+    return outcome.exit_code
 
 
 def _entry() -> NoReturn:

@@ -266,7 +266,7 @@ class Run:
         until = time.monotonic() + LISTENS_WITHIN_S
         while not (state := self.state()).status.is_final:
             if state.job is not None:
-                job_watch.stop(registry.load(self.paths), now=now)
+                job_watch.stop(self.paths, now=now)
                 return True
             try:
                 socket = registry.control_socket(self.paths, state)

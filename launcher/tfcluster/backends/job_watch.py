@@ -307,11 +307,13 @@ def submitted(snapshot: RunSnapshot) -> None:
     _scheduler_of(snapshot).make_due(_DECIDES_IN_S)
 
 
-def stop(snapshot: RunSnapshot, *, now: bool) -> None:
+def stop(paths: RunPaths, *, now: bool) -> None:
     """Have the run's job end. The second time, or `now`, it ends without time to save.
 
-    Raises SetupError if the scheduler refuses it or does not answer.
+    It does not come back even if it is put into the queue again meanwhile. Raises SetupError if
+    the scheduler refuses it or does not answer.
     """
+    snapshot = registry.load(paths)
     found = jobs.of_run(snapshot)
     assert found is not None
     (its, job), cluster = found, (snapshot.job or {}).get("cluster", "")
@@ -325,4 +327,6 @@ def stop(snapshot: RunSnapshot, *, now: bool) -> None:
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error
+    with contextlib.suppress(OSError):  # a full disk
+        paths.cancelled.touch()
     _scheduler_of(snapshot).make_due(0.0)

@@ -363,7 +363,7 @@ class Coordinator:
         if self.job is None or not (self._ending is not None or has_failed) or outcome.comes_back:
             return outcome
         ending = await (self._ending or self.job.ending())
-        if ending is None:
+        if ending is None or self.paths.cancelled.exists():
             return outcome
         if ending.comes_back:
             return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why)

@@ -186,9 +186,8 @@ class _Watch:
 
     def _cancel(self, number: int) -> None:
         self.watcher.ask("")
-        state = registry.load(self.paths)
         try:
-            job_watch.stop(state, now=self._cancelled_by is not None)
+            job_watch.stop(self.paths, now=self._cancelled_by is not None)
         except SetupError as error:
             self.watcher.said(str(error))
             return

@@ -94,6 +94,8 @@ class RunPaths:
     """The options of `up` that a submitted run's coordinator needs."""
     waited = _InRunFolder(".waited")
     """A file that exists once `tfcluster wait` has reported how the run ended."""
+    cancelled = _InRunFolder(".cancelled")
+    """A file that exists once the user has asked a scheduler to end the run's job."""
     logs = _InRunFolder("logs")
     checkpoints = _InRunFolder("checkpoints")
     """The checkpoints gathered from the chief."""

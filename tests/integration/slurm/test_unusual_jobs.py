@@ -9,6 +9,13 @@ from tests.integration.hosts.office import import_path, until
 
 from .site import Site
 
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("training", flush=True)
+time.sleep(3600)
+"""
+
 
 def test_a_home_with_any_name_and_a_user_s_own_defaults_of_sbatch(site: Site) -> None:
     home = site.cluster.home("ann") / """o'd "d%j $(id) ;"""
@@ -51,3 +58,16 @@ time.sleep(60)
     until(lambda: last.exists() and last.read_text().split()[-2:] == [array, "1"], "the restart")
     assert first.read_text().split()[1::2] == ["0"]
     site.cluster("scancel", array)
+
+
+def test_a_run_that_is_being_stopped_does_not_come_back_by_a_requeue(site: Site) -> None:
+    up = site.up(site.spec(STUBBORN), "--backend", "slurm")
+    up.wait_for_line("training", "worker:0")
+    down = site.start("down", up.folder.name)
+    up.wait_for_event("run_stopping")
+    (job,) = up.of_type("job_submitted")
+    site.cluster("scontrol", "requeue", job["id"])
+    assert down.end() == 0, down.said
+    assert "has ended: interrupted" in down.said
+    assert len(up.of_type("task_started")) == 2
+    assert up.end() == 143

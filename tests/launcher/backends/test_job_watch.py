@@ -233,7 +233,7 @@ def test_a_run_of_another_cluster_is_left_as_it_is(home_dir: Any, fake: Fake) ->
     fake.states.clear()
     assert job_watch.load(paths).status is Status.RUNNING
     with pytest.raises(NodeLostError, match="in the cluster south, this machine in north"):
-        job_watch.stop(registry.load(paths), now=False)
+        job_watch.stop(paths, now=False)
     assert fake.stopped == []
 
 
@@ -257,14 +257,15 @@ def test_a_stop_is_the_scheduler_s_and_the_second_one_ends_the_job(
     home_dir: Any, fake: Fake
 ) -> None:
     paths = submitted(home_dir, fake, *STARTED)
-    state = registry.load(paths)
-    job_watch.stop(state, now=False)
-    state.status = Status.STOPPING
-    job_watch.stop(state, now=False)
+    job_watch.stop(paths, now=False)
+    writer = RunWriter(registry.load(paths), paths)
+    writer.record(ev.RunStopping(why="SIGTERM"))
+    writer.close()
+    job_watch.stop(paths, now=False)
     assert fake.stopped == [("7", False), ("7", True)]
     fake.error = SilentError("no slurmctld")
     with pytest.raises(NodeLostError, match="cannot be stopped: no slurmctld"):
-        job_watch.stop(state, now=False)
+        job_watch.stop(paths, now=False)
 
 
 def test_news_are_what_has_changed(
