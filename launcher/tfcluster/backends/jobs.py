@@ -8,6 +8,7 @@ back into the queue. Views ask the scheduler only about runs that have a job (`j
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
 
 T = TypeVar("T")
+_SAYS_LATER_S = (0.0, 0.5, 1.0, 2.0)
+"""Pauses before a scheduler that has just signalled a job is asked why, again and again."""
 
 
 class Phase(StrEnum):
@@ -83,6 +86,8 @@ class Submission:
     """Seconds before the end of the job's time in which the run should be told about it."""
     run_deadline_s: float | None = None
     """The time after which the run stops itself."""
+    may_shrink: bool = False
+    """True if the run can go on without a node that is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +201,22 @@ class OwnJob:
             return False
 
     async def ending(self, *, signal: int | None = None) -> Ending | None:
-        """Return why the scheduler ends the job; None also if it does not say so."""
+        """Return why the scheduler ends the job; None also if it does not say so.
 
-        try:
-            ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
-            return await _soon(ending, self.id)
-        except SetupError:
-            return None
+        After a `signal` the scheduler's own records may be a moment late.
+        """
+        ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
+        for wait_s in _SAYS_LATER_S if signal is not None else (0.0,):
+            with contextlib.suppress(SetupError):
+                if (found := await _soon(ending, self.id, after_s=wait_s)) is not None:
+                    return found
+        return None
 
 
-async def _soon(ask: Callable[[str], T], job: str) -> T:
+async def _soon(ask: Callable[[str], T], job: str, *, after_s: float = 0.0) -> T:
     import asyncio  # slow to import, and views do not need it
 
+    await asyncio.sleep(after_s)
     return await asyncio.to_thread(ask, job)
 
 
@@ -231,6 +240,7 @@ def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
         tasks_per_node=max(Counter(task.node for task in plan.tasks).values()),
         save_s=max(120.0, 60.0 + plan.supervision.grace_s),
         run_deadline_s=plan.supervision.run_deadline_s,
+        may_shrink=plan.supervision.min_workers is not None,
     )
 
 

@@ -141,7 +141,8 @@ def _continuation(state: RunSnapshot, restarts: int, last_event_at: float) -> Ru
 def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
     """Return the run of `plan` that an earlier start of this process's job has begun, if any.
 
-    The user's own script starts it again each time when the scheduler starts the job again.
+    The user's own script starts it again each time when the scheduler starts the job again. The
+    end of such a run was the job's, whatever was known about it then.
     """
     job = jobs.own(plan.nodes[0].backend)
     if job is None or not job.restarts:
@@ -153,7 +154,8 @@ def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
             continue
         is_same = (state.spec, state.name) == (plan.spec_path, plan.name)
         is_same = is_same and {task.task for task in state.tasks} == tasks
-        if is_same and not registry.load_recorded(paths).status.is_final:
+        status = registry.load_recorded(paths).status
+        if is_same and (status is Status.INTERRUPTED or not status.is_final):
             return paths
     return None
 

@@ -25,7 +25,7 @@ _WHY: Final = {
     "requeue": "after a preemption or the failure of this node the job is queued again",
     "open-mode": "a requeued job appends to its log",
     "signal": "Slurm announces the end of the job's time; tfcluster then saves and stops",
-    "no-kill": "a failed node does not end the job; tfcluster decides what happens",
+    "no-kill": "a failed node does not end the job: supervision.min_workers lets the rest go on",
 }
 """Option → why the script has it; the others are fields of the spec."""
 _BODY: Final = """\

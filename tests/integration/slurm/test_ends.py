@@ -163,22 +163,34 @@ def test_a_job_whose_time_is_nearly_over_goes_back_into_the_queue(
     job.wait_for("interrupted")
 
 
-@pytest.mark.parametrize("fault", ["freeze", "power_off"])
-def test_a_lost_node_is_replaced_by_a_requeue(
-    cluster: SlurmCluster, site: Site, fault: str
+def test_a_frozen_node_is_replaced_where_the_gang_cannot_shrink(
+    cluster: SlurmCluster, site: Site
 ) -> None:
-    job = submitted(site, supervision={"lease_s": 3, "backoff_s": 0.1})
-    getattr(cluster, fault)("n2")
+    job = submitted(site, supervision={"lease_s": 3, "backoff_s": 0.1, "min_workers": 2})
+    cluster.freeze("n2")
     job.wait_for("queued", "failed", "interrupted")
     assert "another node in the place of node-1" in job.state["waits_for"]
     job.train(2)
     (restart,) = job.state["restarts"]
     assert (restart["attempt"], restart["of"]) == (2, 4)
-    hosts = [set(event["hosts"].values()) for event in job.run.of_type("nodes_allocated")]
-    assert len(hosts[1]) == 2
-    assert hosts[1] != hosts[0]
-    if fault == "freeze":
-        cluster.thaw("n2")
+    assert [set(event["hosts"].values()) for event in job.run.of_type("nodes_allocated")] == [
+        {"n1", "n2"},
+        {"n1", "n3"},
+    ]
+    cluster.thaw("n2")
+    cluster("scancel", job.id)
+    job.wait_for("interrupted")
+
+
+def test_slurm_starts_a_run_again_that_has_lost_the_node_of_its_coordinator(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    job = submitted(site, slurm={"nodes": 1})
+    cluster.power_off("n1")
+    job.train(2)
+    assert job.state["restarts"] == []
+    hosts = [event["hosts"] for event in job.run.of_type("nodes_allocated")]
+    assert hosts == [{"node-0": "n1"}, {"node-0": "n2"}]
     cluster("scancel", job.id)
     job.wait_for("interrupted")
 

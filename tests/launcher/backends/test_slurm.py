@@ -61,6 +61,34 @@ def test_words_before_the_python_follow_the_options_of_srun(
     assert argv[start:] == ["--x=y", "/home/ann/wrap", "python3", "-I", "-S", "-c", STARTER]
 
 
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("srun: cluster configuration lacks support for cpu binding", ""),
+        ("srun: error: n2: task 0: Exited with exit code 76", ""),
+        ("srun: error: Node failure on n2", "Node failure on n2"),
+        ("ModuleNotFoundError: No module named 'x'", "ModuleNotFoundError: No module named 'x'"),
+    ],
+)
+def test_lines_of_srun_that_explain_nothing_are_left_out(line: str, shown: str) -> None:
+    assert SlurmNodes.clean(line) == shown
+
+
+@pytest.mark.parametrize(
+    ("stderr", "is_over"),
+    [
+        ("Slurm job 1 has expired", True),
+        ("Unable to create step for job 1: Job/step already completing or completed", True),
+        ("Node failure on n2", False),
+        ("Unable to contact slurm controller (connect failure)", False),
+    ],
+)
+def test_only_the_end_of_the_job_proves_that_nothing_of_the_run_lives(
+    stderr: str, is_over: bool
+) -> None:
+    assert SlurmNodes.proves_end(stderr) == is_over
+
+
 def test_a_python_inside_the_words_is_not_looked_for_on_this_machine(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     runtime = {"backend": "slurm", "wrap": ["apptainer", "exec", "tf.sif"], "python": "/opt/tf/py"}

@@ -44,8 +44,11 @@ def test_the_job_asks_for_the_nodes_of_the_plan(exported: Exporter) -> None:
     text = exported("sbatch", {"cluster": {"worker": 3}}).text
     assert text.startswith("#!/bin/sh\n")
     assert {"--nodes=3", "--ntasks-per-node=1"} <= {*options(text)}
-    ends = {"--requeue", "--open-mode=append", "--signal=B:USR1@120", "--no-kill"}
+    ends = {"--requeue", "--open-mode=append", "--signal=B:USR1@120"}
     assert ends <= {*options(text)}
+    assert "--no-kill" not in options(text), "else a job goes on without its script's node"
+    shrinks = {"cluster": {"worker": 3}, "supervision": {"min_workers": 2}}
+    assert "--no-kill" in options(exported("sbatch", shrinks).text)
     assert {"--job-name=lab", "--output=lab-%j.log"} <= {*options(text)}
 
 

@@ -90,7 +90,10 @@ def _ends(job: Submission) -> Iterator[str]:
     limit_s = job.runtime.slurm.time or math.inf
     save_s = min(job.save_s, limit_s / _SAVING_SHARE)
     yield f"--signal=B:USR1@{save_s:.0f}"  # the coordinator saves before the time limit
-    yield "--no-kill"  # a lost node is the coordinator's business
+    if job.may_shrink:
+        # The rest of the job goes on without a lost node. A job that loses its first node then
+        # runs on without its script, so all others leave the requeue to Slurm.
+        yield "--no-kill"
 
 
 def _minutes(settings: Slurm) -> int | None:
