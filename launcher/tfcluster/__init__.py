@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tfcluster.errors import DeadlineError as DeadlineError
     from tfcluster.errors import FunctionError as FunctionError
     from tfcluster.errors import InterpreterError as InterpreterError
+    from tfcluster.errors import JobEndedError as JobEndedError
     from tfcluster.errors import NodeLostError as NodeLostError
     from tfcluster.errors import PortInUseError as PortInUseError
     from tfcluster.errors import PreflightError as PreflightError
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     *("CollateralError", "DeadlineError", "FunctionError", "InterpreterError"),
-    *("NodeLostError", "PortInUseError"),
+    *("JobEndedError", "NodeLostError", "PortInUseError"),
     *("PreflightError", "PrepareError", "Problem", "RunFolderError", "SetupError", "SpecError"),
     *("TfclusterError", "UnknownRunError", "UsageError"),
 )

@@ -338,7 +338,7 @@ class SlurmCluster:
         """Signal every process of a machine but its first, and those forked meanwhile."""
         done: set[int] = set()
         while more := self.lab.machines[name].processes().keys() - done:
-            for pid in more:
+            for pid in sorted(more):  # an agent before its tasks, whose end it would report
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
             done |= more

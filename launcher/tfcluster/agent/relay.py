@@ -59,7 +59,11 @@ def main(config: dict[str, Any]) -> None:
     if config.get("is_tied"):  # its end is the agent's, which reports such signals
         for number in REQUESTS:
             signal.signal(number, signal.SIG_IGN)
-    join(agent, 0, 1)
+    try:
+        join(agent, 0, 1)
+    finally:
+        if config.get("is_tied"):
+            _await_agent()
 
 
 def with_local_paths(config: dict[str, Any]) -> dict[str, Any]:
@@ -88,6 +92,10 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
         try:
             running = _connect(path)
         except OSError:
+            running = None
+        if not starts and running is not None and config.get("is_tied"):
+            running.close()  # its own relay has lost its connection, but was not ended with it
+            fencing.end(config["former"])
             running = None
         if not starts:
             return running or _fail_to_join(config)
@@ -142,6 +150,10 @@ def _end_previous(config: dict[str, Any]) -> None:
         )
     if has_ended is None and not config.get("is_fenced"):
         raise RelayError("the previous agent may still run: its lease must expire first")
+    if config.get("ports_dir"):
+        from tfcluster.agent.net.ports import remove_left
+
+        remove_left(config["ports_dir"], config["run_id"], config["node"])
 
 
 def _end_unclaimed(agent: socket.socket) -> None:
@@ -220,6 +232,17 @@ def _become_agent(config: int, ready: int) -> NoReturn:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     os._exit(1)
+
+
+def _await_agent() -> None:
+    """Wait for the end of an agent that this relay has started, if it has.
+
+    It removes its files, and a scheduler kills at once what remains of a step after this process.
+    """
+    deadline = time.monotonic() + fencing.END_S
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 def join(agent: socket.socket, incoming: int, outgoing: int) -> None:

@@ -55,6 +55,8 @@ class Nodes(ABC):
 
     keeps_folders = False
     """True: what holds the tasks' folders stays at the end of the block."""
+    allocation = ""
+    """The owner of the nodes at a scheduler: ``job 17``; set by the start of the block."""
     hosts: Mapping[str, str] = {}
     """Node → host name, for nodes whose host names were not known to the plan."""
 

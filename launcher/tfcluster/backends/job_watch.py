@@ -30,6 +30,8 @@ from tfcluster.rundir.states import Status
 INTERVAL_S = 5.0
 PATIENCE_S = 8.0
 """Seconds that a command which only shows something waits for an answer."""
+_DECIDES_IN_S = 1.0
+"""The time that a scheduler needs to say why a new job is queued."""
 _SAME_ESTIMATE_S = 600.0
 """An estimate that moves by less is not said again."""
 _EXIT_CODES = {Status.INTERRUPTED: 143, Status.TIMED_OUT: 4}
@@ -55,7 +57,7 @@ class _Scheduler:
     answer: _Answer | None = None
     silence: str = ""
     """The reason why it does not answer; empty if it does."""
-    _asked_at: float = float("-inf")
+    _due_at: float = float("-inf")
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def ask(self) -> None:
@@ -70,11 +72,11 @@ class _Scheduler:
             threading.Thread(target=self.ask, name="scheduler", daemon=True).start()
 
     def is_due(self) -> bool:
-        return time.monotonic() - self._asked_at >= INTERVAL_S
+        return time.monotonic() >= self._due_at
 
-    def make_due(self) -> None:
-        """Have the next question asked at once: the user has just changed something."""
-        self._asked_at = float("-inf")
+    def make_due(self, in_s: float) -> None:
+        """Have the next question asked in `in_s`: the user has just changed something."""
+        self._due_at = time.monotonic() + in_s
 
     def _ask(self) -> None:
         its, began = jobs.of_backend(self.backend), time.monotonic()
@@ -87,7 +89,7 @@ class _Scheduler:
             self.silence = f"{self.backend} does not answer: {error}"
         except SetupError as error:
             self.silence = error.message
-        self._asked_at = time.monotonic()
+        self._due_at = time.monotonic() + INTERVAL_S
 
 
 _schedulers: dict[str, _Scheduler] = {}
@@ -194,7 +196,7 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
     if state.phase is Phase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
         return replace(found, status=Status.QUEUED, waits_for=waits_for)
-    if found.status is Status.QUEUED:
+    if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
         return replace(found, waits_for="its coordinator, which starts on the job's first node")
     return found
 
@@ -300,6 +302,11 @@ def silences() -> list[str]:
     return [one.silence for one in _schedulers.values() if one.silence]
 
 
+def submitted(snapshot: RunSnapshot) -> None:
+    """Note that the run's job is new: its scheduler needs a moment to say why it is queued."""
+    _scheduler_of(snapshot).make_due(_DECIDES_IN_S)
+
+
 def stop(snapshot: RunSnapshot, *, now: bool) -> None:
     """Have the run's job end. The second time, or `now`, it ends without time to save.
 
@@ -318,4 +325,4 @@ def stop(snapshot: RunSnapshot, *, now: bool) -> None:
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error
-    _scheduler_of(snapshot).make_due()
+    _scheduler_of(snapshot).make_due(0.0)

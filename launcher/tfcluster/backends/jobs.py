@@ -8,6 +8,7 @@ back into the queue. Views ask the scheduler only about runs that have a job (`j
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections import Counter
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
 
 T = TypeVar("T")
+_SAYS_LATER_S = (0.0, 0.5, 1.0, 2.0)
+"""Pauses before a scheduler that has just signalled a job is asked why, again and again."""
 
 
 class Phase(StrEnum):
@@ -191,23 +194,29 @@ class OwnJob:
 
     async def can_come_back(self) -> bool:
         """Return whether the job may go back into the queue, as far as the scheduler says."""
+
         try:
             return await _soon(self.its.can_come_back, self.id)
         except SetupError:
             return False
 
     async def ending(self, *, signal: int | None = None) -> Ending | None:
-        """Return why the scheduler ends the job; None also if it does not say so."""
-        try:
-            ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
-            return await _soon(ending, self.id)
-        except SetupError:
-            return None
+        """Return why the scheduler ends the job; None also if it does not say so.
+
+        After a `signal` the scheduler's own records may be a moment late.
+        """
+        ending = partial(self.its.ending, restarts=self.restarts, signal=signal)
+        for wait_s in _SAYS_LATER_S if signal is not None else (0.0,):
+            with contextlib.suppress(SetupError):
+                if (found := await _soon(ending, self.id, after_s=wait_s)) is not None:
+                    return found
+        return None
 
 
-async def _soon(ask: Callable[[str], T], job: str) -> T:
+async def _soon(ask: Callable[[str], T], job: str, *, after_s: float = 0.0) -> T:
     import asyncio  # slow to import, and views do not need it
 
+    await asyncio.sleep(after_s)
     return await asyncio.to_thread(ask, job)
 
 

@@ -77,6 +77,20 @@ class Place(Protocol):
         """End it; return whether it is certain that no process in it is alive."""
 
 
+class Words:
+    """The meaning of what a transport writes to stderr."""
+
+    @classmethod
+    def clean(cls, line: str) -> str:
+        """Return what to show of a line; empty for nothing."""
+        return line.rstrip()
+
+    @classmethod
+    def proves_end(cls, stderr: str) -> bool:
+        """Return whether a failed dial proves that nothing of the run can live on the node."""
+        return False
+
+
 class Transport:
     """A command that leads to an agent; each dial starts a new process and ends the one before."""
 
@@ -87,9 +101,10 @@ class Transport:
         built: bundle.Bundle,
         *,
         logs_in: bool = True,
+        words: type[Words] | None = None,
     ) -> None:
         """Create a transport; `config` is the agent's, `logs_in`: a login shell is run."""
-        self._logs_in = logs_in
+        self._logs_in, self._words = logs_in, words or Words
         self._argv, self._config, self._bundle = argv, dict(config), built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -97,10 +112,12 @@ class Transport:
         self._has_answered = False
         self._last_code: int | None = None
         """The exit code of the last dial, if that failed."""
+        self.how_it_ended = ""
+        """The end of the connection, if that ended by itself and its agent with it."""
 
     async def dial(self) -> Streams:
         """Return a new connection. Raises OSError with the transport's stderr, or ProtocolError."""
-        await self.hang_up()
+        await self._end_connection()
         self._stderr_lines.clear()
         self._last_code = None
         local_end, remote_end = map(keep_from_children, socket.socketpair())
@@ -126,6 +143,14 @@ class Transport:
             raise
         return reader, writer
 
+    async def _end_connection(self) -> None:
+        is_tied = self._config.get("is_tied") and self._has_answered
+        code = await self._exit_code() if is_tied and self._process is not None else None
+        await self.hang_up()
+        if code is not None:
+            status = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            self.how_it_ended = f"its connection ended: {self.last_words() or status}"
+
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -139,9 +164,9 @@ class Transport:
         rest = ""
         while data := await process.stderr.read(4096):
             *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-            self._stderr_lines.extend(line.rstrip()[:_LONGEST_LINE] for line in lines)
+            self._stderr_lines.extend(self._words.clean(line)[:_LONGEST_LINE] for line in lines)
             rest = rest[-_LONGEST_LINE:]
-        self._stderr_lines.append(rest)
+        self._stderr_lines.append(self._words.clean(rest))
 
     def note_agent(self, identity: Mapping[str, Any] | None) -> None:
         """Note that the agent has answered: later dials join it and never start another one."""
@@ -150,7 +175,8 @@ class Transport:
 
     async def has_agent_ended(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
-        return await self._exit_code() == relay.AGENT_GONE
+        code = await self._exit_code()
+        return code == relay.AGENT_GONE or self._words.proves_end(self.last_words())
 
     async def _exit_code(self) -> int | None:
         """Return the exit code of the last dial, or None while it runs."""
@@ -196,7 +222,9 @@ class _RelayedAgent(AgentHandle):
 
     @property
     def explanation(self) -> str:
-        return self._place.explanation if self._place is not None else ""
+        if self._place is not None:
+            return self._place.explanation
+        return self._transport.how_it_ended
 
     def last_words(self) -> str:
         return self._transport.last_words()
@@ -216,6 +244,7 @@ class _RelayedAgent(AgentHandle):
             await self._place.explain()
 
     def on_answer(self) -> None:
+        self._transport.how_it_ended = ""
         if self._place is not None:
             self._place.explanation = ""
 
@@ -256,6 +285,7 @@ async def connect(
     former: Mapping[str, Any] | None = None,
     is_fenced: bool = False,
     is_tied: bool = False,
+    words: type[Words] | None = None,
 ) -> AgentLink:
     """Connect to the agent of `node`, which is started if it does not run.
 
@@ -270,7 +300,8 @@ async def connect(
     config |= {"former": former, "is_fenced": is_fenced, "is_tied": is_tied}
     if place is not None:
         config["seat"] = container_socket_name(run.run_id, node)
-    transport = Transport(argv, config, built, logs_in=place is None)
+    logs_in = place is None and not is_tied
+    transport = Transport(argv, config, built, logs_in=logs_in, words=words)
     hello = Hello(run_id=run.run_id, node=node, token=token, stream_logs=True)
     handle = _RelayedAgent(transport, place)
     link = AgentLink(transport.dial, hello, handle, lease_s=run.lease_s)
@@ -285,7 +316,7 @@ async def connect(
     return link
 
 
-class RelayedNodes(Nodes):
+class RelayedNodes(Words, Nodes):
     """Nodes that exist without the run, with agents that outlive a lost connection.
 
     A backend of this kind says only which command leads to a node.
@@ -317,6 +348,7 @@ class RelayedNodes(Nodes):
                 former=self._agents.get(node.name),
                 is_fenced=is_fenced,
                 is_tied=node.capabilities.ties_agents,
+                words=type(self),
             )
         self._agents[node.name] = link.welcome.identity
         return link

@@ -7,6 +7,7 @@ import time
 
 import click
 
+from tfcluster.backends import job_watch
 from tfcluster.cli.down import collecting_errors
 from tfcluster.errors import NodeLostError, SetupError, UsageError
 from tfcluster.run_handle import Run
@@ -53,7 +54,7 @@ def command(
 
 def _select(keep: int, age_s: float) -> list[RunPaths]:
     """Return ended or damaged runs, older than `age_s` seconds, not among the `keep` newest."""
-    survey, before = registry.list_runs(), time.time() - age_s
+    survey, before = job_watch.list_runs(), time.time() - age_s
     ended = [(s.started_at, s.ended_at, paths) for paths, s in survey.runs if s.status.is_final]
     ended += [(run.changed_at, None, run.paths) for run in survey.damaged if _is_dead(run.paths)]
     ended.sort(key=lambda run: run[0])

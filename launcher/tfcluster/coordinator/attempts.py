@@ -64,7 +64,8 @@ class Attempts:
         if hosts or self.run_writer.state.status is Status.QUEUED:
             self.startup.plan = self.plan.at(hosts)
             addresses = {str(task.id): task.address for task in self.plan.tasks}
-            self.record(NodesAllocated(hosts=hosts, addresses=addresses))
+            allocation = self.hub.allocation
+            self.record(NodesAllocated(hosts=hosts, addresses=addresses, allocation=allocation))
         state = self.run_writer.state
         self.supervisor.begin_run(
             self.loop.now(),

@@ -121,6 +121,8 @@ def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
 def open_folder(paths: RunPaths) -> RunSnapshot:
     """Return the state of a submitted run, now with this process as its coordinator."""
     run_writer.make_runtime_dir()
+    with contextlib.suppress(OSError):  # the disk is full already
+        run_writer.make_reserve(paths)
     state, process = registry.load_recorded(paths), this_process()
     state.host, state.boot_id = process.host, process.boot_id
     state.pid, state.pid_start = process.pid, process.start
@@ -139,7 +141,8 @@ def _continuation(state: RunSnapshot, restarts: int, last_event_at: float) -> Ru
 def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
     """Return the run of `plan` that an earlier start of this process's job has begun, if any.
 
-    The user's own script starts it again each time when the scheduler starts the job again.
+    The user's own script starts it again each time when the scheduler starts the job again. The
+    end of such a run was the job's, whatever was known about it then.
     """
     job = jobs.own(plan.nodes[0].backend)
     if job is None or not job.restarts:
@@ -149,8 +152,10 @@ def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
         allocation = state.allocation or {}
         if (allocation.get("backend"), allocation.get("id")) != (job.backend, job.id):
             continue
-        is_same = state.spec == plan.spec_path and {task.task for task in state.tasks} == tasks
-        if is_same and not registry.load_recorded(paths).status.is_final:
+        is_same = (state.spec, state.name) == (plan.spec_path, plan.name)
+        is_same = is_same and {task.task for task in state.tasks} == tasks
+        status = registry.load_recorded(paths).status
+        if is_same and (status is Status.INTERRUPTED or not status.is_final):
             return paths
     return None
 

@@ -30,6 +30,8 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 
 _POLL_S = 0.1
+_HANDOVER_S = 30.0
+"""Seconds for which a job that has started waits for its submitter on another machine."""
 _QUESTION = "Ctrl-C: leave the run running (l), or cancel it (c, or Ctrl-C again)?"
 
 
@@ -51,8 +53,13 @@ def submit(launch: Launch) -> RunPaths:
         submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
         if launch.start_options.runs_preflight:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
+        for warning in its.warnings(submission):
+            writer.record(Warned(message=warning))
+        if launch.resume is not None:
+            writer.record(launch.resume.event())
         cluster = its.cluster(patience_s=job_watch.PATIENCE_S)
         past_runs.note(paths.run_id, backend, cluster)
+        writer.save()  # the job may start at once: what is written after that is `_record_job`
         job = its.submit(submission)
     except (TfclusterError, SilentError) as error:
         writer.close()
@@ -61,14 +68,37 @@ def submit(launch: Launch) -> RunPaths:
         if isinstance(error, SilentError):
             raise NodeLostError(str(error), fix="try again once the scheduler answers") from error
         raise
-    for warning in its.warnings(submission):
-        writer.record(Warned(message=warning))
-    writer.record(JobSubmitted(backend=backend, id=job, cluster=cluster))
-    if launch.resume is not None:
-        writer.record(launch.resume.event())
-    writer.record(RunQueued(reason=f"job {job}"))
-    writer.close()
+    _record_job(writer, JobSubmitted(backend=backend, id=job, cluster=cluster))
+    job_watch.submitted(registry.load_recorded(paths))
     return paths
+
+
+def _record_job(writer: RunWriter, submitted: JobSubmitted) -> None:
+    """Record the job of a run, as the submitter's last act or in the place of one that is gone."""
+    if registry.load_recorded(writer.paths).job is None:
+        writer.record(submitted)
+        writer.record(RunQueued(reason=f"job {submitted.id}"))
+    writer.close(keeps_reserve=True)
+
+
+def take_over(paths: RunPaths) -> RunSnapshot:
+    """Return the run's state in its job, which may start before the submitter has recorded it.
+
+    Two processes must not write into the run folder at once. A submitter that was killed, or that
+    has been stopped for `_HANDOVER_S`, is not waited for.
+    """
+    until = time.monotonic() + _HANDOVER_S
+    while (state := registry.load_recorded(paths)).job is None:
+        is_alive = registry.coordinator_of(state).is_alive()
+        if is_alive is not False and time.monotonic() < until:
+            time.sleep(_POLL_S)
+        elif (state := registry.load_recorded(paths)).job is None:
+            own = jobs.own(registry.load_plan(paths).nodes[0].backend)
+            assert own is not None
+            cluster = own.its.cluster(patience_s=job_watch.PATIENCE_S)
+            submitted = JobSubmitted(backend=own.backend, id=own.id, cluster=cluster)
+            _record_job(RunWriter(state, paths), submitted)
+    return state
 
 
 def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:

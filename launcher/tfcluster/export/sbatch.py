@@ -29,15 +29,10 @@ _WHY: Final = {
 }
 """Option → why the script has it; the others are fields of the spec."""
 _BODY: Final = """\
-# A requeued job resumes from the last checkpoint that it has gathered.
-run={name}-$SLURM_JOB_ID
-if [ -n "$SLURM_RESTART_COUNT" ] &&
-    {tfcluster} checkpoints --path "$run" >/dev/null 2>&1; then
-    set -- --resume "$run"
-fi
+# In a job that was queued again, up goes on in the run of the first start.
 exec {tfcluster} up {spec} \\
     {options} \\
-    --name "$run" "$@"{args}
+    --name {name}-$SLURM_JOB_ID{args}
 """
 
 

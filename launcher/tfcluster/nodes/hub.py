@@ -104,6 +104,11 @@ class Hub:
         hosts = (nodes.hosts for nodes in self._nodes.values())
         return {node: host for found in hosts for node, host in found.items()}
 
+    @property
+    def allocation(self) -> str:
+        """The owner of the nodes (`Nodes.allocation`); empty without a scheduler."""
+        return next(filter(None, (nodes.allocation for nodes in self._nodes.values())), "")
+
     async def connect(
         self,
         node: NodePlan,

@@ -93,7 +93,7 @@ def make_plan(
         preload=preloading.modules(spec, context.code),
         resources=builder.resources(),
     )
-    return replace(plan, notes=tuple(_find_notes(spec, plan, context)))
+    return replace(plan, notes=tuple(dict.fromkeys(_find_notes(spec, plan, context))))
 
 
 @dataclass(frozen=True, slots=True)

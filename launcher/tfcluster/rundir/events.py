@@ -42,6 +42,8 @@ class RunQueued(Event):
 
     reason: str
     """The reason in the words of the backend: ``Resources``, ``Priority`` …"""
+    again: bool | None = None
+    """True if the run had started before, and its job went back into the queue."""
 
 
 class JobSubmitted(Event):
@@ -79,6 +81,8 @@ class NodesAllocated(Event):
     """Node → host name, for those that the plan could not know."""
     addresses: Mapping[str, str]
     """Task → address; its port may still be 0."""
+    allocation: str = ""
+    """The owner of the nodes at a scheduler: ``job 17``."""
 
 
 class Resumed(Event):

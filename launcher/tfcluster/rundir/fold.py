@@ -101,6 +101,7 @@ class _Changes:
         state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
         state.waits_for = state.stop_by = state.gathering = state.tensorboard = None
+        state.ended_at = state.exit_code = state.reason = state.hint = None
         for task in state.tasks:
             _move_task(task, event.type)
             task.frozen_by = task.phase = None

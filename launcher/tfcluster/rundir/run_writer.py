@@ -41,7 +41,7 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
         paths.root.parent.mkdir(mode=0o700, exist_ok=True)
         paths.root.mkdir(mode=0o700)
         paths.logs.mkdir()
-        paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
+        make_reserve(paths)
         fresh = home_dir / f".latest-{run_id}"
         fresh.symlink_to(paths.root)
         fresh.replace(home_dir / "latest")
@@ -55,8 +55,13 @@ def make(run_id: str, home_dir: Path) -> RunPaths:
     return paths
 
 
+def make_reserve(paths: RunPaths) -> None:
+    """Reserve some disk space for the last state and the last events."""
+    paths.reserve.write_bytes(bytes(_RESERVE_BYTES))
+
+
 def release_reserve(paths: RunPaths) -> None:
-    """Free the disk space that `make` reserved, for the last state and the last events."""
+    """Free the disk space that `make_reserve` reserved."""
     with contextlib.suppress(OSError):
         paths.reserve.unlink(missing_ok=True)
 
@@ -257,13 +262,17 @@ class RunWriter:
         pause_s = self._may_save_at - self._timer()
         return max(0.0, pause_s) if self._is_urgent else _PROGRESS_INTERVAL_S
 
-    def close(self) -> str:
-        """Save the rest, using the reserve on a full disk; return why it failed, or ""."""
+    def close(self, *, keeps_reserve: bool = False) -> str:
+        """Save the rest, using the reserve on a full disk; return why it failed, or "".
+
+        `keeps_reserve`: another process goes on writing.
+        """
         self._is_urgent = self._is_dirty
         if not (saved := self.save()):
             release_reserve(self.paths)
             saved = self.save()
-        release_reserve(self.paths)
+        if not keeps_reserve:
+            release_reserve(self.paths)
         self._log.close()
         if saved:
             return ""

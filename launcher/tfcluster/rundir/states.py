@@ -58,6 +58,7 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
     },
     Status.STOPPING: {"run_queued": Status.QUEUED, "run_continued": Status.STARTING},
     **{status: {} for status in _FINAL},
+    Status.INTERRUPTED: {"run_continued": Status.STARTING},
 }
 """The states of a run: state → event → next state.
 

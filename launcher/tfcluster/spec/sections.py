@@ -108,10 +108,22 @@ def _check_option(value: str) -> str:
     if not value.startswith("-"):
         fix = 'write it as on the command line of sbatch, for example "--exclusive"'
         raise field_error(f"{shorten(value)} is not an option of sbatch", fix)
-    if value.startswith(("--array", "-a")):
+    name = value.partition("=")[0]
+    if value.startswith("-a") or (len(name) > 3 and "--array".startswith(name)):
         fix = "start one run for each value: docs/guides/slurm.md has a script"
         raise field_error("the job of a run cannot be an array", fix)
+    if value.startswith("-W") or name in ("--wrap", "--test-only", "--wait"):
+        raise field_error(f"{name} would not start the run's job", "leave it out")
     return value
+
+
+def _check_line(value: str) -> str:
+    if not value.isprintable():
+        raise field_error(f"{shorten(value)} is not one printable line", "leave the rest out")
+    return value
+
+
+_Line = Annotated[Text, AfterValidator(_check_line)]
 
 
 def _check_node_memory(value: str) -> str:
@@ -124,9 +136,9 @@ def _check_node_memory(value: str) -> str:
 class Slurm(Section):
     """Options of the job of a run at Slurm; null leaves them to the cluster's own default."""
 
-    partition: Text | None = documented(None, "Partition, or several with commas.", "gpu")
-    account: Text | None = documented(None, "Account that the job is charged to.", "vision")
-    qos: Text | None = documented(None, "Quality of service.", "high")
+    partition: _Line | None = documented(None, "Partition, or several with commas.", "gpu")
+    account: _Line | None = documented(None, "Account that the job is charged to.", "vision")
+    qos: _Line | None = documented(None, "Quality of service.", "high")
     time: Deadline | None = documented(
         None, "Time limit of the job; null: the partition's default.", "12h"
     )
@@ -146,9 +158,9 @@ class Slurm(Section):
     mem: Annotated[Text, AfterValidator(_check_node_memory)] | None = documented(
         None, "Memory of each node: MB, or with a unit; 0: all of it.", "64g"
     )
-    constraint: Text | None = documented(None, "Features that the nodes must have.", "a100")
-    reservation: Text | None = documented(None, "Reservation to take the nodes from.", "course")
-    extra: Listed[Annotated[Text, AfterValidator(_check_option)]] = documented(
+    constraint: _Line | None = documented(None, "Features that the nodes must have.", "a100")
+    reservation: _Line | None = documented(None, "Reservation to take the nodes from.", "course")
+    extra: Listed[Annotated[_Line, AfterValidator(_check_option)]] = documented(
         (), "More options of sbatch, one word each.", ["--exclusive"]
     )
 

@@ -142,7 +142,7 @@ class Outcome:
     def event(self) -> RunFinished | RunQueued:
         """Return the last event of the run, or of its present start."""
         if self.comes_back:
-            return RunQueued(reason=self.comes_back)
+            return RunQueued(reason=self.comes_back, again=True)
         reason = self.error.message if self.error is not None else None
         hint = (self.error.fix or None) if self.error is not None else None
         return RunFinished(status=self.status, exit_code=self.exit_code, reason=reason, hint=hint)

@@ -116,13 +116,18 @@ def _node_unreachable(event: Event) -> str:
     return f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
 
 
+def _run_queued(event: Event) -> str:
+    return f"queued{' again' if event.get('again') else ''}: {event['reason']}"
+
+
 def _nodes_allocated(event: Event) -> str:
     hosts = join_first(list(dict.fromkeys(event["hosts"].values())))
-    return f"the nodes are there: {hosts}" if hosts else "the nodes are there"
+    owner = f" of {event['allocation']}" if event.get("allocation") else ""
+    return f"the nodes{owner} are there{f': {hosts}' if hosts else ''}"
 
 
 _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
-    "run_queued": ("yellow", "queued: {reason}".format_map),
+    "run_queued": ("yellow", _run_queued),
     "run_continued": ("bold yellow", "the job runs again: attempt {attempt}".format_map),
     "nodes_allocated": ("dim", _nodes_allocated),
     "prepare_started": ("dim", "preparing on {node}".format_map),

@@ -69,12 +69,13 @@ class Site:
         return self.start("up", str(spec), *more, within=within, **where)
 
     def tasks(self) -> dict[int, str]:
-        """Return this machine's pid → command line of every process on a node but slurmd."""
+        """Return this machine's pid → command line of every process on a node but Slurm's own."""
         found: dict[int, str] = {}
         for name in self.cluster.names:
             if name in self.cluster.lab.machines:
                 found |= self.cluster.processes(name)
-        return found
+        # Where slurmctld was away, a step's daemon stays for long to report the end of the step.
+        return {pid: words for pid, words in found.items() if "slurmstepd" not in words}
 
     def close(self) -> None:
         """Kill what is still running; fails if commands that had ended left processes."""

@@ -37,7 +37,7 @@ def outcomes(one_cluster: SlurmCluster) -> Mapping[str, str]:
         done = one_cluster.run(
             ["salloc", "--quiet", "-N2", *command],
             env={"PYTHONPATH": f"{ROOT}:{import_path()}"},
-            timeout=3 * HANG_S,
+            timeout=HANG_S,
         )
         one_cluster.wait_for_nodes("idle")
         assert not site.tasks()

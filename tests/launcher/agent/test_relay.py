@@ -38,6 +38,7 @@ class Transport:
         starts: bool = True,
         waiting: Path | None = None,
         previous: dict[str, Any] | None = None,
+        is_tied: bool = False,
     ) -> None:
         """Start the transport and send a hello; `greet` waits for the answer."""
         self._folder = folder
@@ -54,7 +55,7 @@ class Transport:
         self.session, self.messages = session, list[dict[str, Any]]()
         self.decoder = protocol.Decoder(after_magic=True)
         config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
-        config |= {"starts": starts, "former": previous}
+        config |= {"starts": starts, "former": previous, "is_tied": is_tied}
         config |= {"seat": str(waiting)} if waiting is not None else {}
         run = folder / "run"
         config |= {"socket": str(run / "agent.sock"), "ports_dir": str(run / "ports")}
@@ -158,6 +159,35 @@ def test_bytecode_in_the_bundle_s_folder_is_not_run(folder: Path, made: bundle.B
     third.close()
     wait_until(lambda: not is_alive(third.welcome["pid"]))
     assert not (folder / "evil").exists()
+
+
+def test_an_agent_that_is_tied_to_its_connection_removes_its_files_before_the_relay_ends(
+    folder: Path, made: bundle.Bundle
+) -> None:
+    """A scheduler kills the agent at once after the relay."""
+    first = Transport(folder, made, protocol.Session(), is_tied=True).greet()
+    task = {"task": "worker:0", "argv": ["sleep", "300"], "cwd": "/"}
+    order = {"type": "start", "attempt": 1, "tasks": [{**task, "log": str(folder / "log")}]}
+    first.write(first.session.number(order))
+    pids = first.take("task_started")["pid"], first.welcome["pid"]
+    assert [*(folder / "run").rglob("*.sock")]
+    first.stdin.close()
+    first.process.wait(timeout=20)
+    first.stdout.close()
+    assert not any(map(is_alive, pids))
+    assert not [path for path in (folder / "run").rglob("*") if not path.is_dir()]
+
+
+def test_an_agent_that_is_tied_to_another_connection_is_ended(
+    folder: Path, made: bundle.Bundle
+) -> None:
+    first = Transport(folder, made, protocol.Session(), is_tied=True).greet()
+    known = {"previous": first.welcome["identity"], "is_tied": True}
+    second = Transport(folder, made, protocol.Session(), starts=False, **known)
+    assert second.refusal() == (relay.AGENT_GONE, "the run's agent on this node has ended\n")
+    assert first.process.wait(timeout=20) == 0
+    first.close()
+    assert not is_alive(first.welcome["pid"])
 
 
 def start_waiting(path: Path) -> subprocess.Popen[bytes]:

@@ -82,11 +82,13 @@ def submitted(home: Any, fake: Fake, *events: ev.Event, cluster: str = "north") 
     return paths
 
 
-def until(is_true: Callable[[], object]) -> None:
+def until(look: Callable[[], Any]) -> Any:
+    """Call `look` until it returns something true, and return that."""
     deadline = time.monotonic() + 20
-    while not is_true():
+    while not (found := look()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    return found
 
 
 STARTED = (
@@ -110,6 +112,10 @@ def test_a_job_that_is_queued_again_without_a_word_is_queued(home_dir: Any, fake
     paths = submitted(home_dir, fake, *STARTED)
     assert registry.load(paths).status is Status.RUNNING
     assert job_watch.load(paths).status is Status.QUEUED
+    file = job_watch.StateFile(paths)
+    file.read()
+    job_watch._scheduler_of(registry.load(paths)).make_due(0.0)
+    assert until(file.news) == ["queued again: Priority"]
 
 
 def test_a_running_job_is_as_its_coordinator_says(home_dir: Any, fake: Fake) -> None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.documentation import ROOT
+from tests.launcher.conftest import plan_of
 
+from tfcluster.backends import jobs
+from tfcluster.backends.jobs import Submission
 from tfcluster.backends.relayed import STARTER
+from tfcluster.backends.slurm import slurm_own_job
+from tfcluster.backends.slurm.batch_script import format_script, job_options
+from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
 from tfcluster.discovery.planning import plan_file
+from tfcluster.errors import SetupError, SpecError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.spec import HostChoice
+from tfcluster.spec.sections import Runtime, Slurm
 
 SPEC = str(ROOT / "cluster_specs/slurm-2n.json")
 
@@ -61,3 +72,98 @@ def test_a_python_inside_the_words_is_not_looked_for_on_this_machine(tmp_path: P
     assert node.interpreter is not None
     assert node.interpreter.why == "in apptainer exec tf.sif"
     assert planned.obstacles() == ()
+
+
+def submission(folder: Path, *extra: str) -> Submission:
+    runtime = Runtime.model_construct(slurm=Slurm.model_construct(extra=extra))
+    return replace(jobs.submission_of(plan_of(), runtime, folder), argv=("echo", "it's", "$HOME"))
+
+
+def test_a_folder_with_any_name_is_only_a_word_of_the_script(tmp_path: Path) -> None:
+    folder = tmp_path / """o'd "d%j $(touch x) `y`"""
+    script = format_script(submission(folder))
+    start = ["sh", "-c", script]
+    unseen = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert unseen.returncode == 3
+    assert f"does not see {folder}: it must be on a file system" in unseen.stderr
+    folder.mkdir()
+    (folder / "state.json").touch()
+    done = subprocess.run(start, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "it's $HOME\n"
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+    log = str(folder).replace("%", "%%")
+    written = [shlex.split(line)[1] for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert f"--output={log}/coordinator.log" in written
+
+
+def test_a_line_break_in_an_option_is_no_line_of_the_script(tmp_path: Path) -> None:
+    """The command line has every option."""
+    job = submission(tmp_path / "a\nid")
+    script = format_script(job)
+    assert "--comment" not in script
+    assert f"--comment=tfcluster:{job.folder}" in job_options(job)
+    assert subprocess.run(["sh", "-n", "-c", script], check=False).returncode == 0
+
+
+def test_the_options_by_which_a_run_is_found_count_whatever_the_user_adds(tmp_path: Path) -> None:
+    options = job_options(submission(tmp_path, "--comment=mine", "--job-name=mine"))
+    its = [word for word in options if word.startswith(("--comment", "--job-name"))]
+    assert its[-2:] == [f"--job-name={tmp_path.name}", f"--comment=tfcluster:{tmp_path}"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--array=1-3", "--arr=1", "-a1", "-W", "--wait", "--wrap=id", "--test-only", "-p\nid"],
+)
+def test_options_with_which_the_run_would_not_start_are_refused(
+    option: str, tmp_path: Path
+) -> None:
+    spec = tmp_path / "spec.json"
+    job = {"module": "tfcluster_workers.jobs.keras_mnist"}
+    runtime = {"backend": "slurm", "slurm": {"extra": [option]}}
+    spec.write_text(json.dumps({"cluster": {"worker": 1}, "job": job, "runtime": runtime}))
+    with pytest.raises(SpecError):
+        plan_file(str(spec))
+
+
+def test_variables_that_would_make_another_job_of_it_are_not_passed_on() -> None:
+    theirs = {"SBATCH_ARRAY_INX": "0-9", "SBATCH_WAIT": "1", "SCANCEL_INTERACTIVE": "true"}
+    assert clean_environ({**theirs, "SBATCH_EXPORT": "ALL"}).keys() == {
+        "SBATCH_EXPORT",
+        "SLURM_TIME_FORMAT",
+    }
+
+
+IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}, "srun starts 4 processes"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "1", "SLURM_PTY_PORT": "1"},
+            "srun starts 4 processes",
+        ),
+        ({"SLURM_HET_SIZE": "2"}, "heterogeneous"),
+        ({"SLURM_JOB_NODELIST": None}, "SLURM_JOB_NODELIST is not"),
+    ],
+)
+def test_a_coordinator_starts_once_in_a_job_of_equal_nodes(
+    more: dict[str, str | None], says: str
+) -> None:
+    environ = {name: value for name, value in {**IN_JOB, **more}.items() if value is not None}
+    with pytest.raises(SetupError, match=says):
+        slurm_own_job.own(environ)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_PTY_PORT": "1"},
+    ],
+)
+def test_a_shell_in_a_job_may_start_it(more: dict[str, str]) -> None:
+    assert slurm_own_job.own({**IN_JOB, **more}) == ("7", 0)

@@ -140,7 +140,18 @@ def test_a_job_that_fits_meets_no_obstacle_that_stops_it(slurm: dict[str, Any]) 
             "runtime.slurm.gpus_per_task",
         ),
         ({"mem": "2g"}, "nodes", "have 2048 MB of memory", "runtime.slurm.mem"),
-        ({"constraint": "big"}, "nodes", "1 of the 3 nodes", "sinfo -N"),
+        (
+            {"constraint": "big"},
+            "nodes",
+            "1 of the 3 nodes of partition main have the feature big",
+            "%f",
+        ),
+        (
+            {"partition": "gpu", "constraint": "x", "gpus_per_task": 8, "nodes": 1},
+            "nodes",
+            "0 of the 2 nodes of partition gpu have all",
+            "sinfo -N",
+        ),
     ],
     ids=str,
 )

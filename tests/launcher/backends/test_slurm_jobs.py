@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.backends.jobs import JobState, Phase
+from tfcluster.backends.past_runs import SilentError
 from tfcluster.backends.slurm import slurm_jobs
 from tfcluster.rundir.states import Status
 
@@ -109,3 +110,29 @@ def test_the_end_of_a_job_without_its_coordinator_s_last_word(
 def test_a_job_that_slurm_has_forgotten(answering: Answering) -> None:
     answering("scontrol", "slurm_load_jobs error: Invalid job id specified", code=1)
     assert slurm_jobs.explain_end("7", patience_s=9).reason == "Slurm has no job 7 any more"
+
+
+def test_an_element_of_an_array_does_not_answer_for_the_others(
+    answering: Answering, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of the elements has the array's own id, by which Slurm shows and requeues them all."""
+    rest = "JobState={} Requeue=1 BatchFlag={} Restarts=0 Reason=None EndTime=Unknown"
+    first = "JobId=1 ArrayJobId=1 ArrayTaskId=3 " + rest.format("RUNNING", 1)
+    other = "JobId=2 ArrayJobId=1 ArrayTaskId=0 " + rest.format("COMPLETING", 0)
+    answering("scontrol", f"{first}\n{other}\n")
+    assert slurm_jobs.can_come_back("1")
+    assert slurm_jobs.ending("1", restarts=0, signal=None) is None
+    (tmp_path / "scontrol").write_text('#!/bin/sh\necho "$@" >>$0.argv; cat $0.text\n')
+    slurm_jobs.requeue("1")
+    assert (tmp_path / "scontrol.argv").read_text().splitlines()[-1] == "requeue 1_3"
+
+
+def test_a_job_that_runs_is_not_over_because_squeue_does_not_list_it(answering: Answering) -> None:
+    answering("scontrol", SHOWN.format("RUNNING", "0:0"))
+    with pytest.raises(SilentError, match="RUNNING"):
+        slurm_jobs.explain_end("7", patience_s=1)
+
+
+def test_a_coordinator_that_was_stopped_before_it_began(answering: Answering) -> None:
+    answering("scontrol", SHOWN.format("FAILED", "0:15"))
+    assert slurm_jobs.explain_end("7", patience_s=1).status is Status.INTERRUPTED

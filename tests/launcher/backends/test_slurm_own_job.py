@@ -8,7 +8,7 @@ from signal import SIGTERM, SIGUSR1
 import pytest
 
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.slurm import slurm_own_job
+from tfcluster.backends.slurm import NODES, slurm_own_job
 from tfcluster.backends.slurm.slurm_commands import SlurmError
 
 _JOB = (
@@ -87,4 +87,4 @@ def test_a_job_that_is_in_the_queue_already_need_not_be_put_there(slurm: dict[st
 def test_the_number_of_a_job_means_no_other_job(
     environ: dict[str, str], expected: tuple[str, int]
 ) -> None:
-    assert slurm_own_job.own({"SLURM_JOB_ID": "7", **environ}) == expected
+    assert slurm_own_job.own({"SLURM_JOB_ID": "7", NODES: "n1", **environ}) == expected

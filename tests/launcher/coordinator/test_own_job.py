@@ -93,6 +93,7 @@ def test_a_start_that_fails_because_the_job_ends_goes_back_into_the_queue(
 def in_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process runs in job 7 of Slurm, which was requeued once."""
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
 
 
@@ -125,6 +126,9 @@ def test_a_script_of_the_users_own_finds_the_run_of_its_former_start(
     monkeypatch.setenv("SLURM_RESTART_COUNT", "")
     assert find_interrupted(plan, home) is None
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    ours.record(RunFinished(status="interrupted", exit_code=143))
+    ours.save()
+    assert find_interrupted(plan, home) is not None, "its job has started again"
     ours.record(RunFinished(status="failed", exit_code=1))
     ours.close()
     assert find_interrupted(plan, home) is None

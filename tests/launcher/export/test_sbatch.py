@@ -21,7 +21,7 @@ ALL: dict[str, Any] = {
     **{"tasks_per_node": 2, "gpus_per_task": 2, "cpus_per_task": 8, "mem": "64g"},
     **{"constraint": "a100&nvlink", "reservation": "course", "extra": ["--exclusive"]},
 }
-ECHO = '#!/bin/sh\n[ "$1" = checkpoints ] && { [ "$3" = "$HAS" ]; exit; }\nprintf "%s\\n" "$@"\n'
+ECHO = '#!/bin/sh\nprintf "%s\\n" "$@"\n'
 
 
 def options(text: str) -> list[str]:
@@ -30,12 +30,12 @@ def options(text: str) -> list[str]:
 
 
 def run(script: str, folder: Path, **env: str) -> list[str]:
-    """Run a script with a tfcluster that prints its arguments; `HAS` has gathered checkpoints."""
+    """Run a script with a tfcluster that prints its arguments."""
     (folder / "tfcluster").write_text(ECHO)
     (folder / "tfcluster").chmod(0o755)
     path = folder / "lab.sbatch"
     path.write_text(script)
-    variables = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", "HAS": "nothing", **env}
+    variables = {"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "17", **env}
     done = subprocess.run(["sh", path], env=variables, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -84,17 +84,6 @@ def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: P
         *("--python", "/usr/bin/python3", "--name", "lab-17"),
         *("--", "--epochs", "3 4"),
     ]
-
-
-def test_a_requeued_job_resumes_from_what_it_has_gathered(
-    exported: Exporter, tmp_path: Path
-) -> None:
-    text = exported("sbatch", tfcluster=(str(tmp_path / "tfcluster"),)).text
-    tail = ["--name", "lab-17"]
-    assert run(text, tmp_path, HAS="lab-17")[-2:] == tail, "the first start"
-    assert run(text, tmp_path, SLURM_RESTART_COUNT="1")[-2:] == tail, "nothing gathered"
-    resumed = run(text, tmp_path, HAS="lab-17", SLURM_RESTART_COUNT="1")
-    assert resumed[-4:] == [*tail, "--resume", "lab-17"]
 
 
 def test_the_folder_of_runs_is_kept(exported: Exporter, cache: Path) -> None:

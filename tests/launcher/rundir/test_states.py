@@ -32,7 +32,9 @@ def test_a_run_reaches_every_state_that_is_not_final_and_leaves_no_final_one() -
     assert set(states.RUN) == set(Status)
     found = reached(states.RUN, Status.STARTING)  # type: ignore[arg-type]
     assert found == {status for status in Status if not status.is_final}
-    assert all(states.RUN[status] == {} for status in Status if status.is_final)
+    ends = {status for status in Status if status.is_final}
+    assert {status for status in ends if states.RUN[status]} == {Status.INTERRUPTED}
+    assert states.RUN[Status.INTERRUPTED] == {"run_continued": Status.STARTING}, "its job again"
 
 
 def test_unknown_events_change_no_state() -> None:

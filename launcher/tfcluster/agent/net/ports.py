@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import json
 import os
 import socket
@@ -130,6 +131,16 @@ class PortHolder:
                 os.unlink(path)
             self._recorder.drop_file(path)
             os.close(lock)
+
+
+def remove_left(folder: str, run_id: str, node: str) -> None:
+    """Remove the lock files of a former agent of this run, whose guard was killed with it."""
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.json")):
+        with contextlib.suppress(OSError, ValueError), open(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            record = parse_json_object(file.read())
+            if (record.get("run_id"), record.get("node")) == (run_id, node):
+                os.unlink(path)
 
 
 def _lock_file(folder: str, port: int) -> str:

@@ -257,7 +257,8 @@ class CoordinatorLink:
         self._lose(connection)
 
     def _lose(self, connection: Connection) -> None:
-        if connection is self._connection and self._lease_s is None and not self.is_over:
+        is_last = self._lease_s is None or self._config.get("is_tied")
+        if connection is self._connection and is_last and not self.is_over:
             # Maybe only its sending half is closed: the last exits are still written to it.
             self._unwatch(connection)
             self.is_over = True

@@ -18,6 +18,8 @@ COUNTERS = ("memory.events", "memory.oom_control")
 _SYS = "/sys/devices/system"
 _CPU_LIMITS = ("cpu.max", "cpu.cfs_quota_us")
 _MEMORY_LIMITS = ("memory.max", "memory.limit_in_bytes")
+_SCHEDULER_LIMIT = "SLURM_CPUS_ON_NODE"
+"""The cores of this job on this node; clusters without cpusets enforce it nowhere else."""
 _NO_LIMIT = 1 << 60
 """A memory limit, in bytes, from which on there is none: cgroup v1 writes a huge number."""
 _MAX_REMEMBERED = 1000
@@ -99,8 +101,13 @@ def allowed() -> set[int]:
 
 
 def limit(proc: str = "/proc") -> float | None:
-    """Return the CPU time that this process's cgroups allow, in cores, or None without a limit."""
-    quotas = (_quota(folder) for folder in cgroup_folders("self", "cpu", _CPU_LIMITS, proc))
+    """Return the CPU time that this process's cgroups and its job of a scheduler allow, in cores.
+
+    None without a limit.
+    """
+    quotas = [_quota(folder) for folder in cgroup_folders("self", "cpu", _CPU_LIMITS, proc)]
+    scheduled = os.environ.get(_SCHEDULER_LIMIT, "")
+    quotas.append(float(scheduled) if scheduled.isdecimal() else None)
     return min((quota for quota in quotas if quota is not None), default=None)
 
 

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 JOB = "SLURM_JOB_ID"
 """The variable that Slurm sets in an allocation."""
-_NODES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
+NODES = "SLURM_JOB_NODELIST"
+"""The variable with the names of the allocation's nodes."""
+_COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
 
 class SlurmKind(Kind):
@@ -34,7 +36,7 @@ class SlurmKind(Kind):
     def adopt(self, runtime: Runtime, tasks: int, environ: Mapping[str, str]) -> Runtime:
         """Share the tasks out evenly where the number of nodes is known, but of them is not."""
         settings = runtime.slurm
-        listed = [environ[name] for name in _NODES if environ.get(name, "").isdecimal()]
+        listed = [environ[name] for name in _COUNTS if environ.get(name, "").isdecimal()]
         nodes = int(listed[0]) if JOB in environ and listed else settings.nodes
         if nodes is not None and settings.tasks_per_node is None:
             settings = settings.model_copy(update={"tasks_per_node": max(1, -(-tasks // nodes))})

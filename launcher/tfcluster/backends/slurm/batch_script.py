@@ -19,7 +19,7 @@ _SAVING_SHARE = 4
 """A short job has at least three parts of four of its time to train."""
 _BODY = """\
 if ! [ -f {state} ]; then
-    echo "tfcluster: $(hostname) does not see {folder}: it must be on a file system" \\
+    echo "tfcluster: $(hostname) does not see" {folder}": it must be on a file system" \\
         "that login node and nodes share (TFCLUSTER_HOME)" >&2
     exit {code}
 fi
@@ -29,22 +29,29 @@ exec {command}
 
 def format_script(job: Submission) -> str:
     """Return the script that runs the coordinator of a submitted run."""
-    options = [
-        *sbatch_options(job),
-        f"--job-name={job.run_id}",
-        f"--comment={COMMENT}{job.folder}",
-        f"--output={job.folder}/coordinator.log",
-        "--chdir=/",
-    ]
     body = _BODY.format(
         state=shlex.quote(f"{job.folder}/state.json"),
-        folder=job.folder,
+        folder=shlex.quote(str(job.folder)),
         code=NOT_SHARED,
         command=shlex.join(job.argv),
     )
+    # What is not printable, such as a line break in a path, is on sbatch's command line only.
+    options = (option for option in job_options(job) if option.isprintable())
     return "".join(
         ["#!/bin/sh\n", *(f"#SBATCH {shlex.quote(option)}\n" for option in options), body]
     )
+
+
+def job_options(job: Submission) -> list[str]:
+    """Return all options of sbatch for a submitted run; its own come last, where they count."""
+    log = str(job.folder).replace("%", "%%")
+    return [
+        *sbatch_options(job),
+        f"--job-name={job.run_id}",
+        f"--comment={COMMENT}{job.folder}",
+        f"--output={log}/coordinator.log",
+        "--chdir=/",
+    ]
 
 
 def sbatch_options(job: Submission) -> list[str]:

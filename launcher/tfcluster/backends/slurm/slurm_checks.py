@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.backends.slurm.batch_script import format_script, resource_options, sbatch_options
+from tfcluster.backends.slurm.batch_script import format_script, job_options, resource_options
 from tfcluster.backends.slurm.slurm_commands import ask, clean_environ, parse_pairs, plain, refusal
 from tfcluster.errors import SetupError, join_first
 
@@ -73,7 +73,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
 
 def _estimate(job: Submission) -> str:
     what, script = "Slurm would not take the job", format_script(job)
-    options = ("--test-only", *sbatch_options(job))
+    options = ("--test-only", *job_options(job))
     said = ask("sbatch", *options, what=what, stdin=script, reads_stderr=True)
     return read_estimate(said, time.time())
 
@@ -218,7 +218,13 @@ def _check_nodes(job: Submission, name: str, nodes: Sequence[Node]) -> Iterator[
         suiting = [node for node in suiting if node in enough]
     feature = job.runtime.slurm.constraint or ""
     if re.fullmatch(r"[\w.-]+", feature):
-        suiting = [node for node in suiting if feature in node.features]
+        have = [node for node in nodes if feature in node.features]
+        if len(have) < job.nodes:
+            what = f"{len(have)} of the {len(nodes)} {where} have the feature {feature}"
+            fix = "set runtime.slurm.constraint to features that nodes have (`sinfo -o '%N %f'`)"
+            yield Obstacle("nodes", what, fix)
+            return
+        suiting = [node for node in suiting if node in have]
     if len(suiting) < job.nodes:
         what = f"{len(suiting)} of the {len(nodes)} {where} have all that runtime.slurm asks for"
         yield Obstacle("nodes", what, "`sinfo -N -o '%N %c %m %G %f'` shows what each node has")

@@ -104,9 +104,14 @@ def plain(stderr: str) -> str:
 
 
 def clean_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return `environ` without variables that change what Slurm's commands print."""
-    dropped = ("SQUEUE_", "SINFO_", "SCONTROL_")
-    kept = {name: value for name, value in environ.items() if not name.startswith(dropped)}
+    """Return `environ` without variables that change what Slurm's commands print, or wait for."""
+    dropped = ("SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_")
+    not_ours = ("SBATCH_ARRAY_INX", "SBATCH_WAIT")
+    kept = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(dropped) and name not in not_ours
+    }
     return {**kept, "SLURM_TIME_FORMAT": "%s"}
 
 

@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGTERM
 
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
-from tfcluster.backends.slurm.batch_script import COMMENT, format_script, sbatch_options
+from tfcluster.backends.slurm.batch_script import COMMENT, format_script, job_options
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
@@ -77,7 +78,7 @@ def submit(job: Submission) -> str:
 
     Its options are on the command line, too: the user's SBATCH_PARTITION would override a script.
     """
-    options, script = sbatch_options(job), format_script(job)
+    options, script = job_options(job), format_script(job)
     what = "Slurm does not take the job"
     out = ask("sbatch", "--parsable", *options, what=what, stdin=script)
     return out.strip().split(";")[0]
@@ -100,6 +101,8 @@ def explain_end(job: str, *, patience_s: float) -> JobEnd:
         return JobEnd(f"Slurm has no job {job} any more")
     pairs = parse_pairs(shown)
     state, code = pairs.get("JobState", ""), pairs.get("ExitCode", "")
+    if state in _PHASES:  # root sees no jobs of the user in whose home it looks
+        raise SilentError(f"job {job} is {state}, but squeue does not list it")
     if state in _ENDS:
         what, status = _ENDS[state]
         return JobEnd(f"job {job} {what}", status=status)
@@ -110,15 +113,17 @@ def explain_end(job: str, *, patience_s: float) -> JobEnd:
             "set TFCLUSTER_HOME to a folder on a file system that login node and nodes share",
         )
     exit_code, _, signal = code.partition(":")
+    if signal == str(SIGTERM.value):  # it came before the coordinator could handle it
+        return JobEnd(f"job {job} was stopped at its start", status=Status.INTERRUPTED)
     if signal not in ("", "0"):
         return JobEnd(f"the coordinator in job {job} was killed by signal {signal}")
     return JobEnd(f"the coordinator in job {job} ended with exit code {exit_code or '?'}")
 
 
 def stop(job: str, *, now: bool) -> None:
-    """Signal the coordinator, which is the job's script; a job in the queue is removed at once."""
+    """Signal the coordinator, which is the job's script; a job without one is removed at once."""
     phase = _phase_of(job)
-    options = () if now or phase is Phase.QUEUED else ("--batch", "--signal=TERM")
+    options = ("--batch", "--signal=TERM") if phase is Phase.RUNNING and not now else ()
     try:
         if phase is not Phase.OVER:
             ask("scancel", *options, job, what=f"job {job} cannot be stopped")

@@ -8,6 +8,7 @@ nothing (it is 0 when a node fails): only the agent's goodbye is the good end of
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 from collections.abc import Mapping
@@ -15,8 +16,14 @@ from dataclasses import replace
 from typing import Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
-from tfcluster.backends.slurm import JOB
-from tfcluster.backends.slurm.slurm_commands import ask_soon, parse_pairs
+from tfcluster.backends.slurm import JOB, NODES
+from tfcluster.backends.slurm.slurm_commands import (
+    SlurmError,
+    SlurmSilentError,
+    ask_soon,
+    parse_pairs,
+    plain,
+)
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import AgentLink
@@ -36,6 +43,13 @@ _OPTIONS = (
 )
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 _SETTINGS = re.compile(r"(SLURM|SRUN|SLURMD|SBATCH|SALLOC|PMI|PMIX|PMI2)_")
+_JOB_ENDED = "Job/step already completing|Invalid job id|job .* expired"
+_NOISE = re.compile(
+    "cluster configuration lacks support for cpu binding|task 0: Exited with exit code"
+    "|Job step aborted: Waiting|First task exited|forcing job termination"
+)
+"""Lines of srun that say nothing about the reason why it ended."""
+_POLL_S = 5.0
 _FIXES = (
     (
         "not found|No such file or directory|execve",
@@ -45,7 +59,7 @@ _FIXES = (
         "not in this job's allocation|Requested node configuration|DOWN|not responding",
         "the node is down or was taken from the job: `scontrol show node {node}` says why",
     ),
-    ("Job/step already completing|Invalid job id|job .* expired", "the job has ended"),
+    (_JOB_ENDED, "the job has ended: leave its shell, or allocate nodes again"),
     ("Unable to contact slurm controller", "slurmctld does not answer: `scontrol ping`"),
 )
 
@@ -55,12 +69,13 @@ class SlurmNodes(RelayedNodes):
 
     async def __aenter__(self) -> Self:
         """Find the names and addresses of the job's nodes; raises SetupError for too few."""
+        self.allocation = f"job {os.environ[JOB]}"
         names = await find_nodes(os.environ)
-        if len(names) < len(self.planned):
+        if len(names) < (wanted := len(self.planned)):
             raise SetupError(
-                f"job {os.environ[JOB]} has {len(names)} nodes, and the spec needs"
-                f" {len(self.planned)}",
-                fix="set runtime.slurm.tasks_per_node, or allocate more nodes",
+                f"{self.allocation} has {len(names)} of the {wanted} nodes that the spec needs",
+                fix=f"allocate {wanted} nodes, or leave out runtime.slurm.tasks_per_node:"
+                " the tasks then share the nodes",
             )
         own = [node.name for node in self.planned]
         self._names = dict(zip(own, names, strict=False))
@@ -69,7 +84,25 @@ class SlurmNodes(RelayedNodes):
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         at = replace(node, destination=self._names[node.name])
+        if node.name in self._agents:  # during the run, in which slurmctld may be restarted
+            await self._await_controller(f"{at.destination} has to wait for a new agent")
         return await super().connect(at, token=token, is_fenced=is_fenced)
+
+    async def _await_controller(self, what: str) -> None:
+        """Wait until slurmctld answers; say `what` it keeps from being done."""
+        is_said = False
+        while True:
+            try:
+                await ask_soon("scontrol", "show", "job", os.environ[JOB], what=what)
+            except SlurmSilentError as error:
+                if not is_said:
+                    self.run.tell(error.message)
+                is_said = True
+                await asyncio.sleep(_POLL_S)
+            except SlurmError:
+                return  # srun explains it
+            else:
+                return
 
     @classmethod
     def argv(cls, node: NodePlan) -> list[str]:
@@ -80,6 +113,14 @@ class SlurmNodes(RelayedNodes):
         wrap = map(os.path.expanduser, node.wrap)
         python = [*wrap, node.python, "-I", "-S", "-c", STARTER]
         return ["env", *unset, "srun", *where, *_OPTIONS, *python]
+
+    @classmethod
+    def clean(cls, line: str) -> str:
+        return "" if _NOISE.search(line) else plain(line)
+
+    @classmethod
+    def proves_end(cls, stderr: str) -> bool:
+        return re.search(_JOB_ENDED, stderr) is not None
 
     @classmethod
     def fix(cls, node: NodePlan, why: str) -> str:
@@ -93,9 +134,7 @@ async def find_nodes(environ: Mapping[str, str]) -> dict[str, str]:
     The address is the one by which Slurm's own daemons reach the node. Raises SetupError.
     """
     what = f"cannot list the nodes of job {environ[JOB]}"
-    listed = await ask_soon(
-        "scontrol", "show", "hostnames", environ["SLURM_JOB_NODELIST"], what=what
-    )
+    listed = await ask_soon("scontrol", "show", "hostnames", environ[NODES], what=what)
     names = listed.split()
     shown = await ask_soon("scontrol", "show", "node", "--oneliner", ",".join(names), what=what)
     found = {pairs.get("NodeName"): pairs for pairs in map(parse_pairs, shown.splitlines())}

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from signal import SIGUSR1
 
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.slurm import JOB
+from tfcluster.backends.slurm import JOB, NODES
 from tfcluster.backends.slurm.slurm_commands import ask, parse_pairs
 from tfcluster.errors import SetupError
 
@@ -18,7 +18,28 @@ _NEAR_S = 600.0
 
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Return the job's number and restarts; an array's number alone would mean all its jobs."""
+    """Return the job and its restarts; raises SetupError where it is not for one coordinator.
+
+    The number of a job array would mean all of its jobs.
+    """
+    processes = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    # `srun --pty SHELL` has a terminal for its first process only.
+    is_first = "SLURM_PTY_PORT" in environ and environ.get("SLURM_PROCID") == "0"
+    if processes != "1" and not is_first:
+        raise SetupError(
+            f"srun starts {processes} processes, and each would coordinate a run of its own",
+            fix="start tfcluster without srun in the job's script, or with `srun --ntasks=1`",
+        )
+    if environ.get("SLURM_HET_SIZE", "1") != "1":
+        raise SetupError(
+            f"job {environ[JOB]} is heterogeneous, which is not supported",
+            fix="use a job whose nodes all have the same resources",
+        )
+    if NODES not in environ:
+        raise SetupError(
+            f"{JOB} is set, but {NODES} is not",
+            fix=f"`unset {JOB}` outside of a job",
+        )
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     job = f"{array}_{task}" if array and task else environ[JOB]
     count = environ.get("SLURM_RESTART_COUNT", "")
@@ -58,7 +79,8 @@ def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
 
 def requeue(job: str) -> None:
     try:
-        ask("scontrol", "requeue", job, what=f"job {job} cannot go back into the queue")
+        what = f"job {job} cannot go back into the queue"
+        ask("scontrol", "requeue", _name(_show(job)), what=what)
     except SetupError:
         shown = _show(job)
         is_back = shown["JobState"] == "COMPLETING" and shown["EndTime"] == "Unknown"
@@ -67,8 +89,16 @@ def requeue(job: str) -> None:
 
 
 def _show(job: str) -> dict[str, str]:
+    """Return the fields of a job; the id of one element of an array is that of the array, too."""
     what = f"Slurm does not describe job {job}"
-    return parse_pairs(ask("scontrol", "show", "job", "--oneliner", job, what=what))
+    shown = ask("scontrol", "show", "job", "--oneliner", job, what=what).splitlines()
+    return next(pairs for pairs in map(parse_pairs, shown) if pairs.get("JobId") == job)
+
+
+def _name(shown: Mapping[str, str]) -> str:
+    """Return the name of a job that does not mean the whole array of an element."""
+    array = (shown.get("ArrayJobId"), shown.get("ArrayTaskId"))
+    return f"{array[0]}_{array[1]}" if array[0] else shown["JobId"]
 
 
 def _can_come_back(shown: Mapping[str, str]) -> bool:

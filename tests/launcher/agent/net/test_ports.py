@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tests.launcher.agent.conftest import Rig, kill, wait_until
 
+from tfcluster.agent.net.ports import remove_left
 from tfcluster.agent.node import probe
 
 LISTEN = """
@@ -142,6 +145,17 @@ def test_a_stale_lock_file_is_ignored(rig: Rig) -> None:
     lock.parent.mkdir(0o700)
     lock.write_text('{"port": 1, "pid": 1, "run_id": "dead", "node": "local"}')
     assert hold(rig, port)["type"] == "ports_held"
+
+
+def test_lock_files_of_a_killed_agent_of_the_same_run_are_removed(rig: Rig) -> None:
+    folder = Path(str(rig.config["ports_dir"]))
+    ports = hold(rig, 0)["ports"]
+    assert isinstance(ports, dict)
+    of_node = {name: str(rig.config[name]) for name in ("run_id", "node")}
+    for port, record in ((1, of_node), (2, {**of_node, "node": "other"}), (3, {})):
+        (folder / f"{port}.json").write_text(json.dumps(record))
+    remove_left(str(folder), **of_node)
+    assert {path.stem for path in folder.iterdir()} == {"2", "3", str(ports["worker:0"])}
 
 
 def test_holding_again_replaces_all_ports_of_these_tasks(rig: Rig) -> None:

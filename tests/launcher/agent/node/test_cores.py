@@ -116,5 +116,16 @@ def test_a_cgroup_v1_limits_the_cpu_time(machine: Machine, quota: str, limit: fl
     assert machine.limit() == limit
 
 
+@pytest.mark.parametrize(("cores", "limit"), [("3", 3.0), ("8", 4.0), ("", 4.0)])
+def test_the_share_of_a_job_limits_the_cpu_time(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, cores: str, limit: float
+) -> None:
+    monkeypatch.setenv("SLURM_CPUS_ON_NODE", cores)
+    machine.mounted("cgroup2")
+    machine.write(machine.proc / "self/cgroup", "0::/")
+    machine.write(machine.mount / "cpu.max", "400000 100000")
+    assert machine.limit() == limit
+
+
 def test_without_cgroups_there_is_no_limit(machine: Machine) -> None:
     assert machine.limit() is None

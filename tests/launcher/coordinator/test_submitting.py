@@ -1,0 +1,80 @@
+"""A submitted run's folder has one writer at a time: the submitter, then the job's coordinator."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.launcher.conftest import plan_of
+
+from tfcluster.coordinator import submitting
+from tfcluster.coordinator.foreground import open_folder
+from tfcluster.rundir import fold, registry, run_writer
+from tfcluster.rundir.events import JobSubmitted
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import ProcessIdentity, this_process
+from tfcluster.rundir.run_writer import RunWriter, write_json
+from tfcluster.rundir.states import Status
+from tfcluster.typed_json import to_json
+
+ELSEWHERE = ProcessIdentity("login", "", 7, 7)
+GONE = ProcessIdentity(this_process().host, this_process().boot_id, 1 << 22, 1)
+SUBMITTED = JobSubmitted(backend="slurm", id="7", cluster="lab")
+
+
+@pytest.fixture
+def paths(home_dir: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
+    """Return the folder of a run that is being submitted, in whose job this process is."""
+    for name, value in {"JOB_ID": "7", "JOB_NODELIST": "n1"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr("tfcluster.backends.slurm.slurm_jobs.cluster", lambda patience_s: "lab")
+    return run_writer.make_new(lambda: registry.new_run_id("far", time.time()), home_dir)
+
+
+def writer_of(paths: RunPaths, submitter: ProcessIdentity) -> RunWriter:
+    plan = plan_of()
+    plan = replace(plan, nodes=(replace(plan.nodes[0], backend="slurm"),))
+    assert write_json(paths.plan, to_json(plan))
+    return RunWriter(fold.first_state(plan, paths, submitter, time.time()), paths)
+
+
+def types(paths: RunPaths) -> list[str]:
+    return [json.loads(line)["type"] for line in paths.events.read_text().splitlines()]
+
+
+def test_a_job_that_starts_at_once_waits_until_it_is_recorded(paths: RunPaths) -> None:
+    writer = writer_of(paths, ELSEWHERE)
+    threading.Timer(0.2, lambda: submitting._record_job(writer, SUBMITTED)).start()
+    state = submitting.take_over(paths)
+    assert (state.status, state.job) == (Status.QUEUED, writer.state.job)
+    assert types(paths) == ["job_submitted", "run_queued"]
+
+
+def test_a_submitter_that_was_killed_is_not_waited_for(paths: RunPaths) -> None:
+    writer_of(paths, GONE).close(keeps_reserve=True)
+    state = submitting.take_over(paths)
+    assert state.job == {"backend": "slurm", "id": "7", "cluster": "lab", "restarts": 0}
+    assert types(paths) == ["job_submitted", "run_queued"]
+
+
+def test_a_submitter_that_was_stopped_for_long_does_not_write_any_more(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "_HANDOVER_S", 0.0)
+    writer = writer_of(paths, ELSEWHERE)
+    submitting.take_over(paths)
+    before = paths.state.read_bytes(), paths.events.read_bytes()
+    submitting._record_job(writer, SUBMITTED)
+    assert (paths.state.read_bytes(), paths.events.read_bytes()) == before
+
+
+def test_each_coordinator_of_a_run_has_a_reserve_on_the_disk(paths: RunPaths) -> None:
+    submitting._record_job(writer_of(paths, GONE), SUBMITTED)
+    assert paths.reserve.exists()
+    RunWriter(open_folder(paths), paths).close()
+    open_folder(paths)
+    assert paths.reserve.exists()
