@@ -14,6 +14,7 @@ import contextlib
 import os
 import shutil
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from .slurm_files import LOGIN, USERS, cgroup_conf, etc_files, slurm_conf
 
 __all__ = ["LabError", "SlurmCluster", "missing_tools"]
 
+ROOT = Path(__file__).parents[2]
 TOOLS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "unshare", "nsenter", "setpriv")
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"
 HANG_S = 60.0
@@ -312,6 +314,7 @@ class SlurmCluster:
             name, number=number, sshd=False, etc=etc_files(self.folder, self.names)
         )
         machine.root.chmod(0o755)  # users need the Python that may be in root's home
+        _open_way(machine)
 
     def _start_munged(self) -> None:
         key = self.folder / "munge.key"
@@ -347,6 +350,24 @@ class SlurmCluster:
         """Add the ends of the daemons' logs to an error."""
         for log in sorted((self.folder / "log").glob("*")):
             error.add_note(f"{log.name}: {log.read_text()[-1500:]}")
+
+
+def _open_way(machine: Machine) -> None:
+    """Let users read the checkout where a folder above it is for its owner only.
+
+    The machine sees that folder with nothing but the checkout in it.
+    """
+    above = [path for path in ROOT.parents if path != Path.home()]
+    closed = [path for path in above if not path.stat().st_mode & stat.S_IXOTH]
+    if not closed:
+        return
+    kept = machine.folder / "checkout"
+    kept.mkdir()
+    inside = ["nsenter", "--target", str(machine.pid), "--mount", "--"]
+    command(*inside, "mount", "--bind", str(ROOT), str(kept))
+    command(*inside, "mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", str(closed[-1]))
+    command(*inside, "mkdir", "-p", str(ROOT))
+    command(*inside, "mount", "--bind", str(kept), str(ROOT))
 
 
 def _is(words: str, program: str) -> bool:
