@@ -26,6 +26,7 @@ class Site:
         self.desk.mkdir()
         os.chown(self.desk, USERS[user], USERS[user])
         self._started: list[subprocess.Popen[str]] = []
+        self.files_before = self.files(*cluster.names)
 
     def write(self, name: str, content: str) -> Path:
         path = self.desk / name
@@ -76,6 +77,12 @@ class Site:
                 found |= self.cluster.processes(name)
         # Where slurmctld was away, a step's daemon stays for long to report the end of the step.
         return {pid: words for pid, words in found.items() if "slurmstepd" not in words}
+
+    def files(self, *nodes: str) -> set[str]:
+        """Return the files in the /tmp of nodes."""
+        machines = self.cluster.lab.machines
+        folders = [machines[node].folder / "tmp" for node in nodes if node in machines]
+        return {str(path) for folder in folders for path in folder.rglob("*") if not path.is_dir()}
 
     def close(self) -> None:
         """Kill what is still running; fails if commands that had ended left processes."""

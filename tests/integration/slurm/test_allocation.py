@@ -107,9 +107,8 @@ def _user(pid: int) -> int:
 
 
 def left_files(site: Site, *nodes: str) -> list[str]:
-    """Return what is left in the /tmp of nodes, other than empty folders."""
-    folders = [site.cluster.lab.machines[node].folder / "tmp" for node in nodes or ("n1", "n2")]
-    return [str(path) for folder in folders for path in folder.rglob("*") if not path.is_dir()]
+    """Return what the test has left in the /tmp of nodes, other than empty folders."""
+    return sorted(site.files(*(nodes or ("n1", "n2"))) - site.files_before)
 
 
 def coordinator(site: Site) -> int:
