@@ -12,6 +12,7 @@ from tests.integration.hosts.office import HANG_S, Run, until
 from tests.integration.jobs.lab import PYTHONS, SPECS
 from tests.lab.slurm import SlurmCluster
 
+from .conftest import own_cluster
 from .site import Site
 
 pytestmark = pytest.mark.slow
@@ -115,6 +116,23 @@ def test_a_run_goes_on_each_time_its_job_runs_again(cluster: SlurmCluster, site:
     assert [event["seq"] for event in job.run.events()] == [*range(1, len(job.run.events()) + 1)]
     assert {task["state"] for task in ended["tasks"]} == {"succeeded"}
     assert ended["warnings"] == []
+
+
+@pytest.mark.timeout(400)
+def test_a_requeued_run_waits_until_slurm_s_credentials_have_expired() -> None:
+    """That takes two minutes unless the cluster has another `cred_expire`."""
+    with own_cluster(cpus=(2, 2), cred_expire=120) as cluster:
+        site = Site(cluster)
+        job = submitted(site, steps=100)
+        cluster("scontrol", "requeue", job.id)
+        job.wait_for("queued")
+        until(lambda: cluster.job(job.id)["Reason"] == "BeginTime", "the wait for its begin")
+
+        ended = job.wait_for("succeeded", "failed", "interrupted", hang_s=300)
+
+        assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
+        assert job.steps(2, "begin") == job.steps(1, "saved")
+        site.close()
 
 
 @pytest.mark.parametrize("end", ["preempted", "cancelled", "signalled"])
