@@ -271,6 +271,8 @@ class Run:
             try:
                 socket = registry.control_socket(self.paths, state)
                 control.stop(socket, why=why, now=now)
+                if state.allocation is not None:  # a new start of the job must not continue it
+                    self.paths.cancelled.touch()
                 return True
             except (OSError, ValueError) as error:
                 if registry.is_on_other_host(state) or time.monotonic() > until:

@@ -142,7 +142,8 @@ def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
     """Return the run of `plan` that an earlier start of this process's job has begun, if any.
 
     The user's own script starts it again each time when the scheduler starts the job again. The
-    end of such a run was the job's, whatever was known about it then.
+    end of such a run was the job's, whatever was known about it then, unless the user ended it. A
+    run of the job's present start is another one, which may be alive.
     """
     job = jobs.own(plan.nodes[0].backend)
     if job is None or not job.restarts:
@@ -151,6 +152,8 @@ def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
     for paths, state in reversed(registry.runs(home_dir)):
         allocation = state.allocation or {}
         if (allocation.get("backend"), allocation.get("id")) != (job.backend, job.id):
+            continue
+        if allocation["restarts"] >= job.restarts or paths.cancelled.exists():
             continue
         is_same = (state.spec, state.name) == (plan.spec_path, plan.name)
         is_same = is_same and {task.task for task in state.tasks} == tasks
@@ -184,7 +187,9 @@ class Session:
         if self._job is None:
             return
         if opened is None:
-            self.run_writer.record(JobJoined(backend=self._job.backend, id=self._job.id))
+            self.run_writer.record(
+                JobJoined(backend=self._job.backend, id=self._job.id, restarts=self._job.restarts)
+            )
         elif self._job.restarts:
             self.run_writer.record(_continuation(state, self._job.restarts, last_event_at))
             self.run_writer.save()  # what shows the run begins with its present start

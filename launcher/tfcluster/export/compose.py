@@ -25,7 +25,7 @@ from tfcluster.plans.tf_config import Attempt, environment, fixed
 BACKEND: Final = "docker"
 PORT: Final = 2222
 """The port of every task without one of its own: a container has all ports to itself."""
-WORKDIR: Final = "/work"
+WORKDIR: Final = "/code"
 STATE: Final = "/tmp/tfcluster"
 """The folder in each container for what its task writes; any user may create it."""
 _IMAGES: Final = ("tfcluster-worker", "tfcluster-join")

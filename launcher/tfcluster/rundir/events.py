@@ -61,6 +61,8 @@ class JobJoined(Event):
 
     backend: str
     id: str
+    restarts: int = 0
+    """The number of times that the scheduler had started the job again by then."""
 
 
 class RunContinued(Event):

@@ -87,7 +87,8 @@ class _Changes:
         self.state.job = {**facts, "restarts": 0}
 
     def job_joined(self, event: ev.JobJoined) -> None:
-        self.state.allocation = {"backend": event.backend, "id": event.id}
+        facts = {"backend": event.backend, "id": event.id, "restarts": event.restarts}
+        self.state.allocation = facts
 
     def run_started(self, event: ev.RunStarted) -> None:
         self.state.began_at = self.now
@@ -96,8 +97,8 @@ class _Changes:
         """Forget the nodes of the former start, on which nothing lives any more."""
         self._move_run(event.type)
         state = self.state
-        if state.job is not None:
-            state.job = {**state.job, "restarts": event.restarts}
+        for job in filter(None, (state.job, state.allocation)):
+            job["restarts"] = event.restarts
         state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
         state.waits_for = state.stop_by = state.gathering = state.tensorboard = None

@@ -95,7 +95,7 @@ class RunPaths:
     waited = _InRunFolder(".waited")
     """A file that exists once `tfcluster wait` has reported how the run ended."""
     cancelled = _InRunFolder(".cancelled")
-    """A file that exists once the user has asked a scheduler to end the run's job."""
+    """A file that exists once the user has ended a run in a scheduler's job: it never continues."""
     logs = _InRunFolder("logs")
     checkpoints = _InRunFolder("checkpoints")
     """The checkpoints gathered from the chief."""

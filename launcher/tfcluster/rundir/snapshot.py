@@ -66,7 +66,7 @@ def _record(*required: str) -> Callable[[Any], dict[str, Any]]:
 
 
 Record = Annotated[dict[str, Any], _record()]
-Job = Annotated[dict[str, Any], _record("backend", "id")]
+Job = Annotated[dict[str, Any], _record("backend", "id", "restarts")]
 Restart = Annotated[dict[str, Any], _record("attempt", "of")]
 Fault = Annotated[dict[str, Any], _record("fault", "injected_at")]
 Checkpoint = Annotated[dict[str, Any], _record("path")]
@@ -180,7 +180,8 @@ class RunSnapshot:
     """The job of a scheduler that the coordinator runs in: backend and id; `restarts` counts how
     often the scheduler started it again."""
     allocation: Job | None = None
-    """The user's own job inside which the run was started: backend and id."""
+    """The user's own job inside which the run was started: backend, id, and `restarts`, those
+    before the run's last start."""
     continued: Record | None = None
     """The last time that the job was started again: `attempt`, the first one since; `ran_s`, the
     seconds for which the run ran before, without its time in queues."""

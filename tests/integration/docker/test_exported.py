@@ -113,7 +113,7 @@ def test_two_workers_with_hooks_find_each_other(
     harbor: Harbor, compose: list[str], image_with_package: str
 ) -> None:
     file = write(harbor, image_with_package, "auto")
-    assert "tfcluster_workers/boot.py script /work/train.py" in file.read_text()
+    assert "tfcluster_workers/boot.py script /code/train.py" in file.read_text()
     check_talk(harbor, compose, file)
 
 

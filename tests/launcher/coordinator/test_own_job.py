@@ -23,7 +23,7 @@ from tfcluster.coordinator.foreground import find_interrupted
 from tfcluster.errors import JobEndedError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir import fold, registry, run_writer
-from tfcluster.rundir.events import JobJoined, RunFinished, TaskStarted
+from tfcluster.rundir.events import JobJoined, RunContinued, RunFinished, TaskStarted
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
@@ -105,18 +105,19 @@ def test_a_script_of_the_users_own_finds_the_run_of_its_former_start(
     nodes = tuple(replace(node, backend="slurm") for node in plan.nodes)
     plan = replace(plan, nodes=nodes, spec_path="/spec.json")
 
-    def make(name: str, plan: Plan, job: str) -> RunWriter:
+    def make(name: str, plan: Plan, job: str, restarts: int = 0) -> RunWriter:
         paths = run_writer.make(name, home)
         state = fold.first_state(plan, paths, registry.this_process(), 100.0)
         state.pid_start = 1  # its coordinator is gone
         writer = RunWriter(state, paths)
-        writer.record(JobJoined(backend="slurm", id=job))
+        writer.record(JobJoined(backend="slurm", id=job, restarts=restarts))
         writer.record(TaskStarted(task="worker:0", attempt=3, node=LOCAL, pid=1))
         return writer
 
     make("other-spec", replace(plan, spec_path="/other.json"), "7").close()
     make("other-job", plan, "8").close()
     make("other-tasks", replace(plan, tasks=plan.tasks[:1]), "7").close()
+    make("other-up-of-this-start", plan, "7", restarts=2).close()
     assert find_interrupted(plan, home) is None
     ours = make("ours", plan, "7")
     ours.save()
@@ -129,6 +130,14 @@ def test_a_script_of_the_users_own_finds_the_run_of_its_former_start(
     ours.record(RunFinished(status="interrupted", exit_code=143))
     ours.save()
     assert find_interrupted(plan, home) is not None, "its job has started again"
+    ours.paths.cancelled.touch()
+    assert find_interrupted(plan, home) is None, "the user has ended it"
+    ours.paths.cancelled.unlink()
+    ours.record(RunContinued(restarts=1, attempt=4, ran_s=1.0))
+    ours.save()
+    assert find_interrupted(plan, home) is None, "this start of the job has continued it already"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert find_interrupted(plan, home) is not None
     ours.record(RunFinished(status="failed", exit_code=1))
     ours.close()
     assert find_interrupted(plan, home) is None

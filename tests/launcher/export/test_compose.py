@@ -41,20 +41,20 @@ def test_without_hooks_the_file_is_complete_without_tfcluster(compose: Composer)
     assert made.exported.needs == ()
     service = made.service()
     assert service["image"] == "lab/tf:2.21"
-    assert service["entrypoint"] == ["python3", "/work/train.py", "--epochs", "3"]
-    assert service["working_dir"] == "/work"
+    assert service["entrypoint"] == ["python3", "/code/train.py", "--epochs", "3"]
+    assert service["working_dir"] == "/code"
     assert "/opt/tfcluster" not in made.text
     assert not {"TFCLUSTER_SETTINGS", "PYTHONPATH", "TF_GRPC_REUSE_PORT"} & {*made.env()}
 
 
 def test_without_hooks_the_spec_keeps_its_own_import_path(compose: Composer) -> None:
-    job = PLAIN["job"] | {"env": {"PYTHONPATH": "/work/lib"}}
-    assert compose({"job": job}).env()["PYTHONPATH"] == "/work/lib"
+    job = PLAIN["job"] | {"env": {"PYTHONPATH": "/code/lib"}}
+    assert compose({"job": job}).env()["PYTHONPATH"] == "/code/lib"
 
 
 def test_with_hooks_tasks_start_through_boot_in_the_image_that_has_it(compose: Composer) -> None:
     made = compose()
-    assert made.service()["entrypoint"] == ["python3", BOOT, "script", "/work/train.py"]
+    assert made.service()["entrypoint"] == ["python3", BOOT, "script", "/code/train.py"]
     assert made.service()["image"] == "tfcluster-join:latest"
     (need,) = made.exported.needs
     assert need == "the image tfcluster-join:latest, which `tfcluster build --join` makes"
@@ -84,14 +84,14 @@ def test_a_script_that_imports_our_package_gets_an_image_with_it(
     (tmp_path / "batch.py").write_text("import tfcluster_workers.context\n")
     made = compose({"job": {"script": "batch.py", "hooks": "off"}})
     assert made.service()["image"] == "tfcluster-join:latest"
-    assert made.service()["entrypoint"] == ["python3", "/work/batch.py"]
+    assert made.service()["entrypoint"] == ["python3", "/code/batch.py"]
 
 
 def test_prepare_runs_before_the_task_without_the_cluster(compose: Composer) -> None:
     made = compose({"job": PLAIN["job"] | {"prepare": {"script": "train.py", "args": ["a b"]}}})
     shell, option, line = made.service()["entrypoint"]
     assert (shell, option) == ("/bin/sh", "-c")
-    assert line == ("env -u TF_CONFIG python3 /work/train.py 'a b' && exec python3 /work/train.py")
+    assert line == ("env -u TF_CONFIG python3 /code/train.py 'a b' && exec python3 /code/train.py")
 
 
 def test_resources_become_limits(compose: Composer) -> None:
@@ -144,7 +144,7 @@ def test_the_code_is_mounted_relative_to_the_file_of_its_project(
     }
     for folder, source in sources.items():
         (code,) = compose(folder=folder).service()["volumes"]
-        assert code == {"type": "bind", "source": source, "target": "/work", "read_only": True}
+        assert code == {"type": "bind", "source": source, "target": "/code", "read_only": True}
 
 
 def test_data_is_mounted_read_only_and_shared_storage_is_not(
