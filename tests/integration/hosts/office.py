@@ -19,11 +19,18 @@ from tests.lab.machines import Lab, Machine
 
 COUNT = """
 import os, time
-for number in range(int(os.environ["COUNT"])):
+number, release = 0, os.environ["TFCLUSTER_ATTEMPT"] == "1" and os.environ.get("RELEASE")
+while number < int(os.environ["COUNT"]) or (release and not os.path.exists(release)):
     os.write(1, f"line {number}\\n".encode())
+    number += 1
     time.sleep(0.05)
+if release:
+    os.write(1, f"released after {number} lines\\n".encode())
 """
-"""A job that writes numbered lines, 20 a second."""
+"""A job that writes COUNT numbered lines, 20 a second.
+
+With a file RELEASE, its first attempt writes lines until that file exists, and a last one then.
+"""
 
 HANG_S = 100.0
 """The longest wait: below the time-out of a test, which would leave the machines running."""
@@ -53,19 +60,29 @@ class Office:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
-    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
-        """Write a spec with one worker on each host, on ports that their agents choose."""
+    def spec(
+        self, script: str = COUNT, *, count: int = 20, lasts: bool = False, **sections: Any
+    ) -> Path:
+        """Write a spec with one worker on each host, on ports that their agents choose.
+
+        With `lasts`, the first attempt goes on until `release`.
+        """
         self.write("train.py", script)
+        env = {"COUNT": str(count), **({"RELEASE": str(self.desk / "release")} if lasts else {})}
         runtime = {"hosts": {"*": {"python": sys.executable}}}
         spec: dict[str, Any] = {
             "name": "far",
             "cluster": {"worker": [f"{host.address}:0" for host in self.hosts]},
-            "job": {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}},
+            "job": {"script": "train.py", "hooks": "off", "env": env},
             "runtime": runtime,
             **sections,
         }
         self.write("spec.json", json.dumps(spec))
         return self.seen("spec.json")
+
+    def release(self) -> None:
+        """Let the tasks of a spec that `lasts` end; every machine sees the desk at its own path."""
+        self.write("release", "")
 
     def seen(self, name: str) -> Path:
         """Return the path of a file of the desk, as commands that are started there see it."""
@@ -181,6 +198,12 @@ def until(look: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
 def numbered(count: int) -> list[str]:
     """Return all lines that `COUNT` writes."""
     return [f"line {number}" for number in range(count)]
+
+
+def is_whole(log: str) -> bool:
+    """Return whether a log is all that `COUNT` writes until it is released."""
+    count = max(0, len(log.splitlines()) - 1)
+    return log.splitlines() == [*numbered(count), f"released after {count} lines"]
 
 
 def _home() -> str:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.hosts.office import Run, numbered, until
+from tests.integration.hosts.office import Run, is_whole, numbered, until
 from tests.lab.slurm import SlurmCluster
 
 from .conftest import own_cluster
@@ -160,7 +160,7 @@ def test_ctrl_c_on_a_terminal_asks(
 
 
 def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None:
-    first = site.up(site.spec(count=2000), SUBMIT)
+    first = site.up(site.spec(lasts=True), SUBMIT)
     first.wait_for_line("line 3", "worker:1")
     assert "has ended: interrupted" in said(site, "down")
     assert first.end() == 143, first.said
@@ -178,7 +178,7 @@ def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None
 
 
 def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
-    run = site.up(site.spec(count=2000), SUBMIT)
+    run = site.up(site.spec(lasts=True), SUBMIT)
     run.wait_for_line("line 3", "worker:1")
     waiting = site.start("wait")
     (pid,) = [pid for pid, words in site.tasks().items() if "tfcluster.in_job" in words]
@@ -190,7 +190,7 @@ def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
 
 
 def test_a_run_goes_on_while_slurmctld_is_away(site: Site) -> None:
-    run = site.up(site.spec(count=240), SUBMIT)
+    run = site.up(site.spec(lasts=True), SUBMIT)
     run.wait_for_line("line 3", "worker:1")
     site.cluster.kill_controller()
     listed = said(site, "ps")
@@ -198,7 +198,10 @@ def test_a_run_goes_on_while_slurmctld_is_away(site: Site) -> None:
     assert "running" in listed
     assert "Unable to contact slurm controller" in said(site, "down", code=3)
     site.cluster.start_controller()
+    site.release()
     assert run.end() == 0, run.said
+    assert is_whole(run.log("worker:0"))
+    assert is_whole(run.log("worker:1"))
 
 
 def test_a_run_folder_that_the_nodes_do_not_see_is_said() -> None:
@@ -215,7 +218,7 @@ def test_a_run_folder_that_the_nodes_do_not_see_is_said() -> None:
 def test_two_users_see_and_stop_only_their_own_runs(cluster: SlurmCluster) -> None:
     sites = [Site(cluster, user) for user in ("ann", "ben")]
     one_node = {"slurm": {"tasks_per_node": 2}}
-    runs = [site.up(site.spec(count=300, runtime=one_node), SUBMIT) for site in sites]
+    runs = [site.up(site.spec(lasts=True, runtime=one_node), SUBMIT) for site in sites]
     for run in runs:
         run.wait_for_line("line 3", "worker:1")
     for site, run in zip(sites, runs, strict=True):
