@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,13 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.integration.commandline import read_events
 from tests.lab.machines import Lab, Machine
 
+T = TypeVar("T")
 COUNT = """
 import os, time
 number, release = 0, os.environ["TFCLUSTER_ATTEMPT"] == "1" and os.environ.get("RELEASE")
@@ -105,13 +107,23 @@ class Office:
     def up(self, spec: Path, *more: str, env: Mapping[str, str] | None = None) -> Run:
         return self.start("up", str(spec), *more, env=env)
 
+    def send(self, words: str, number: signal.Signals) -> bool:
+        """Send a signal to the desk's processes with `words` in argv; return whether any is there.
+
+        Some end meanwhile: helpers of those that were signalled, and children that are not yet
+        what they were started for.
+        """
+        found = [pid for pid, line in self.home.processes().items() if words in line]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(found)
+
     def close(self) -> None:
         for process in self._runs:
             if process.poll() is None:
                 # Our own child process is only a wrapper of it.
-                for pid, words in self.home.processes().items():
-                    if "tfcluster.cli.main" in words:
-                        os.kill(pid, signal.SIGKILL)
+                self.send("tfcluster.cli.main", signal.SIGKILL)
             process.communicate()
         for host in self.hosts:
             if host.process.poll() is None:
@@ -122,7 +134,7 @@ class Office:
 
     def _check(self, host: Machine) -> None:
         """Note processes, sockets and run folders that the runs have left on the host."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S / 3
         while (processes := host.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
         nodes = host.root / ".cache" / "tfcluster" / "nodes"
@@ -169,9 +181,14 @@ class Run:
         """
         return any(text in line for line in self.log(task).split("\n")[:-1])
 
-    def wait_for_line(self, text: str, task: str) -> None:
-        until(lambda: self.has_line(text, task) or self._is_over(), f"{text!r} of {task}")
-        assert self.has_line(text, task), self.said
+    def wait_for_line(self, text: str, *tasks: str) -> None:
+        """Wait until each of `tasks` has written a line with `text`."""
+        for task in tasks:
+            until(
+                lambda task=task: self.has_line(text, task) or self._is_over(),  # type: ignore[misc]
+                f"{text!r} of {task}",
+            )
+            assert self.has_line(text, task), self.said
 
     def _is_over(self) -> bool:
         if self._process.poll() is None:
@@ -193,6 +210,15 @@ def until(look: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
         assert time.monotonic() < deadline, f"{what} did not come"
         time.sleep(0.05)
     return found
+
+
+def one(look: Callable[[], Iterable[T]], what: str) -> T:
+    """Wait until `look` finds exactly one thing, and return it.
+
+    A process that is starting another one has for a moment a child with its own command line.
+    """
+    found: list[T] = until(lambda: len(now := [*look()]) == 1 and now, f"one {what}")
+    return found[0]
 
 
 def numbered(count: int) -> list[str]:
