@@ -96,7 +96,7 @@ class Site:
         ended = all(process.poll() is not None for process in self._started)
         try:
             if ended:
-                until(lambda: not self.tasks(), f"the end of {self.tasks()}", HANG_S / 10)
+                until(lambda: not self.tasks(), f"the end of {self.tasks()}", HANG_S / 3)
         finally:
             self._kill()
             shutil.rmtree(self.desk)
