@@ -18,12 +18,13 @@ from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
-from tfcluster.spec import run_name
+from tfcluster.spec import LaunchOptions, run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
-    from tfcluster.coordinator.foreground import End, Launch, Watcher
+    from tfcluster.coordinator.foreground import End, Watcher
     from tfcluster.coordinator.resume import Resume
+    from tfcluster.coordinator.startup import Launch
     from tfcluster.discovery.planning import Planned
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
@@ -125,20 +126,17 @@ def start(
         source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
     elif sets or hosts or python or args:
         raise UsageError("sets, hosts, python and args belong to `plan`, which made this plan")
-    made = make_launch(
-        source,
-        detach=detach,
-        gathers=gather,
-        prepares=prepare,
-        runs_preflight=preflight,
-        resume=resumed,
-        chaos=chaos,
-    )
+    options = LaunchOptions(detach, gather, prepare, preflight, chaos=tuple(chaos))
+    return _launch_and_leave(make_launch(source, options, resume=resumed))
+
+
+def _launch_and_leave(made: Launch) -> Run:
+    """Start the run in a job, another process or a thread; return it once it has a folder."""
     if made.runtime is not None:
         from tfcluster.coordinator.submitting import submit
 
         return Run(submit(made))
-    if detach:
+    if made.options.detach:
         from tfcluster.coordinator.background import start_and_leave
 
         return Run(start_and_leave(made))
@@ -231,7 +229,7 @@ def launch(made: Launch, watcher: Watcher) -> End | None:
         from tfcluster.coordinator.submitting import submit_and_watch
 
         return submit_and_watch(made, watcher)
-    if made.in_background:
+    if made.options.detach:
         from tfcluster.coordinator.background import start_and_watch
 
         return start_and_watch(made, watcher)
@@ -259,60 +257,36 @@ def spec_of_program(
 
 
 def make_launch(
-    planned: Planned,
-    *,
-    detach: bool = False,
-    resume: Resume | None = None,
-    gathers: bool = True,
-    prepares: bool = True,
-    runs_preflight: bool = True,
-    warm: bool = False,
-    tensorboard: bool = False,
-    chaos: Sequence[str] = (),
+    planned: Planned, options: LaunchOptions, *, resume: Resume | None = None
 ) -> Launch:
-    """Return everything that a coordinator needs.
+    """Return everything that a coordinator needs; `resume` is the state to start from.
 
-    `resume`: the state to start from; `warm`: a process with the imported modules is kept on this
-    machine for the next run; `tensorboard`: its curves are served while it lives; `chaos`: faults,
-    as typed. Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and
-    what `Planned.require` raises.
+    Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and what
+    `Planned.require` raises.
     """
-    from tfcluster.coordinator.foreground import Launch
-    from tfcluster.coordinator.startup import StartOptions
+    from tfcluster.coordinator.startup import Launch
     from tfcluster.coordinator.tensorboard_server import choose_python
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
     its = kinds.get(plan.nodes[0].backend)
     is_submitted = its.jobs is not None and not its.is_allocated(os.environ)
-    faults = parse(chaos, plan)
-    if warm:
+    faults = parse(options.chaos, plan)
+    if options.warm:
         from tfcluster.backends.local.warm_start import keep_warm
 
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
-    if detach:
+    if options.detach:
         plan = with_lease(replace(planned, plan=plan))
     return Launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
-        start_options=StartOptions(
-            runs_preflight,
-            prepares,
-            gathers,
-            faults,
-            choose_python([plan]) if tensorboard else None,
-        ),
+        options=options,
+        faults=faults,
+        tensorboard_python=choose_python([plan]) if options.tensorboard else None,
         resume=resume,
-        in_background=detach,
         runtime=planned.spec.runtime if is_submitted else None,
-        options={
-            "gathers": gathers,
-            "prepares": prepares,
-            "runs_preflight": runs_preflight,
-            "tensorboard": tensorboard,
-            "chaos": [*chaos],
-        },
     )
 
 

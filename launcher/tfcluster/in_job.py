@@ -28,7 +28,9 @@ from tfcluster.errors import TfclusterError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
+from tfcluster.spec import LaunchOptions
 from tfcluster.supervision.decisions import Outcome
+from tfcluster.typed_json import from_json
 
 
 def main(folder: str) -> int:
@@ -39,8 +41,9 @@ def main(folder: str) -> int:
         return state.exit_code or 0
     if paths.cancelled.exists():  # the job was queued again while it was being ended
         return _end(paths, Outcome(Status.INTERRUPTED, SIGNALS[SIGTERM].exit_code))
+    options = from_json(LaunchOptions, foreign_json.read_json_object(paths.launch))
     try:
-        launch = make_launch(plan_file(paths), **foreign_json.read_json_object(paths.launch))
+        launch = make_launch(plan_file(paths), options)
     except TfclusterError as error:  # the environment or the files have changed meanwhile
         sys.stderr.write(f"tfcluster: {error}\n")
         return _end(paths, Outcome.of(error))

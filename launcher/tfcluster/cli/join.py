@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import click
 
 from tfcluster.cli.completion import files, task_names
-from tfcluster.cli.options import WithJobArgs, job_args, skip_options, watch_options
+from tfcluster.cli.options import Display, WithJobArgs, job_args, skip_options, watch_options
+from tfcluster.spec import LaunchOptions
 
 
 @click.command("join", cls=WithJobArgs)
@@ -25,8 +26,8 @@ def command(
     sets: tuple[str, ...],
     python: str | None,
     name: str | None,
-    options: dict[str, Any],
-    shown: dict[str, bool],
+    options: LaunchOptions,
+    display: Display,
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
 
@@ -51,5 +52,5 @@ def command(
         args=job_args(),
     )
     if names:  # a task may have another machine's address, which the checks would refuse
-        options["runs_preflight"] = False
-    return launch(make_launch(planned, **options), **shown)
+        options = replace(options, runs_preflight=False)
+    return launch(make_launch(planned, options), display)

@@ -17,7 +17,9 @@ from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
-    from tfcluster.coordinator.foreground import End, Launch
+    from tfcluster.cli.options import Display
+    from tfcluster.coordinator.foreground import End
+    from tfcluster.coordinator.startup import Launch
     from tfcluster.plans.plan import Plan
     from tfcluster.ui.follow import RunView
 
@@ -35,20 +37,18 @@ def preimport() -> None:
         import_module(f"tfcluster.{module}")
 
 
-def launch(
-    made: Launch, *, as_json: bool = False, collapse: bool = False, native: bool = False
-) -> int:
+def launch(made: Launch, display: Display) -> int:
     """Run a launch, in the foreground to its end, and return the command's exit code.
 
     Raises a TfclusterError for whatever prevents the start.
     """
-    shown = _ShownRun(made, as_json, collapse, native)
+    shown = _ShownRun(made, display)
     end = api.launch(made, shown)
     if end is None:
         return 0
     if not end.state.status.is_final:  # the user has left a run whose coordinator is elsewhere
         return end.outcome.exit_code
-    if made.in_background and end.outcome.status is Status.SUCCEEDED:
+    if made.options.detach and end.outcome.status is Status.SUCCEEDED:
         shown.left()
         return 0
     return shown.conclude(end)
@@ -57,9 +57,8 @@ def launch(
 class _ShownRun:
     """A run that is shown on the terminal; a watcher of `api.launch`."""
 
-    def __init__(self, made: Launch, as_json: bool, collapse: bool, native: bool) -> None:
-        self._launch, self._as_json = made, as_json
-        self._collapse, self._native = collapse, native
+    def __init__(self, made: Launch, display: Display) -> None:
+        self._launch, self._display, self._detaches = made, display, made.options.detach
         self._terminal = Terminal()
         self._paths: RunPaths
         self._view: RunView
@@ -73,17 +72,17 @@ class _ShownRun:
 
         self._paths = paths
         log_filter, again = None, registry.load_recorded(paths).continued
-        if self._launch.in_background:
+        if self._detaches:
             log_filter = LogFilter(last_attempt=-1)
         elif again is not None:  # the former start of the job has shown the rest
             log_filter = LogFilter(first_attempt=again["attempt"])
         self._view = RunView(
             paths,
             self._terminal,
-            json_lines=self._as_json and not self._launch.in_background,
+            json_lines=self._display.as_json and not self._detaches,
             log_filter=log_filter,
-            collapse=self._collapse,
-            native=self._native,
+            collapse=self._display.collapse,
+            native=self._display.native,
             events_offset=tail_offset(paths.events, 1) if again is not None else 0,
         )
         self._view.start()
@@ -101,9 +100,9 @@ class _ShownRun:
         """Print the id of a run that continues in the background."""
         self._finish()
         run, terminal = self._paths.run_id, self._terminal
-        if not self._launch.in_background:
+        if not self._detaches:
             pass  # its id is above, and stdout belongs to the output of its tasks
-        elif self._as_json:
+        elif self._display.as_json:
             terminal.emit_json({"run": run, "folder": str(self._paths.root)})
         else:
             terminal.out(run)
@@ -142,7 +141,7 @@ class _ShownRun:
         if end.outcome.comes_back:
             terminal.say_wrapped("the run continues when its job runs again")
             return end.outcome.exit_code
-        if self._launch.in_background and any(task.started_at is None for task in state.tasks):
+        if self._detaches and any(task.started_at is None for task in state.tasks):
             terminal.say_wrapped(f"{state.run} ended before all of its tasks had started")
         if state.attempt or error is None:
             show_end(state, end.paths, terminal, with_reason=False)

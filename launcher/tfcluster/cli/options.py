@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import click
 
 from tfcluster.cli.completion import backend_names, files
-from tfcluster.spec import HostChoice
+from tfcluster.spec import HostChoice, LaunchOptions
 
 _HOST_OPTIONS = (
     click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
@@ -44,6 +45,15 @@ backend_option = click.option(
 _KEY = "tfcluster.job_args"
 
 
+@dataclass(frozen=True, slots=True)
+class Display:
+    """The user's choices of how a run is shown."""
+
+    as_json: bool = False
+    collapse: bool = False
+    native: bool = False
+
+
 def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the host options to `command`, which gets them as `hosts`, one HostChoice."""
 
@@ -64,7 +74,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options of a launch to `command`.
 
-    It gets them as two dicts: `options` for `api.make_launch`, `shown` for `launch.launch`.
+    It gets them as `options`, the LaunchOptions, and `display`.
     """
 
     @functools.wraps(command)
@@ -79,12 +89,30 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         no_gather: bool,
         **others: Any,
     ) -> Any:
-        options = {"detach": detach, "warm": warm, "gathers": not no_gather}
-        options["tensorboard"] = tensorboard
-        shown = {"as_json": as_json, "collapse": collapse, "native": native_logs}
-        return command(*args, options=options, shown=shown, **others)
+        options = LaunchOptions(
+            detach=detach, gathers=not no_gather, warm=warm, tensorboard=tensorboard
+        )
+        display = Display(as_json, collapse, native_logs)
+        return command(*args, options=options, display=display, **others)
 
     return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
+
+
+def chaos_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--chaos``; to be used below `watch_options`: it becomes part of its `options`."""
+
+    @functools.wraps(command)
+    def with_faults(
+        *args: Any, chaos: tuple[str, ...], options: LaunchOptions, **others: Any
+    ) -> Any:
+        return command(*args, options=replace(options, chaos=chaos), **others)
+
+    return click.option(
+        "--chaos",
+        multiple=True,
+        metavar="FAULT",
+        help="Inject a fault: 'kill worker:1 at step 50'; see `tfcluster help chaos`.",
+    )(with_faults)
 
 
 def skip_options(checked: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -96,10 +124,10 @@ def skip_options(checked: str) -> Callable[[Callable[..., Any]], Callable[..., A
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def with_skips(
-            *args: Any, no_preflight: bool, no_prepare: bool, options: dict[str, Any], **others: Any
+            *args: Any, no_preflight: bool, no_prepare: bool, options: LaunchOptions, **others: Any
         ) -> Any:
-            skips = {"runs_preflight": not no_preflight, "prepares": not no_prepare}
-            return command(*args, options=options | skips, **others)
+            options = replace(options, runs_preflight=not no_preflight, prepares=not no_prepare)
+            return command(*args, options=options, **others)
 
         preflight = click.option(
             "--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."

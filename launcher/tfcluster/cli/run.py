@@ -10,14 +10,14 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from tfcluster.cli.completion import files
-from tfcluster.cli.options import host_options, watch_options
+from tfcluster.cli.options import Display, chaos_option, host_options, watch_options
 from tfcluster.errors import UsageError
-from tfcluster.spec import SPEC_NAMES, HostChoice
+from tfcluster.spec import SPEC_NAMES, HostChoice, LaunchOptions
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -43,10 +43,8 @@ class _Run(click.Command):
 @host_options
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (default: the script's).")
-@click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Inject a fault: 'kill worker:1 at step 50';"
-                   " see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
+@chaos_option
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED,
                 shell_complete=files)  # fmt: skip
 def command(
@@ -57,10 +55,9 @@ def command(
     hosts: HostChoice,
     python: str | None,
     name: str | None,
-    chaos: tuple[str, ...],
     line: tuple[str, ...],
-    options: dict[str, Any],
-    shown: dict[str, bool],
+    options: LaunchOptions,
+    display: Display,
 ) -> int:
     """Run SCRIPT as the workers of one cluster; ARGS are passed to the script.
 
@@ -87,7 +84,7 @@ def command(
     choice = replace(hosts, workers=workers)
     loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
     planned = plan_spec(loaded, python=python, meanwhile=preimport)
-    return launch(make_launch(planned, **options, chaos=chaos), **shown)
+    return launch(make_launch(planned, options), display)
 
 
 def _check_program(program: str, args: Sequence[str], kind: str) -> None:

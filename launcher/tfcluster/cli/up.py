@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from tfcluster.cli.completion import files, run_names, task_names
 from tfcluster.cli.options import (
+    Display,
     WithJobArgs,
     backend_option,
+    chaos_option,
     host_options,
     job_args,
     skip_options,
     watch_options,
 )
-from tfcluster.spec import HostChoice
+from tfcluster.spec import HostChoice, LaunchOptions
 
 
 @click.command("up", cls=WithJobArgs)
@@ -29,10 +29,8 @@ from tfcluster.spec import HostChoice
               help="Resume from the checkpoints of RUN; without SPEC, use RUN's spec.")  # fmt: skip
 @click.option("--except", "excepted", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Leave TASK (worker:1) for you to start by hand; may be repeated.")  # fmt: skip
-@click.option("--chaos", multiple=True, metavar="FAULT",
-              help="Inject a fault: 'kill worker:1 at step 50';"
-                   " see `tfcluster help chaos`.")  # fmt: skip
 @watch_options
+@chaos_option
 @skip_options("the nodes")
 def command(
     spec: str | None,
@@ -43,9 +41,8 @@ def command(
     name: str | None,
     resume: str | None,
     excepted: tuple[str, ...],
-    chaos: tuple[str, ...],
-    options: dict[str, Any],
-    shown: dict[str, bool],
+    options: LaunchOptions,
+    display: Display,
 ) -> int:
     """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
 
@@ -73,4 +70,4 @@ def command(
         meanwhile=preimport,
     )
     planned = planned.without_tasks(excepted)
-    return launch(make_launch(planned, **options, resume=resumed, chaos=chaos), **shown)
+    return launch(make_launch(planned, options, resume=resumed), display)

@@ -19,7 +19,7 @@ from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts, follow_peers
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
-from tfcluster.coordinator.startup import StartOptions, Startup
+from tfcluster.coordinator.startup import Launch, Startup
 from tfcluster.coordinator.tensorboard_files import RunCurves
 from tfcluster.coordinator.tensorboard_server import beside_run
 from tfcluster.errors import JobEndedError, SetupError, join_first
@@ -49,13 +49,12 @@ class Coordinator:
 
     def __init__(
         self,
-        plan: Plan,
+        launch: Launch,
         run_writer: RunWriter,
         run_gathering: RunGathering,
         *,
         open_nodes: OpenNodes = open_nodes,
         announce: Callable[[Plan], None] = lambda plan: None,
-        start_options: StartOptions,
         job: OwnJob | None = None,
     ) -> None:
         """Prepare the run.
@@ -64,10 +63,9 @@ class Coordinator:
         the scheduler's job that this process and the run's nodes belong to.
         """
         self.run_writer, self.paths = run_writer, run_writer.paths
-        self._run_gathering, self._faults = run_gathering, start_options.faults
+        self._run_gathering, self._launch, plan = run_gathering, launch, launch.plan
         self._curves = RunCurves(plan, self.paths, self._warn)
-        self._tensorboard_python = start_options.tensorboard_python
-        self._report_filter = ReportFilter(run_writer.state, start_options.faults, self._warn)
+        self._report_filter = ReportFilter(run_writer.state, launch.faults, self._warn)
         self._hub = Hub(
             self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
         )
@@ -75,7 +73,7 @@ class Coordinator:
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
         startup = self._startup = Startup(
-            plan, self.paths, run_gathering, hub, until, self._announce, wait_for, start_options
+            launch, self.paths, run_gathering, hub, until, self._announce, wait_for
         )
         self._announced, self._announced_plan = announce, plan
         run_gathering.use(TaskFolders(plan, self.paths, hub))
@@ -124,7 +122,7 @@ class Coordinator:
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
                 lambda: self.run_writer.state.to_json(),
             ),
-            beside_run(self._tensorboard_python, self.paths.curves, self._put_event),
+            beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
@@ -134,27 +132,33 @@ class Coordinator:
             showing = background.create_task(
                 gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
             )
-            following: list[asyncio.Task[None]] = []
-            error: SetupError | None = None
             try:
-                await self._attempts.start_first()
-                following += [
-                    background.create_task(self._run_gathering.follow(self._put_event)),
-                    background.create_task(self._follow_external_peers()),
-                ]
-                await self._attempts.run_restarts()
-            except RunOver:
-                pass
-            except SetupError as found:
-                error = found
+                error = await self._run_attempts()
             finally:
-                for task in following:
-                    task.cancel()
                 gathered = await self._close()
             try:
                 return await self._conclude(error, gathered)
             finally:
                 showing.cancel()
+
+    async def _run_attempts(self) -> SetupError | None:
+        """Run all attempts; return the error that ended them, if the supervisor did not."""
+        following: list[asyncio.Task[None]] = []
+        try:
+            await self._attempts.start_first()
+            following += [
+                self._background.create_task(self._run_gathering.follow(self._put_event)),
+                self._background.create_task(self._follow_external_peers()),
+            ]
+            await self._attempts.run_restarts()
+        except RunOver:
+            pass
+        except SetupError as error:
+            return error
+        finally:
+            for task in following:
+                task.cancel()
+        return None
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         self._hub.put(lambda: self.run_writer.note_gathering(facts))
@@ -305,7 +309,7 @@ class Coordinator:
             self._record(event)
         is_chief = self._is_chief(message)
         fault = report.fault if isinstance(report, msg.Chaos) else ""
-        if (ordered := chaos.order(self._faults, fault)) is not None:
+        if (ordered := chaos.order(self._launch.faults, fault)) is not None:
             self._hub.send(*ordered)
         self._supervisor.reported(task, attempt, report, self._now())
         if is_chief and isinstance(report, msg.Saved):
@@ -384,4 +388,4 @@ class Coordinator:
                 f" ~/.cache/tfcluster/nodes/{self.paths.run_id} is not removed"
             )
         yield from self._hub.leftovers
-        yield from chaos.not_injected(self._faults, self.run_writer.state)
+        yield from chaos.not_injected(self._launch.faults, self.run_writer.state)

@@ -8,34 +8,31 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Protocol
 
 from tfcluster.backends import jobs
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.resume import Resume, seed
-from tfcluster.coordinator.startup import StartOptions
+from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import JobEndedError, SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
 from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.events import JobJoined, RunContinued
-from tfcluster.rundir.paths import RunPaths, home, runtime_dir
+from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.registry import new_run_id, this_process
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.typed_json import to_json
-
-if TYPE_CHECKING:
-    from tfcluster.spec.sections import Runtime
 
 Announce = Callable[[Plan], None]
 """A function that is called before the first start with the plan, now with every host and port."""
@@ -49,27 +46,6 @@ SIGNALS = {
 
 WARNING = signal.SIGUSR1
 """The signal by which a scheduler says that the time of a job is nearly over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Everything that a coordinator needs; it can be pickled for another process."""
-
-    plan: Plan
-    spec: Mapping[str, Any]
-    """The spec to keep in the run folder."""
-    spec_folder: str | None = None
-    """The folder that relative paths of `spec` start from."""
-    start_options: StartOptions = field(default_factory=StartOptions)
-    resume: Resume | None = None
-    """The state to start from."""
-    in_background: bool = False
-    home_dir: Path = field(default_factory=home)
-    """The parent of run folders."""
-    runtime: Runtime | None = None
-    """That section of the spec, for a run whose coordinator is to run in a job of a scheduler."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments of `api.make_launch`, from which that job makes the launch again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +90,7 @@ def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
         run_writer.require_json(path, data)
     state = fold.first_state(plan, paths, this_process(), now)
     state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
-    state.background = launch.in_background
+    state.background = launch.options.detach
     return paths, state
 
 
@@ -171,11 +147,7 @@ class Session:
 
         Raises RunFolderError.
         """
-        self.plan, self._resume, self._start_options = (
-            launch.plan,
-            launch.resume,
-            launch.start_options,
-        )
+        self._launch = launch
         self._job = jobs.own(launch.plan.nodes[0].backend)
         if opened is None:
             self.paths, state = make_folder(launch)
@@ -201,9 +173,10 @@ class Session:
         False, as outside the main thread.
         """
         try:
-            if self._resume is not None and self.run_writer.state.attempt == 0:
-                seed(self._resume, self.paths.checkpoints)
-                announce = self._announcing(self._resume, announce)
+            resume = self._launch.resume
+            if resume is not None and self.run_writer.state.attempt == 0:
+                seed(resume, self.paths.checkpoints)
+                announce = self._announcing(resume, announce)
             outcome = asyncio.run(self._run(announce, handles_signals))
             if outcome.comes_back:
                 outcome = self._go_back(outcome)
@@ -234,15 +207,10 @@ class Session:
         return outcome
 
     async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
-        start_options = self._start_options
-        gathering = RunGathering(self.plan, self.paths, enabled=start_options.gathers)
+        launch = self._launch
+        gathering = RunGathering(launch.plan, self.paths, enabled=launch.options.gathers)
         coordinator = Coordinator(
-            self.plan,
-            self.run_writer,
-            gathering,
-            announce=announce,
-            start_options=start_options,
-            job=self._job,
+            launch, self.run_writer, gathering, announce=announce, job=self._job
         )
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
             try:

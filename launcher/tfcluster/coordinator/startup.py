@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
@@ -25,24 +26,35 @@ from tfcluster.preflight import probes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.chaos import Fault
-from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.spec import LaunchOptions
 from tfcluster.wire.file_sending import Sent
+
+if TYPE_CHECKING:
+    from tfcluster.coordinator.resume import Resume
+    from tfcluster.spec.sections import Runtime
 
 
 @dataclass(frozen=True, slots=True)
-class StartOptions:
-    """The steps to run, and the faults to inject."""
+class Launch:
+    """Everything that a coordinator needs; it can be pickled for another process."""
 
-    runs_preflight: bool = True
-    """False with ``--no-preflight``."""
-    prepares: bool = True
-    """False with ``--no-prepare``."""
-    gathers: bool = True
-    """False with ``--no-gather``."""
+    plan: Plan
+    spec: Mapping[str, Any]
+    """The spec to keep in the run folder."""
+    spec_folder: str | None = None
+    """The folder that relative paths of `spec` start from."""
+    options: LaunchOptions = field(default_factory=LaunchOptions)
     faults: Sequence[Fault] = ()
-    """The faults of ``--chaos``."""
+    """The faults of `options`."""
     tensorboard_python: str | None = None
     """The Python that serves the run's curves; None without ``--tensorboard``."""
+    resume: Resume | None = None
+    """The state to start from."""
+    home_dir: Path = field(default_factory=home)
+    """The parent of run folders."""
+    runtime: Runtime | None = None
+    """That section of the spec, for a run whose coordinator is to run in a job of a scheduler."""
 
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
@@ -56,7 +68,7 @@ class Startup:
     SetupError.
     """
 
-    plan: Plan
+    launch: Launch
     paths: RunPaths
     run_gathering: RunGathering
     hub: Hub
@@ -65,12 +77,16 @@ class Startup:
     """Called just before the first start with the plan, now with every host and port."""
     wait_for: Callable[[str | None], None] = lambda what: None
     """Called with what a long wait is for, and with None when it is over."""
-    start_options: StartOptions = field(default_factory=StartOptions)
+    plan: Plan = field(init=False)
+    """The plan, with the host names of all nodes once they are allocated."""
     _proxy_env: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Node → variables that keep gRPC between the tasks off its proxies."""
     _assigned: dict[TaskId, AssignedResources] = field(default_factory=dict)
     """Resources of tasks that share a remote node, which only the probe knows."""
     _is_announced: bool = False
+
+    def __post_init__(self) -> None:
+        self.plan = self.launch.plan
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
@@ -158,7 +174,7 @@ class Startup:
         remote = [name for name in names if self.hub.site(name).is_remote]
         for name in remote:  # a login there may set a proxy that is not known here
             self._proxy_env[name] = probes.default_proxy_env(self.plan)
-        if not self.start_options.runs_preflight:
+        if not self.launch.options.runs_preflight:
             return ()
         if remote:
             ports = orders.held_ports(self.hub, names)
@@ -201,7 +217,7 @@ class Startup:
 
         Raises PrepareError.
         """
-        if not self.start_options.prepares:
+        if not self.launch.options.prepares:
             return
         start_replies = (msg.TaskStarted, *END_REPLIES)
         names = [node.name for node in nodes if node.name in self.plan.prepare]
@@ -239,7 +255,7 @@ class Startup:
                 holds_ports=self.hub.holds_ports(node),
                 only=only,
                 restored_step=restored_step,
-                faults=self.start_options.faults,
+                faults=self.launch.faults,
                 proxy_env=self._proxy_env.get(node, {}),
                 assigned=self._assigned,
             )

@@ -6,19 +6,19 @@ import contextlib
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.coordinator.foreground import (
     SIGNALS,
     End,
-    Launch,
     Watcher,
     make_folder,
     signals_held_back,
 )
 from tfcluster.coordinator.resume import seed
+from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
@@ -28,6 +28,7 @@ from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
+from tfcluster.typed_json import to_json
 
 _POLL_S = 0.1
 _HANDOVER_S = 30.0
@@ -46,12 +47,13 @@ def submit(launch: Launch) -> RunPaths:
     paths, state = make_folder(launch)
     writer = RunWriter(state, paths)
     try:
-        run_writer.require_json(paths.launch, launch.options)
+        in_job = replace(launch.options, detach=False)  # this process leaves, the job does not
+        run_writer.require_json(paths.launch, to_json(in_job))
         if launch.resume is not None:
             seed(launch.resume, paths.checkpoints)
         assert launch.runtime is not None
         submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
-        if launch.start_options.runs_preflight:
+        if launch.options.runs_preflight:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
         for warning in its.warnings(submission):
             writer.record(Warned(message=warning))
@@ -110,7 +112,7 @@ def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:
     with signals_held_back():
         paths = submit(launch)
         watcher.opened(paths, launch.plan)
-        if launch.in_background:
+        if launch.options.detach:
             watcher.left()
             return None
         with _signals() as came:

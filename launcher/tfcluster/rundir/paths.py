@@ -91,7 +91,7 @@ class RunPaths:
     coordinator_log = _InRunFolder("coordinator.log")
     """The output of a coordinator in the background; missing if it wrote nothing."""
     launch = _InRunFolder("launch.json")
-    """The options of `up` that a submitted run's coordinator needs."""
+    """The `LaunchOptions` of a submitted run, for its coordinator."""
     waited = _InRunFolder(".waited")
     """A file that exists once `tfcluster wait` has reported how the run ended."""
     cancelled = _InRunFolder(".cancelled")

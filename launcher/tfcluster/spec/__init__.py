@@ -45,3 +45,23 @@ class HostChoice:
 
 
 NO_CHOICE = HostChoice()
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The user's choices about a run that are not in its spec."""
+
+    detach: bool = False
+    """The run continues without the process that starts it."""
+    gathers: bool = True
+    """False with ``--no-gather``."""
+    prepares: bool = True
+    """False with ``--no-prepare``."""
+    runs_preflight: bool = True
+    """False with ``--no-preflight``."""
+    warm: bool = False
+    """A process on this machine keeps the tasks' imports for the next run."""
+    tensorboard: bool = False
+    """TensorBoard serves the run's curves while the run lives."""
+    chaos: tuple[str, ...] = ()
+    """The faults of ``--chaos``, as typed."""

@@ -25,14 +25,16 @@ from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.jobs import OwnJob
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.startup import StartOptions
+from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import NodeLostError
 from tfcluster.plans.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import fold
+from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.spec import LaunchOptions
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
@@ -300,26 +302,22 @@ def perform(
     agents: Mapping[str, Agent],
     paths: RunPaths,
     *,
-    start_options: StartOptions | None = None,
+    faults: Sequence[Fault] = (),
     job: OwnJob | None = None,
 ) -> Ended:
     """Run `plan` to its end."""
-    start_options = start_options or StartOptions(runs_preflight=False)
+    launch = Launch(plan, {}, options=LaunchOptions(runs_preflight=False), faults=faults)
     with asyncio.Runner(loop_factory=FastLoop) as runner:
-        return runner.run(_perform(plan, agents, paths, start_options, job))
+        return runner.run(_perform(launch, agents, paths, job))
 
 
 async def _perform(
-    plan: Plan,
-    agents: Mapping[str, Agent],
-    paths: RunPaths,
-    start_options: StartOptions,
-    job: OwnJob | None,
+    launch: Launch, agents: Mapping[str, Agent], paths: RunPaths, job: OwnJob | None
 ) -> Ended:
-    run_gathering = SlowGathering(plan, paths)
+    run_gathering = SlowGathering(launch.plan, paths)
     run_gathering.agents = agents
     run_gathering._threads._silence_s = DAY_S  # the loop's clock runs faster than threads
-    state = fold.first_state(plan, paths, this_process(), 100.0)
+    state = fold.first_state(launch.plan, paths, this_process(), 100.0)
     loop = asyncio.get_running_loop()
     began = loop.time()
 
@@ -329,14 +327,7 @@ async def _perform(
         return nodes
 
     with closing(RunWriter(state, paths)) as run_writer:
-        coordinator = Coordinator(
-            plan,
-            run_writer,
-            run_gathering,
-            open_nodes=open_nodes,
-            start_options=start_options,
-            job=job,
-        )
+        coordinator = Coordinator(launch, run_writer, run_gathering, open_nodes=open_nodes, job=job)
         outcome = await coordinator.run()
     serving = [task for agent in agents.values() for task in agent.serving]
     for task in serving:

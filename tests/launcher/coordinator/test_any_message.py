@@ -36,7 +36,6 @@ from tests.launcher.messages import kinds_of, sample
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import protocol
-from tfcluster.coordinator.startup import StartOptions
 from tfcluster.rundir import chaos, registry, run_writer
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.follow import format_status_line
@@ -124,9 +123,7 @@ def run_with(place: Path, hostile: str, script: dict[str, list[Frame]], **how: A
     shutil.rmtree(place / "home", ignore_errors=True)
     paths = run_writer.make("demo-20260914-153012-k7f3", place / "home")
     faults = chaos.parse(["kill worker:1 at step 2"], plan)
-    return perform(
-        plan, agents, paths, start_options=StartOptions(runs_preflight=False, faults=faults)
-    )
+    return perform(plan, agents, paths, faults=faults)
 
 
 def refuse(name: str) -> NoReturn:

@@ -19,7 +19,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator import loop
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.loop import Loop, RunOver
-from tfcluster.coordinator.startup import Startup
+from tfcluster.coordinator.startup import Launch, Startup
 from tfcluster.errors import NodeLostError
 from tfcluster.kinds import Capabilities
 from tfcluster.nodes.hub import Hub
@@ -93,7 +93,12 @@ class Scene:
         )
         run_gathering: Any = self.run_gathering
         startup = Startup(
-            history.plan, paths, run_gathering, self.hub, coordinator_loop.until, announce=ignore
+            Launch(history.plan, {}),
+            paths,
+            run_gathering,
+            self.hub,
+            coordinator_loop.until,
+            announce=ignore,
         )
         self.attempts = Attempts(
             self.supervisor, startup, run_writer, coordinator_loop, self._connect, ignore

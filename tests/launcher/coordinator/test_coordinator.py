@@ -21,7 +21,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.startup import StartOptions
+from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
@@ -32,6 +32,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.spec import LaunchOptions
 from tfcluster.supervision import supervisor
 from tfcluster.supervision.decisions import Outcome
 
@@ -45,11 +46,10 @@ def run_to_its_end(
         plan, run_writer = plan_of(), RunWriter(state, paths, secrets=secrets)
         with closing(run_writer):
             coordinator = Coordinator(
-                plan,
+                Launch(plan, {}),
                 run_writer,
                 RunGathering(plan, paths),
                 open_nodes=lambda *_: cast(Any, agent),
-                start_options=StartOptions(),
             )
             return await coordinator.run()
 
@@ -102,13 +102,11 @@ def test_agents_are_ended_even_if_the_final_gathering_raises(
         plan = plan_of()
         run_writer = RunWriter(state, paths)
         with closing(run_writer):
-            run_gathering, start_options = RunGathering(plan, paths), StartOptions()
             await Coordinator(
-                plan,
+                Launch(plan, {}),
                 run_writer,
-                run_gathering,
+                RunGathering(plan, paths),
                 open_nodes=lambda *_: agents[0],
-                start_options=start_options,
             ).run()
 
     with pytest.raises(ExceptionGroup) as caught:
@@ -234,11 +232,10 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
 
     async def run() -> Outcome:
         coordinator = Coordinator(
-            plan,
+            Launch(plan, {}, options=LaunchOptions(runs_preflight=False)),
             run_writer,
             RunGathering(plan, paths),
             open_nodes=lambda *_: cast(Any, node),
-            start_options=StartOptions(runs_preflight=False),
         )
         async with asyncio.timeout(20):
             return await coordinator.run()
