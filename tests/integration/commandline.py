@@ -181,7 +181,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for(look: Callable[[], _T], *, timeout: float = 30, what: str = "") -> _T:
+def wait_for(look: Callable[[], _T], *, timeout: float = 60, what: str = "") -> _T:
     """Call `look` until it returns something true, and return that."""
     deadline = time.monotonic() + timeout
     while not (found := look()):

@@ -101,7 +101,7 @@ class Live:
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def end(self, timeout: float = 30) -> int:
+    def end(self, timeout: float = 60) -> int:
         """Wait until the command has ended, and return its exit code."""
         return self.process.wait(timeout)
 

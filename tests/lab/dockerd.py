@@ -272,7 +272,7 @@ def _builds(client: Path) -> bool:
 
 def remove_cgroups(name: str) -> None:
     """Remove empty cgroups, which the kernel keeps; those of recent processes empty slowly."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     for root in [*CGROUPS.glob(f"*/{name}"), CGROUPS / name]:
         for folder, _, _ in os.walk(root, topdown=False):
             while Path(folder).exists() and time.monotonic() < deadline:

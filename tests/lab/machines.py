@@ -24,7 +24,7 @@ __all__ = ["Lab", "LabError", "Machine"]
 
 INIT = Path(__file__).with_name("init.py")
 NETWORK = "10.77.0"
-BOOT_S = 20.0
+BOOT_S = 60.0
 """Seconds a machine may take to come up."""
 
 

@@ -117,7 +117,7 @@ def _free_port() -> int:
 
 
 def _await(address: str, port: int, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while server.poll() is None and time.monotonic() < deadline:
         try:
             socket.create_connection((address, port), 1).close()

@@ -40,7 +40,15 @@ with zipfile.ZipFile(path, "w") as model:
         model.writestr(name, "{}")
 """
 SLEEPS = "import time; print('up', flush=True); time.sleep(300)\n"
-STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEPS
+STUBBORN = """
+import signal, time
+from tfcluster_workers import reporting
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+reporting.saves_on_sigterm()
+reporting.progress(1)
+time.sleep(300)
+"""
+"""A job that ignores SIGTERM, for the whole grace time and not for two seconds of it."""
 FAILS = "raise ValueError('not a number')\n"
 WAITS = """
 import os, time
@@ -98,6 +106,11 @@ def wait_for_run() -> tfcluster.Run:
 def wait_until_running(*runs: tfcluster.Run) -> None:
     for run in runs:
         wait_for(lambda run=run: run.status == "running")  # type: ignore[misc]
+
+
+def has_stepped(run: tfcluster.Run, *, tasks: int) -> bool:
+    """Return whether `tasks` tasks have reported a step, after all that they reported before."""
+    return len([task for task in run.progress().values() if task.step]) == tasks
 
 
 def pids(run: tfcluster.Run) -> list[int]:
@@ -482,7 +495,7 @@ except KeyboardInterrupt:
 """
     with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE) as process:
         run = wait_for_run()
-        wait_for(lambda: len(list(run.logs())) == 2)
+        wait_for(lambda: has_stepped(run, tasks=2))
         tasks = pids(run)
 
         process.send_signal(signal.SIGINT)
@@ -515,7 +528,7 @@ def test_an_exception_of_a_signal_handler_stops_the_run(folder: Path, program: s
     code = INTERRUPTED.format(program=program)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         run = wait_for_run()
-        wait_for(lambda: list(run.logs()))
+        wait_for(lambda: list(run.logs()) if program == "sleep" else has_stepped(run, tasks=1))
         tasks = pids(run)
 
         process.send_signal(signal.SIGALRM)

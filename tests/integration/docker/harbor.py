@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from tests.integration.commandline import CommandLine
+from tests.integration.hosts.office import COUNT
 from tests.integration.live import Live
 from tests.lab.docker_images import STUB
 from tests.lab.dockerd import Docker
 
-COUNT = """
-import os, time
-for number in range(int(os.environ["COUNT"])):
-    os.write(1, f"line {number}\\n".encode())
-    time.sleep(0.05)
-"""
-"""A job that writes numbered lines, 20 a second."""
 HANG_S = 100.0
+RELEASE = "/tmp/release"
+"""The file in each container that lets its task end."""
 
 
 class Harbor:
@@ -31,16 +27,27 @@ class Harbor:
             if name in docker.env
         }
 
-    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
-        """Write a spec of two workers in stub containers."""
+    def spec(
+        self, script: str = COUNT, *, count: int = 20, lasts: bool = False, **sections: Any
+    ) -> Path:
+        """Write a spec of two workers in stub containers.
+
+        With `lasts`, their first attempt goes on until `release`.
+        """
         self.shell.script("train.py", script)
-        plain = {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}}
+        env = {"COUNT": str(count), **({"RELEASE": RELEASE} if lasts else {})}
+        plain = {"script": "train.py", "hooks": "off", "env": env}
         job = sections.pop("job", plain)
         runtime = {"backend": "docker", "image": STUB} | sections.pop("runtime", {})
         return self.shell.spec("spec.json", job, runtime=runtime, **sections)
 
     def up(self, spec: Path, *more: str) -> Live:
         return Live(self.shell, "up", str(spec), *more)
+
+    def release(self, run: Live) -> None:
+        """Let the tasks of a spec that `lasts` end."""
+        for node in ("worker-0", "worker-1"):
+            self.docker("exec", self.container(run, node), "touch", RELEASE)
 
     def container(self, run: Live, node: str = "worker-1") -> str:
         return f"{run.run_id}-{node}"

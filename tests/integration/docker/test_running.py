@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.hosts.office import COUNT
 from tests.lab.docker_images import BASE
 
-from .harbor import COUNT, Harbor, ended, of_type
+from .harbor import Harbor, ended, of_type
 
 pytestmark = pytest.mark.slow
 
@@ -67,9 +68,10 @@ def test_each_task_has_a_container_that_its_peers_find_by_name(harbor: Harbor) -
 
 def test_resources_are_limits_of_the_container(harbor: Harbor) -> None:
     resources = {"cpus": 1, "memory": "300m", "pin": True}
-    run = harbor.up(harbor.spec(count=40, resources=resources))
+    run = harbor.up(harbor.spec(lasts=True, resources=resources))
     run.wait_for_line("line 1")
     limits = [settings(harbor, harbor.container(run, n))["HostConfig"] for n in ("worker-0",)]
+    harbor.release(run)
     ended(run)
     assert limits[0]["NanoCpus"] == 1_000_000_000
     assert limits[0]["Memory"] == limits[0]["MemorySwap"] == 300 << 20
@@ -128,7 +130,7 @@ def test_data_is_read_only_and_files_on_shared_storage_are_the_callers(harbor: H
 
 
 def test_one_ctrl_c_ends_the_run_and_its_containers(harbor: Harbor) -> None:
-    run = harbor.up(harbor.spec(count=10_000))
+    run = harbor.up(harbor.spec(lasts=True))
     run.wait_for_line("line 3")
     run.process.send_signal(2)
     ended(run, 130)
@@ -137,7 +139,7 @@ def test_one_ctrl_c_ends_the_run_and_its_containers(harbor: Harbor) -> None:
 
 def test_ctrl_c_while_containers_start_leaves_none(harbor: Harbor) -> None:
     for wait in (0.4, 0.8, 1.2):
-        spec = harbor.spec(count=10_000, cluster={"worker": 3})
+        spec = harbor.spec(lasts=True, cluster={"worker": 3})
         run = harbor.up(spec, "--name", f"early{wait * 10:.0f}")
         with pytest.raises(Exception, match="timed out"):
             run.process.wait(wait)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -10,20 +11,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.integration.commandline import read_events
 from tests.lab.machines import Lab, Machine
 
+T = TypeVar("T")
 COUNT = """
 import os, time
-for number in range(int(os.environ["COUNT"])):
+number, release = 0, os.environ["TFCLUSTER_ATTEMPT"] == "1" and os.environ.get("RELEASE")
+while number < int(os.environ["COUNT"]) or (release and not os.path.exists(release)):
     os.write(1, f"line {number}\\n".encode())
+    number += 1
     time.sleep(0.05)
+if release:
+    os.write(1, f"released after {number} lines\\n".encode())
 """
-"""A job that writes numbered lines, 20 a second."""
+"""A job that writes COUNT numbered lines, 20 a second.
+
+With a file RELEASE, its first attempt writes lines until that file exists, and a last one then.
+"""
 
 HANG_S = 100.0
 """The longest wait: below the time-out of a test, which would leave the machines running."""
@@ -53,19 +62,29 @@ class Office:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
 
-    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
-        """Write a spec with one worker on each host, on ports that their agents choose."""
+    def spec(
+        self, script: str = COUNT, *, count: int = 20, lasts: bool = False, **sections: Any
+    ) -> Path:
+        """Write a spec with one worker on each host, on ports that their agents choose.
+
+        With `lasts`, the first attempt goes on until `release`.
+        """
         self.write("train.py", script)
+        env = {"COUNT": str(count), **({"RELEASE": str(self.desk / "release")} if lasts else {})}
         runtime = {"hosts": {"*": {"python": sys.executable}}}
         spec: dict[str, Any] = {
             "name": "far",
             "cluster": {"worker": [f"{host.address}:0" for host in self.hosts]},
-            "job": {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}},
+            "job": {"script": "train.py", "hooks": "off", "env": env},
             "runtime": runtime,
             **sections,
         }
         self.write("spec.json", json.dumps(spec))
         return self.seen("spec.json")
+
+    def release(self) -> None:
+        """Let the tasks of a spec that `lasts` end; every machine sees the desk at its own path."""
+        self.write("release", "")
 
     def seen(self, name: str) -> Path:
         """Return the path of a file of the desk, as commands that are started there see it."""
@@ -88,13 +107,23 @@ class Office:
     def up(self, spec: Path, *more: str, env: Mapping[str, str] | None = None) -> Run:
         return self.start("up", str(spec), *more, env=env)
 
+    def send(self, words: str, number: signal.Signals) -> bool:
+        """Send a signal to the desk's processes with `words` in argv; return whether any is there.
+
+        Some end meanwhile: helpers of those that were signalled, and children that are not yet
+        what they were started for.
+        """
+        found = [pid for pid, line in self.home.processes().items() if words in line]
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        return bool(found)
+
     def close(self) -> None:
         for process in self._runs:
             if process.poll() is None:
                 # Our own child process is only a wrapper of it.
-                for pid, words in self.home.processes().items():
-                    if "tfcluster.cli.main" in words:
-                        os.kill(pid, signal.SIGKILL)
+                self.send("tfcluster.cli.main", signal.SIGKILL)
             process.communicate()
         for host in self.hosts:
             if host.process.poll() is None:
@@ -105,7 +134,7 @@ class Office:
 
     def _check(self, host: Machine) -> None:
         """Note processes, sockets and run folders that the runs have left on the host."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + HANG_S / 3
         while (processes := host.processes()) and time.monotonic() < deadline:
             time.sleep(0.1)
         nodes = host.root / ".cache" / "tfcluster" / "nodes"
@@ -152,9 +181,14 @@ class Run:
         """
         return any(text in line for line in self.log(task).split("\n")[:-1])
 
-    def wait_for_line(self, text: str, task: str) -> None:
-        until(lambda: self.has_line(text, task) or self._is_over(), f"{text!r} of {task}")
-        assert self.has_line(text, task), self.said
+    def wait_for_line(self, text: str, *tasks: str) -> None:
+        """Wait until each of `tasks` has written a line with `text`."""
+        for task in tasks:
+            until(
+                lambda task=task: self.has_line(text, task) or self._is_over(),  # type: ignore[misc]
+                f"{text!r} of {task}",
+            )
+            assert self.has_line(text, task), self.said
 
     def _is_over(self) -> bool:
         if self._process.poll() is None:
@@ -178,9 +212,24 @@ def until(look: Callable[[], Any], what: str, hang_s: float = HANG_S) -> Any:
     return found
 
 
+def one(look: Callable[[], Iterable[T]], what: str) -> T:
+    """Wait until `look` finds exactly one thing, and return it.
+
+    A process that is starting another one has for a moment a child with its own command line.
+    """
+    found: list[T] = until(lambda: len(now := [*look()]) == 1 and now, f"one {what}")
+    return found[0]
+
+
 def numbered(count: int) -> list[str]:
     """Return all lines that `COUNT` writes."""
     return [f"line {number}" for number in range(count)]
+
+
+def is_whole(log: str) -> bool:
+    """Return whether a log is all that `COUNT` writes until it is released."""
+    count = max(0, len(log.splitlines()) - 1)
+    return log.splitlines() == [*numbered(count), f"released after {count} lines"]
 
 
 def _home() -> str:

@@ -103,18 +103,20 @@ if attempt == "1":
         for name in ("metadata.json", "config.json", "model.weights.h5"):
             file.writestr(name, "x" * 3_000_000)
     os.rename(f"{folder}/new", f"{folder}/model-1.keras")
-    if task == "worker:1":
-        time.sleep(3)
-        os.kill(os.getpid(), 9)
-    time.sleep(60)
+    while task != "worker:1" or not os.path.exists(os.environ["RELEASE"]):
+        time.sleep(0.05)
+    os.kill(os.getpid(), 9)
 """
+"""A job that saves once; on its release, its second worker dies."""
 
 
 def test_hosts_that_share_a_home_do_not_disturb_each_other(office: Office) -> None:
     """Both get the code, and before the restart the chief's checkpoint, at the same time."""
     first, second = office.add_hosts(2)
     served = office.lab.share(first, second, where=".cache") / "tfcluster"
-    run = office.up(office.spec(SAVES, supervision={"backoff_s": 0}))
+    run = office.up(office.spec(SAVES, lasts=True, supervision={"backoff_s": 0}))
+    run.wait_for_event("checkpoint_gathered")
+    office.release()
     assert run.end() == 0, run.said
     for task, host in (("worker:0", first), ("worker:1", second)):
         cwd, _, found = run.log(task, attempt=2).strip().partition(" ")

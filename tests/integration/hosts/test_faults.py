@@ -14,9 +14,10 @@ import pytest
 from tests.integration.gang import GANG
 from tests.lab.machine import Machine
 
-from .office import Office, numbered
+from .office import Office, Run, is_whole, numbered, until
 
 pytestmark = pytest.mark.slow
+WORKERS = ("worker:0", "worker:1", "worker:2")
 
 
 def test_a_broken_link_between_hosts_is_named_and_the_gang_restarts(
@@ -55,10 +56,7 @@ def start_sshd(host: Machine) -> None:
 
 
 def end_clients_to(office: Office, host: Machine) -> None:
-    for pid, words in office.home.processes().items():
-        if f"-- {host.address} " in words:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+    assert office.send(f"-- {host.address} ", signal.SIGKILL)
 
 
 def clear_temp(host: Machine) -> None:
@@ -69,35 +67,39 @@ def clear_temp(host: Machine) -> None:
 def test_no_line_is_lost_while_ssh_fails_in_different_ways(office: Office) -> None:
     """The host whose ssh client is killed has also lost its agent's socket."""
     killed, filtered, stopped = office.add_hosts(3)
-    run = office.up(office.spec(count=520))
-    run.wait_for_line("line 5", "worker:2")
+    run = office.up(office.spec(lasts=True))
+    run.wait_for_line("line 5", *WORKERS)
     clear_temp(killed)
     office.lab.block(office.home, filtered, port=22)
     end_clients_to(office, killed)
     end_sshd(stopped)
-    time.sleep(20)
+    everywhere = {host.address for host in office.hosts}
+    until(lambda: named_by(run, "node_unreachable") == everywhere, "the loss of all hosts")
     office.lab.unblock(office.home, filtered, port=22)
     start_sshd(stopped)
+    until(lambda: named_by(run, "node_reconnected") == everywhere, "the return of all hosts")
+    office.release()
     assert run.end() == 0, run.said
-    for task in ("worker:0", "worker:1", "worker:2"):
-        assert run.log(task).splitlines() == numbered(520)
-    away = {event["node"] for event in run.of_type("node_unreachable")}
-    back = {event["node"] for event in run.of_type("node_reconnected")}
-    assert away == back == {host.address for host in office.hosts}
+    for task in WORKERS:
+        assert is_whole(run.log(task))
     assert not run.of_type("restarting")
     assert not run.of_type("diagnosis")
 
 
+def named_by(run: Run, kind: str) -> set[str]:
+    return {event["node"] for event in run.of_type(kind)}
+
+
 SIGNS = """
-import os, time
+import itertools, os, time
 attempt = os.environ["TFCLUSTER_ATTEMPT"]
-for number in range(1000 if attempt == "1" else 20):
+for number in itertools.count() if attempt == "1" else range(20):
     with open(os.path.expanduser("~/signs"), "a") as file:
         print(attempt, time.time(), file=file)
     print("line", number, flush=True)
     time.sleep(0.05)
 """
-"""A job that leaves a sign of life on its host, 20 times a second."""
+"""A job that leaves a sign of life on its host, 20 times a second; its first attempt never ends."""
 
 
 def test_two_attempts_of_a_task_never_run_at_once(office: Office) -> None:
@@ -119,39 +121,39 @@ def test_two_attempts_of_a_task_never_run_at_once(office: Office) -> None:
 def test_a_gang_that_loses_a_host_continues_with_fewer_workers(office: Office) -> None:
     office.add_hosts(3)
     supervision = {"lease_s": 4, "min_workers": 2, "max_restarts": 0, "backoff_s": 0}
-    run = office.up(office.spec(count=40, supervision=supervision))
-    run.wait_for_line("line 5", "worker:2")
+    run = office.up(office.spec(lasts=True, supervision=supervision))
+    run.wait_for_line("line 5", *WORKERS)
     office.hosts[2].power_off()
     since = time.time()
     restarting = run.wait_for_event("restarting")
     assert restarting["members"] == ["worker:0", "worker:1"]
     assert restarting["time"] - since < 60
     assert run.end() == 0, run.said
-    assert run.log("worker:0", attempt=2).splitlines() == numbered(40)
+    assert run.log("worker:0", attempt=2).splitlines() == numbered(20)
     assert run.of_type("diagnosis")[0]["root_cause"]["node"] == office.hosts[2].address
     assert f"{office.hosts[2].address} may not know that the run is over" in run.said
 
 
 def test_a_host_whose_power_is_back_is_part_of_the_next_attempt(office: Office) -> None:
     _, second = office.add_hosts(2)
-    run = office.up(office.spec(count=40, supervision={"lease_s": 20, "backoff_s": 0}))
+    run = office.up(office.spec(lasts=True, supervision={"lease_s": 20, "backoff_s": 0}))
     run.wait_for_line("line 5", "worker:1")
     number = int(second.address.rpartition(".")[2])
     second.power_off()
     office.lab.remove(second)
     office.hosts[1] = office.lab.add(second.name, number=number)
     assert run.end() == 0, run.said
-    assert run.log("worker:1", attempt=2).splitlines() == numbered(40)
+    assert run.log("worker:1", attempt=2).splitlines() == numbered(20)
     assert run.of_type("node_lost")[0]["node"] == second.address
 
 
 def test_a_killed_agent_is_detected_at_once_and_its_host_is_used_again(office: Office) -> None:
     _, second = office.add_hosts(2)
-    run = office.up(office.spec(count=60, supervision={"backoff_s": 0}))
+    run = office.up(office.spec(lasts=True, supervision={"backoff_s": 0}))
     run.wait_for_line("line 5", "worker:1")
     second.kill_agents()
     assert run.end() == 0, run.said
-    assert run.log("worker:1", attempt=2).splitlines() == numbered(60)
+    assert run.log("worker:1", attempt=2).splitlines() == numbered(20)
     assert [event["node"] for event in run.of_type("node_lost")] == [second.address]
     assert not run.of_type("node_unreachable"), "nothing of it goes on"
 
@@ -198,7 +200,7 @@ def test_a_host_that_sends_invalid_frames_is_lost_and_named(office: Office) -> N
     hosts = {"*": {"python": sys.executable}, second.address: {"python": "~/python"}}
     run = office.up(
         office.spec(
-            runtime={"hosts": hosts}, count=4000, supervision={"lease_s": 10, "max_restarts": 0}
+            runtime={"hosts": hosts}, lasts=True, supervision={"lease_s": 10, "max_restarts": 0}
         ),
         "--no-preflight",
     )

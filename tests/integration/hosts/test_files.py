@@ -47,8 +47,16 @@ def permissions_of_others(folder: Path) -> set[int]:
 def most_kilobytes(machine: Machine, words: str) -> int:
     """Return the peak memory of the machine's processes with `words` in their command line."""
     found = [pid for pid, line in machine.processes().items() if words in line]
-    facts = [Path(f"/proc/{pid}/status").read_text() for pid in found]
-    return max(int(text.partition("VmHWM:")[2].split()[0]) for text in facts)
+    facts = [facts_of(pid, "status").partition("VmHWM:")[2].split() for pid in found]
+    return max(int(words[0]) for words in facts if words)
+
+
+def facts_of(pid: int, name: str) -> str:
+    """Return a file of /proc about a process, or "" if the process has ended meanwhile."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def time_of_newest_line(run: Run) -> float:
@@ -128,7 +136,9 @@ def test_a_listing_of_several_pages_arrives_whole(office: Office) -> None:
 
 
 SAVES_AND_LEAVES = """
-import os, struct
+import os, struct, time
+while not os.path.exists(os.environ["RELEASE"]):
+    time.sleep(0.05)
 checkpoints = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
 os.makedirs(checkpoints, exist_ok=True)
 with open(checkpoints + "/ckpt-7.data-00000-of-00001", "wb") as file:
@@ -142,9 +152,9 @@ with open(checkpoints + "/ckpt-7.index", "wb") as file:
 def filer_of(host: Machine) -> int:
     """Return the process that handles files for the host's agent: it has the highest niceness."""
     nice = {
-        pid: int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[16])
+        pid: int(facts.rpartition(")")[2].split()[16])
         for pid, words in host.processes().items()
-        if "-I -S -c" in words
+        if "-I -S -c" in words and (facts := facts_of(pid, "stat"))
     }
     return max(nice, key=nice.__getitem__)
 
@@ -155,10 +165,12 @@ def test_a_host_whose_disk_hangs_is_reported_and_not_waited_for_forever(office: 
     All tasks exit with 0; `up` once waited for ever while `status` said that they were starting.
     """
     (host,) = office.add_hosts(1)
-    office.lab.shape(host, mbit=30)
     office.folders_stay = True
-    spec = office.spec(SAVES_AND_LEAVES, count=60, supervision={"lease_s": 8})
+    spec = office.spec(SAVES_AND_LEAVES, count=60, lasts=True, supervision={"lease_s": 8})
     run = office.up(spec)
+    run.wait_for_event("task_started")
+    office.lab.shape(host, mbit=4)  # the copy would take two minutes
+    office.release()
     run.wait_for_event("task_exited")
     state = until(lambda: gathered_so_far(run), "bytes of the checkpoint")
     assert [task["state"] for task in state["tasks"]] == ["succeeded"]

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.jobs.lab import PYTHONS
 from tests.lab.machine import Machine
 
-from .office import Office, until
+from .office import Office, one, until
 from .test_training import RESTORE
 
 COMMAND = str(Path(sys.executable).with_name("tfcluster"))
@@ -158,7 +158,7 @@ def test_each_machine_finds_its_own_tasks_and_a_scheduler_can_end_them(hall: Hal
             assert config["task"] == {"type": "worker", "index": index}
             assert len(config["cluster"]["worker"]) == 4
     for joined in (single, pair):
-        (pid,) = joined.pids("tfcluster join")
+        pid = one(lambda joined=joined: joined.pids("tfcluster join"), "process of the command")  # type: ignore[misc]
         os.kill(pid, signal.SIGTERM)
         assert joined.end() == 143, joined.said
 

@@ -34,16 +34,23 @@ class Site:
         os.chown(path, USERS[self.user], USERS[self.user])
         return path
 
-    def spec(self, script: str = COUNT, *, count: int = 20, **sections: Any) -> Path:
-        """Write a spec of two workers that run `script`."""
+    def spec(
+        self, script: str = COUNT, *, count: int = 20, lasts: bool = False, **sections: Any
+    ) -> Path:
+        """Write a spec of two workers; with `lasts`, their first attempt goes on to `release`."""
         self.write("train.py", script)
+        env = {"COUNT": str(count), **({"RELEASE": str(self.desk / "release")} if lasts else {})}
         spec: dict[str, Any] = {
             "name": "far",
             "cluster": {"worker": 2},
-            "job": {"script": "train.py", "hooks": "off", "env": {"COUNT": str(count)}},
+            "job": {"script": "train.py", "hooks": "off", "env": env},
             **sections,
         }
         return self.write("spec.json", json.dumps(spec))
+
+    def release(self) -> None:
+        """Let the tasks of a spec that `lasts` end."""
+        self.write("release", "")
 
     def start(
         self,
@@ -89,7 +96,7 @@ class Site:
         ended = all(process.poll() is not None for process in self._started)
         try:
             if ended:
-                until(lambda: not self.tasks(), f"the end of {self.tasks()}", HANG_S / 10)
+                until(lambda: not self.tasks(), f"the end of {self.tasks()}", HANG_S / 3)
         finally:
             self._kill()
             shutil.rmtree(self.desk)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.integration.hosts.office import Run, until
+from tests.integration.hosts.office import Run, one, until
 from tests.lab.slurm import SlurmCluster
 from tests.lab.slurm_files import USERS
 
@@ -112,9 +112,11 @@ def left_files(site: Site, *nodes: str) -> list[str]:
 
 
 def coordinator(site: Site) -> int:
-    found = site.cluster.login.processes()
-    (pid,) = [p for p, words in found.items() if words.split()[1:3] == ["-m", "tfcluster.cli.main"]]
-    return pid
+    def find() -> list[int]:
+        found = site.cluster.login.processes().items()
+        return [pid for pid, words in found if words.split()[1:3] == ["-m", "tfcluster.cli.main"]]
+
+    return one(find, "coordinator")
 
 
 # -- the nodes are used
@@ -241,8 +243,9 @@ def test_a_frozen_node_is_lost_and_never_a_success(site: Site, other: Site) -> N
 
 def test_a_gang_that_loses_a_node_continues_with_fewer_workers(site: Site) -> None:
     run = at_work(site, **RESTARTS, min_workers=1)
-    site.write("finish", "")
     site.cluster.power_off("n2")
+    run.wait_for_event("restarting")
+    site.write("finish", "")
     assert run.end() == 0, run.said
     assert run.of_type("restarting")[-1]["members"] == ["worker:0"]
     assert not left_files(site, "n1")
@@ -253,16 +256,16 @@ SLOW = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + WORK
 
 def test_a_job_that_is_cancelled_with_all_its_steps_leaves_nothing(site: Site) -> None:
     run = site.up(site.spec(SLOW), within=SBATCH)
-    run.wait_for_line("line 5", "worker:1")
+    run.wait_for_line("line 5", "worker:0", "worker:1")
     site.cluster("scancel", "--full", "--signal=TERM", "--user", "ann")
     finished = run.wait_for_event("run_finished")
     assert (finished["status"], finished["exit_code"]) == ("interrupted", 143)
     assert len(run.of_type("node_lost")) == 2
+    until(lambda: not site.tasks(), "the end of the coordinator, which writes until then")
     site.write("code", "143")  # the job's own shell was killed
     assert run.end() == 143, run.said
     assert "stopping the run: SIGTERM" in run.said
     assert "lost node node-1: its connection ended: " in run.said
-    until(lambda: not site.tasks(), "the end of all processes")
 
 
 def test_runs_go_on_without_slurmctld_and_a_new_agent_waits_for_it(site: Site, other: Site) -> None:
@@ -272,8 +275,8 @@ def test_runs_go_on_without_slurmctld_and_a_new_agent_waits_for_it(site: Site, o
     for pid in processes(other):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    warned = loses.wait_for_event("warned")
-    assert warned["message"].startswith("n2 has to wait for a new agent: Unable to contact")
+    waits = "n2 has to wait for a new agent: Unable to contact"
+    until(lambda: [e for e in loses.of_type("warned") if e["message"].startswith(waits)], "that")
     site.cluster.start_controller()
     until(lambda: "line 5" in loses.log("worker:1", attempt=2), "attempt 2")
     for run, its in ((undisturbed, site), (loses, other)):

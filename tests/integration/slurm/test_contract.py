@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.backend_contract import NAMES, results
-from tests.integration.hosts.office import HANG_S, import_path
+from tests.integration.hosts.office import HANG_S, import_path, until
 from tests.lab.slurm import SlurmCluster
 
 from .site import Site
@@ -40,7 +40,7 @@ def outcomes(one_cluster: SlurmCluster) -> Mapping[str, str]:
             timeout=HANG_S,
         )
         one_cluster.wait_for_nodes("idle")
-        assert not site.tasks()
+        until(lambda: not site.tasks(), f"the end of {site.tasks()}")
         return results(done.stdout + done.stderr)
     finally:
         site.close()

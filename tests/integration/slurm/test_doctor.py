@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.documentation import unprinted
+from tests.integration.hosts.office import until
 from tests.lab.slurm import SlurmCluster
 
 from .site import Site
@@ -26,7 +27,7 @@ def test_doctor_examines_the_scheduler_and_with_deep_the_nodes(site: Site) -> No
     run = site.start("doctor", "--backend=slurm", "--deep", *PLAIN, str(spec))
     assert run.end() == 0, run.said
     assert "1 of 1 reached" in run.said
-    assert site.cluster("squeue", "--noheader") == ""
+    until(lambda: site.cluster("squeue", "--noheader") == "", "the end of its job")
     assert not (site.cluster.home(site.user) / ".local/state/tfcluster/runs").exists()
 
 

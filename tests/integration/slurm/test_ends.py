@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,7 +36,7 @@ signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
 reporting.saves_on_sigterm()
 print(f"begins at {step}", flush=True)
 reporting.ready()
-while step < int(os.environ["STEPS"]):
+while not os.path.exists(os.environ["RELEASE"]):
     time.sleep(0.05)
     step += 1
     reporting.progress(step)
@@ -47,7 +47,8 @@ while step < int(os.environ["STEPS"]):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         sys.exit(42)
 """
-"""A job of 20 steps a second that saves each second, and on SIGTERM before it exits with 42."""
+"""A job of 20 steps a second until its release, which saves each second, and on SIGTERM before it
+exits with 42."""
 
 
 class Job:
@@ -78,16 +79,17 @@ class Job:
         return {int(step) for steps in found for step in steps}
 
 
-def spec(site: Site, *, steps: int = 100_000, **sections: Any) -> Mapping[str, Any]:
-    return {"job": {"script": "train.py", "env": {"STEPS": str(steps)}}, **sections}
+def spec(site: Site, **sections: Any) -> Path:
+    """Write a spec of `SAVES`, which goes on until the site's `release`."""
+    env = {"RELEASE": str(site.desk / "release")}
+    return site.spec(SAVES, job={"script": "train.py", "env": env}, **sections)
 
 
-def submitted(site: Site, partition: str = "main", *, steps: int = 100_000, **sections: Any) -> Job:
+def submitted(site: Site, partition: str = "main", **sections: Any) -> Job:
     """Submit a run, and wait for its first checkpoint."""
     slurm = {"partition": partition, **sections.pop("slurm", {})}
     runtime = {"backend": "slurm", "slurm": slurm}
-    path = site.spec(SAVES, **spec(site, steps=steps, runtime=runtime, **sections))
-    run = site.up(path, "-d")
+    run = site.up(spec(site, runtime=runtime, **sections), "-d")
     assert run.end() == 0, run.said
     job = Job(site, run, json.loads((run.folder / "state.json").read_text())["job"]["id"])
     job.train()
@@ -95,13 +97,15 @@ def submitted(site: Site, partition: str = "main", *, steps: int = 100_000, **se
 
 
 def test_a_run_goes_on_each_time_its_job_runs_again(cluster: SlurmCluster, site: Site) -> None:
-    job = submitted(site, steps=160)
+    job = submitted(site)
     preemptor = cluster.fill(3, "-p", "high")
     queued = job.wait_for("queued")
     assert "preempted by a job with a higher priority" in queued["waits_for"]
     cluster("scancel", preemptor, user="ben")
     job.train(2)
     cluster("scontrol", "requeue", job.id)
+    job.train(3)
+    site.release()
 
     ended = job.wait_for("succeeded", "failed", "interrupted")
 
@@ -123,10 +127,11 @@ def test_a_requeued_run_waits_until_slurm_s_credentials_have_expired() -> None:
     """That takes two minutes unless the cluster has another `cred_expire`."""
     with own_cluster(cpus=(2, 2), cred_expire=120) as cluster:
         site = Site(cluster)
-        job = submitted(site, steps=100)
+        job = submitted(site)
         cluster("scontrol", "requeue", job.id)
         job.wait_for("queued")
         until(lambda: cluster.job(job.id)["Reason"] == "BeginTime", "the wait for its begin")
+        site.release()
 
         ended = job.wait_for("succeeded", "failed", "interrupted", hang_s=300)
 
@@ -171,12 +176,15 @@ def test_a_run_that_cannot_come_back_says_how_to_continue(
 def test_a_job_whose_time_is_nearly_over_goes_back_into_the_queue(
     cluster: SlurmCluster, site: Site
 ) -> None:
-    slurm = {"time": "1m", "extra": ["--signal=B:USR1@52"]}
-    job = submitted(site, slurm=slurm, supervision={"run_deadline_s": "1h"})
+    """Slurm checks twice a minute, and sends its signal up to 60 s early."""
+    slurm = {"time": "1h", "extra": ["--signal=B:USR1@60"]}
+    job = submitted(site, slurm=slurm, supervision={"run_deadline_s": "2h"})
     (warning,) = job.run.of_type("warned")
-    assert "the job ends after 0.0167 h" in warning["message"]
+    assert "the job ends after 1 h" in warning["message"]
+    cluster.expire(job.id, 85)
     queued = job.wait_for("queued")
     assert "its time limit is near" in queued["waits_for"]
+    cluster("scontrol", "update", f"JobId={job.id}", "TimeLimit=60", user="root")
     job.train(2)
     cluster("scancel", job.id)
     job.wait_for("interrupted")
@@ -187,8 +195,8 @@ def test_a_frozen_node_is_replaced_where_the_gang_cannot_shrink(
 ) -> None:
     job = submitted(site, supervision={"lease_s": 3, "backoff_s": 0.1, "min_workers": 2})
     cluster.freeze("n2")
-    job.wait_for("queued", "failed", "interrupted")
-    assert "another node in the place of node-1" in job.state["waits_for"]
+    queued = job.wait_for("queued", "failed", "interrupted")
+    assert "another node in the place of node-1" in (queued["waits_for"] or "")
     job.train(2)
     (restart,) = job.state["restarts"]
     assert (restart["attempt"], restart["of"]) == (2, 4)
@@ -217,8 +225,7 @@ def test_slurm_starts_a_run_again_that_has_lost_the_node_of_its_coordinator(
 def test_an_interactive_job_that_ends_takes_its_run_along(
     cluster: SlurmCluster, site: Site
 ) -> None:
-    path = site.spec(SAVES, **spec(site))
-    run = site.up(path, within=["salloc", "-N2"])
+    run = site.up(spec(site), within=["salloc", "-N2"])
     job = Job(site, run, "")
     job.train()
     cluster("scancel", job.state["allocation"]["id"])
@@ -232,13 +239,15 @@ def test_an_interactive_job_that_ends_takes_its_run_along(
 def test_a_script_of_the_users_own_goes_on_in_the_same_run(
     cluster: SlurmCluster, site: Site
 ) -> None:
-    path = site.spec(SAVES, **spec(site, steps=80))
+    path = spec(site)
     script = site.write("job.sh", '#!/bin/sh\n"$@"\n')
     run = site.up(path, within=["sbatch", "-N2", "--open-mode=append", str(script)])
     assert run.end() == 0, run.said
     job = Job(site, run, "")
     job.train()
     cluster("scontrol", "requeue", job.state["allocation"]["id"])
+    job.wait_for("queued")
+    site.release()
     ended = job.wait_for("succeeded", "failed", "interrupted")
     assert (ended["status"], ended["attempt"]) == ("succeeded", 2)
     assert job.steps(2, "begin") <= job.steps(1, "saved")

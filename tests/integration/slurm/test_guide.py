@@ -47,8 +47,8 @@ def ended(site: Site, count: int) -> dict[str, dict[str, str]]:
         found = runs.glob("*/state.json")
         return {path.parent: json.loads(path.read_text())["status"] for path in found}
 
-    live = {"queued", "starting", "running"}
-    until(lambda: len(states()) == count and not {*states().values()} & live, f"{count} runs")
+    final = {"succeeded", "failed", "timed_out", "interrupted", "lost"}
+    until(lambda: len(found := states()) == count and {*found.values()} <= final, f"{count} runs")
     return {
         folder.name.rsplit("-", 3)[0]: {
             log.stem: log.read_text() for log in (folder / "logs/attempt-1").glob("worker-*.log")

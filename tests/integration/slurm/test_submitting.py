@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from tests.integration.hosts.office import Run, numbered, until
+from tests.integration.hosts.office import Run, is_whole, numbered, one, until
 from tests.lab.slurm import SlurmCluster
 
 from .conftest import own_cluster
@@ -17,6 +17,7 @@ from .site import Site
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 SUBMIT = "--backend=slurm"
+WORKERS = ("worker:0", "worker:1")
 FAIL = "import sys; print('no such data'); sys.exit(3)"
 STUBBORN = """
 import signal, time
@@ -75,7 +76,11 @@ def pid_of(site: Site, name: str) -> int:
         found = site.cluster.login.processes().items()
         return [pid for pid, words in found if f"--name={name}" in words and "setpriv" not in words]
 
-    return int(max(until(find, f"the process of {name}")))
+    return one(find, f"process of {name}")
+
+
+def coordinators(site: Site) -> list[int]:
+    return [pid for pid, words in site.tasks().items() if "tfcluster.in_job" in words]
 
 
 def named(run: Run, name: str) -> Run:
@@ -99,10 +104,12 @@ def test_a_run_waits_in_the_queue_and_is_watched_to_its_end(site: Site, queue: s
     assert run.end() == 0, run.said
     for line in ("queued: Resources", "are there: n1, n2", "task", "succeeded after"):
         assert run.said.count(line) >= 1, run.said
-    for task in ("worker:0", "worker:1"):
+    for task in WORKERS:
         lines = [line for line in run.said.splitlines() if line.startswith(f"{task} │")]
         assert lines == [f"{task} │ {line}" for line in numbered(20)]
-    assert not list((site.cluster.home("ann") / ".local/state/tfcluster/leftovers").iterdir())
+    # The coordinator removes its note after it has recorded the end, at which `up` ends.
+    noted = site.cluster.home("ann") / ".local/state/tfcluster/leftovers"
+    until(lambda: not list(noted.iterdir()), "the end of the note of the run's job")
 
 
 def test_a_failed_run_ends_as_a_local_one(site: Site) -> None:
@@ -129,6 +136,7 @@ def test_queued_runs_are_left_cancelled_and_removed(site: Site, queue: str) -> N
     assert detached.folder.name in detached.said.splitlines()
 
     cluster("scancel", job_of(runs["killed"]))
+    job_of(runs["interrupted"])
     os.kill(pid_of(site, "interrupted"), signal.SIGINT)
     assert runs["interrupted"].end() == 130, runs["interrupted"].said
     assert runs["killed"].end() == 143, runs["killed"].said
@@ -160,8 +168,8 @@ def test_ctrl_c_on_a_terminal_asks(
 
 
 def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None:
-    first = site.up(site.spec(count=2000), SUBMIT)
-    first.wait_for_line("line 3", "worker:1")
+    first = site.up(site.spec(lasts=True), SUBMIT)
+    first.wait_for_line("line 3", *WORKERS)
     assert "has ended: interrupted" in said(site, "down")
     assert first.end() == 143, first.said
     assert first.of_type("run_stopping")
@@ -169,7 +177,7 @@ def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None
 
     spec = site.spec(STUBBORN, supervision={"grace_s": 120})
     second = named(site.up(spec, SUBMIT, "-d", "--name=stubborn"), "stubborn")
-    until(lambda: second.has_line("deaf", "worker:1"), "its tasks")
+    until(lambda: all(second.has_line("deaf", task) for task in WORKERS), "its tasks")
     waiting = site.start("down", "stubborn")
     until(lambda: second.of_type("run_stopping"), "the stop")
     said(site, "down", "stubborn")
@@ -178,11 +186,10 @@ def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None
 
 
 def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
-    run = site.up(site.spec(count=2000), SUBMIT)
-    run.wait_for_line("line 3", "worker:1")
+    run = site.up(site.spec(lasts=True), SUBMIT)
+    run.wait_for_line("line 3", *WORKERS)
     waiting = site.start("wait")
-    (pid,) = [pid for pid, words in site.tasks().items() if "tfcluster.in_job" in words]
-    os.kill(pid, signal.SIGKILL)
+    os.kill(one(lambda: coordinators(site), "coordinator"), signal.SIGKILL)
     assert run.end() == 3, run.said
     assert run.said.count("was killed by signal 9") == 1
     assert waiting.end() == 3, waiting.said
@@ -190,15 +197,17 @@ def test_a_killed_coordinator_ends_its_run(site: Site) -> None:
 
 
 def test_a_run_goes_on_while_slurmctld_is_away(site: Site) -> None:
-    run = site.up(site.spec(count=240), SUBMIT)
-    run.wait_for_line("line 3", "worker:1")
+    run = site.up(site.spec(lasts=True), SUBMIT)
+    run.wait_for_line("line 3", *WORKERS)
     site.cluster.kill_controller()
     listed = said(site, "ps")
     assert "slurm does not answer" in listed
     assert "running" in listed
     assert "Unable to contact slurm controller" in said(site, "down", code=3)
     site.cluster.start_controller()
+    site.release()
     assert run.end() == 0, run.said
+    assert all(is_whole(run.log(task)) for task in WORKERS)
 
 
 def test_a_run_folder_that_the_nodes_do_not_see_is_said() -> None:
@@ -215,9 +224,9 @@ def test_a_run_folder_that_the_nodes_do_not_see_is_said() -> None:
 def test_two_users_see_and_stop_only_their_own_runs(cluster: SlurmCluster) -> None:
     sites = [Site(cluster, user) for user in ("ann", "ben")]
     one_node = {"slurm": {"tasks_per_node": 2}}
-    runs = [site.up(site.spec(count=300, runtime=one_node), SUBMIT) for site in sites]
+    runs = [site.up(site.spec(lasts=True, runtime=one_node), SUBMIT) for site in sites]
     for run in runs:
-        run.wait_for_line("line 3", "worker:1")
+        run.wait_for_line("line 3", *WORKERS)
     for site, run in zip(sites, runs, strict=True):
         (row,) = said(site, "ps").splitlines()[1:]
         assert row.startswith(run.folder.name)

@@ -46,7 +46,7 @@ own = jobs.own("slurm")
 print(own.id, own.restarts, flush=True)
 if own.restarts == 0 and own.id == os.environ["SLURM_ARRAY_JOB_ID"]:
     own.its.requeue(own.id)
-time.sleep(60)
+time.sleep(600)
 """
     path = site.write("own.py", script)
     command = shlex.join([sys.executable, str(path)])
@@ -56,13 +56,14 @@ time.sleep(60)
     )
     last, first = site.desk / "1.log", site.desk / "0.log"
     until(lambda: last.exists() and last.read_text().split()[-2:] == [array, "1"], "the restart")
+    until(lambda: first.exists() and first.read_text().endswith("\n"), "the other element")
     assert first.read_text().split()[1::2] == ["0"]
     site.cluster("scancel", array)
 
 
 def test_a_run_that_is_being_stopped_does_not_come_back_by_a_requeue(site: Site) -> None:
     up = site.up(site.spec(STUBBORN), "--backend", "slurm")
-    up.wait_for_line("training", "worker:0")
+    up.wait_for_line("training", "worker:0", "worker:1")
     down = site.start("down", up.folder.name)
     up.wait_for_event("run_stopping")
     (job,) = up.of_type("job_submitted")
