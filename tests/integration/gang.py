@@ -1,6 +1,26 @@
-"""A stub job whose tasks depend on each other over the network, as TensorFlow's workers do."""
+"""Stub jobs whose tasks depend on each other over the network, as TensorFlow's workers do."""
 
 from __future__ import annotations
+
+MEET = """
+import json, os, socket, time
+config = json.loads(os.environ["TF_CONFIG"])
+addresses, me = config["cluster"]["worker"], config["task"]["index"]
+my_port = int(addresses[me].rpartition(":")[2])
+listener = socket.socket()
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+listener.bind(("0.0.0.0", my_port))
+listener.listen()
+for address in addresses:
+    host, _, port = address.rpartition(":")
+    while True:
+        try:
+            socket.create_connection((host, int(port)), 5).close()
+            break
+        except OSError:
+            time.sleep(0.1)
+"""
+"""How a job begins that listens where TensorFlow would, and connects to all its peers."""
 
 GANG = '''
 """Emulates what TensorFlow's workers do with a lost TCP connection, and its words for it."""

@@ -14,38 +14,24 @@ import pytest
 from tests.forked import COMMAND
 
 from .commandline import CommandLine, Done
+from .gang import MEET
 from .live import Live
 
 ROOT = Path(__file__).parents[2]
 OTHER_USER = 12345
 """A user id that owns nothing here."""
 
-SERVER = """
-import json, os, socket, sys, time
-cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]["worker"]
-mine = int(os.environ["TFCLUSTER_TASK"].partition(":")[2])
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("0.0.0.0", int(cluster[mine].rpartition(":")[2])))
-listener.listen()
-for address in cluster:
-    host, _, port = address.rpartition(":")
-    for _ in range(100):
-        try:
-            socket.create_connection((host, int(port)), 5).close()
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.1)
-    else:
-        sys.exit(f"{address} does not answer")
-with open(f"written-by-{mine}", "w") as file:
+SERVER = (
+    MEET
+    + """
+with open(f"written-by-{me}", "w") as file:
     file.write(os.readlink("/proc/self/ns/net"))
 os.write(1, b"all peers answer\\n")
-needed = ["finish", *(f"written-by-{i}" for i in range(len(cluster)))]
+needed = ["finish", *(f"written-by-{i}" for i in range(len(addresses)))]
 while not all(map(os.path.exists, needed)):
     time.sleep(0.05)
 """
-"""A job that listens where TensorFlow would, and connects to all its peers."""
+)
 
 PREPARE = """
 import os

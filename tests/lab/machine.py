@@ -20,6 +20,19 @@ class LabError(RuntimeError):
     """A part of the lab could not be built; the text holds the system's message."""
 
 
+def completed(
+    process: subprocess.Popen[str], *, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of a process with pipes, which is killed if the wait fails."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except BaseException:
+        process.kill()
+        process.communicate()
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 @dataclass
 class Machine:
     """A machine of the lab; `run` runs a command in it."""
@@ -52,13 +65,7 @@ class Machine:
     ) -> subprocess.CompletedProcess[str]:
         """Run `argv` in this machine to its end, with its output captured."""
         process = self.start(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            process.communicate()
-            raise
-        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+        return completed(process, timeout=timeout)
 
     def kill_agents(self) -> None:
         """Kill all agents, then their guards; an agent without a guard would end its tasks."""

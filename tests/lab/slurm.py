@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .dockerd import remove_cgroups
-from .machine import LabError, Machine, command
+from .machine import LabError, Machine, command, completed
 from .machines import Lab
 from .slurm_files import LOGIN, USERS, cgroup_conf, etc_files, slurm_conf
 
@@ -133,13 +133,7 @@ class SlurmCluster:
         """Run a command to its end, with its output captured; `where`: as for `start`."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         process = self.start(argv, **pipes, **where)  # type: ignore[arg-type]
-        try:
-            out, err = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            process.communicate()
-            raise
-        return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
+        return completed(process, timeout=timeout)
 
     def __call__(self, *argv: str, user: str = "ann") -> str:
         """Return a command's stdout, stripped. Raises LabError with its stderr if it fails."""

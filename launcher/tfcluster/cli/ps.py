@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from socket import gethostname
 from typing import Any
 
@@ -12,6 +13,7 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import runtime_dir
+from tfcluster.rundir.registry import RunListing
 from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import plural
 from tfcluster.ui.panels import runs_grid
@@ -25,11 +27,11 @@ from tfcluster.ui.terminal import Terminal
 def command(all_runs: bool, as_json: bool) -> None:
     """List live runs, oldest first."""
     terminal, survey = Terminal(), job_watch.list_runs()
-    known, damaged = [snapshot for _, snapshot in survey.runs], survey.damaged
+    known = [snapshot for _, snapshot in survey.runs]
     shown = [run for run in known if all_runs or not run.status.is_final]
     if as_json:
         rows = [run.to_json() for run in shown]
-        terminal.emit_json(rows + [_damaged_json(error) for error in damaged if all_runs])
+        terminal.emit_json(rows + [_damaged_json(error) for error in survey.damaged if all_runs])
     elif shown:
         width = terminal.stdout.width()
         grid = runs_grid(shown, now=time.time(), this_host=gethostname(), width=width)
@@ -37,33 +39,32 @@ def command(all_runs: bool, as_json: bool) -> None:
     else:
         ended = f" ({plural(len(known), 'run')} ended: `tfcluster ps -a`)" if known else ""
         terminal.say(f"no run is live{ended}")
-    for sentence in job_watch.silences():
+    for sentence in _remarks(survey):
         terminal.say_wrapped(sentence)
-    for error in damaged:
+
+
+def _remarks(survey: RunListing) -> Iterator[str]:
+    """Yield what the list of runs does not show, and the command for it."""
+    yield from job_watch.silences()
+    for error in survey.damaged:
         name = error.paths.run_id
-        terminal.say_wrapped(
+        yield (
             f"{name} is damaged, {error.paths.state.name} cannot be read: {error.why};"
             f" `tfcluster rm {name[-4:]}` removes it"
         )
     for process in warm_agents.find(runtime_dir()):
-        minutes = process.seconds / 60
-        terminal.say_wrapped(
-            f"kept warm for {minutes:.0f} min more: the imports of {process.about}"
+        yield (
+            f"kept warm for {process.seconds / 60:.0f} min more: the imports of {process.about}"
             f" (pid {process.pid}); `tfcluster down --warm` ends it"
         )
-    for run in known:
+    for _, run in survey.runs:
         if run.status is Status.LOST and registry.is_open(run):
-            terminal.say_wrapped(
-                f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
-            )
+            yield f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
     found = past_runs.find_leftovers()
-    for silent in found.silent:
-        terminal.say_wrapped(str(silent))
+    yield from map(str, found.silent)
     for left in found.leftovers:
         names = ", ".join(left.names)
-        terminal.say_wrapped(
-            f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"
-        )
+        yield f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"
 
 
 def _damaged_json(error: registry.DamagedRunError) -> dict[str, Any]:

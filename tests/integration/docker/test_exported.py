@@ -9,27 +9,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.integration.gang import MEET
 from tests.lab.docker_images import ROOT, STUB
 from tests.lab.dockerd import Docker
 
 from .harbor import Harbor
 from .test_compose import checked
 
-TALK = """
-import json, os, pathlib, socket, sys, time
-config = json.loads(os.environ["TF_CONFIG"])
+TALK = f"""{MEET}
+import pathlib, sys
 print("config", json.dumps(config), flush=True)
-addresses, me = config["cluster"]["worker"], config["task"]["index"]
-host, _, port = addresses[me].rpartition(":")
-listener = socket.create_server((host, int(port)))
-for address in addresses:
-    host, _, port = address.rpartition(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), 5).close()
-            break
-        except OSError:
-            time.sleep(0.1)
 for _ in addresses:
     listener.accept()
 saved = pathlib.Path(os.environ["TFCLUSTER_CHECKPOINT_DIR"])

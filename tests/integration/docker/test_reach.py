@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.integration.commandline import CommandLine
+from tests.integration.gang import MEET
 from tests.lab.docker_images import STUB
 from tests.lab.dockerd import Dockerd
 
@@ -13,24 +14,8 @@ from .harbor import Harbor, ended
 
 pytestmark = pytest.mark.slow
 
-LISTEN = """
-import json, os, socket, time
-config = json.loads(os.environ["TF_CONFIG"])
-addresses, me = config["cluster"]["worker"], config["task"]["index"]
-port = int(addresses[me].rpartition(":")[2])
-listener = socket.socket()
-listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-listener.bind(("0.0.0.0", port))
-listener.listen()
-print("listens", port, flush=True)
-for address in addresses:
-    host, _, port = address.rpartition(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), 5).close()
-            break
-        except OSError:
-            time.sleep(0.1)
+LISTEN = f"""{MEET}
+print("listens", my_port, flush=True)
 print("reached its peers", flush=True)
 while not os.path.exists("/tmp/go"):
     time.sleep(0.05)

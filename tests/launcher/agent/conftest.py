@@ -20,7 +20,7 @@ import pytest
 from tfcluster.agent import protocol
 from tfcluster.backends.local.local_nodes import AgentProcess
 
-PATIENCE_S = 20.0
+PATIENCE_S = 40.0
 
 
 class Peer:

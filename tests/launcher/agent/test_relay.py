@@ -228,7 +228,7 @@ def test_a_waiting_process_becomes_the_agent_and_ends_with_it(
         second.write(session.number({"type": "shutdown"}))
         second.take("bye")
         second.close()
-        assert waits.wait(timeout=10) == 0
+        assert waits.wait(timeout=20) == 0
     finally:
         waits.kill()
         waits.wait()

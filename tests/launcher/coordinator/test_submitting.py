@@ -19,7 +19,8 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
 from tfcluster.rundir.run_writer import RunWriter, write_json
 from tfcluster.rundir.states import Status
-from tfcluster.typed_json import to_json
+from tfcluster.spec import LaunchOptions
+from tfcluster.typed_json import from_json, to_json
 
 ELSEWHERE = ProcessIdentity("login", "", 7, 7)
 GONE = ProcessIdentity(this_process().host, this_process().boot_id, 1 << 22, 1)
@@ -78,3 +79,9 @@ def test_each_coordinator_of_a_run_has_a_reserve_on_the_disk(paths: RunPaths) ->
     RunWriter(open_folder(paths), paths).close()
     open_folder(paths)
     assert paths.reserve.exists()
+
+
+def test_the_job_reads_the_options_that_the_submitter_wrote(paths: RunPaths) -> None:
+    options = LaunchOptions(gathers=False, chaos=("kill worker:1 at step 50",))
+    assert write_json(paths.launch, to_json(options))
+    assert from_json(LaunchOptions, json.loads(paths.launch.read_text())) == options

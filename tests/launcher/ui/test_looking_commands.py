@@ -242,7 +242,7 @@ def test_logs_of_a_live_run_are_followed_to_its_end(home: Path, make_run: MakeRu
         fresh = paths.state.with_name("fresh.json")
         fresh.write_text(json.dumps(state | {"status": "succeeded"}))
         fresh.replace(paths.state)
-        rest, _ = follower.communicate(timeout=10)
+        rest, _ = follower.communicate(timeout=60)
     finally:
         follower.kill()
         follower.wait()
