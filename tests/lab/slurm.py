@@ -188,13 +188,17 @@ class SlurmCluster:
     def wait_for_nodes(self, state: str, *names: str, hang_s: float = HANG_S) -> None:
         """Wait until nodes have a state; all nodes if none is named."""
         nodes = set(names or self.names)
-        _until(
-            lambda: all(
-                is_now == state for name, is_now in self.node_states().items() if name in nodes
-            ),
-            f"{nodes} {state}",
-            hang_s,
-        )
+        try:
+            _until(
+                lambda: all(
+                    is_now == state for name, is_now in self.node_states().items() if name in nodes
+                ),
+                f"{nodes} {state}",
+                hang_s,
+            )
+        except LabError as error:
+            error.add_note(self("sinfo", "-N", "-o", "%N %T %E"))
+            raise
 
     def expire(self, job: str, seconds: float) -> None:
         """Let a running job's time limit end in `seconds`, which is checked every 30 s."""
@@ -285,6 +289,8 @@ class SlurmCluster:
                 self.thaw(name)
             if state.startswith(("down", "drain", "fail", "unk")):
                 self.boot(name)  # else slurmctld may wait for 30 s before it asks the node
+            if state.startswith("drain"):
+                self("scontrol", "update", f"NodeName={name}", "State=RESUME", user="root")
         self.wait_for_nodes("idle")
 
     # -- how it is made

@@ -16,6 +16,16 @@ from tests.integration.hosts.office import COUNT, HANG_S, Run, import_path, unti
 from tests.lab.slurm import PATH, SlurmCluster
 from tests.lab.slurm_files import USERS
 
+STUBBORN = """
+import signal, time
+from tfcluster_workers import reporting
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+reporting.saves_on_sigterm()
+print("deaf", flush=True)
+time.sleep(3600)
+"""
+"""A job that ignores SIGTERM, for the whole grace time and not for ten seconds of it."""
+
 
 class Site:
     """A folder of one user for one test, removed at its end."""

@@ -12,19 +12,13 @@ from tests.integration.hosts.office import Run, is_whole, numbered, one, until
 from tests.lab.slurm import SlurmCluster
 
 from .conftest import own_cluster
-from .site import Site
+from .site import STUBBORN, Site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 SUBMIT = "--backend=slurm"
 WORKERS = ("worker:0", "worker:1")
 FAIL = "import sys; print('no such data'); sys.exit(3)"
-STUBBORN = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("deaf", flush=True)
-time.sleep(300)
-"""
 TERMINAL = """
 import os, pty, sys
 *script, end = sys.argv[1:sys.argv.index("--") + 1]

@@ -7,14 +7,7 @@ import sys
 
 from tests.integration.hosts.office import import_path, until
 
-from .site import Site
-
-STUBBORN = """
-import signal, time
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("training", flush=True)
-time.sleep(3600)
-"""
+from .site import STUBBORN, Site
 
 
 def test_a_home_with_any_name_and_a_user_s_own_defaults_of_sbatch(site: Site) -> None:
@@ -63,7 +56,7 @@ time.sleep(600)
 
 def test_a_run_that_is_being_stopped_does_not_come_back_by_a_requeue(site: Site) -> None:
     up = site.up(site.spec(STUBBORN), "--backend", "slurm")
-    up.wait_for_line("training", "worker:0", "worker:1")
+    up.wait_for_line("deaf", "worker:0", "worker:1")
     down = site.start("down", up.folder.name)
     up.wait_for_event("run_stopping")
     (job,) = up.of_type("job_submitted")
