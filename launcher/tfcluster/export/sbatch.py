@@ -29,6 +29,8 @@ _WHY: Final = {
 }
 """Option → why the script has it; the others are fields of the spec."""
 _BODY: Final = """\
+# Slurm's warning of the end of the job's time may come before up can handle it.
+trap '' USR1
 # In a job that was queued again, up goes on in the run of the first start.
 exec {tfcluster} up {spec} \\
     {options} \\

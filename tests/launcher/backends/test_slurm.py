@@ -124,6 +124,17 @@ def test_a_folder_with_any_name_is_only_a_word_of_the_script(tmp_path: Path) -> 
     assert f"--output={log}/coordinator.log" in written
 
 
+def test_a_warning_that_comes_before_the_coordinator_is_ready_does_not_kill_the_job(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "state.json").touch()
+    job = replace(submission(tmp_path), argv=("sh", "-c", "kill -USR1 $$; echo alive"))
+    done = subprocess.run(
+        ["sh", "-c", format_script(job)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "alive\n"
+
+
 def test_a_line_break_in_an_option_is_no_line_of_the_script(tmp_path: Path) -> None:
     """The command line has every option."""
     job = submission(tmp_path / "a\nid")

@@ -23,6 +23,7 @@ if ! [ -f {state} ]; then
         "that login node and nodes share (TFCLUSTER_HOME)" >&2
     exit {code}
 fi
+trap '' USR1  # Slurm's warning of the end, which may come before the coordinator can handle it
 exec {command}
 """
 
