@@ -271,10 +271,11 @@ def test_a_preempted_training_ends_with_the_losses_of_an_undisturbed_one(
     undisturbed = site.up(path, *options, "--name=undisturbed", *small)
     undisturbed.name = "undisturbed"
     assert undisturbed.end(TRAINING_S) == 0, undisturbed.said
-    run = site.up(path, *options, "--name=preempted", *small)
+    paused = "--chaos=stop worker:0 at step 60"  # in the second epoch, until Slurm's SIGCONT
+    run = site.up(path, *options, "--name=preempted", paused, *small)
     run.name = "preempted"
     job = Job(site, run, "")
-    until(lambda: (job.state["tasks"][0]["step"] or 0) > 60, "the second epoch", TRAINING_S)
+    run.wait_for_event("chaos_injected", hang_s=TRAINING_S)
     preemptor = cluster.fill(3, "-p", "high")
     job.wait_for("queued")
     cluster("scancel", preemptor, user="ben")
