@@ -52,12 +52,14 @@ def main():
 
 
 def build_tools(pins):
-    """Return the lines of the build tools, with their hashes.
+    """Return the lines of the build tools and of what they import, with their hashes.
 
     Source packages need them installed first: builds without isolation fetch nothing else.
     """
     releases = re.split(r"\n(?=\S)", pins)
-    return "".join(f"{one}\n" for one in releases if re.match(r"(setuptools|wheel)==", one))
+    return "".join(
+        f"{one}\n" for one in releases if re.match(r"(packaging|setuptools|wheel)==", one)
+    )
 
 
 def find_python(chosen, oldest, newest):
