@@ -19,6 +19,7 @@ from tfcluster.agent.net.ports import PortHolder, PortInUse
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
+from tfcluster.agent.tasks.output import Echo
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.runner import TaskRunner
 
@@ -43,8 +44,10 @@ class Agent:
 
         `config`: run_id, node, token, socket, ports_dir (null: no other run can take a port),
         lease_s (null: the agent ends with its connection), cache (where a remote node keeps
-        received files), warm (whether and how the agent stays), is_tied (its end is decided by a
-        scheduler: signals only announce it). `previous` is the last run's agent.
+        received files), warm (whether and how the agent stays), is_tied (it ends with its
+        connection), announces (its end is decided by a scheduler: signals only announce it),
+        echo (a file that gets the output of all tasks too, without waiting).
+        `previous` is the last run's agent.
         """
         self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
@@ -53,7 +56,10 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._preloader: Preloader = previous._preloader if previous else Preloader(recorder)
         self._log_streams = streams = LogStreams(self._selector)
-        self._runner = TaskRunner(recorder, self._selector, host_spawner, self._preloader, streams)
+        echo = Echo(config["echo"]) if config.get("echo") else None
+        self._runner = TaskRunner(
+            recorder, self._selector, host_spawner, self._preloader, streams, echo
+        )
         self._link = self._runner.link = streams.link = CoordinatorLink(
             config,
             recorder,
@@ -149,7 +155,7 @@ class Agent:
         if signal.SIGCHLD in numbers:
             self._runner.reap()
         for number in numbers:
-            if number != signal.SIGCHLD and self._config.get("is_tied"):
+            if number != signal.SIGCHLD and _announces(self._config):
                 self._link.send(msg.EndAnnounced(signal=number))
             elif number != signal.SIGCHLD and not self._is_over:
                 # Sent before the exits of the tasks that end with the agent: nobody ordered those.
@@ -204,6 +210,10 @@ class Agent:
         self._is_over = self._is_shut_down = True
 
 
+def _announces(config: dict[str, Any]) -> bool:
+    return bool(config.get("is_tied") or config.get("announces"))
+
+
 def _cache_use(cache: str, run_id: str) -> CacheUse:
     """Return what marks this agent's bundle and the run's folder as in use."""
     from tfcluster.agent.files.cache import CacheUse
@@ -215,7 +225,7 @@ def _cache_use(cache: str, run_id: str) -> CacheUse:
 
 def _signals_as_bytes(config: dict[str, Any]) -> int:
     """Return a descriptor that yields the number of every signal the agent acts on."""
-    announcing = (signal.SIGUSR1, signal.SIGUSR2) if config.get("is_tied") else ()
+    announcing = (signal.SIGUSR1, signal.SIGUSR2) if _announces(config) else ()
     wake_read, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_read, False)

@@ -111,6 +111,13 @@ class Coordinator:
         stop = Stop(f"{signal_name(number)} from the scheduler", 143, is_announced=True)
         self._supervisor.stop(stop, self._now())
 
+    def _on_end_announced(self, node: str, number: int) -> None:
+        """Have the gang save: the node is taken away, alone or with the job that it is part of."""
+        if self.plan.node(node).capabilities.in_containers:
+            self._attempts.leave(node, f"{node} got {signal_name(number)}: it is taken away")
+        else:
+            self._end_job(number)
+
     async def run(self) -> Outcome:
         """Run the plan from the first connection to the last event; return the outcome.
 
@@ -276,7 +283,7 @@ class Coordinator:
         if event is not None:
             self._record(event)
         if isinstance(message, msg.EndAnnounced):
-            self._end_job(message.signal)
+            self._on_end_announced(node, message.signal)
         elif (why := why_lost(message)) is not None:
             self._attempts.lose(node, why)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:

@@ -154,6 +154,13 @@ class Supervisor(RunState):
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         reactions.lose_node(self, node, reason, now)
 
+    def node_leaving(self, node: str, reason: str, now: float) -> None:
+        """Note that `node` is taken away soon: its tasks save, and the next attempt uses another.
+
+        Until then it answers. Ignored while no task trains.
+        """
+        reactions.leave_node(self, node, reason, now)
+
     def node_gone(self, node: str, reason: str, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""
         self.gone[node] = reason

@@ -77,11 +77,29 @@ class TimeIndex:
                 os.close(fd)
 
 
+class Echo:
+    """A second place for the output of all tasks: the log of their container.
+
+    Tasks never wait for it: what does not fit into its pipe is dropped, by whole pieces.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._fd = -1
+        with contextlib.suppress(OSError):
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Write `data`, or as much of it as fits."""
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, data)
+
+
 class Log:
     """The file to which one task's output is appended."""
 
-    def __init__(self, path: str, mask: Mask | None = None) -> None:
-        self.path, self.mask = path, mask
+    def __init__(self, path: str, mask: Mask | None = None, echo: Echo | None = None) -> None:
+        self.path, self.mask, self._echo = path, mask, echo
         self._times = TimeIndex(path)
         self._fd = -1
         self.size = 0
@@ -107,6 +125,8 @@ class Log:
 
     def append(self, data: memoryview) -> int:
         """Write as much as possible and count the rest as lost; return the bytes written."""
+        if self._echo is not None:
+            self._echo.write(data)
         if self._gap and self._open():
             self._mark_gap()
         self._times.note(self.size)
