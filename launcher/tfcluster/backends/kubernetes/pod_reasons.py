@@ -92,8 +92,8 @@ def explain(
     return _waits(pod, ordered)
 
 
-def refused(message: str, *, status: int) -> Reason:
-    """Return why the API server did not accept a pod. `status`: that of HTTP."""
+def refused(message: str) -> Reason:
+    """Return why the API server did not accept a pod."""
     reason = _from_table(pod_words.REFUSALS, message)
     if reason is None:
         what = "the cluster refuses the pod"
