@@ -1,0 +1,378 @@
+"""The API server of a Kubernetes cluster: objects as plain JSON dicts, errors in clear words.
+
+The official client finds the cluster and signs in (kubeconfig, exec plugins, service accounts).
+Its typed models are not used: what is sent is exactly what `tfcluster export` prints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from urllib.parse import quote, urlencode
+
+from tfcluster.errors import SetupError
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+Object = dict[str, Any]
+"""An object of the API, as its JSON."""
+
+JOB_VARIABLE = "TFCLUSTER_KUBERNETES_JOB"
+"""Set in the coordinator's pod: the name of its Job."""
+
+_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
+_GROUPS = {
+    "apps": "apps/v1",
+    "authorization": "authorization.k8s.io/v1",
+    "batch": "batch/v1",
+    "networking": "networking.k8s.io/v1",
+    "rbac": "rbac.authorization.k8s.io/v1",
+}
+_VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
+_PAGE = 500
+_PAUSE_S = 0.3
+_TRY_S = 10.0
+"""Seconds that one try of a request may take."""
+_AWAY = {429, 500, 502, 503, 504}
+"""Answers of an API server that starts, ends, is overloaded or has lost its etcd."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class Settings(Protocol):
+    """The fields of the spec's section `runtime.kubernetes` that lead to a cluster."""
+
+    @property
+    def context(self) -> str | None: ...
+    @property
+    def namespace(self) -> str | None: ...
+
+
+class KubeError(SetupError):
+    """The API server refused a request."""
+
+    def __init__(self, message: str, *, status: int = 0, reason: str = "", fix: str = "") -> None:
+        super().__init__(message, fix=fix)
+        self.status = status
+        """The HTTP status; 0 without an answer."""
+        self.reason = reason
+        """The word of the API for it ("Forbidden", "AlreadyExists"), or "Quota"."""
+
+    @property
+    def is_absence(self) -> bool:
+        return self.status == 404
+
+    @property
+    def is_conflict(self) -> bool:
+        """Return whether the object exists already, or is another one than expected."""
+        return self.status == 409
+
+
+class KubeSilentError(KubeError):
+    """The API server did not answer in time: what the request did is not known."""
+
+
+class Cluster:
+    """One namespace of a cluster.
+
+    A path is relative to the namespace (``pods``, ``pods/NAME``, ``batch/jobs/NAME``,
+    ``networking/networkpolicies``) or, with a leading ``/``, absolute. All methods block.
+    """
+
+    def __init__(self, api: ApiClient, *, namespace: str, patience_s: float) -> None:
+        self.namespace = namespace
+        self.api = api
+        self.patience_s = patience_s
+        """Seconds for which an API server that is away is asked again."""
+
+    @property
+    def host(self) -> str:
+        return str(self.api.configuration.host).rstrip("/")
+
+    @property
+    def name(self) -> str:
+        """The name of cluster and namespace for the list of jobs."""
+        return f"{self.host}/{self.namespace}"
+
+    def get(self, path: str, *, what: str = "", **query: object) -> Object:
+        """Return one object."""
+        return self._json("GET", path, what=what, query=query)
+
+    def find(self, path: str, *, what: str = "") -> Object | None:
+        """Return one object, or None if it does not exist."""
+        try:
+            return self.get(path, what=what)
+        except KubeError as error:
+            if error.is_absence:
+                return None
+            raise
+
+    def list(
+        self, path: str, *, what: str = "", labels: Mapping[str, str] | None = None, **query: object
+    ) -> list[Object]:
+        """Return all objects that have `labels`."""
+        if labels:
+            query["labelSelector"] = ",".join(f"{key}={value}" for key, value in labels.items())
+        items: list[Object] = []
+        query["limit"] = _PAGE
+        while True:
+            page = self._json("GET", path, what=what, query=query)
+            items += page.get("items") or ()
+            query["continue"] = page["metadata"].get("continue")
+            if not query["continue"]:
+                return items
+
+    def text(self, path: str, *, what: str = "", **query: object) -> str:
+        """Return an answer that is no JSON, such as ``pods/NAME/log``."""
+        return self._ask("GET", path, what=what, query=query).decode(errors="replace")
+
+    def create(self, path: str, body: Object, *, what: str = "") -> Object:
+        """Create an object. `path`: its collection, without its name."""
+        return self._json("POST", path, what=what or _called(path, body), body=body)
+
+    def patch(self, path: str, body: Object, *, what: str = "") -> Object:
+        """Merge `body` into an object (JSON merge patch: None removes a field)."""
+        return self._json("PATCH", path, what=what, body=body)
+
+    def delete(
+        self,
+        path: str,
+        *,
+        what: str = "",
+        grace_s: int | None = None,
+        background: bool = True,
+        uid: str | None = None,
+    ) -> None:
+        """Delete an object; one that does not exist is no error.
+
+        background: what it owns is deleted after it; otherwise before it.
+        uid: delete only this object, not another one of the same name (KubeError, conflict).
+        """
+        options: Object = {"propagationPolicy": "Background" if background else "Foreground"}
+        if grace_s is not None:
+            options["gracePeriodSeconds"] = grace_s
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self._json("DELETE", path, what=what, body=options)
+        except KubeError as error:
+            if not error.is_absence:
+                raise
+
+    def url(self, path: str) -> str:
+        """Return the path of a request."""
+        if path.startswith("/"):
+            return path
+        group, _, rest = path.partition("/")
+        if group in _GROUPS:
+            return f"/apis/{_GROUPS[group]}/namespaces/{self.namespace}/{quote(rest)}"
+        return f"/api/v1/namespaces/{self.namespace}/{quote(path)}"
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that sign in; the client renews a token that ends."""
+        settings = self.api.configuration.auth_settings().values()
+        return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        query: Mapping[str, object] | None = None,
+        body: Object | None = None,
+    ) -> Object:
+        answer = self._ask(method, path, what=what, query=query, body=body)
+        parsed: Object = json.loads(answer) if answer else {}
+        return parsed
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        what: str,
+        query: Mapping[str, object] | None = None,
+        body: Object | None = None,
+    ) -> bytes:
+        """Send a request until it is answered, or `patience_s` is over.
+
+        Only a request that may be repeated is sent again once it may have arrived.
+        """
+        target = self.host + self.url(path)
+        if query:
+            target += "?" + urlencode(query)
+        deadline = time.monotonic() + self.patience_s
+        while True:
+            try:
+                status, answer = self._send(method, target, body)
+                problem = _status(answer)
+                silence = f"HTTP {status}: {problem.get('message', '')}".rstrip(": ")
+                may_repeat = method != "POST" or status == 429
+            except _Unanswered as error:
+                status, answer, silence = 0, b"", str(error)
+                may_repeat = method != "POST" or error.was_not_sent
+            if 200 <= status < 300:
+                return answer
+            if status and status not in _AWAY:
+                raise _refusal(self, method, what or path, status, _status(answer))
+            if not may_repeat or time.monotonic() > deadline:
+                raise KubeSilentError(
+                    f"the Kubernetes API server {self.host} does not answer ({silence})",
+                    status=status,
+                    fix="is it up, and does this machine reach it? `kubectl cluster-info` asks it",
+                )
+            time.sleep(_PAUSE_S)
+
+    def _send(self, method: str, target: str, body: Object | None) -> tuple[int, bytes]:
+        import urllib3
+
+        kinds = {"PATCH": "application/merge-patch+json"}
+        headers = {
+            **self.headers(),
+            "Accept": "application/json, */*",
+            "Content-Type": kinds.get(method, "application/json"),
+        }
+        pool: urllib3.PoolManager = self.api.rest_client.pool_manager
+        try:
+            response = pool.request(
+                method,
+                target,
+                body=None if body is None else json.dumps(body).encode(),
+                headers=headers,
+                timeout=urllib3.Timeout(connect=min(_TRY_S, self.patience_s + 1), read=_TRY_S),
+                retries=False,
+            )
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
+            raise _Unanswered(_plain(e), was_not_sent=True) from None
+        except urllib3.exceptions.SSLError as error:
+            raise KubeError(
+                f"no trusted connection to the Kubernetes API server {self.host}: {error}",
+                fix="check certificate-authority and server of the kubeconfig's cluster",
+            ) from None
+        except urllib3.exceptions.HTTPError as error:
+            raise _Unanswered(_plain(error)) from None
+        return response.status, response.data
+
+
+class _Unanswered(Exception):
+    """A request without an answer."""
+
+    def __init__(self, message: str, *, was_not_sent: bool = False) -> None:
+        super().__init__(message)
+        self.was_not_sent = was_not_sent
+
+
+def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
+    """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
+    kubeconfig's context, else the pod's own one.
+
+    Raises SetupError without the official client, or without a cluster.
+    """
+    try:
+        from kubernetes import client, config
+    except ImportError:
+        raise SetupError(
+            "the backend kubernetes needs Kubernetes' official client",
+            fix="install it: `pip install 'tfcluster[kubernetes]'`",
+        ) from None
+    configuration = client.Configuration()
+    try:
+        if JOB_VARIABLE in os.environ or not (settings.context or _has_kubeconfig()):
+            config.load_incluster_config(client_configuration=configuration)
+            context_namespace = _pod_namespace()
+        else:
+            config.load_kube_config(context=settings.context, client_configuration=configuration)
+            contexts, current = config.list_kube_config_contexts()
+            wanted = settings.context or current["name"]
+            found = next(each for each in contexts if each["name"] == wanted)
+            context_namespace = found["context"].get("namespace")
+    except config.ConfigException as error:
+        where = f"context {settings.context}" if settings.context else "cluster"
+        raise SetupError(
+            f"there is no Kubernetes {where} to use: {error}",
+            fix="`kubectl config get-contexts` lists those of the kubeconfig (KUBECONFIG, else"
+            " ~/.kube/config); runtime.kubernetes.context chooses one",
+        ) from None
+    namespace = settings.namespace or context_namespace or "default"
+    return Cluster(client.ApiClient(configuration), namespace=namespace, patience_s=patience_s)
+
+
+async def soon(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Call a blocking method of a cluster without blocking the event loop."""
+    return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def _has_kubeconfig() -> bool:
+    places = os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
+    return any(os.path.exists(place) for place in places.split(os.pathsep) if place)
+
+
+def _pod_namespace() -> str | None:
+    try:
+        with open(f"{_SERVICE_ACCOUNT}/namespace", encoding="utf-8") as file:
+            return file.read().strip()
+    except OSError:
+        return None
+
+
+def _called(path: str, body: Object) -> str:
+    name = body.get("metadata", {}).get("name", "")
+    return f"{path}/{name}" if name else path
+
+
+def _plain(error: Exception) -> str:
+    """Return urllib3's message without the object it is about."""
+    return str(error).rpartition(">: ")[2] or type(error).__name__
+
+
+def _status(answer: bytes) -> Object:
+    """Return the API's `Status` object in an answer; a proxy's answer has none."""
+    try:
+        status = json.loads(answer)
+    except ValueError:
+        return {"message": answer.decode(errors="replace").strip()[:300]}
+    return status if isinstance(status, dict) else {}
+
+
+def _refusal(cluster: Cluster, method: str, what: str, status: int, answer: Object) -> KubeError:
+    """Return the error for an answer, in words a user of tfcluster can act on."""
+    message = str(answer.get("message", ""))
+    reason = str(answer.get("reason", ""))
+    namespace = cluster.namespace
+    verb = _VERBS[method]
+    if status == 401:
+        text = f"the Kubernetes API server {cluster.host} does not accept the credentials"
+        fix = "sign in again; `kubectl auth whoami` shows the user of the kubeconfig's context"
+    elif "exceeded quota" in message:
+        reason = "Quota"
+        text = f"the quota of the namespace {namespace} does not allow {what}"
+        fix = f"ask for less, or wait: `kubectl describe quota -n {namespace}` shows what is used"
+    elif status == 403 and " cannot " in message:
+        text = f"this user may not {verb} {what} in the namespace {namespace}"
+        kind = what.partition("/")[0]
+        fix = (
+            f"`kubectl auth can-i {verb} {kind} -n {namespace}` checks it; a Role and a RoleBinding"
+            " of the namespace allow it"
+        )
+    elif status == 403:
+        text = f"the cluster's admission refuses to {verb} {what}"
+        fix = f"the rules of the namespace decide: `kubectl describe namespace {namespace}`"
+    elif status == 404:
+        text = f"there is no {what} in the namespace {namespace}"
+        fix = ""
+    elif status == 422:
+        text = f"Kubernetes does not accept {what}"
+        fix = "correct the field of runtime.kubernetes that the message names"
+    else:
+        text = f"Kubernetes cannot {verb} {what} (HTTP {status})"
+        fix = ""
+    return KubeError(
+        f"{text}: {message}" if message else text, status=status, reason=reason, fix=fix
+    )
