@@ -1,7 +1,8 @@
-"""Maps the pod of one replica type: its container to a program, the rest to `runtime.kubernetes`."""
+"""Maps the pod of one replica type: a program, and the section `runtime.kubernetes`."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ _CONTAINER = "tensorflow"
 _PORT = "tfjob-port"
 _OWN_POD_FIELDS = ("hostNetwork", "hostname", "subdomain", "setHostnameAsFQDN")
 _COORDINATOR_TOO = "the pod of the coordinator gets it, too"
+_TFJOB_LABEL = re.compile(r'"((training\.kubeflow\.org/|tf-|group[-_]name)[^"]*)"')
 _REFERENCE = re.compile(r"\$(\$)?\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
 _RELATIVE = re.compile(r"(?![-/$~])[^\s=:]*\.(py|sh)")
 
@@ -166,6 +168,7 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
     raw_mounts: Raw = []
     raw: dict[str, dict[str, Any]] = {}
     used: set[str] = set()
+    mounted: list[str] = []
     for mount in main.each("volumeMounts"):
         name = str(mount.values.get("name"))
         used.add(name)
@@ -176,10 +179,11 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
             if name in sources:
                 raw[name] = sources[name].values
             continue
-        number = sum(one["name"].partition(".")[0] == name for one in found)
+        number = mounted.count(name)
+        mounted.append(name)
         entry = {"name": f"{name}-{number + 1}" if number else name}
         found.append(entry | {"mount": mount.values.get("mountPath")} | source)
-        if mount.values.get("readOnly") or source.pop("read_only", False):
+        if mount.values.get("readOnly"):
             found[-1]["read_only"] = True
         if below := mount.values.get("subPath"):
             found[-1]["sub_path"] = below
@@ -245,6 +249,10 @@ def _map_pod(pod: Fields) -> dict[str, Any]:
     pod.values.pop("serviceAccount", None)
     secrets = [one.take("name", str) for one in pod.each("imagePullSecrets")]
     scheduler = pod.take("schedulerName", str)
+    if (label := _TFJOB_LABEL.search(json.dumps(pod.values.get("affinity")))) is not None:
+        message = f"selects pods by {label[1]}, which TFJob writes; pods of a run lack it"
+        fix = "select by tfcluster.dev/task (worker-0), or by runtime.kubernetes.labels"
+        pod.notes.append(Note("needed", pod.at("affinity"), message, fix))
     return {
         "node_selector": pod.take("nodeSelector", dict),
         "tolerations": pod.take("tolerations", list),

@@ -25,8 +25,8 @@ def map_restarts(
             fix = f"write one of {', '.join(_POLICIES)}"
             raise UsageError(f"{place} is {shorten(policy)}, which TFJob does not know", fix=fix)
     given = {policy for _, policy in policies.values()}
-    place = next(iter(policies.values()))[0] if len(given) == 1 else "spec.tfReplicaSpecs"
-    replica = Fields(place.rpartition(".")[0], {}, job.notes)
+    place = next(iter(policies.values()))[0] if len(policies) == 1 else "spec.tfReplicaSpecs"
+    replica = Fields(place.removesuffix(".restartPolicy"), {}, job.notes)
     if len(given) > 1:
         names = ", ".join(f"{name} {policy}" for name, (_, policy) in policies.items())
         message = f"restart policies differ ({names}): tfcluster has one, for all tasks"
@@ -75,7 +75,7 @@ def map_run(
         found["run_deadline_s"] = deadline
     policy = run.take("cleanPodPolicy", str)
     if policy != "All":
-        at_end = policy or "None (the default)"
+        at_end = policy or "not given"
         message = (
             f"{at_end}: tfcluster deletes the pods at the end; their logs are in the run folder"
         )
