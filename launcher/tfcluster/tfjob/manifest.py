@@ -37,7 +37,7 @@ class Fields:
         value = self.values.pop(key, None)
         if value is None or (isinstance(value, kind) and (kind is bool or value is not True)):
             return value
-        message = f"{self.at(key)} is {shorten(json.dumps(value))}, not {_EXPECTED[kind]}"
+        message = f"{self.at(key)} is {_show(value)}, not {_EXPECTED[kind]}"
         raise UsageError(message, fix="write it as the reference of TFJob has it")
 
     def below(self, key: str) -> Fields:
@@ -50,7 +50,7 @@ class Fields:
         for index, value in enumerate(self.take(key, list) or ()):
             place = f"{self.at(key)}[{index}]"
             if not isinstance(value, dict):
-                message = f"{place} is {shorten(json.dumps(value))}, not an object"
+                message = f"{place} is {_show(value)}, not an object"
                 raise UsageError(message, fix="write it as the reference of Kubernetes has it")
             found.append(Fields(place, value, self.notes))
         return found
@@ -79,7 +79,7 @@ def read(text: str, name: str) -> Fields:
     """Return the TFJob in `text`, which `name` names in messages; raises UsageError if none is."""
     try:
         found = [one for one in yaml.safe_load_all(text) if one is not None]
-        documents = [json.loads(json.dumps(one, default=str)) for one in found]
+        documents = [_unshare(one) for one in found]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
@@ -93,8 +93,20 @@ def read(text: str, name: str) -> Fields:
         fix = "put the TFJob into a file of its own, and `kubectl apply` the others"
         raise UsageError(f"{name} has {len(documents)} documents: {kinds}", fix=fix)
     document = documents[0] if documents else None
-    _check_kind(document, name)
-    return Fields("", document, [])
+    return Fields("", _check_kind(document, name), [])
+
+
+def _show(value: Any) -> str:
+    return json.dumps(value, default=str)[:60]
+
+
+def _unshare(value: Any) -> Any:
+    """Return a copy without values that aliases (``*name``) share, and with dates as strings."""
+    if isinstance(value, dict):
+        return {str(key): _unshare(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_unshare(one) for one in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
 
 
 def _kind(document: Any) -> str:
@@ -102,8 +114,8 @@ def _kind(document: Any) -> str:
     return kind if isinstance(kind, str) else "no object"
 
 
-def _check_kind(document: Any, name: str) -> None:
-    """Raise UsageError for anything but a TFJob of a known version."""
+def _check_kind(document: Any, name: str) -> dict[str, Any]:
+    """Return the object; raises UsageError for anything but a TFJob of a known version."""
     fix = "name the manifest that `kubectl apply` starts: kind TFJob, apiVersion kubeflow.org/v1"
     if not isinstance(document, dict) or "kind" not in document:
         raise UsageError(f"{name} is not the manifest of an object of Kubernetes", fix=fix)
@@ -118,3 +130,4 @@ def _check_kind(document: Any, name: str) -> None:
     if group != "kubeflow.org" or number not in VERSIONS:
         fix = f"convert it to kubeflow.org/v1 first ({', '.join(VERSIONS[1:])} are read, too)"
         raise UsageError(f"{name}: a TFJob of {shorten(version)} cannot be read", fix=fix)
+    return document

@@ -114,7 +114,8 @@ def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tu
             message = f"$({name}) is not replaced: its value is known only in the pod"
             fix = f'let a shell read it: "command": ["sh", "-c", "... ${name}"]'
             main.notes.append(Note("missing", places[key], message, fix))
-    command, folder = words["command"], main.take("workingDir", str)
+    command: tuple[str, ...] = words["command"]
+    folder: str | None = main.take("workingDir", str)
     if not command:
         image = main.values.get("image") or "IMAGE"
         message = "none is given: the image's own ENTRYPOINT, which tfcluster does not read"
@@ -125,8 +126,8 @@ def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tu
     if folder:
         command = ("sh", "-c", 'cd "$0" && exec "$@"', folder, *command)
         main.notes.append(Note("changed", places["workingDir"], "the command changes to it itself"))
-    elif found := [word for word in (*command, *words["args"]) if _RELATIVE.fullmatch(word)]:
-        message = f"{found[0]} is relative, and tasks do not start in the image's WORKDIR"
+    elif relative := [word for word in (*command, *words["args"]) if _RELATIVE.fullmatch(word)]:
+        message = f"{relative[0]} is relative, and tasks do not start in the image's WORKDIR"
         fix = "write its absolute path, or put the file beside the spec"
         main.notes.append(Note("needed", places["command"], message, fix))
     return command, words["args"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from tfcluster.errors import UsageError
 from tfcluster.spec.model import ClusterSpec
 from tfcluster.tfjob.conversion import convert
@@ -156,7 +157,7 @@ def test_fields_of_v1beta1_are_read_where_it_has_them() -> None:
         ("a: [", "not valid YAML"),
         ("", "is not the manifest"),
         ("just words", "is not the manifest"),
-        ("{kind: PyTorchJob, apiVersion: kubeflow.org/v1}", "is a PyTorchJob, not a TFJob"),
+        ("{kind: PyTorchJob, apiVersion: kubeflow.org/v1}", "PyTorchJob.*not a TFJob"),
         ("{kind: TFJob, apiVersion: kubeflow.org/v1alpha1}", "cannot be read"),
         ("kind: TFJob\n---\nkind: Service", "has 2 documents: TFJob, Service"),
         ("{kind: TFJob, apiVersion: kubeflow.org/v1, spec: {}}", "has no replicas"),
