@@ -12,7 +12,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What a reader of the spec must know about one field of the manifest."""
+    """A remark about one field of the manifest, for the reader of the spec."""
 
     kind: Literal["missing", "changed", "needed"]
     """`missing`: the spec has no counterpart; `changed`: it means something else in the spec;
