@@ -42,7 +42,9 @@ BY_FILE = (
     ),
 )
 """Folders of quick tests, handed out by file: handing out each costs more than running many."""
-EXTENDED = tuple(f"tests/integration/{nodes}/" for nodes in ("hosts", "docker", "slurm", "kubernetes"))
+EXTENDED = tuple(
+    f"tests/integration/{nodes}/" for nodes in ("hosts", "docker", "slurm", "kubernetes")
+)
 """Folders that `make test` leaves to `make test-extended`: real hosts, containers and Slurm."""
 EXTENDED_WITH_TENSORFLOW = (
     "tests/integration/faults/",  # the same faults with stubs are in `make test`

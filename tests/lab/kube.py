@@ -28,7 +28,7 @@ from .kube_binaries import programs
 from .kube_door import Door
 from .kube_images import PAUSE, host_image, pause_image
 from .machine import LabError, Machine, command, completed
-from .machines import NETWORK, Lab
+from .machines import Lab
 
 __all__ = ["KubeCluster", "Kubectl", "LabError", "missing_tools", "until"]
 
@@ -185,9 +185,7 @@ class KubeCluster:
         """Start the API server and wait until it answers."""
         self._serve("control", "kube-apiserver", files.api_server(self.folder, self.grace_s))
         self.door.open()
-        until(
-            lambda: self.kubectl.run("get", "--raw", "/readyz").returncode == 0, "the API server"
-        )
+        until(lambda: self.kubectl.run("get", "--raw", "/readyz").returncode == 0, "the API server")
 
     def kill_kubelet(self, name: str) -> None:
         """Kill a node's kubelet; its containers go on."""

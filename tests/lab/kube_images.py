@@ -21,7 +21,20 @@ PAUSE = "localhost/pause:1"
 HOST = "localhost/tfcluster-host:1"
 USER = 1000
 BUSYBOX = Path("/bin/busybox")
-APPLETS = ("sh", "sleep", "cat", "echo", "env", "id", "kill", "ls", "nslookup", "ps", "true", "wget")
+APPLETS = (
+    "sh",
+    "sleep",
+    "cat",
+    "echo",
+    "env",
+    "id",
+    "kill",
+    "ls",
+    "nslookup",
+    "ps",
+    "true",
+    "wget",
+)
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/bin:/sbin"
 _PASSWD = f"root:x:0:0:root:/root:/bin/sh\nworker:x:{USER}:{USER}::/home/worker:/bin/sh\n"
 _GROUP = f"root:x:0:\nworker:x:{USER}:\n"

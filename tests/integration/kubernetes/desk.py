@@ -86,9 +86,7 @@ class Desk:
 
     def _write(self, name: str, bearer: str) -> Path:
         path = self.shell.root / f"kubeconfig-{name}"
-        path.write_text(
-            kubeconfig(self.server, bearer, self.authority, namespace=self.namespace)
-        )
+        path.write_text(kubeconfig(self.server, bearer, self.authority, namespace=self.namespace))
         path.chmod(0o600)
         return path
 
