@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.backends.kubernetes import kube_capacity
+from tfcluster.backends.kubernetes import kube_capacity, run_objects
 from tfcluster.backends.kubernetes.kube_capacity import PodNeeds
 from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
 from tfcluster.errors import SetupError, join_first
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 OLDEST = (1, 20)
 """The oldest server that tfcluster was tried with."""
-_ACCOUNT = "tfcluster"
 _PATIENCE_S = 5.0
 _ASKERS = 8
 
@@ -38,17 +37,12 @@ RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("networking.k8s.io", "networkpolicies", "create"),
 )
 """API group, resource and verbs that the user needs who starts runs."""
-COORDINATOR_RIGHTS: tuple[tuple[str, str, str], ...] = (
-    ("", "pods", "create get list watch delete patch"),
-    ("", "events", "list"),
-)
-"""The same for the coordinator's ServiceAccount."""
 SETUP_RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("", "serviceaccounts", "create"),
     ("rbac.authorization.k8s.io", "roles", "create"),
     ("rbac.authorization.k8s.io", "rolebindings", "create"),
 )
-"""The same for who makes the coordinator's ServiceAccount where it is missing."""
+"""The rights of a user who makes the coordinator's ServiceAccount where it is missing."""
 _GANGS = {
     "kueue": ("kueue.x-k8s.io", "Kueue"),
     "volcano": ("scheduling.volcano.sh", "Volcano"),
@@ -93,10 +87,10 @@ class Survey:
         self.unread: set[str] = set()
         """What this user may not read."""
 
-    def _list(self, path: str, **query: object) -> list[Object] | None:
+    def _list(self, path: str, **query: str) -> list[Object] | None:
         """Return all objects, or None where this user may not list them."""
         try:
-            return self.cluster.list(path, **query)
+            return self.cluster.list(path, labels=None, **query)
         except KubeError as error:
             if error.status != 403:
                 raise
@@ -120,7 +114,7 @@ class Survey:
         namespace = self.cluster.namespace
         for path, where in dict(self._named()).items():
             found = self._find(path)
-            kind, _, name = path.rpartition("/")[0].rpartition("/")[2], "", path.rpartition("/")[2]
+            kind, name = path.split("/")[-2:]
             if found is False:
                 what = f"there is no {kind[:-1]} {name} in the namespace {namespace} ({where})"
                 if path.startswith("/"):
@@ -139,12 +133,13 @@ class Survey:
             yield f"serviceaccounts/{spec.service_account}", "service_account"
         for name in spec.image_pull_secrets:
             yield f"secrets/{name}", "image_pull_secrets"
-        for entry in (*spec.env_from, *spec.volumes):
-            where = "volumes" if entry in spec.volumes else "env_from"
-            if entry.secret:
-                yield f"secrets/{entry.secret}", where
-            if entry.config_map:
-                yield f"configmaps/{entry.config_map}", where
+        sources = [("env_from", each.secret, each.config_map) for each in spec.env_from]
+        sources += [("volumes", each.secret, each.config_map) for each in spec.volumes]
+        for where, secret, config_map in sources:
+            if secret:
+                yield f"secrets/{secret}", where
+            if config_map:
+                yield f"configmaps/{config_map}", where
         for volume in spec.volumes:
             if volume.claim:
                 yield f"persistentvolumeclaims/{volume.claim}", "volumes"
@@ -280,20 +275,22 @@ class Survey:
     def check_rights(self) -> Iterator[Obstacle]:
         """Check each verb that this user and the coordinator's account need."""
         namespace = self.cluster.namespace
-        account = self.settings.coordinator.service_account or _ACCOUNT
+        account = self.settings.coordinator.service_account or run_objects.ACCOUNT
         if missing := self._missing(RIGHTS):
             what = f"this user may not {join_first(missing, 6)} in the namespace {namespace}"
             fix = f"`kubectl auth can-i --list -n {namespace}` shows the rights; a Role gives them"
             yield Obstacle("permissions", what, fix)
         found = self._find(f"serviceaccounts/{account}")
         if found is False:
-            missing = self._missing(SETUP_RIGHTS) if account == _ACCOUNT else ["create it"]
+            missing = (
+                self._missing(SETUP_RIGHTS) if account == run_objects.ACCOUNT else ["create it"]
+            )
             if missing:
                 what = f"there is no ServiceAccount {account} for the coordinator in {namespace}"
                 what += f", and this user may not {join_first(missing)}"
                 fix = "have an administrator apply what `tfcluster export SPEC --format kubernetes`"
                 yield Obstacle("permissions", what, f"{fix} prints")
-        elif missing := self._missing(COORDINATOR_RIGHTS, account=account):
+        elif missing := self._missing(_coordinator_rights(), account=account):
             what = f"the ServiceAccount {account} may not {join_first(missing, 6)} in {namespace}"
             yield Obstacle("permissions", what, "bind it to a Role with these verbs")
 
@@ -332,6 +329,13 @@ class Survey:
                 raise
             self.unread.add("the rights of the coordinator's account")
             return True
+
+
+def _coordinator_rights() -> Iterator[tuple[str, str, str]]:
+    role = next(each for each in run_objects.account_objects() if each["kind"] == "Role")
+    for rule in role["rules"]:
+        for resource in rule["resources"]:
+            yield rule["apiGroups"][0], resource, " ".join(rule["verbs"])
 
 
 def _host(registry: str) -> str:
