@@ -147,6 +147,8 @@ class NodePlan:
     """The destination for ssh, if it is not the node's name."""
     container: Container | None = field(default=None, metadata=ONLY_IF_SET)
     """The container of a docker node."""
+    pod: Mapping[str, Any] | None = field(default=None, metadata=ONLY_IF_SET)
+    """The spec's `runtime.kubernetes` for a node that is a pod, with its image."""
     warm: Warm | None = field(default=None, metadata=ONLY_IF_SET)
     wrap: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The words before the Python that starts its agent, inside which everything else runs."""
