@@ -20,7 +20,7 @@ from typing import Any, Self
 from tfcluster.agent.pod_seat import PORT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import pod_dial, pod_reasons, provisional_pods
+from tfcluster.backends.kubernetes import pod_dial, pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -30,10 +30,10 @@ from tfcluster.backends.kubernetes.kube_client import (
     soon,
 )
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, PodRun
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.spec.kubernetes import Kubernetes
 from tfcluster.wire.link import AgentLink
 
 _PATIENCE_S = 30.0
@@ -42,7 +42,6 @@ _EVENTS_AFTER_S = 2.0
 """Seconds after which a pod that waits is explained by its events."""
 _GONE_S = 30.0
 _RESOLVE_S = 30.0
-_GRACE_S = 60
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
 
@@ -108,21 +107,24 @@ class KubeNodes(Nodes):
 
     def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
         super().__init__(planned, run)
-        self._settings = Kubernetes.model_validate(planned[0].pod)
+        assert run.plan is not None
+        assert run.runtime is not None
+        self._pod_run = PodRun(run.run_id, run.plan, run.runtime)
+        self._settings = self._pod_run.settings
         self._is_inside = JOB_VARIABLE in os.environ
-        self._name = provisional_pods.object_name(run.run_id)
+        self._name = self._pod_run.name
         self._pods: dict[str, TaskPod] = {}
         self._reached: set[str] = set()
         """Pods that had an agent."""
         self._token = _TOKEN
-        self._owner: list[Object] = []
+        self._owner: Object | None = None
         self._cluster: Cluster
 
     async def __aenter__(self) -> Self:
         """Make the pods and wait until all run. Raises SetupError."""
         self._cluster = await soon(reach, self._settings, patience_s=_PATIENCE_S)
         self.allocation = f"{self._name} in the namespace {self._cluster.namespace}"
-        self.hosts = {node.name: f"{node.name}.{self._name}" for node in self.planned}
+        self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
             if not self._is_inside:
                 await self._make_shared_objects()
@@ -176,17 +178,9 @@ class KubeNodes(Nodes):
 
     async def _make(self, node: NodePlan, generation: int) -> TaskPod:
         """Create a pod, or adopt the one that was made with the run's Job."""
-        assert node.pod is not None
-        image = self._settings.image or str(node.pod.get("image"))
-        body = provisional_pods.task_pod(
-            self._settings,
-            self.run.run_id,
-            node.name,
-            generation,
-            image=image,
-            grace_s=_GRACE_S,
-        )
-        body["metadata"]["ownerReferences"] = self._owner
+        body = run_pods.task_pod(self._pod_run, node.name, generation)
+        if self._owner is not None:
+            body = run_objects.with_owner(body, self._owner)
         name = body["metadata"]["name"]
         try:
             made = await soon(self._cluster.create, "pods", body)
@@ -206,7 +200,7 @@ class KubeNodes(Nodes):
         started = asyncio.get_running_loop().time()
         names, said = {pod.name for pod in pods}, ""
         while True:
-            labels = {"tfcluster.dev/run": self._name, "tfcluster.dev/role": "task"}
+            labels = {RUN: self._pod_run.labels[RUN], ROLE: "task"}
             listed = await soon(self._cluster.list, "pods", labels=labels)
             found = {each["metadata"]["name"]: each for each in listed}
             waiting = [name for name in names if not _is_running(found.get(name))]
@@ -260,19 +254,17 @@ class KubeNodes(Nodes):
 
     async def _make_shared_objects(self) -> None:
         """Make what a submitted run's Job owns; here the Service owns it."""
-        run_id, token = self.run.run_id, secrets.token_hex(32)
+        token = secrets.token_hex(32)
         self._token = self.run.runtime_dir / f"{self._name}.token"
         self._token.touch(mode=0o600)
         self._token.write_text(token)
-        service = await soon(self._cluster.create, "services", provisional_pods.service(run_id))
-        owner = {"apiVersion": "v1", "kind": "Service", "name": self._name}
-        self._owner = [{**owner, "uid": service["metadata"]["uid"]}]
+        service = run_objects.service(self._pod_run)
+        self._owner = service | await soon(self._cluster.create, "services", service)
         for path, body in (
-            ("secrets", provisional_pods.secret(run_id, token)),
-            ("networking/networkpolicies", provisional_pods.network_policy(run_id)),
+            ("secrets", run_objects.secret(self._pod_run, token, {})),
+            ("networking/networkpolicies", run_objects.network_policy(self._pod_run)),
         ):
-            body["metadata"]["ownerReferences"] = self._owner
-            await soon(self._cluster.create, path, body)
+            await soon(self._cluster.create, path, run_objects.with_owner(body, self._owner))
 
     async def _end(self) -> None:
         """Delete the pods, unless files in them must stay, and what they share."""
