@@ -19,6 +19,7 @@ from tfcluster.agent.net.ports import PortHolder, PortInUse
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
+from tfcluster.agent.tasks.output import echo
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.runner import TaskRunner
 
@@ -65,6 +66,8 @@ class Agent:
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)
+        if config.get("echo"):
+            echo.open(config["echo"])
         self._cache: str = config.get("cache") or ""
         self._cache_use = _cache_use(self._cache, config["run_id"]) if self._cache else None
         self._files: FileClient | None = None

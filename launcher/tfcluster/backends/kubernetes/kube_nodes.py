@@ -60,7 +60,13 @@ class TaskPod:
         await self.explain()
         return self._is_gone
 
+    async def is_over(self) -> bool:
+        """Return whether it has ended or is being deleted. Raises SetupError."""
+        pod = await self._find()
+        return self._is_gone or pod is None or "deletionTimestamp" in pod["metadata"]
+
     async def explain(self) -> None:
+        """Update `explanation`; it stays as it is if the API server does not answer."""
         try:
             pod = await self._find()
             events = await soon(self._cluster.list, "events", **_about(self.name))
@@ -148,7 +154,7 @@ class KubeNodes(Nodes):
         Raises SetupError.
         """
         pod = self._pods[node.name]
-        if pod.name in self._reached or await pod.has_ended(""):
+        if pod.name in self._reached or await pod.is_over():
             pod = await self._replace(node, pod, is_fenced=is_fenced)
         self._reached.add(pod.name)
         argv = await self._argv(node, pod)
@@ -284,13 +290,15 @@ class KubeNodes(Nodes):
 
 
 def has_terminated(pod: Mapping[str, Any]) -> bool:
-    """Return whether the kubelet has reported the end of all containers of a pod."""
+    """Return whether the kubelet has reported the end of a pod's task, or never had the pod.
+
+    The phase proves nothing: a controller writes Failed for a pod whose node is lost.
+    """
+    if not pod.get("spec", {}).get("nodeName"):
+        return True
     found = pod.get("status", {}).get("containerStatuses") or ()
-    is_over = pod.get("status", {}).get("phase") in ("Failed", "Succeeded")
-    is_unscheduled = not pod.get("spec", {}).get("nodeName")
-    return is_unscheduled or (
-        bool(found) and all("terminated" in each.get("state", {}) for each in found) and is_over
-    )
+    ended = [each["name"] for each in found if "terminated" in each.get("state", {})]
+    return run_pods.TASK_CONTAINER in ended
 
 
 def _is_running(pod: Mapping[str, Any] | None) -> bool:
