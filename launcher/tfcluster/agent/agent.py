@@ -46,7 +46,8 @@ class Agent:
         lease_s (null: the agent ends with its connection), cache (where a remote node keeps
         received files), warm (whether and how the agent stays), is_tied (it ends
         with its connection), announces (a scheduler decides about its end: signals only announce
-        it; so it is if is_tied), echo (a file that the tasks' output is also written to). `previous` is the last run's agent.
+        it; so it is if is_tied), echo (a file that the tasks' output is also written to).
+        `previous` is the last run's agent.
         """
         self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive

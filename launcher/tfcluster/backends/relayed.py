@@ -292,7 +292,8 @@ async def connect(
 
     `place`: the container made for it. `former`: the identity of the agent before it, which must
     have ended. `is_fenced`: it is certain that no process of that one is alive. `is_tied`: the
-    agent ends with this connection. `settings`: further ones of the agent. Raises Unreached with the transport's stderr.
+    agent ends with this connection. `settings`: further ones of the agent. Raises Unreached with
+    the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
     identity = {"run_id": run.run_id, "node": node, "token": token}
