@@ -7,7 +7,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests import ROOT
+from tests.documentation import ROOT
 from tests.pod_security import violations
 
 from tfcluster.backends.kubernetes import run_objects, run_pods
