@@ -85,7 +85,8 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     metadata["labels"] |= _gang_labels(run)
     metadata["annotations"] = {**settings.annotations, **metadata["annotations"], **_gang(run)}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _without_empty(spec)}
-    return merge(pod, _template_for(TASK_CONTAINER, settings.pod_template))
+    merged: Object = merge(pod, _template_for(TASK_CONTAINER, settings.pod_template))
+    return merged
 
 
 def coordinator_template(
@@ -128,7 +129,8 @@ def coordinator_template(
     del metadata["name"]
     metadata["annotations"] = {**settings.annotations, **metadata["annotations"]}
     template = {"metadata": metadata, "spec": _without_empty(spec)}
-    return merge(template, _template_for(COORDINATOR_CONTAINER, settings.pod_template))
+    merged: Object = merge(template, _template_for(COORDINATOR_CONTAINER, settings.pod_template))
+    return merged
 
 
 def merge(base: Any, over: Any, key: str = "") -> Any:
