@@ -222,8 +222,8 @@ async def _soon(ask: Callable[[str], T], job: str, *, after_s: float = 0.0) -> T
 
 def own(backend: str, environ: Mapping[str, str] = os.environ) -> OwnJob | None:
     """Return the job that this process runs in, if it is one of `backend`."""
-    its = of_backend(backend)
-    if its is None or not kinds.get(backend).is_allocated(environ):
+    is_allocated = kinds.get(backend).is_allocated(environ)
+    if not is_allocated or (its := of_backend(backend)) is None:
         return None
     return OwnJob(backend, *its.own(environ))
 

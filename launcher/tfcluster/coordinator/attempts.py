@@ -40,6 +40,8 @@ class Attempts:
     due_alone: list[StartAlone] = field(default_factory=list)
     """Tasks to restart alone, while the others run on."""
     _lost: set[str] = field(default_factory=set)
+    _leaving: set[str] = field(default_factory=set)
+    """Nodes that will be taken away; they are replaced before the next attempt."""
     _given_up: set[str] = field(default_factory=set)
     """Lost nodes that could not be reconnected."""
 
@@ -116,6 +118,12 @@ class Attempts:
             self._lost.add(node)
             self.supervisor.node_lost(node, reason, self.loop.now())
 
+    def leave(self, node: str, why: str) -> None:
+        """Report to the supervisor that the node is taken away soon; once for each connection."""
+        if node not in self._leaving:
+            self._leaving.add(node)
+            self.supervisor.node_leaving(node, why, self.loop.now())
+
     def drop(self, node: str) -> None:
         """Note that the supervisor has given up the node's agent: nothing is sent to it."""
         self._lost.add(node)
@@ -140,6 +148,7 @@ class Attempts:
 
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
+        self._lost |= self._leaving
         await self._reconnect()
         if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
@@ -202,6 +211,7 @@ class Attempts:
         await self.connect(node)
         await self.startup.find_code([node])
         await self.startup.send_code([node], again=True)
+        self._leaving.discard(node.name)
         self._lost.discard(node.name)  # here, before an input can report it lost again
 
     async def _await_lease(self, node: str) -> bool:

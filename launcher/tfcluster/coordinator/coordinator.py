@@ -67,7 +67,13 @@ class Coordinator:
         self._curves = RunCurves(plan, self.paths, self._warn)
         self._report_filter = ReportFilter(run_writer.state, launch.faults, self._warn)
         self._hub = Hub(
-            self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
+            self.paths,
+            plan.supervision.lease_s,
+            self._warn,
+            self._note_queued,
+            open_nodes,
+            plan=plan,
+            runtime=launch.node_settings,
         )
         self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
@@ -276,11 +282,18 @@ class Coordinator:
         if event is not None:
             self._record(event)
         if isinstance(message, msg.EndAnnounced):
-            self._end_job(message.signal)
+            self._on_end_announced(node, message.signal)
         elif (why := why_lost(message)) is not None:
             self._attempts.lose(node, why)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
+
+    def _on_end_announced(self, node: str, number: int) -> None:
+        """Act on a scheduler's signal: it ends its whole job with its step, else only a node."""
+        if self.plan.node(node).capabilities.ties_agents:
+            self._end_job(number)
+        elif not self._is_closing:
+            self._attempts.leave(node, f"{node} is taken away ({signal_name(number)})")
 
     def _on_task(self, message: msg.TaskMessage, event: Event | None) -> None:
         task, attempt, now = message.task, message.attempt, self._now()

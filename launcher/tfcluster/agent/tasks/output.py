@@ -154,6 +154,30 @@ class Log:
             self._fd = -1
 
 
+class Echo:
+    """A second place for the output of all tasks: where a container's log is collected.
+
+    Nobody waits for it: what it does not take at once is dropped there, and only there.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def open(self, path: str) -> None:
+        """Use the pipe or file at `path` from now on, if it can be opened."""
+        with contextlib.suppress(OSError):
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def write(self, data: memoryview) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, data)
+
+
+echo = Echo()
+"""That of this process, closed until a configuration asks for it."""
+
+
 def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
     """Move a pipe's data to the log; return (bytes read, end of file, bytes the file lost)."""
     try:
@@ -165,6 +189,7 @@ def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
     data = _buffer[:count]
     if log.mask is not None:
         data = memoryview(log.mask.apply(bytes(data)))
+    echo.write(data)
     return count, False, bytes(data[log.append(data) :])
 
 
