@@ -36,7 +36,8 @@ SHM: Final = "/dev/shm"
 TASK_CONTAINER, COORDINATOR_CONTAINER = "task", "coordinator"
 JOB: Final = "TFCLUSTER_KUBERNETES_JOB"
 """The variable with the name of the run's Job, in the coordinator's pod."""
-COORDINATOR: Final = ("python", "-m", "tfcluster.in_pod")
+COORDINATOR: Final = ("python", "-P", "-m", "tfcluster.in_pod")
+"""The command of the coordinator, before the id of its run."""
 _NO_ENV: Final[Mapping[str, str]] = {}
 _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
@@ -111,7 +112,14 @@ def coordinator_template(
                 "name": COORDINATOR_CONTAINER,
                 "image": image,
                 **_pull_policy(image),
-                "command": ["python3", *_seat(), f"--collect-s={waits:g}", "--then", *COORDINATOR],
+                "command": [
+                    "python3",
+                    *_seat(),
+                    f"--collect-s={waits:g}",
+                    "--then",
+                    *COORDINATOR,
+                    run.run_id,
+                ],
                 "env": [
                     *_environment(),
                     *variables({JOB: run.name, "TFCLUSTER_HOME": STATE_FOLDER, **env}),
