@@ -49,6 +49,13 @@ _GANGS = {
     "coscheduling": ("scheduling.x-k8s.io", "the scheduler plugin coscheduling"),
 }
 """Value of `gang` → API group, and name."""
+_KINDS = {
+    "serviceaccounts": "ServiceAccount",
+    "secrets": "Secret",
+    "configmaps": "ConfigMap",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
+    "priorityclasses": "PriorityClass",
+}
 _SCHEDULING = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -116,9 +123,9 @@ class Survey:
             found = self._find(path)
             kind, name = path.split("/")[-2:]
             if found is False:
-                what = f"there is no {kind[:-1]} {name} in the namespace {namespace} ({where})"
+                what = f"there is no {_KINDS[kind]} {name} in the namespace {namespace} ({where})"
                 if path.startswith("/"):
-                    what = f"there is no {kind[:-1]} {name} in the cluster ({where})"
+                    what = f"there is no {_KINDS[kind]} {name} in the cluster ({where})"
                 fix = f"create it, or correct the spec: `kubectl get {kind} -n {namespace}`"
                 yield Obstacle("objects", what, fix)
             elif isinstance(found, dict) and kind == "persistentvolumeclaims":

@@ -64,6 +64,11 @@ class Reason:
     def __str__(self) -> str:
         return f"{self.what}: {self.event}" if self.event else self.what
 
+    def of_lost(self, pod: str) -> str:
+        """Return the explanation of a lost node, from which `supervision.known_errors` reads the
+        class, and with it whether the restart counts."""
+        return f"its pod {pod} is lost ({self.nature}): {self}"
+
 
 LAST_TRY = 3
 """The attempt of the kubelet after which a reason with a time limit is permanent."""

@@ -8,6 +8,7 @@ import pytest
 
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.supervision.failure import Failure, Kind
 
 Object = dict[str, Any]
 NODE: Object = {"metadata": {"name": "n1"}, "spec": {}, "status": {"conditions": []}}
@@ -300,6 +301,16 @@ def test_the_servers_text_is_beneath_our_words() -> None:
     text = "0/2 nodes are available: 2 Insufficient cpu."
     reason = pod_reasons.explain(unscheduled(text))
     assert str(reason) == f"the pod does not fit on any node now: {text}"
+
+
+def test_supervision_reads_the_class_of_a_lost_pod() -> None:
+    for end, kind in ((CASES["out of memory"], "out_of_memory"), (CASES["preempted"], "preempted"),
+                      (CASES["no python"], "permanent"), (CASES["node silent"], "node_lost")):  # fmt: skip
+        reason = pod_reasons.explain(end[0], end[1])
+        assert reason is not None
+        text = reason.of_lost("r-worker-0-g1")
+        failure = Failure("worker:0", None, None, observed=Kind.NODE_LOST, description=text)
+        assert failure.kind == kind
 
 
 def test_the_newest_event_counts_whatever_their_order() -> None:
