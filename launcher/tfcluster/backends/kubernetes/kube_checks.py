@@ -107,11 +107,12 @@ class Survey:
     def _find(self, path: str) -> Object | bool:
         """Return an object, False where there is none, True where it may not be read."""
         try:
-            return self.cluster.find(path) or False
+            return found if (found := self.cluster.find(path)) is not None else False
         except KubeError as error:
             if error.status != 403:
                 raise
-            self.unread.add(path.lstrip("/"))
+            if not path.startswith("/api/v1/namespaces/"):  # the rights in it say enough
+                self.unread.add(path.split("/")[-2])
             return True
 
     # ── Objects that the spec names ──
@@ -119,6 +120,10 @@ class Survey:
     def check_objects(self) -> Iterator[Obstacle]:
         """Check that what the spec names exists, and that claims serve all nodes."""
         namespace = self.cluster.namespace
+        if self._find(f"/api/v1/namespaces/{namespace}") is False:
+            fix = f"`kubectl create namespace {namespace}`, or correct runtime.kubernetes.namespace"
+            yield Obstacle("cluster", f"there is no namespace {namespace}", fix)
+            return
         for path, where in dict(self._named()).items():
             found = self._find(path)
             kind, name = path.split("/")[-2:]

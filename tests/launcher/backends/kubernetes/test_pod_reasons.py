@@ -303,14 +303,21 @@ def test_the_servers_text_is_beneath_our_words() -> None:
     assert str(reason) == f"the pod does not fit on any node now: {text}"
 
 
-def test_supervision_reads_the_class_of_a_lost_pod() -> None:
-    for end, kind in ((CASES["out of memory"], "out_of_memory"), (CASES["preempted"], "preempted"),
-                      (CASES["no python"], "permanent"), (CASES["node silent"], "node_lost")):  # fmt: skip
-        reason = pod_reasons.explain(end[0], end[1])
-        assert reason is not None
-        text = reason.of_lost("r-worker-0-g1")
-        failure = Failure("worker:0", None, None, observed=Kind.NODE_LOST, description=text)
-        assert failure.kind == kind
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("out of memory", Kind.OUT_OF_MEMORY),
+        ("preempted", Kind.PREEMPTED),
+        ("no python", Kind.PERMANENT),
+        ("node silent", Kind.NODE_LOST),
+    ],
+)
+def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> None:
+    reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
+    assert reason is not None
+    text = reason.of_lost("r-worker-0-g1")
+    failure = Failure("worker:0", None, None, observed=Kind.NODE_LOST, description=text)
+    assert failure.kind is kind
 
 
 def test_the_newest_event_counts_whatever_their_order() -> None:
