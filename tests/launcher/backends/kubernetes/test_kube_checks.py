@@ -33,7 +33,9 @@ class FakeCluster:
 
     def find(self, path: str, *, what: str = "") -> Object | None:
         self._check(path)
-        return self.objects.get(path, {} if path.startswith("/api/v1/namespaces/") else None)
+        default: Object | None = {} if path.startswith("/api/v1/namespaces/") else None
+        found: Object | None = self.objects.get(path, default)
+        return found
 
     def get(self, path: str, *, what: str = "", **query: object) -> Object:
         self._check(path)
@@ -70,7 +72,7 @@ def node(name: str, *, gpus: int = 0, **spec: Any) -> Object:
 
 
 def test_each_missing_object_is_named_with_the_field_that_names_it() -> None:
-    spec = {
+    spec: Object = {
         "env_from": [{"secret": "keys"}],
         "volumes": [{"name": "d", "mount": "/d", "claim": "data"}],
         "priority_class": "high",
