@@ -92,7 +92,7 @@ class Survey:
     def __init__(self, cluster: Cluster, settings: Kubernetes, *, tasks: int) -> None:
         self.cluster, self.settings, self.tasks = cluster, settings, tasks
         self.unread: set[str] = set()
-        """What this user may not read."""
+        """The kinds of objects that this user may not read."""
 
     def _list(self, path: str, **query: str) -> list[Object] | None:
         """Return all objects, or None where this user may not list them."""

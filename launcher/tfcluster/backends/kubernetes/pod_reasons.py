@@ -26,7 +26,7 @@ class Nature(StrEnum):
     """The class of a reason; the restart policy depends on it."""
 
     WAITING = "waiting"
-    """It may pass without anybody's help; nothing failed."""
+    """Nothing failed, and it may pass without anybody's help."""
     PERMANENT = "permanent"
     """Another pod would meet the same: the spec or the cluster must change. The run ends."""
     INFRASTRUCTURE = "infrastructure"

@@ -115,10 +115,6 @@ PULLS: Table = (
         ),
     ),
     (
-        r"SignatureValidationFailed",
-        Words("the signature of the image {image} is refused", _PERMANENT, "sign the image"),
-    ),
-    (
         r"no match for platform|no matching manifest|exec format",
         Words(
             "the image {image} does not exist for the node's processor",
@@ -154,22 +150,15 @@ PULLS: Table = (
         r"not found|manifest unknown|NAME_UNKNOWN|does not exist",
         Words("the image {image} does not exist", _WAITING, _CHECK_IMAGE, _PULL_S),
     ),
-    (
-        r"no space left",
-        Words("the node has no space left for the image {image}", _WAITING, "", _AWAY_S),
-    ),
     (r"", Words("the image {image} cannot be pulled", _WAITING, _CHECK_IMAGE, _PULL_S)),
 )
+_NOT_STARTED = Words("the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S)
 CONTAINERS: Mapping[str, Words] = {
     "CreateContainerConfigError": Words(
         "the settings of the pod's container cannot be used", _WAITING, READ_MESSAGE, _MISSING_S
     ),
-    "CreateContainerError": Words(
-        "the container cannot be created", _WAITING, READ_MESSAGE, _MISSING_S
-    ),
-    "RunContainerError": Words(
-        "the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S
-    ),
+    "CreateContainerError": _NOT_STARTED,
+    "RunContainerError": _NOT_STARTED,
     "CrashLoopBackOff": Words(
         "the container ends again and again", _WAITING, "`kubectl logs --previous POD` says why"
     ),
