@@ -92,8 +92,6 @@ SCHEDULING: Table = (
     (r"", Words("the pod is not scheduled", _WAITING, "the scheduler's message says why")),
 )
 
-# ── Starting (pkg/kubelet/images/types.go, kuberuntime, volumemanager) ──
-
 IMAGE: Final = frozenset(
     {
         *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
@@ -227,8 +225,6 @@ STARTS: Table = (
     ),
 )
 
-# ── Refusals of the API server (admission) ──
-
 LARGER_THAN_QUOTA: Final = (
     "ask for less in runtime.kubernetes.resources: the pod alone is larger than the quota allows"
 )
@@ -297,8 +293,6 @@ REFUSALS: Table = (
         Words("the namespace is being deleted", _PERMANENT, "use another namespace"),
     ),
 )
-
-# ── Ends ──
 
 OUT_OF_MEMORY = Words(
     "its container was killed: it used more memory than its limit (OOMKilled)",
