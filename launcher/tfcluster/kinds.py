@@ -20,10 +20,14 @@ REGISTRY: dict[str, str] = {
     "ssh": "tfcluster.backends.ssh",
     "docker": "tfcluster.backends.docker",
     "slurm": "tfcluster.backends.slurm",
+    "kubernetes": "tfcluster.backends.kubernetes",
 }
 """The name that users write → the module with its `KIND`."""
-ALLOCATIONS: dict[str, str] = {"SLURM_JOB_ID": "slurm"}
-"""The variable that a scheduler sets in an allocation → its backend."""
+ALLOCATIONS: dict[str, str] = {
+    "SLURM_JOB_ID": "slurm",
+    "TFCLUSTER_KUBERNETES_JOB": "kubernetes",
+}
+"""The variable that is set in an allocation of a scheduler → its backend."""
 AUTO = "auto"
 """Not a backend: tasks at this machine's addresses are `local`, all others `ssh`. Numbers of tasks
 go to the nodes of the allocation that this process runs in, if it runs in one (`adopt`)."""

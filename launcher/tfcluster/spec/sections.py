@@ -21,6 +21,7 @@ from tfcluster.spec.fields import (
     field_error,
 )
 from tfcluster.spec.job import Text
+from tfcluster.spec.kubernetes import Kubernetes
 
 DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
 """The image that `tfcluster build` makes and that containers use if the spec names none."""
@@ -177,8 +178,8 @@ class Runtime(Section):
     backend: BackendName = documented(
         AUTO,
         "`auto`: tasks at this machine's addresses run locally, others through ssh; `docker`: each "
-        "task runs in its own container; `slurm`: a job of Slurm. Inside an allocation of Slurm, "
-        "`auto` runs numbers of tasks on its nodes.",
+        "task runs in its own container; `slurm`: a job of Slurm; `kubernetes`: each task runs in "
+        "its own pod. Inside an allocation of Slurm, `auto` runs numbers of tasks on its nodes.",
         "local",
     )
     image: Text | None = documented(
@@ -200,8 +201,8 @@ class Runtime(Section):
     )
     user: Annotated[Text, AfterValidator(_check_user)] | None = documented(
         None,
-        "User of the containers, a name or UID[:GID]; null: the image's user, else `nobody`. Docker"
-        " only.",
+        "User of the containers. Docker: a name or UID[:GID]; null: the image's user, else "
+        "`nobody`. Kubernetes: UID[:GID]; null: 1000:1000.",
         "root",
     )
     network: Literal["host", "private"] = documented(
@@ -226,6 +227,9 @@ class Runtime(Section):
     )
     slurm: Slurm = documented(
         Slurm.model_construct(), "The job of `--backend slurm`.", {"partition": "gpu"}
+    )
+    kubernetes: Kubernetes = documented(
+        Kubernetes.model_construct(), "The pods of `--backend kubernetes`.", {"namespace": "vision"}
     )
 
     def of_host(
