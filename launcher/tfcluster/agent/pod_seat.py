@@ -24,13 +24,12 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, NoReturn
+    from typing import NoReturn
 
 PORT = 7077
 STDIN, STDOUT, STDERR, EXIT = b"0123"

@@ -1,0 +1,368 @@
+"""Says why a pod does not run, does not answer, ended or was refused, and what follows (pure).
+
+Kubernetes spreads the reason over the pod's status, its conditions, its containers' states and
+its events, and the words differ between versions; here each gets our words, with the server's
+text beneath. Sources: the kubelet (pkg/kubelet: container/sync_result.go, images/types.go,
+eviction/helpers.go, nodeshutdown, preemption, lifecycle/predicate.go), the controllers of nodes
+(pkg/controller/tainteviction, podgc, util/node), the scheduler (pkg/scheduler), and
+https://kubernetes.io/docs/concepts/workloads/pods/disruptions/#pod-disruption-conditions (1.25).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+from tfcluster.backends.kubernetes import pod_words, quantities
+from tfcluster.backends.kubernetes.pod_words import Words
+
+Object = Mapping[str, Any]
+
+
+class Nature(StrEnum):
+    """The class of a reason; the restart policy depends on it."""
+
+    WAITING = "waiting"
+    """It may pass without anybody's help; nothing failed."""
+    PERMANENT = "permanent"
+    """Another pod would meet the same: the spec or the cluster must change. The run ends."""
+    INFRASTRUCTURE = "infrastructure"
+    """The cluster lost the pod: a lost node, which another pod replaces."""
+    PREEMPTION = "preemption"
+    """Somebody took the pod's place on purpose: a restart that is not counted."""
+    FAILURE = "failure"
+    """The pod's own processes are the cause: a failure that is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """The reason why a pod does not run or does not answer."""
+
+    what: str
+    """A sentence in our words."""
+    nature: Nature
+    fix: str = ""
+    event: str = ""
+    """The server's text."""
+    patience_s: float | None = None
+    """Seconds after which a waiting reason is permanent; None: as long as the run waits."""
+    tries: int = 0
+    """The number of attempts of the kubelet so far, where it counts them."""
+
+    def after(self, lasted_s: float) -> Reason:
+        """Return the reason as it is to be judged when a pod has had it for `lasted_s`."""
+        is_over = self.patience_s is not None and (
+            lasted_s >= self.patience_s or (self.patience_s > 0 and self.tries >= LAST_TRY)
+        )
+        if self.nature is Nature.WAITING and is_over:
+            return replace(self, nature=Nature.PERMANENT)
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.event}" if self.event else self.what
+
+
+LAST_TRY = 3
+"""The attempt of the kubelet after which a reason with a time limit is permanent."""
+
+
+def explain(
+    pod: Object | None, events: Sequence[Object] = (), node: Object | None = None
+) -> Reason | None:
+    """Return why a pod does not run or does not answer, or None if nothing is wrong.
+
+    `pod`: None if its object does not exist any more; `events`: the pod's own; `node`: its node,
+    where the caller may read it.
+    """
+    ordered = sorted(events, key=_time)
+    if pod is None:
+        return _gone(ordered)
+    phase = _status(pod).get("phase")
+    finders = (_out_of_memory, _disrupted, _ended_by_status, _exited)
+    for find in finders:
+        if (found := find(pod, ordered, node)) is not None:
+            return found
+    if phase in ("Failed", "Succeeded"):
+        return _as_it_is(pod)
+    if phase == "Running":
+        return _silent(pod, ordered, node)
+    return _waits(pod, ordered)
+
+
+def refused(message: str) -> Reason:
+    """Return why the API server did not accept a pod."""
+    reason = _from_table(pod_words.REFUSALS, message)
+    if reason is None:
+        what = "the cluster refuses the pod"
+        return Reason(what, Nature.PERMANENT, event=message, fix=pod_words.READ_MESSAGE)
+    if "exceeded quota" in message and not _can_fit_quota(message):
+        return replace(reason, nature=Nature.PERMANENT, fix=pod_words.LARGER_THAN_QUOTA)
+    return reason
+
+
+def _can_fit_quota(message: str) -> bool:
+    """Return whether the request alone is within the quota, so that it fits once others end.
+
+    ``exceeded quota: Q, requested: pods=1,cpu=2, used: pods=4, limited: pods=4``
+    (apiserver/pkg/admission/plugin/resourcequota/controller.go).
+    """
+    asked, limits = (_amounts(message, word) for word in ("requested", "limited"))
+    return all(value <= limits.get(name, value) for name, value in asked.items())
+
+
+def _amounts(message: str, word: str) -> dict[str, float]:
+    match = re.search(rf"{word}: (\S+=[^\s,]+(?:,\S+=[^\s,]+)*)", message)
+    pairs = (part.partition("=") for part in match[1].split(",")) if match else ()
+    return quantities.parse_all({name: value for name, _, value in pairs})
+
+
+def _out_of_memory(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+    """Return the reason of a container that the kernel killed for its memory limit.
+
+    It comes first: what deletes the pod later is not its cause.
+    """
+    for ended in _terminations(pod):
+        if ended.get("reason") == "OOMKilled":
+            return _reason(pod_words.OUT_OF_MEMORY, str(ended.get("message") or ""))
+    return None
+
+
+def _disrupted(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+    """Return the reason of a pod that somebody or something removes."""
+    for type_ in ("DisruptionTarget", "TerminationTarget"):
+        condition = _condition(pod, type_)
+        if condition is not None and condition.get("status") == "True":
+            found = _by_condition(type_, condition, pod, events, node)
+            if found is not None:
+                return found
+    if (event := _last(events, "Preempted")) is not None:
+        return _reason(pod_words.PREEMPTED, event)
+    if pod["metadata"].get("deletionTimestamp") is None:
+        return None
+    if (lost := _node_lost(pod, events, node)) is not None:
+        return lost
+    if node is not None and node.get("spec", {}).get("unschedulable"):
+        return _reason(pod_words.DRAINED, "", node=_node_name(pod))
+    return _reason(pod_words.DELETED, "")
+
+
+def _by_condition(
+    type_: str, condition: Object, pod: Object, events: Sequence[Object], node: Object | None
+) -> Reason | None:
+    reason, message = str(condition.get("reason", "")), str(condition.get("message", ""))
+    if type_ == "TerminationTarget":
+        return _reason(pod_words.BY_QUEUE, message)
+    if reason == "TerminationByKubelet":
+        return _ended_by_status(pod, events, node) or _reason(pod_words.BY_KUBELET, message)
+    if reason == "DeletionByTaintManager":
+        return _node_lost(pod, events, node) or _reason(pod_words.TAINTED, message)
+    words = pod_words.DISRUPTIONS.get(reason)
+    if words is None:
+        return Reason(f"the cluster ends the pod ({reason})", Nature.PREEMPTION, event=message)
+    return _reason(words, message, node=_node_name(pod))
+
+
+def _node_lost(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+    """Return the reason of a pod whose node does not answer.
+
+    Who may not read nodes sees it on the pod: the node controller sets its Ready condition to
+    False although its containers are said to run (pkg/controller/util/node/controller_utils.go).
+    """
+    name = _node_name(pod)
+    if _status(pod).get("reason") == "NodeLost":
+        return _reason(pod_words.NODE_LOST, str(_status(pod).get("message", "")), node=name)
+    if node is not None:
+        ready = _condition(node, "Ready") or {}
+        if ready.get("status") == "True":
+            return None
+        return _reason(pod_words.NODE_LOST, str(ready.get("message", "")), node=name)
+    event = _last(events, "NodeNotReady")
+    ready = _condition(pod, "Ready") or {}
+    runs = any("running" in (each.get("state") or {}) for each in _containers(pod))
+    if ready.get("status") == "True" or not runs or event is None:
+        return None
+    return _reason(pod_words.NODE_LOST, event, node=name)
+
+
+def _ended_by_status(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+    """Return the reason that the kubelet or a controller wrote into the pod's status."""
+    word, message = (str(_status(pod).get(key) or "") for key in ("reason", "message"))
+    if word == "Evicted":
+        found = _from_table(pod_words.EVICTIONS, message)
+        return found or _reason(pod_words.EVICTED, message)
+    words = pod_words.STATUS.get(word)
+    if words is None and word and "Pod was rejected" in message:
+        words = pod_words.REJECTED
+    if words is None and word.startswith("OutOf"):
+        words = pod_words.REJECTED
+    return _reason(words, message, node=_node_name(pod)) if words is not None else None
+
+
+def _exited(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+    """Return the reason of a container that ended by itself."""
+    for ended in _terminations(pod):
+        word, code = str(ended.get("reason") or ""), ended.get("exitCode")
+        message = str(ended.get("message") or "").strip()
+        words = pod_words.TERMINATIONS.get(word) or pod_words.EXIT_CODES.get(code or 0)
+        if words is not None:
+            return _reason(words, message)
+        what = f"its container ended with exit code {code}"
+        if word not in ("", "Error", "Completed"):
+            what += f" ({word})"
+        return Reason(what, Nature.FAILURE, event=message)
+    return None
+
+
+def _as_it_is(pod: Object) -> Reason:
+    """Return an unknown reason in the server's words."""
+    status = _status(pod)
+    word = status.get("reason") or f"phase {status.get('phase')}"
+    message = str(status.get("message") or "")
+    return Reason(f"the pod ended ({word})", Nature.INFRASTRUCTURE, event=message)
+
+
+def _silent(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+    """Return why a pod that is said to run may not answer."""
+    for each in _containers(pod):
+        waiting = (each.get("state") or {}).get("waiting")
+        if waiting is not None:
+            return _container_waits(pod, waiting, events)
+    return _node_lost(pod, events, node)
+
+
+def _waits(pod: Object, events: Sequence[Object]) -> Reason | None:
+    """Return why a pod has not started yet; None if its start only takes its time."""
+    scheduled = _condition(pod, "PodScheduled")
+    if not pod.get("spec", {}).get("nodeName"):
+        return _unscheduled(pod, scheduled, events)
+    for each in _containers(pod):
+        waiting = (each.get("state") or {}).get("waiting")
+        if waiting is not None and waiting.get("reason") not in pod_words.NORMAL:
+            return _container_waits(pod, waiting, events)
+    for word in ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"):
+        if (event := _last(events, word)) is not None:
+            return _counted(_from_table(pod_words.STARTS, event), events, word)
+    return None
+
+
+def _unscheduled(pod: Object, condition: Object | None, events: Sequence[Object]) -> Reason:
+    message = str((condition or {}).get("message") or "")
+    word = (condition or {}).get("reason")
+    if word == "SchedulingGated":
+        return _reason(pod_words.GATED, message)
+    event = _last(events, "FailedScheduling") or message
+    if not event:
+        scheduler = pod.get("spec", {}).get("schedulerName", "default-scheduler")
+        return _reason(pod_words.NOT_SEEN, "", scheduler=scheduler)
+    found = _from_table(pod_words.SCHEDULING, event)
+    assert found is not None  # its last row fits every text
+    return found
+
+
+def _container_waits(pod: Object, waiting: Object, events: Sequence[Object]) -> Reason:
+    word, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
+    if word in pod_words.IMAGE:
+        # Before 1.31 the text of a back-off does not hold the registry's answer; an event does.
+        pulls = [text for text in _texts(events, "Failed") if "pull image" in text]
+        text = pulls[-1] if pulls and message.startswith("Back-off") else message
+        found = _from_table(pod_words.PULLS, text or word, image=_image(pod))
+        return _counted(found, events, "Failed", "pull image")
+    words = pod_words.CONTAINERS.get(word)
+    if words is None:
+        return Reason(f"its container waits ({word})", Nature.WAITING, event=message)
+    found = _from_table(pod_words.CONFIGS, message) or _reason(words, message)
+    return _counted(found, events, "Failed")
+
+
+def _gone(events: Sequence[Object]) -> Reason:
+    """Return why a pod's object does not exist any more, as far as its events say."""
+    for event in reversed(events):
+        words = pod_words.GONE.get(str(event.get("reason")))
+        if words is not None:
+            return _reason(words, str(event.get("message") or ""))
+    return _reason(pod_words.DELETED, "")
+
+
+def _from_table(table: Iterable[tuple[str, Words]], text: str, **names: str) -> Reason | None:
+    """Return the reason of the first row whose pattern occurs in `text`."""
+    for pattern, words in table:
+        if re.search(pattern, text, re.IGNORECASE):
+            return _reason(words, text, **names)
+    return None
+
+
+def _reason(words: Words, event: str, **names: str) -> Reason:
+    return Reason(
+        words.what.format(**names),
+        Nature(words.nature),
+        fix=words.fix.format(**names),
+        event=event.strip(),
+        patience_s=words.patience_s,
+    )
+
+
+def _counted(reason: Reason | None, events: Sequence[Object], word: str, part: str = "") -> Reason:
+    assert reason is not None  # the last row of each table fits every text
+    found = [each for each in events if each.get("reason") == word and part in _message(each)]
+    return replace(reason, tries=sum(map(_count, found)))
+
+
+def _status(pod: Object) -> Object:
+    status: Object = pod.get("status") or {}
+    return status
+
+
+def _node_name(pod: Object) -> str:
+    return str(pod.get("spec", {}).get("nodeName") or "")
+
+
+def _image(pod: Object) -> str:
+    containers = pod.get("spec", {}).get("containers") or [{}]
+    return str(containers[0].get("image", ""))
+
+
+def _containers(pod: Object) -> Iterator[Object]:
+    status = _status(pod)
+    yield from status.get("initContainerStatuses") or ()
+    yield from status.get("containerStatuses") or ()
+
+
+def _terminations(pod: Object) -> Iterator[Object]:
+    for each in _containers(pod):
+        ended = (each.get("state") or {}).get("terminated")
+        if ended is not None:
+            yield ended
+
+
+def _condition(item: Object, type_: str) -> Object | None:
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each.get("type") == type_), None)
+
+
+def _texts(events: Iterable[Object], word: str) -> list[str]:
+    return [_message(each) for each in events if each.get("reason") == word]
+
+
+def _last(events: Iterable[Object], word: str) -> str | None:
+    return next(reversed(_texts(events, word)), None)
+
+
+def _message(event: Object) -> str:
+    return str(event.get("message") or "")
+
+
+def _count(event: Object) -> int:
+    return int((event.get("series") or {}).get("count") or event.get("count") or 1)
+
+
+def _time(event: Object) -> str:
+    """Return when an event occurred last; times in UTC sort as strings.
+
+    ``lastTimestamp`` is null in events of the newer API, which the scheduler uses.
+    """
+    series = event.get("series") or {}
+    found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return str(found or event.get("metadata", {}).get("creationTimestamp") or "")[:19]

@@ -1,0 +1,416 @@
+"""The words for what Kubernetes reports about a pod: tables of texts, and what follows (data).
+
+A waiting reason with a limit (`Words.patience_s`) is permanent after that time, or after the
+kubelet's third attempt: what a Secret that is created a moment later would fix, or a registry
+that is away for a moment, must not end a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+_WAITING, _PERMANENT = "waiting", "permanent"
+_INFRASTRUCTURE, _PREEMPTION, _FAILURE = "infrastructure", "preemption", "failure"
+
+_PULL_S: Final = 60.0
+"""Seconds for an image that the registry does not give."""
+_AWAY_S: Final = 300.0
+"""Seconds for what is away: a registry, a webhook."""
+_MISSING_S: Final = 60.0
+"""Seconds for an object that does not exist yet."""
+_ATTACHED_S: Final = 480.0
+"""Seconds for a volume that another node holds: the attach/detach controller takes it from a lost
+node after 6 minutes (pkg/controller/volume/attachdetach, ReconcilerMaxWaitForUnmountDuration)."""
+
+
+class Words(NamedTuple):
+    """The words and the class of one reason (`pod_reasons.Reason`)."""
+
+    what: str
+    nature: str
+    fix: str = ""
+    patience_s: float | None = None
+
+
+Table = tuple[tuple[str, Words], ...]
+"""Pattern, searched in the server's text, and words; the first one counts."""
+
+NORMAL: Final = frozenset({None, "ContainerCreating", "PodInitializing"})
+"""Reasons of a waiting container that only takes its time."""
+READ_MESSAGE: Final = "the message names what the cluster's rules do not allow"
+
+# ── Scheduling (pkg/scheduler: FitError; one text for all nodes) ──
+
+GATED = Words(
+    "the pod waits for its queue: a controller (such as Kueue) holds it back",
+    _WAITING,
+    "`kubectl get workloads` shows Kueue's queue; runtime.kubernetes.queue names it",
+)
+NOT_SEEN = Words(
+    "no scheduler has looked at the pod yet",
+    _WAITING,
+    "if it stays so: does the scheduler {scheduler} run in the cluster"
+    " (runtime.kubernetes.scheduler_name)?",
+)
+SCHEDULING: Table = (
+    (
+        r'persistentvolumeclaim "[^"]*" not found',
+        Words(
+            "the pod's volume claim does not exist",
+            _WAITING,
+            "create it, or correct `claim` in runtime.kubernetes.volumes: `kubectl get pvc`",
+            _MISSING_S,
+        ),
+    ),
+    (
+        r"unbound immediate PersistentVolumeClaims|volume node affinity conflict",
+        Words(
+            "no node can use the pod's volume claim yet",
+            _WAITING,
+            "`kubectl describe pvc` shows what it waits for",
+        ),
+    ),
+    (
+        r"Insufficient|Too many pods",
+        Words(
+            "the pod does not fit on any node now",
+            _WAITING,
+            "wait for other pods, or ask for less in runtime.kubernetes.resources",
+        ),
+    ),
+    (
+        r"node affinity|node selector|didn't match Pod|untolerated taint|didn't tolerate"
+        r"|unschedulable",
+        Words(
+            "no node may take the pod",
+            _WAITING,
+            "correct node_selector, affinity or tolerations in runtime.kubernetes:"
+            " `kubectl get nodes --show-labels`, `kubectl describe nodes | grep Taints`",
+        ),
+    ),
+    (r"", Words("the pod is not scheduled", _WAITING, "the scheduler's message says why")),
+)
+
+# ── Starting (pkg/kubelet/images/types.go, kuberuntime, volumemanager) ──
+
+IMAGE: Final = frozenset(
+    {
+        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+        *("ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"),
+    }
+)
+_CHECK_IMAGE = "correct runtime.kubernetes.image, or push the image"
+PULLS: Table = (
+    (
+        r"InvalidImageName|couldn't parse image|invalid reference format",
+        Words("{image} is no valid name of an image", _PERMANENT, _CHECK_IMAGE),
+    ),
+    (
+        r"ErrImageNeverPull|NeverPull|is not present with pull policy of Never",
+        Words(
+            "the node does not have the image {image}, and the pull policy is Never",
+            _PERMANENT,
+            "load it on every node, or remove imagePullPolicy from runtime.kubernetes.pod_template",
+        ),
+    ),
+    (
+        r"SignatureValidationFailed",
+        Words("the signature of the image {image} is refused", _PERMANENT, "sign the image"),
+    ),
+    (
+        r"no match for platform|no matching manifest|exec format",
+        Words(
+            "the image {image} does not exist for the node's processor",
+            _PERMANENT,
+            "build it for that architecture, or choose nodes by"
+            " runtime.kubernetes.node_selector kubernetes.io/arch",
+        ),
+    ),
+    (
+        r"toomanyrequests|no such host|dial tcp|i/o timeout|connection refused|connection reset"
+        r"|TLS handshake|x509|server misbehaving|\b50[0234]\b|deadline exceeded|unexpected EOF"
+        r"|RegistryUnavailable",
+        Words(
+            "the node cannot get the image {image} from its registry",
+            _WAITING,
+            "is the registry up, and may the nodes reach it? A registry that the cluster can"
+            " reach, or the image on every node, helps",
+            _AWAY_S,
+        ),
+    ),
+    (
+        r"unauthorized|authentication required|authorization failed|access denied|denied"
+        r"|\b40[13]\b|no basic auth|insufficient_scope",
+        Words(
+            "the registry does not give the image {image} to the cluster",
+            _WAITING,
+            "does the image exist? A private one needs a Secret: `kubectl create secret"
+            " docker-registry NAME ...`, named in runtime.kubernetes.image_pull_secrets",
+            _PULL_S,
+        ),
+    ),
+    (
+        r"not found|manifest unknown|NAME_UNKNOWN|does not exist",
+        Words("the image {image} does not exist", _WAITING, _CHECK_IMAGE, _PULL_S),
+    ),
+    (
+        r"no space left",
+        Words("the node has no space left for the image {image}", _WAITING, "", _AWAY_S),
+    ),
+    (r"", Words("the image {image} cannot be pulled", _WAITING, _CHECK_IMAGE, _PULL_S)),
+)
+CONTAINERS: Mapping[str, Words] = {
+    "CreateContainerConfigError": Words(
+        "the settings of the pod's container cannot be used", _WAITING, READ_MESSAGE, _MISSING_S
+    ),
+    "CreateContainerError": Words(
+        "the container cannot be created", _WAITING, READ_MESSAGE, _MISSING_S
+    ),
+    "RunContainerError": Words(
+        "the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S
+    ),
+    "CrashLoopBackOff": Words(
+        "the container ends again and again", _WAITING, "`kubectl logs --previous POD` says why"
+    ),
+}
+CONFIGS: Table = (
+    (
+        r"runAsNonRoot",
+        Words(
+            "the image runs as root, which its pod does not allow",
+            _PERMANENT,
+            "give the image a user by number (USER 1000 in its Dockerfile; `tfcluster build` does"
+            " so), or set runAsUser in runtime.kubernetes.pod_template",
+        ),
+    ),
+    (
+        r"(secret|configmap) \S+ not found|couldn't find key",
+        Words(
+            "a Secret or ConfigMap of the pod, or a key in it, does not exist",
+            _WAITING,
+            "create it, or correct env_from in runtime.kubernetes:"
+            " `kubectl get secrets,configmaps`",
+            _MISSING_S,
+        ),
+    ),
+    (
+        r"executable file not found|no such file or directory",
+        Words(
+            "the image has no program of that name",
+            _PERMANENT,
+            "the image needs Python 3.9 or newer at the path of runtime.python",
+        ),
+    ),
+)
+STARTS: Table = (
+    (
+        r"(secret|configmap) \S+ not found|references non-existent",
+        Words(
+            "a Secret or ConfigMap of the pod's volumes, or a key in it, does not exist",
+            _WAITING,
+            "create it, or correct runtime.kubernetes.volumes: `kubectl get secrets,configmaps`",
+            _MISSING_S,
+        ),
+    ),
+    (
+        r"Multi-Attach error|already used by|exclusively attached",
+        Words(
+            "another node holds the pod's volume",
+            _WAITING,
+            "a claim with access mode ReadWriteOnce serves one node only: use ReadWriteMany, or"
+            " end the pods that use it",
+            _ATTACHED_S,
+        ),
+    ),
+    (
+        r"sandbox|network|cni",
+        Words("the node cannot set up the pod's network", _WAITING, "", _AWAY_S),
+    ),
+    (
+        r"",
+        Words(
+            "a volume of the pod cannot be mounted",
+            _WAITING,
+            "`kubectl describe pvc` and the message say why",
+            _AWAY_S,
+        ),
+    ),
+)
+
+# ── Refusals of the API server (admission) ──
+
+LARGER_THAN_QUOTA: Final = (
+    "ask for less in runtime.kubernetes.resources: the pod alone is larger than the quota allows"
+)
+REFUSALS: Table = (
+    (
+        r"exceeded quota",
+        Words(
+            "the quota of the namespace is used up",
+            _WAITING,
+            "wait, or ask for less: `kubectl describe quota` shows what is used",
+        ),
+    ),
+    (
+        r"failed quota: .* must specify",
+        Words(
+            "the quota of the namespace demands requests or limits that the pod does not have",
+            _PERMANENT,
+            "set the named ones in runtime.kubernetes.resources and"
+            " runtime.kubernetes.coordinator.resources",
+        ),
+    ),
+    (
+        r"(maximum|minimum) \S+ usage per|limit to request ratio|must be less than or equal to",
+        Words(
+            "the namespace's LimitRange does not allow the pod's resources",
+            _PERMANENT,
+            "change runtime.kubernetes.resources: `kubectl describe limitrange`",
+        ),
+    ),
+    (
+        r"violates PodSecurity|PodSecurityPolicy|security context constraint",
+        Words(
+            "the namespace's security rules do not allow the pod",
+            _PERMANENT,
+            "remove what the message names from runtime.kubernetes.pod_template and volumes",
+        ),
+    ),
+    (
+        r"failed calling webhook",
+        Words("an admission webhook of the cluster does not answer", _WAITING, "", _AWAY_S),
+    ),
+    (
+        r"admission webhook .* denied|ValidatingAdmissionPolicy",
+        Words("a rule of the cluster does not allow the pod", _PERMANENT, READ_MESSAGE),
+    ),
+    (
+        r"no PriorityClass with name",
+        Words(
+            "the pod's priority class does not exist",
+            _PERMANENT,
+            "correct runtime.kubernetes.priority_class: `kubectl get priorityclasses`",
+        ),
+    ),
+    (
+        r"error looking up service account|serviceaccount \S+ not found",
+        Words(
+            "the pod's service account does not exist",
+            _WAITING,  # a new namespace gets its account a moment later
+            "create it, or correct runtime.kubernetes.service_account:"
+            " `kubectl get serviceaccounts`",
+            30.0,
+        ),
+    ),
+    (
+        r"being terminated",
+        Words("the namespace is being deleted", _PERMANENT, "use another namespace"),
+    ),
+)
+
+# ── Ends ──
+
+OUT_OF_MEMORY = Words(
+    "its container was killed: it used more memory than its limit (OOMKilled)",
+    _FAILURE,
+    "raise runtime.kubernetes.resources.limits memory, or use smaller batches or shuffle buffers;"
+    " files in an emptyDir with medium Memory count, too",
+)
+PREEMPTED = Words(
+    "a pod with a higher priority took its place",
+    _PREEMPTION,
+    "runtime.kubernetes.priority_class decides which pods may be preempted",
+)
+DRAINED = Words("its node {node} is being drained", _PREEMPTION)
+EVICTED_BY_API = Words("it was evicted (kubectl drain, an autoscaler or a rebalancer)", _PREEMPTION)
+DELETED = Words("the pod was deleted (kubectl delete, or a controller of the cluster)", _PREEMPTION)
+TAINTED = Words("its node got a taint that the pod does not tolerate", _PREEMPTION)
+BY_QUEUE = Words("the queue (Kueue) took its place back", _PREEMPTION)
+BY_KUBELET = Words("its node ended the pod", _INFRASTRUCTURE)
+NODE_LOST = Words("its node {node} does not answer", _INFRASTRUCTURE)
+NODE_REMOVED = Words("its node {node} does not exist any more", _INFRASTRUCTURE)
+DISRUPTIONS: Mapping[str, Words] = {
+    "PreemptionByScheduler": PREEMPTED,
+    "EvictionByEvictionAPI": EVICTED_BY_API,
+    "DeletionByPodGC": NODE_REMOVED,
+}
+"""Reason of the condition DisruptionTarget → words."""
+
+EVICTED = Words("the kubelet evicted the pod", _INFRASTRUCTURE)
+EVICTIONS: Table = (
+    (
+        r"emptyDir volume .* exceeds|usage exceeds the total limit|exceeded its local ephemeral",
+        Words(
+            "it was evicted: it wrote more to local disk than its limits allow",
+            _FAILURE,
+            "raise limits ephemeral-storage in runtime.kubernetes.resources, or `size` of the"
+            " emptyDir; checkpoints belong on a claim or in an object store",
+        ),
+    ),
+    (
+        r"low on resource: \[?memory|MemoryPressure",
+        Words(
+            "it was evicted: its node ran out of memory",
+            _INFRASTRUCTURE,
+            "a memory request as high as the real use keeps the pod: it is evicted last",
+        ),
+    ),
+    (
+        r"low on resource|DiskPressure|PIDPressure",
+        Words("it was evicted: its node ran out of disk space or processes", _INFRASTRUCTURE),
+    ),
+)
+_SHUTDOWN = Words("its node {node} is shutting down", _PREEMPTION)
+REJECTED = Words("the node {node} refused the pod after its scheduling", _INFRASTRUCTURE)
+_NOT_ALLOWED = Words("the node {node} does not allow the pod's settings", _PERMANENT, READ_MESSAGE)
+STATUS: Mapping[str, Words] = {
+    "Preempting": Words("a critical pod of its node {node} took its place", _PREEMPTION),
+    "Preempted": PREEMPTED,
+    "NodeLost": NODE_LOST,
+    "NodeShutdown": _SHUTDOWN,
+    "Shutdown": _SHUTDOWN,
+    "Terminated": _SHUTDOWN,
+    "UnexpectedAdmissionError": REJECTED,
+    "NodeAffinity": REJECTED,
+    "AppArmor": _NOT_ALLOWED,
+    "SysctlForbidden": _NOT_ALLOWED,
+    "DeadlineExceeded": Words(
+        "the pod's activeDeadlineSeconds is over",
+        _PERMANENT,
+        "remove activeDeadlineSeconds from runtime.kubernetes.pod_template:"
+        " supervision.run_deadline_s ends a run in time",
+    ),
+}
+"""``status.reason`` of a pod that ended → words. Shutdown (1.20), Terminated (1.22): the graceful
+shutdown of a node (pkg/kubelet/nodeshutdown), which is how clouds take back spot machines."""
+
+_CANNOT_RUN = Words(
+    "its container cannot run the command",
+    _PERMANENT,
+    "the image needs Python 3.9 or newer at the path of runtime.python",
+)
+TERMINATIONS: Mapping[str, Words] = {
+    "StartError": _CANNOT_RUN,
+    "ContainerCannotRun": _CANNOT_RUN,
+    "ContainerStatusUnknown": Words(
+        "its node lost the container, and how it ended is not known", _INFRASTRUCTURE
+    ),
+    "Unknown": Words("its node's container runtime lost the container", _INFRASTRUCTURE),
+}
+EXIT_CODES: Mapping[int, Words] = {
+    137: Words("its container was killed (SIGKILL: exit code 137)", _INFRASTRUCTURE),
+    143: Words("its container was ended (SIGTERM: exit code 143)", _INFRASTRUCTURE),
+}
+"""Exit codes of a container that no known reason explains: PID 1 never ends by a signal of ours."""
+
+GONE: Mapping[str, Words] = {
+    "Preempted": PREEMPTED,
+    "TaintManagerEviction": Words(
+        "its node does not answer or got a taint, and the pod was deleted", _INFRASTRUCTURE
+    ),
+    "NodeNotReady": Words("its node did not answer, and the pod was deleted", _INFRASTRUCTURE),
+    "Evicted": EVICTED,
+    "EvictedByVolcano": PREEMPTED,
+}
+"""Reason of an event of a pod whose object is gone → words."""

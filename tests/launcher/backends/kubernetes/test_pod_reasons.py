@@ -1,0 +1,380 @@
+"""Pods as servers from 1.20 to the newest report them, and what tfcluster makes of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tfcluster.backends.kubernetes import pod_reasons
+from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+
+Object = dict[str, Any]
+NODE: Object = {"metadata": {"name": "n1"}, "spec": {}, "status": {"conditions": []}}
+
+
+def pod(
+    phase: str = "Pending", *, node: str = "n1", deleted: bool = False, **status: Any
+) -> Object:
+    metadata: Object = {"name": "r-worker-0-g1"}
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-11-23T10:00:00Z"
+    spec: Object = {"containers": [{"name": "task", "image": "tf:1"}]}
+    if node:
+        spec["nodeName"] = node
+    return {"metadata": metadata, "spec": spec, "status": {"phase": phase, **status}}
+
+
+def waiting(reason: str, message: str = "") -> Object:
+    state = {"waiting": {"reason": reason, "message": message}}
+    return pod(containerStatuses=[{"name": "task", "state": state}])
+
+
+def ended(reason: str, code: int, message: str = "", **more: Any) -> Object:
+    state = {"terminated": {"reason": reason, "exitCode": code, "message": message}}
+    return pod("Failed", containerStatuses=[{"name": "task", "state": state}], **more)
+
+
+def running(*, ready: str = "True", **more: Any) -> Object:
+    status = [{"name": "task", "ready": True, "state": {"running": {"startedAt": "…"}}}]
+    return pod("Running", conditions=[condition("Ready", status=ready)],
+               containerStatuses=status, **more)  # fmt: skip
+
+
+def condition(kind: str, reason: str = "", message: str = "", *, status: str = "True") -> Object:
+    return {"type": kind, "status": status, "reason": reason, "message": message}
+
+
+def event(reason: str, message: str, *, at: int = 0, count: int = 1) -> Object:
+    time = f"2026-11-23T10:00:{at:02d}Z"
+    return {"reason": reason, "message": message, "lastTimestamp": time, "count": count}
+
+
+def disrupted(why: str, text: str = "", **more: Any) -> Object:
+    return pod("Running", conditions=[condition("DisruptionTarget", why, text)],
+               deleted=True, **more)  # fmt: skip
+
+
+def unscheduled(text: str) -> Object:
+    missed = condition("PodScheduled", "Unschedulable", text, status="False")
+    return pod(node="", conditions=[missed])
+
+
+PULL = 'Failed to pull image "tf:1": rpc error: code = Unknown desc = '
+EVICTED: Object = {"reason": "Evicted"}
+
+CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
+    "no room": (
+        unscheduled("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."),
+        [event("FailedScheduling", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.")],
+        "does not fit on any node now",
+        Nature.WAITING,
+        "resources",
+    ),
+    "taint, 1.20": (
+        unscheduled(
+            "0/1 nodes are available: 1 node(s) had taint {a: b}, that the pod didn't tolerate."
+        ),
+        [],
+        "no node may take the pod",
+        Nature.WAITING,
+        "tolerations",
+    ),
+    "claim missing": (
+        unscheduled('0/1 nodes: persistentvolumeclaim "data" not found.'),
+        [],
+        "volume claim does not exist",
+        Nature.WAITING,
+        "kubectl get pvc",
+    ),
+    "gated by Kueue": (
+        pod(node="", conditions=[condition("PodScheduled", "SchedulingGated", status="False")]),
+        [],
+        "waits for its queue",
+        Nature.WAITING,
+        "queue",
+    ),
+    "no scheduler": (pod(node=""), [], "no scheduler has looked", Nature.WAITING, "scheduler_name"),
+    "no such image": (
+        waiting("ImagePullBackOff", 'Back-off pulling image "tf:1"'),
+        [event("Failed", PULL + '"docker.io/library/tf:1": not found')],
+        "the image tf:1 does not exist",
+        Nature.WAITING,
+        "image",
+    ),
+    "private image": (
+        waiting("ErrImagePull", PULL + "pull access denied, authorization failed"),
+        [],
+        "does not give the image tf:1",
+        Nature.WAITING,
+        "image_pull_secrets",
+    ),
+    "registry away": (
+        waiting("ErrImagePull", PULL + "dial tcp: lookup registry on 10.0.0.10:53: no such host"),
+        [],
+        "cannot get the image tf:1 from its registry",
+        Nature.WAITING,
+        "registry up",
+    ),
+    "invalid name": (
+        waiting("InvalidImageName", 'couldn\'t parse image reference "Tf"'),
+        [],
+        "no valid name",
+        Nature.PERMANENT,
+        "runtime.kubernetes.image",
+    ),
+    "never pulled": (
+        waiting("ErrImageNeverPull", "Container image is not present with pull policy of Never"),
+        [],
+        "pull policy is Never",
+        Nature.PERMANENT,
+        "load it",
+    ),
+    "no such secret": (
+        waiting("CreateContainerConfigError", 'secret "keys" not found'),
+        [],
+        "Secret or ConfigMap",
+        Nature.WAITING,
+        "env_from",
+    ),
+    "image of root": (
+        waiting(
+            "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"
+        ),
+        [],
+        "runs as root",
+        Nature.PERMANENT,
+        "runAsUser",
+    ),
+    "volume not mounted": (
+        waiting("ContainerCreating"),
+        [event("FailedMount", 'MountVolume.SetUp failed for volume "c": configmap "c" not found')],
+        "a Secret or ConfigMap of the pod's volumes",
+        Nature.WAITING,
+        "volumes",
+    ),
+    "volume elsewhere": (
+        waiting("ContainerCreating"),
+        [event("FailedAttachVolume", "Multi-Attach error for volume v: already used by pod(s) x")],
+        "another node holds the pod's volume",
+        Nature.WAITING,
+        "ReadWriteMany",
+    ),
+    "out of memory": (ended("OOMKilled", 137), [], "more memory", Nature.FAILURE, "limits memory"),
+    "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
+    "no python": (
+        ended("StartError", 128, 'exec: "python": executable file not found in $PATH'),
+        [],
+        "cannot run the command",
+        Nature.PERMANENT,
+        "Python 3.9",
+    ),
+    "lost by the runtime": (
+        ended("ContainerStatusUnknown", 137),
+        [],
+        "lost the container",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "evicted for memory": (
+        pod("Failed", **EVICTED, message="The node was low on resource: memory. "),
+        [],
+        "ran out of memory",
+        Nature.INFRASTRUCTURE,
+        "memory request",
+    ),
+    "evicted for its disk": (
+        pod("Failed", **EVICTED, message='Usage of EmptyDir volume "shm" exceeds the limit "1Gi".'),
+        [],
+        "wrote more to local disk",
+        Nature.FAILURE,
+        "ephemeral-storage",
+    ),
+    "evicted, disk pressure": (
+        pod("Failed", **EVICTED, message="The node had condition: [DiskPressure]. "),
+        [],
+        "disk space",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "rejected": (
+        pod("Failed", reason="OutOfcpu", message="Pod Node didn't have enough resource: cpu"),
+        [],
+        "n1 refused the pod",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "deadline": (
+        pod("Failed", reason="DeadlineExceeded", message="Pod was active on the node longer"),
+        [],
+        "activeDeadlineSeconds",
+        Nature.PERMANENT,
+        "run_deadline_s",
+    ),
+    "node shut down": (
+        pod("Failed", reason="Terminated", message="Pod was terminated in response to imminent"),
+        [],
+        "n1 is shutting down",
+        Nature.PREEMPTION,
+        "",
+    ),
+    "preempted, 1.20": (
+        pod("Running", deleted=True),
+        [event("Preempted", "Preempted by default/big on node n1")],
+        "higher priority",
+        Nature.PREEMPTION,
+        "priority_class",
+    ),
+    "preempted": (
+        disrupted("PreemptionByScheduler", "default-scheduler: preempting"),
+        [],
+        "higher priority",
+        Nature.PREEMPTION,
+        "priority_class",
+    ),
+    "evicted by the API": (
+        disrupted("EvictionByEvictionAPI", "Eviction API: evicting"),
+        [],
+        "evicted (kubectl drain",
+        Nature.PREEMPTION,
+        "",
+    ),
+    "deleted by its node": (
+        disrupted("TerminationByKubelet", **EVICTED, message="The node was low on resource: pids"),
+        [],
+        "processes",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "deleted": (pod("Running", deleted=True), [], "was deleted", Nature.PREEMPTION, ""),
+    "node silent": (
+        running(ready="False"),
+        [event("NodeNotReady", "Node is not ready")],
+        "its node n1 does not answer",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "node lost": (
+        pod("Running", deleted=True, reason="NodeLost", message="Node n1 which was running pod …"),
+        [],
+        "its node n1 does not answer",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "object gone": (
+        None,
+        [event("TaintManagerEviction", "Marking for deletion Pod a/b")],
+        "does not answer or got a taint",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+    "object gone in silence": (None, [], "was deleted", Nature.PREEMPTION, ""),
+    "unknown": (
+        pod("Failed", reason="Aliens", message="they came"),
+        [],
+        "the pod ended (Aliens)",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_fate_of_a_pod_has_its_words_class_and_fix(case: str) -> None:
+    found_pod, events, what, nature, fix = CASES[case]
+    reason = pod_reasons.explain(found_pod, events)
+    assert reason is not None
+    assert what in reason.what
+    assert reason.nature is nature
+    assert fix in reason.fix
+
+
+@pytest.mark.parametrize(
+    "fine", [running(), waiting("ContainerCreating"), waiting("PodInitializing")]
+)
+def test_a_pod_that_starts_or_runs_needs_no_explanation(fine: Object) -> None:
+    assert pod_reasons.explain(fine) is None
+
+
+def test_the_servers_text_is_beneath_our_words() -> None:
+    text = "0/2 nodes are available: 2 Insufficient cpu."
+    reason = pod_reasons.explain(unscheduled(text))
+    assert str(reason) == f"the pod does not fit on any node now: {text}"
+
+
+def test_the_newest_event_counts_whatever_their_order() -> None:
+    events = [event("FailedScheduling", "Insufficient cpu", at=9),
+              event("FailedScheduling", "Insufficient memory", at=1)]  # fmt: skip
+    reason = pod_reasons.explain(pod(node=""), events)
+    assert reason is not None
+    assert reason.event == "Insufficient cpu"
+
+
+def test_a_missing_image_is_permanent_after_a_minute_or_three_tries() -> None:
+    missing = waiting("ErrImagePull", PULL + "not found")
+    once, often = (pod_reasons.explain(missing, [event("Failed", PULL + "not found", count=n)])
+                   for n in (1, 3))  # fmt: skip
+    assert _natures(once, 0, 59, 60) == [Nature.WAITING, Nature.WAITING, Nature.PERMANENT]
+    assert _natures(often, 0) == [Nature.PERMANENT]
+
+
+def test_a_pod_waits_for_a_node_as_long_as_the_run_does() -> None:
+    full = pod_reasons.explain(unscheduled("Insufficient cpu"))
+    assert _natures(full, 86400) == [Nature.WAITING]
+
+
+def _natures(reason: Reason | None, *lasted: float) -> list[Nature]:
+    assert reason is not None
+    return [reason.after(seconds).nature for seconds in lasted]
+
+
+@pytest.mark.parametrize(
+    ("unschedulable", "ready", "what", "nature"),
+    [
+        (True, "True", "is being drained", Nature.PREEMPTION),
+        (False, "Unknown", "does not answer", Nature.INFRASTRUCTURE),
+        (False, "True", "was deleted", Nature.PREEMPTION),
+    ],
+)
+def test_the_node_tells_a_drain_from_a_loss(
+    unschedulable: bool, ready: str, what: str, nature: Nature
+) -> None:
+    node = NODE | {"spec": {"unschedulable": unschedulable}}
+    node |= {"status": {"conditions": [condition("Ready", status=ready)]}}
+    reason = pod_reasons.explain(pod("Running", deleted=True), [], node)
+    assert reason is not None
+    assert what in reason.what
+    assert reason.nature is nature
+
+
+@pytest.mark.parametrize(
+    ("message", "what", "nature"),
+    [
+        (
+            "exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4",
+            "is used up",
+            Nature.WAITING,
+        ),
+        (
+            "exceeded quota: q, requested: limits.memory=8Gi, used: limits.memory=0, limited:"
+            " limits.memory=4Gi",
+            "is used up",
+            Nature.PERMANENT,
+        ),
+        ("failed quota: q: must specify limits.cpu", "demands", Nature.PERMANENT),
+        ("maximum memory usage per Container is 1Gi, but limit is 2Gi", "LimitRange",
+         Nature.PERMANENT),
+        ('violates PodSecurity "restricted:latest": x', "security rules", Nature.PERMANENT),
+        ('failed calling webhook "w": connect: connection refused', "webhook", Nature.WAITING),
+        ('admission webhook "w" denied the request: no', "a rule of", Nature.PERMANENT),
+        ("no PriorityClass with name high was found", "priority class", Nature.PERMANENT),
+        ("something new", "refuses the pod", Nature.PERMANENT),
+    ],
+)  # fmt: skip
+def test_each_refusal_of_a_pod_has_its_words_and_class(
+    message: str, what: str, nature: Nature
+) -> None:
+    reason = pod_reasons.refused(f'pods "p" is forbidden: {message}')
+    assert what in reason.what
+    assert reason.nature is nature
+    assert message in reason.event
