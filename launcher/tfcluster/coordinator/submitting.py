@@ -59,7 +59,7 @@ def submit(launch: Launch) -> RunPaths:
             writer.record(Warned(message=warning))
         if launch.resume is not None:
             writer.record(launch.resume.event())
-        cluster = its.cluster(patience_s=job_watch.PATIENCE_S)
+        cluster = its.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)
         past_runs.note(paths.run_id, backend, cluster)
         writer.save()  # the job may start at once: what is written after that is `_record_job`
         job = its.submit(submission)
@@ -97,7 +97,7 @@ def take_over(paths: RunPaths) -> RunSnapshot:
         elif (state := registry.load_recorded(paths)).job is None:
             own = jobs.own(registry.load_plan(paths).nodes[0].backend)
             assert own is not None
-            cluster = own.its.cluster(patience_s=job_watch.PATIENCE_S)
+            cluster = own.its.cluster("", patience_s=job_watch.PATIENCE_S)
             submitted = JobSubmitted(backend=own.backend, id=own.id, cluster=cluster)
             _record_job(RunWriter(state, paths), submitted)
     return state
