@@ -97,6 +97,11 @@ class Kind:
         """
         return host, host
 
+    def image(self, runtime: Any) -> str | None:
+        """Return the image of containers that the spec's `spec.sections.Runtime` names, if any."""
+        named: str | None = runtime.image
+        return named
+
     def adopt(self, runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
         """Return `runtime` with what `tasks` tasks and `environ` leave no choice about."""
         return runtime

@@ -43,8 +43,9 @@ class Agent:
 
         `config`: run_id, node, token, socket, ports_dir (null: no other run can take a port),
         lease_s (null: the agent ends with its connection), cache (where a remote node keeps
-        received files), warm (whether and how the agent stays), is_tied (its end is decided by a
-        scheduler: signals only announce it). `previous` is the last run's agent.
+        received files), warm (whether and how the agent stays), is_tied (it ends
+        with its connection), announces (a scheduler decides about its end: signals only announce
+        it; so it is if is_tied), echo (a file that the tasks' output is also written to). `previous` is the last run's agent.
         """
         self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
@@ -149,7 +150,7 @@ class Agent:
         if signal.SIGCHLD in numbers:
             self._runner.reap()
         for number in numbers:
-            if number != signal.SIGCHLD and self._config.get("is_tied"):
+            if number != signal.SIGCHLD and _announces(self._config):
                 self._link.send(msg.EndAnnounced(signal=number))
             elif number != signal.SIGCHLD and not self._is_over:
                 # Sent before the exits of the tasks that end with the agent: nobody ordered those.
@@ -213,9 +214,14 @@ def _cache_use(cache: str, run_id: str) -> CacheUse:
     return CacheUse(bundle, os.path.join(cache, "nodes", run_id))
 
 
+def _announces(config: dict[str, Any]) -> bool:
+    """Return whether signals only announce that a scheduler will end the agent."""
+    return bool(config.get("is_tied") or config.get("announces"))
+
+
 def _signals_as_bytes(config: dict[str, Any]) -> int:
     """Return a descriptor that yields the number of every signal the agent acts on."""
-    announcing = (signal.SIGUSR1, signal.SIGUSR2) if config.get("is_tied") else ()
+    announcing = (signal.SIGUSR1, signal.SIGUSR2) if _announces(config) else ()
     wake_read, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_read, False)

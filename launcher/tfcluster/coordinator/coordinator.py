@@ -67,7 +67,13 @@ class Coordinator:
         self._curves = RunCurves(plan, self.paths, self._warn)
         self._report_filter = ReportFilter(run_writer.state, launch.faults, self._warn)
         self._hub = Hub(
-            self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
+            self.paths,
+            plan.supervision.lease_s,
+            self._warn,
+            self._note_queued,
+            open_nodes,
+            plan=plan,
+            runtime=launch.node_settings,
         )
         self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)

@@ -88,11 +88,14 @@ def find_task_gpus(tasks: Collection[PlacedTask], *, is_search: bool) -> dict[Ta
 
 
 def container(spec: ClusterSpec, context: PlanContext, task: PlacedTask, share: Share) -> Container:
-    """Return the container of `task`, which may use `share` of the machine."""
+    """Return the container of `task`, which may use `share` of the machine if it is this one."""
+    image = task.kind.image(spec.runtime) or DEFAULT_IMAGE
+    if not task.kind.capabilities.on_one_machine:  # it sees no cores and folders that are known
+        return Container(image=image, user=spec.runtime.user)
     resources, data = spec.resources, find_data_dir(spec, task.host)
     takes_all = share.gpus is None and "all" in (resources.gpus, task.gpus)
     return Container(
-        image=spec.runtime.image or DEFAULT_IMAGE,
+        image=image,
         cpus=resources.cpus,
         cores=share.cores,
         memory=resources.memory,

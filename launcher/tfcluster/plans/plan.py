@@ -104,7 +104,8 @@ class Resources:
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """The docker container of a task. Paths are those of the daemon's machine."""
+    """The container of a task; in a pod it has an image and a user only. Paths are those of the
+    docker daemon's machine."""
 
     image: str
     cpus: int | None = None
@@ -146,7 +147,7 @@ class NodePlan:
     destination: str | None = None
     """The destination for ssh, if it is not the node's name."""
     container: Container | None = field(default=None, metadata=ONLY_IF_SET)
-    """The container of a docker node."""
+    """The container of a docker node or of a pod."""
     warm: Warm | None = field(default=None, metadata=ONLY_IF_SET)
     wrap: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)
     """The words before the Python that starts its agent, inside which everything else runs."""

@@ -77,8 +77,13 @@ def _check_own_key(value: str) -> str:
     return value
 
 
+def is_label_value(value: str) -> bool:
+    """Return whether a label can have this value."""
+    return not value or _WORD.fullmatch(value) is not None
+
+
 def _check_label_value(value: str) -> str:
-    if value and not _WORD.fullmatch(value):
+    if not is_label_value(value):
         fix = "use at most 63 letters, digits, '-', '_' or '.', a letter or digit at either end"
         raise field_error(f"{shorten(value)} is not the value of a label", fix)
     return value

@@ -20,6 +20,7 @@ from tfcluster.spec.cluster import (
 )
 from tfcluster.spec.fields import Mistake, RulesBroken, Section, documented, field_error, required
 from tfcluster.spec.job import Job
+from tfcluster.spec.pod_rules import find_pod_mistakes
 from tfcluster.spec.sections import (
     Checkpoints,
     Keras,
@@ -99,6 +100,7 @@ class ClusterSpec(Section):
                 *self._check_counts(),
                 *self._check_task_steps(),
                 *_check_search(self),
+                *find_pod_mistakes(self.runtime, self.resources, self.checkpoints),
             )
         )
         return self

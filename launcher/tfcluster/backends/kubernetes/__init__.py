@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tfcluster.kinds import Capabilities, Kind
+
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Runtime
 
 
 class KubernetesKind(Kind):
@@ -24,6 +29,9 @@ class KubernetesKind(Kind):
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return task, ""
+
+    def image(self, runtime: Runtime) -> str | None:
+        return runtime.kubernetes.image or runtime.image
 
 
 KIND = KubernetesKind()

@@ -1,0 +1,259 @@
+"""The objects of a run at the API server, besides its pods: names, labels, Secrets, Service, Job.
+
+All are plain dicts, so that `export` prints exactly what `up` creates. Functions here read no
+clock, no environment and no API server. kubernetes.io/docs/reference/kubernetes-api has the fields.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tfcluster.agent import pod_seat
+from tfcluster.plans.plan import Plan
+from tfcluster.spec.kubernetes import Kubernetes, is_label_value
+from tfcluster.spec.sections import Runtime
+
+Object = dict[str, Any]
+
+RUN: Final = "tfcluster.dev/run"
+ROLE: Final = "tfcluster.dev/role"
+TASK: Final = "tfcluster.dev/task"
+GENERATION: Final = "tfcluster.dev/generation"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+"""Labels. A run's value is its id, or the name of its objects where the id is no label's value."""
+RUN_ID: Final = "tfcluster.dev/run-id"
+STOP: Final = "tfcluster.dev/stop"
+CLAIMED: Final = "tfcluster.dev/claimed"
+HOME: Final = "tfcluster.dev/home"
+"""Annotations: the full id of a run, why its Job is stopped, who uses a pod, where it came from."""
+
+ACCOUNT: Final = "tfcluster"
+"""The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
+TOKEN, SEAT = "token", "seat.py"
+ENV_KEY: Final = "env."
+"""The keys of a run's Secret; that of the secret variable X is ``env.X``."""
+_KEPT_S: Final = 7 * 86400
+_MOST_FAILURES: Final = 1000
+_LONGEST_NAME: Final = 40
+_POD_GROUPS: Final = {
+    "volcano": "scheduling.volcano.sh/v1beta1",
+    "coscheduling": "scheduling.x-k8s.io/v1alpha1",
+}
+"""The gang schedulers with an object for the group → its API (volcano.sh/en/docs/podgroup,
+scheduler-plugins: KEP 42, coscheduling)."""
+
+
+def object_name(run_id: str) -> str:
+    """Return the name of a run's objects: a DNS label of at most 40 characters.
+
+    Names of pods and Secrets are longer; a host name has 63 at most.
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", run_id.lower()).strip("-")
+    if not name[:1].isalpha():  # a Service's name begins with a letter (RFC 1035)
+        name = f"r-{name}"
+    if name == run_id and len(name) <= _LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(run_id.encode()).hexdigest()[:8]
+    return f"{name[: _LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class PodRun:
+    """A run with pods: all that its objects are made from."""
+
+    run_id: str
+    plan: Plan
+    runtime: Runtime
+
+    @property
+    def name(self) -> str:
+        return object_name(self.run_id)
+
+    @property
+    def settings(self) -> Kubernetes:
+        return self.runtime.kubernetes
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels of all its objects."""
+        return {**self.settings.labels, **run_labels(self.run_id)}
+
+    def metadata(self, name: str, **labels: str) -> Object:
+        """Return the metadata of the object `name` with more labels."""
+        annotations = {RUN_ID: self.run_id}
+        return {"name": name, "labels": {**self.labels, **labels}, "annotations": annotations}
+
+    def host(self, task: str) -> str:
+        """Return the host name of a task (``worker-0``) in TF_CONFIG."""
+        return f"{task}.{self.name}"
+
+
+def run_labels(run_id: str) -> dict[str, str]:
+    """Return the labels by which the objects of a run are found."""
+    label = run_id if is_label_value(run_id) else object_name(run_id)
+    return {MANAGED_BY: "tfcluster", RUN: label}
+
+
+def owned_by(owner: Object) -> Object:
+    """Return the reference that makes an object end with `owner`, as the API server returned it."""
+    return {
+        "apiVersion": owner["apiVersion"],
+        "kind": owner["kind"],
+        "name": owner["metadata"]["name"],
+        "uid": owner["metadata"]["uid"],
+    }
+
+
+def with_owner(made: Object, owner: Object) -> Object:
+    """Return `made` as an object that ends with `owner`."""
+    return {**made, "metadata": {**made["metadata"], "ownerReferences": [owned_by(owner)]}}
+
+
+def secret(run: PodRun, token: str, env: Mapping[str, str]) -> Object:
+    """Return the Secret of a run: the token of its seats, their program, the values of `env`."""
+    seat = Path(pod_seat.__file__).read_text(encoding="utf-8")
+    data = {TOKEN: token, SEAT: seat, **{f"{ENV_KEY}{name}": env[name] for name in sorted(env)}}
+    return _opaque(run, run.name, {key: value.encode() for key, value in data.items()})
+
+
+def package_name(run: PodRun, number: int) -> str:
+    """Return the name of the Secret with a piece of the run's package."""
+    return f"{run.name}-package-{number}"
+
+
+def package_secrets(run: PodRun, key: str, pieces: Sequence[bytes]) -> list[Object]:
+    """Return a Secret for each piece of the run's package, with the key ``KEY-000`` and so on."""
+    return [
+        _opaque(run, package_name(run, number), {f"{key}-{number:03}": piece})
+        for number, piece in enumerate(pieces)
+    ]
+
+
+def service(run: PodRun) -> Object:
+    """Return the headless Service, which gives each task's pod its name."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": run.metadata(run.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {RUN: run.labels[RUN], ROLE: "task"},
+            "ports": [{"name": "seat", "port": pod_seat.PORT, "protocol": "TCP"}],
+        },
+    }
+
+
+def network_policy(run: PodRun) -> Object:
+    """Return the NetworkPolicy that lets only pods of the run reach its pods."""
+    selector = {"matchLabels": {RUN: run.labels[RUN]}}
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": run.metadata(run.name),
+        "spec": {
+            "podSelector": selector,
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": selector}]}],
+        },
+    }
+
+
+def pod_group(run: PodRun) -> Object | None:
+    """Return the object by which the gang scheduler knows the run's pods; None without one."""
+    settings = run.settings
+    if (version := _POD_GROUPS.get(settings.gang)) is None:
+        return None
+    spec: Object = {"minMember": len(run.plan.nodes)}
+    if settings.queue is not None:
+        spec["queue"] = settings.queue
+    if settings.priority_class is not None and settings.gang == "volcano":
+        spec["priorityClassName"] = settings.priority_class
+    return {
+        "apiVersion": version,
+        "kind": "PodGroup",
+        "metadata": run.metadata(run.name),
+        "spec": spec,
+    }
+
+
+def coordinator_job(run: PodRun, template: Object, *, server: tuple[int, int]) -> Object:
+    """Return the Job of the coordinator, whose pods are made from `template`.
+
+    `server`: the version of the API server; from 1.29 on it can wait for the end of a pod before
+    it makes another (KEP 3939).
+    """
+    waits = {"podReplacementPolicy": "Failed"} if server >= (1, 29) else {}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": run.metadata(run.name, **{ROLE: "coordinator"}),
+        "spec": {
+            "backoffLimit": _MOST_FAILURES,
+            "completions": 1,
+            "parallelism": 1,
+            **waits,
+            "ttlSecondsAfterFinished": _KEPT_S,
+            "template": template,
+        },
+    }
+
+
+def account_objects() -> list[Object]:
+    """Return the ServiceAccount of coordinators, its Role and its RoleBinding.
+
+    All runs of a namespace share them, so they belong to no run.
+    """
+    subject = {"kind": "ServiceAccount", "name": ACCOUNT}
+    group = "rbac.authorization.k8s.io"
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": _shared()},
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "Role",
+            "metadata": _shared(),
+            "rules": _rules(),
+        },
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": _shared(),
+            "roleRef": {"apiGroup": group, "kind": "Role", "name": ACCOUNT},
+            "subjects": [subject],
+        },
+    ]
+
+
+def _rules() -> list[Object]:
+    """Return what a coordinator may do in its namespace."""
+
+    def rule(group: str, resource: str, *verbs: str) -> Object:
+        return {"apiGroups": [group], "resources": [resource], "verbs": [*verbs]}
+
+    return [
+        rule("", "pods", "get", "list", "watch", "create", "delete", "patch"),
+        rule("", "pods/log", "get"),
+        rule("", "services", "get", "list"),
+        rule("", "events", "list"),
+        rule("batch", "jobs", "get", "patch"),
+    ]
+
+
+def _shared() -> Object:
+    return {"name": ACCOUNT, "labels": {MANAGED_BY: "tfcluster"}}
+
+
+def _opaque(run: PodRun, name: str, data: Mapping[str, bytes]) -> Object:
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": run.metadata(name),
+        "type": "Opaque",
+        "data": {key: base64.b64encode(value).decode() for key, value in data.items()},
+    }

@@ -1,0 +1,332 @@
+"""The pods of a run as plain dicts: that of each task, and the template of the coordinator's.
+
+They pass the Pod Security Standard "restricted" unless `runtime.user` or `pod_template` say
+otherwise (kubernetes.io/docs/concepts/security/pod-security-standards), and write nowhere but to
+their own volumes, so that a read-only root file system works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from tfcluster.agent import pod_seat
+from tfcluster.backends.kubernetes.run_objects import (
+    ACCOUNT,
+    ENV_KEY,
+    GENERATION,
+    ROLE,
+    SEAT,
+    TASK,
+    TOKEN,
+    Object,
+    PodRun,
+    package_name,
+)
+from tfcluster.spec.kubernetes import Kubernetes, PodResources, Volume
+
+RUN_FOLDER: Final = "/tfcluster/run"
+PACKAGE_FOLDER: Final = "/tfcluster/package"
+HOME_FOLDER: Final = "/tfcluster/home"
+STATE_FOLDER: Final = "/tfcluster/runs"
+"""The folder of the coordinator's runs: `runtime.kubernetes.run_volume`, or the pod's own."""
+SHM: Final = "/dev/shm"
+TASK_CONTAINER, COORDINATOR_CONTAINER = "task", "coordinator"
+_MORE_GRACE_S: Final = 30
+"""The time after `grace_s` in which the agent ends its tasks and reports it."""
+_USER: Final = "1000:1000"
+_SCHEDULERS: Final = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
+_MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}
+"""Lists of a pod whose items are not known by their name (as for `kubectl patch`)."""
+
+
+def pod_name(run: PodRun, task: str, generation: int) -> str:
+    """Return the name of a task's pod; a pod that replaces another has the next generation."""
+    return f"{run.name}-{task}-g{generation}"
+
+
+def task_pod(run: PodRun, task: str, generation: int) -> Object:
+    """Return the pod of a task (``worker-0``); its command is the seat that waits for us."""
+    settings, node = run.settings, run.plan.node(task)
+    assert node.container is not None
+    shm = SHM if any("/" in name for name in settings.resources.limits) else None
+    volumes = [_secret_volume(run), *_own_folders(shm, settings.volumes)]
+    spec = {
+        "restartPolicy": "Never",
+        "hostname": task,
+        "subdomain": run.name,
+        "automountServiceAccountToken": False,
+        **_common_spec(run, settings.tolerations, settings.node_selector),
+        **_scheduling(settings),
+        "containers": [
+            {
+                "name": TASK_CONTAINER,
+                "image": node.container.image,
+                **_pull_policy(node.container.image),
+                "command": [node.python, *_seat()],
+                "env": _environment(),
+                "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
+                "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
+                "resources": _resources(settings.resources),
+                "securityContext": _container_security(),
+                "volumeMounts": [*_mounts(volumes), *map(_user_mount, settings.volumes)],
+            }
+        ],
+        "volumes": [*map(_source, volumes), *map(_user_volume, settings.volumes)],
+    }
+    labels = {ROLE: "task", TASK: task, GENERATION: str(generation)}
+    metadata = run.metadata(pod_name(run, task, generation), **labels)
+    metadata["labels"] |= _gang_labels(run)
+    metadata["annotations"] = {**settings.annotations, **metadata["annotations"], **_gang(run)}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _without_empty(spec)}
+    return merge(pod, _template_for(TASK_CONTAINER, settings.pod_template))
+
+
+def coordinator_template(
+    run: PodRun, argv: Sequence[str], *, env: Mapping[str, str], secrets: Sequence[str], pieces: int
+) -> Object:
+    """Return the template of the coordinator's pod.
+
+    `argv`: its command, "python" first for the seat's own; `env`: its variables; `secrets`: the
+    names of the variables whose values the run's Secret has; `pieces`: the Secrets of its package.
+    """
+    settings, own = run.settings, run.settings.coordinator
+    image = own.image or run.plan.images[0]
+    volumes = [_secret_volume(run), _package_volume(run, pieces), _state_volume(settings)]
+    volumes += _own_folders(None, ())
+    waits = 0.0 if settings.run_volume else settings.collect_s
+    spec = {
+        "restartPolicy": "OnFailure",
+        "serviceAccountName": own.service_account or ACCOUNT,
+        "automountServiceAccountToken": True,
+        **_common_spec(run, own.tolerations, own.node_selector),
+        "containers": [
+            {
+                "name": COORDINATOR_CONTAINER,
+                "image": image,
+                **_pull_policy(image),
+                "command": ["python3", *_seat(), f"--collect-s={waits:g}", "--then", *argv],
+                "env": [
+                    *_environment(),
+                    *({"name": name, "value": value} for name, value in sorted(env.items())),
+                    *(_secret_variable(run, name) for name in sorted(secrets)),
+                ],
+                "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
+                "resources": _resources(own.resources),
+                "securityContext": _container_security(),
+                "volumeMounts": _mounts(volumes),
+            }
+        ],
+        "volumes": [*map(_source, volumes)],
+    }
+    metadata = run.metadata(run.name, **{ROLE: "coordinator"})
+    del metadata["name"]
+    metadata["annotations"] = {**settings.annotations, **metadata["annotations"]}
+    template = {"metadata": metadata, "spec": _without_empty(spec)}
+    return merge(template, _template_for(COORDINATOR_CONTAINER, settings.pod_template))
+
+
+def merge(base: Any, over: Any, key: str = "") -> Any:
+    """Return `base` with `over` merged into it, as `kubectl patch` does for the most part.
+
+    Objects are merged key by key, and null removes a key. Lists of objects are merged by the name
+    of their items, those of `_MERGED_BY` by another field; all other lists are replaced.
+    """
+    if isinstance(base, dict) and isinstance(over, dict):
+        merged = {**base, **{k: merge(base.get(k), value, k) for k, value in over.items()}}
+        return {k: value for k, value in merged.items() if k not in over or over[k] is not None}
+    by = _MERGED_BY.get(key, "name")
+    if not (isinstance(base, list) and isinstance(over, list) and _are_named([*base, *over], by)):
+        return over
+    changes = {item[by]: item for item in over}
+    known = {item[by] for item in base}
+    return [
+        *(merge(item, changes.get(item[by], {})) for item in base),
+        *(item for item in over if item[by] not in known),
+    ]
+
+
+def _are_named(items: Sequence[Any], by: str) -> bool:
+    return all(isinstance(item, dict) and by in item for item in items)
+
+
+def _template_for(container: str, template: Mapping[str, Any]) -> Object:
+    """Return the user's template without what is for the other pod's container."""
+    other = {TASK_CONTAINER, COORDINATOR_CONTAINER} - {container}
+    spec = dict(template.get("spec", {}))
+    if isinstance(listed := spec.get("containers"), list):
+        spec["containers"] = [
+            item for item in listed if not (isinstance(item, dict) and item.get("name") in other)
+        ]
+    return {**template, "spec": spec}
+
+
+def _common_spec(
+    run: PodRun, tolerations: Sequence[Object], node_selector: Mapping[str, str]
+) -> Object:
+    """Return the fields that pods of tasks and of the coordinator have alike."""
+    settings = run.settings
+    grace_s = math.ceil(run.plan.supervision.grace_s) + _MORE_GRACE_S
+    return {
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": grace_s,
+        "securityContext": _pod_security(run.runtime.user or _USER),
+        "priorityClassName": settings.priority_class,
+        "imagePullSecrets": [{"name": name} for name in settings.image_pull_secrets],
+        "nodeSelector": dict(node_selector),
+        "tolerations": [*tolerations],
+    }
+
+
+def _scheduling(settings: Kubernetes) -> Object:
+    return {
+        "serviceAccountName": settings.service_account,
+        "schedulerName": settings.scheduler_name or _SCHEDULERS.get(settings.gang),
+        "affinity": settings.affinity,
+    }
+
+
+def _pod_security(user: str) -> Object:
+    uid, _, gid = user.partition(":")
+    group = int(gid or uid)
+    return {
+        "runAsNonRoot": int(uid) != 0,
+        "runAsUser": int(uid),
+        "runAsGroup": group,
+        "fsGroup": group,
+        "fsGroupChangePolicy": "OnRootMismatch",
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def _container_security() -> Object:
+    return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def _pull_policy(image: str) -> Object:
+    """Return the policy for images of `tfcluster build`, which no registry has."""
+    if image.startswith(("tfcluster-worker:", "tfcluster-join:")):
+        return {"imagePullPolicy": "IfNotPresent"}
+    return {}
+
+
+def _seat() -> tuple[str, ...]:
+    return ("-I", "-S", f"{RUN_FOLDER}/{SEAT}")
+
+
+def _environment() -> list[Object]:
+    """Return variables for a user that the image's /etc/passwd may not have."""
+    values = {"HOME": HOME_FOLDER, "USER": "tfcluster", "LOGNAME": "tfcluster"}
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _secret_variable(run: PodRun, name: str) -> Object:
+    source = {"secretKeyRef": {"name": run.name, "key": f"{ENV_KEY}{name}"}}
+    return {"name": name, "valueFrom": source}
+
+
+def _env_source(entry: Any) -> Iterator[tuple[str, Any]]:
+    if entry.prefix is not None:
+        yield "prefix", entry.prefix
+    if entry.secret is not None:
+        yield "secretRef", {"name": entry.secret}
+    else:
+        yield "configMapRef", {"name": entry.config_map}
+
+
+def _resources(resources: PodResources) -> Object:
+    found = {"requests": dict(resources.requests), "limits": dict(resources.limits)}
+    return {name: amounts for name, amounts in found.items() if amounts}
+
+
+def _secret_volume(run: PodRun) -> Object:
+    items = [{"key": key, "path": key} for key in (TOKEN, SEAT)]
+    source = {"secret": {"secretName": run.name, "items": items, "defaultMode": 0o440}}
+    return {"name": "tfcluster-run", "mountPath": RUN_FOLDER, "readOnly": True, **source}
+
+
+def _package_volume(run: PodRun, pieces: int) -> Object:
+    sources = [{"secret": {"name": package_name(run, number)}} for number in range(pieces)]
+    source = {"projected": {"sources": sources, "defaultMode": 0o440}}
+    return {"name": "tfcluster-package", "mountPath": PACKAGE_FOLDER, "readOnly": True, **source}
+
+
+def _state_volume(settings: Kubernetes) -> Object:
+    claim = settings.run_volume
+    source: Object = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    return {"name": "tfcluster-runs", "mountPath": STATE_FOLDER, **source}
+
+
+def _own_folders(shm: str | None, users: Sequence[Volume]) -> list[Object]:
+    """Return the folders that tasks write to, but those where the user mounts a volume."""
+    taken = {volume.mount for volume in users}
+    folders: list[Object] = [
+        {"name": "tfcluster-home", "mountPath": HOME_FOLDER, "emptyDir": {}},
+        {"name": "tfcluster-tmp", "mountPath": "/tmp", "emptyDir": {}},
+    ]
+    if shm is not None:  # Kubernetes' default of 64 MB is too small for NCCL
+        folders.append(
+            {"name": "tfcluster-shm", "mountPath": shm, "emptyDir": {"medium": "Memory"}}
+        )
+    return [folder for folder in folders if folder["mountPath"] not in taken]
+
+
+def _mounts(volumes: Sequence[Object]) -> list[Object]:
+    fields = ("name", "mountPath", "readOnly")
+    return [{key: volume[key] for key in fields if key in volume} for volume in volumes]
+
+
+def _source(volume: Object) -> Object:
+    return {key: value for key, value in volume.items() if key not in ("mountPath", "readOnly")}
+
+
+def _user_mount(volume: Volume) -> Object:
+    mount: Object = {"name": volume.name, "mountPath": volume.mount}
+    if volume.read_only:
+        mount["readOnly"] = True
+    if volume.sub_path is not None:
+        mount["subPath"] = volume.sub_path
+    return mount
+
+
+def _user_volume(volume: Volume) -> Object:
+    if volume.claim is not None:
+        return {"name": volume.name, "persistentVolumeClaim": {"claimName": volume.claim}}
+    if volume.config_map is not None:
+        return {"name": volume.name, "configMap": {"name": volume.config_map}}
+    if volume.secret is not None:
+        return {"name": volume.name, "secret": {"secretName": volume.secret}}
+    assert volume.empty_dir is not None
+    found = {"medium": volume.empty_dir.medium, "sizeLimit": volume.empty_dir.size}
+    return {"name": volume.name, "emptyDir": {k: value for k, value in found.items() if value}}
+
+
+def _gang_labels(run: PodRun) -> dict[str, str]:
+    """Return the labels by which a gang scheduler knows the pods of one gang.
+
+    kueue.sigs.k8s.io/docs/tasks/run/plain_pods describes groups of plain pods.
+    """
+    if run.settings.gang == "kueue":
+        queue = {"kueue.x-k8s.io/queue-name": run.settings.queue or ""}
+        return {**queue, "kueue.x-k8s.io/pod-group-name": run.name}
+    return (
+        {"scheduling.x-k8s.io/pod-group": run.name} if run.settings.gang == "coscheduling" else {}
+    )
+
+
+def _gang(run: PodRun) -> dict[str, str]:
+    """Return the annotations that go with `_gang_labels`."""
+    if run.settings.gang == "kueue":
+        return {"kueue.x-k8s.io/pod-group-total-count": str(len(run.plan.nodes))}
+    return {"scheduling.k8s.io/group-name": run.name} if run.settings.gang == "volcano" else {}
+
+
+def _without_empty(spec: Object) -> Object:
+    """Return a pod's spec without the fields that the user left to the cluster."""
+    containers = [
+        {key: value for key, value in container.items() if value not in ([], {}, None)}
+        for container in spec["containers"]
+    ]
+    kept = {key: value for key, value in spec.items() if value not in ([], {}, None)}
+    return {**kept, "containers": containers}
