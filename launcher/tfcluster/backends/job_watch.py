@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tfcluster.backends import jobs, past_runs
+from tfcluster.backends import jobs
 from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
@@ -238,7 +238,7 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
     except (SilentError, SetupError):
         return found
     try:
-        with _alone(paths):
+        with recording_alone(paths):
             found = registry.load(paths)
             if found.status.is_final:
                 return found
@@ -258,12 +258,11 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
-    past_runs.forget(paths.run_id)
     return found
 
 
 @contextlib.contextmanager
-def _alone(paths: RunPaths) -> Iterator[None]:
+def recording_alone(paths: RunPaths) -> Iterator[None]:
     """Keep other processes from recording the run's end; see its newest state."""
     with paths.events.open("rb+") as file:
         with contextlib.suppress(OSError):  # a file system without locks

@@ -35,7 +35,7 @@ from tfcluster.backends.kubernetes.kube_own_job import can_come_back as can_come
 from tfcluster.backends.kubernetes.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.kube_own_job import own as own
 from tfcluster.backends.kubernetes.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN_ID, STOP, PodRun
+from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, RUN_ID, STOP, PodRun
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
@@ -249,20 +249,23 @@ class PodFolder:
             token = self.paths.root / _TOKEN
             argv = pod_dial.forward_argv(pod, token, [], namespace=place.namespace, context=context)
             subprocess.run([*argv, "--done"], capture_output=True, check=False, timeout=60)
+        if not _kept_pods(place, self.job):
+            _delete_all(place, self.job)
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
-    """Return run → its Job that is not over (`backends.past_runs.Finder`)."""
+    """Return run → its Job, with its pods that were kept (`backends.past_runs.Finder`)."""
     place, _ = _reach(endpoint, patience_s)
     with _silence():
         jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
     found: dict[str, list[str]] = {}
     for job in jobs:
         run = _run_of(job)
-        is_over = describe(job, None).phase is Phase.OVER
-        is_meant = run == run_id if run_id else not is_live_job(RunPaths.of(run).root)
-        if is_meant and not is_over and (run_id or RunPaths.of(run).root.exists()):
-            found.setdefault(run, []).append(f"Job {job['metadata']['name']}")
+        folder = RunPaths.of(run).root
+        is_left = folder.exists() and not is_live_job(folder)
+        if run == run_id or (run_id is None and is_left):
+            name = job["metadata"]["name"]
+            found[run] = [f"Job {name}", *_kept_pods(place, name)]
     return found
 
 
@@ -317,6 +320,14 @@ def _coordinator_pod(place: Cluster, job: str) -> str | None:
         if is_running and "deletionTimestamp" not in pod["metadata"]:
             return str(pod["metadata"]["name"])
     return None
+
+
+def _kept_pods(place: Cluster, job: str) -> list[str]:
+    """Return the tasks' pods of a run that nobody deletes, because they hold files."""
+    labels = place.get(f"batch/jobs/{job}")["metadata"]["labels"]
+    pods = place.list("pods", labels={RUN: labels[RUN], ROLE: "task"})
+    names = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return [f"pod {each['name']}" for each in names]
 
 
 def _run_of(made: Object) -> str:

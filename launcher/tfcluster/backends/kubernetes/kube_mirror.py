@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import IO, Final, Protocol
 
 from tfcluster.agent.error_text import describe_error
+from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.kubernetes.folder_stream import Applier, frames
+from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.store import deliver, open_for_reading
 from tfcluster.errors import TfclusterError
@@ -39,7 +41,7 @@ class Source(Protocol):
         """Return the command that sends the folder; None while no pod runs."""
 
     def release(self) -> None:
-        """Let the coordinator's pod end."""
+        """Remove all that the cluster has of the run."""
 
 
 @dataclass(slots=True)
@@ -82,7 +84,7 @@ class Mirror:
             return True
         try:
             argv = self.source.command()
-        except TfclusterError:
+        except (TfclusterError, SilentError):
             return False
         if argv is None:
             return False
@@ -116,9 +118,11 @@ class Mirror:
             return False
         applier.place_checkpoints()
         deliver_results(self.paths)
-        with contextlib.suppress(TfclusterError, OSError):  # it ends by itself after a while
-            self.source.release()
-        applier.finish()
+        with job_watch.recording_alone(self.paths):  # a view may notice that the Job is gone
+            with contextlib.suppress(TfclusterError, SilentError, OSError):
+                self.source.release()
+            applier.finish()
+        past_runs.find_leftovers_of(self.paths.run_id)  # forgets a run that left nothing
         return True
 
 
