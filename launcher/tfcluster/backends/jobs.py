@@ -57,6 +57,8 @@ class JobState:
     """The scheduler's estimate, seconds since 1970; None without one."""
     ended_at: float | None = None
     """Seconds since 1970; None where it is not known."""
+    job: str = ""
+    """The scheduler's id of the job."""
 
 
 @dataclass(frozen=True, slots=True)
