@@ -109,7 +109,10 @@ def test_the_end_of_a_job_without_its_coordinator_s_last_word(
 
 def test_a_job_that_slurm_has_forgotten(answering: Answering) -> None:
     answering("scontrol", "slurm_load_jobs error: Invalid job id specified", code=1)
-    assert slurm_jobs.explain_end("7", cluster="lab", patience_s=9).reason == "Slurm has no job 7 any more"
+    assert (
+        slurm_jobs.explain_end("7", cluster="lab", patience_s=9).reason
+        == "Slurm has no job 7 any more"
+    )
 
 
 def test_an_element_of_an_array_does_not_answer_for_the_others(
