@@ -270,7 +270,8 @@ def make_launch(
 
     plan = planned.require()
     its = kinds.get(plan.nodes[0].backend)
-    is_submitted = its.jobs is not None and not its.is_allocated(os.environ)
+    stays = options.coordinator == "here" or its.is_allocated(os.environ)
+    is_submitted = its.jobs is not None and not stays
     faults = parse(options.chaos, plan)
     if options.warm:
         from tfcluster.backends.local.warm_start import keep_warm
@@ -287,6 +288,7 @@ def make_launch(
         tensorboard_python=choose_python([plan]) if options.tensorboard else None,
         resume=resume,
         runtime=planned.spec.runtime if is_submitted else None,
+        node_settings=planned.spec.runtime,
     )
 
 

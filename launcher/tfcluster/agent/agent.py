@@ -19,7 +19,7 @@ from tfcluster.agent.net.ports import PortHolder, PortInUse
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
-from tfcluster.agent.tasks.output import Echo
+from tfcluster.agent.tasks.output import echo
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.runner import TaskRunner
 
@@ -44,9 +44,9 @@ class Agent:
 
         `config`: run_id, node, token, socket, ports_dir (null: no other run can take a port),
         lease_s (null: the agent ends with its connection), cache (where a remote node keeps
-        received files), warm (whether and how the agent stays), is_tied (it ends with its
-        connection), announces (its end is decided by a scheduler: signals only announce it),
-        echo (a file that gets the output of all tasks too, without waiting).
+        received files), warm (whether and how the agent stays), is_tied (it ends
+        with its connection), announces (a scheduler decides about its end: signals only announce
+        it; so it is if is_tied), echo (a file that the tasks' output is also written to).
         `previous` is the last run's agent.
         """
         self._is_over = self._is_shut_down = self._stays_warm = False
@@ -56,10 +56,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._preloader: Preloader = previous._preloader if previous else Preloader(recorder)
         self._log_streams = streams = LogStreams(self._selector)
-        echo = Echo(config["echo"]) if config.get("echo") else None
-        self._runner = TaskRunner(
-            recorder, self._selector, host_spawner, self._preloader, streams, echo
-        )
+        self._runner = TaskRunner(recorder, self._selector, host_spawner, self._preloader, streams)
         self._link = self._runner.link = streams.link = CoordinatorLink(
             config,
             recorder,
@@ -70,6 +67,8 @@ class Agent:
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)
+        if config.get("echo"):
+            echo.open(config["echo"])
         self._cache: str = config.get("cache") or ""
         self._cache_use = _cache_use(self._cache, config["run_id"]) if self._cache else None
         self._files: FileClient | None = None
@@ -210,10 +209,6 @@ class Agent:
         self._is_over = self._is_shut_down = True
 
 
-def _announces(config: dict[str, Any]) -> bool:
-    return bool(config.get("is_tied") or config.get("announces"))
-
-
 def _cache_use(cache: str, run_id: str) -> CacheUse:
     """Return what marks this agent's bundle and the run's folder as in use."""
     from tfcluster.agent.files.cache import CacheUse
@@ -221,6 +216,11 @@ def _cache_use(cache: str, run_id: str) -> CacheUse:
     up = [os.pardir] * 4  # from agent/tfcluster/agent/agent.py
     bundle = os.path.abspath(os.path.join(__file__, *up))
     return CacheUse(bundle, os.path.join(cache, "nodes", run_id))
+
+
+def _announces(config: dict[str, Any]) -> bool:
+    """Return whether signals only announce that a scheduler will end the agent."""
+    return bool(config.get("is_tied") or config.get("announces"))
 
 
 def _signals_as_bytes(config: dict[str, Any]) -> int:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import LostRunEnded
-    from tfcluster.plans.plan import NodePlan
+    from tfcluster.plans.plan import NodePlan, Plan
+    from tfcluster.spec.sections import Runtime
     from tfcluster.wire.link import AgentLink
 
 
@@ -44,6 +45,9 @@ class RunContext:
     """Shows why the nodes are not there yet; may be called again when the reason changes."""
     warn_at_end: Tell = ignore_event
     """Shows, after the run, what the user should know: warnings, and what could not be removed."""
+    plan: Plan | None = None
+    runtime: Runtime | None = None
+    """The whole plan, and that section of its spec; a test of other backends needs neither."""
 
 
 class Nodes(ABC):

@@ -286,20 +286,21 @@ async def connect(
     is_fenced: bool = False,
     is_tied: bool = False,
     words: type[Words] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> AgentLink:
     """Connect to the agent of `node`, which is started if it does not run.
 
     `place`: the container made for it. `former`: the identity of the agent before it, which must
     have ended. `is_fenced`: it is certain that no process of that one is alive. `is_tied`: the
-    agent ends with this connection. Raises Unreached with the transport's stderr.
+    agent ends with this connection. `settings`: further ones of the agent. Raises Unreached with
+    the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
     identity = {"run_id": run.run_id, "node": node, "token": token}
     config: dict[str, Any] = {**identity, "socket": agent_socket_name(run.run_id, node)}
     config |= {"ports_dir": "ports", "lease_s": run.lease_s}
     config |= {"former": former, "is_fenced": is_fenced, "is_tied": is_tied}
-    if place is not None:
-        config["seat"] = container_socket_name(run.run_id, node)
+    config |= settings or {}
     logs_in = place is None and not is_tied
     transport = Transport(argv, config, built, logs_in=logs_in, words=words)
     hello = Hello(run_id=run.run_id, node=node, token=token, stream_logs=True)

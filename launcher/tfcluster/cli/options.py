@@ -6,7 +6,7 @@ import functools
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -35,6 +35,8 @@ _WATCH_OPTIONS = (
     click.option("--tensorboard", is_flag=True,
                  help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
+    click.option("--coordinator", type=click.Choice(["cluster", "here"]), default="cluster",
+                 help="Where the coordinator of a run at Kubernetes runs."),
 )  # fmt: skip
 backend_option = click.option(
     "--backend",
@@ -87,10 +89,15 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         warm: bool,
         tensorboard: bool,
         no_gather: bool,
+        coordinator: Literal["cluster", "here"],
         **others: Any,
     ) -> Any:
         options = LaunchOptions(
-            detach=detach, gathers=not no_gather, warm=warm, tensorboard=tensorboard
+            detach=detach,
+            gathers=not no_gather,
+            warm=warm,
+            tensorboard=tensorboard,
+            coordinator=coordinator,
         )
         display = Display(as_json, collapse, native_logs)
         return command(*args, options=options, display=display, **others)

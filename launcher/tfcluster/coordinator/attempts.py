@@ -219,6 +219,7 @@ class Attempts:
         await self.connect(node)
         await self.startup.find_code([node])
         await self.startup.send_code([node], again=True)
+        self._leaving.discard(node.name)
         self._lost.discard(node.name)  # here, before an input can report it lost again
 
     async def _await_lease(self, node: str) -> bool:

@@ -67,7 +67,13 @@ class Coordinator:
         self._curves = RunCurves(plan, self.paths, self._warn)
         self._report_filter = ReportFilter(run_writer.state, launch.faults, self._warn)
         self._hub = Hub(
-            self.paths, plan.supervision.lease_s, self._warn, self._note_queued, open_nodes
+            self.paths,
+            plan.supervision.lease_s,
+            self._warn,
+            self._note_queued,
+            open_nodes,
+            plan=plan,
+            runtime=launch.node_settings,
         )
         self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
@@ -110,13 +116,6 @@ class Coordinator:
         self._ending = self._background.create_task(self.job.ending(signal=number))
         stop = Stop(f"{signal_name(number)} from the scheduler", 143, is_announced=True)
         self._supervisor.stop(stop, self._now())
-
-    def _on_end_announced(self, node: str, number: int) -> None:
-        """Have the gang save: the node is taken away, alone or with the job that it is part of."""
-        if self.plan.node(node).capabilities.in_containers:
-            self._attempts.leave(node, f"{node} got {signal_name(number)}: it is taken away")
-        else:
-            self._end_job(number)
 
     async def run(self) -> Outcome:
         """Run the plan from the first connection to the last event; return the outcome.
@@ -288,6 +287,13 @@ class Coordinator:
             self._attempts.lose(node, why)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
+
+    def _on_end_announced(self, node: str, number: int) -> None:
+        """Act on a scheduler's signal: it ends its whole job with its step, else only a node."""
+        if not self.plan.node(node).capabilities.in_containers:
+            self._end_job(number)
+        elif not self._is_closing:
+            self._attempts.leave(node, f"{node} is taken away ({signal_name(number)})")
 
     def _on_task(self, message: msg.TaskMessage, event: Event | None) -> None:
         task, attempt, now = message.task, message.attempt, self._now()

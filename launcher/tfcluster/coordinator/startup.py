@@ -55,6 +55,8 @@ class Launch:
     """The parent of run folders."""
     runtime: Runtime | None = None
     """That section of the spec, for a run whose coordinator is to run in a job of a scheduler."""
+    node_settings: Runtime | None = None
+    """That section of the spec, from which a backend makes its nodes."""
 
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)

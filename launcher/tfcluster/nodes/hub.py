@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from posixpath import dirname
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.protocol import ProtocolError
@@ -19,12 +19,15 @@ from tfcluster.kinds import Capabilities
 from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import step_of
-from tfcluster.plans.plan import NodePlan
+from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.link import SILENCE_S, AgentLink
 from tfcluster.wire.messages import Log, Unknown
+
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Runtime
 
 OpenNodes = Callable[[Sequence[NodePlan], RunContext], Nodes]
 """`backends.open_nodes`, or another one in tests."""
@@ -45,8 +48,12 @@ class Hub:
         tell: Tell = ignore_event,
         queued: Tell = ignore_event,
         open_nodes: OpenNodes = open_nodes,
+        *,
+        plan: Plan | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
-        """Prepare; `tell` and `queued` are those of `backends.base.RunContext`."""
+        """Prepare; for the arguments see `backends.base.RunContext`."""
+        self._plan, self._runtime = plan, runtime
         self._paths, self._lease_s = paths, lease_s
         self._tell, self._queued, self._open_nodes = tell, queued, open_nodes
         self._open = contextlib.AsyncExitStack()
@@ -97,6 +104,8 @@ class Hub:
             tell=self._tell,
             queued=self._queued,
             warn_at_end=self.leftovers.append,
+            plan=self._plan,
+            runtime=self._runtime,
         )
         for backend in dict.fromkeys(node.backend for node in planned):
             nodes = self._open_nodes([node for node in planned if node.backend == backend], run)

@@ -77,29 +77,11 @@ class TimeIndex:
                 os.close(fd)
 
 
-class Echo:
-    """A second place for the output of all tasks: the log of their container.
-
-    Tasks never wait for it: what does not fit into its pipe is dropped, by whole pieces.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._fd = -1
-        with contextlib.suppress(OSError):
-            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Write `data`, or as much of it as fits."""
-        if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.write(self._fd, data)
-
-
 class Log:
     """The file to which one task's output is appended."""
 
-    def __init__(self, path: str, mask: Mask | None = None, echo: Echo | None = None) -> None:
-        self.path, self.mask, self._echo = path, mask, echo
+    def __init__(self, path: str, mask: Mask | None = None) -> None:
+        self.path, self.mask = path, mask
         self._times = TimeIndex(path)
         self._fd = -1
         self.size = 0
@@ -125,8 +107,6 @@ class Log:
 
     def append(self, data: memoryview) -> int:
         """Write as much as possible and count the rest as lost; return the bytes written."""
-        if self._echo is not None:
-            self._echo.write(data)
         if self._gap and self._open():
             self._mark_gap()
         self._times.note(self.size)
@@ -174,6 +154,30 @@ class Log:
             self._fd = -1
 
 
+class Echo:
+    """A second place for the output of all tasks: where a container's log is collected.
+
+    Nobody waits for it: what it does not take at once is dropped there, and only there.
+    """
+
+    def __init__(self) -> None:
+        self._fd = -1
+
+    def open(self, path: str) -> None:
+        """Use the pipe or file at `path` from now on, if it can be opened."""
+        with contextlib.suppress(OSError):
+            self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def write(self, data: memoryview) -> None:
+        if self._fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._fd, data)
+
+
+echo = Echo()
+"""That of this process, closed until a configuration asks for it."""
+
+
 def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
     """Move a pipe's data to the log; return (bytes read, end of file, bytes the file lost)."""
     try:
@@ -185,6 +189,7 @@ def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
     data = _buffer[:count]
     if log.mask is not None:
         data = memoryview(log.mask.apply(bytes(data)))
+    echo.write(data)
     return count, False, bytes(data[log.append(data) :])
 
 

@@ -20,7 +20,6 @@ from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
-from tfcluster.agent.tasks.output import Echo
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, Fork, StartError, Task, fork_and_exec
 from tfcluster.agent.tasks.usage_meter import UsageMeter
@@ -45,14 +44,11 @@ class TaskRunner:
         host_spawner: HostNetworkSpawner | None,
         preloader: Preloader,
         log_streams: LogStreams,
-        echo: Echo | None = None,
     ) -> None:
         """Prepare; the caller sets `link` before the first task is started.
 
-        `host_spawner` starts attempt 0, `prepare`, where the tasks' network is private; `echo` is
-        a second place for the tasks' output.
+        `host_spawner` starts attempt 0, `prepare`, where the tasks' network is private.
         """
-        self._echo = echo
         self._recorder, self._selector, self._host_spawner = recorder, selector, host_spawner
         self._preloader, self._log_streams = preloader, log_streams
         self._tasks: dict[str, Task] = {}
@@ -93,7 +89,7 @@ class TaskRunner:
         try:
             if order.task in self._tasks:
                 raise StartError("it is still running")
-            task = Task(order, attempt, self._choose_fork(order, attempt), self._echo)
+            task = Task(order, attempt, self._choose_fork(order, attempt))
         except (OSError, StartError) as error:
             why = describe_error(error)
             self.link.send(msg.StartFailed(task=order.task, attempt=attempt, error=why))

@@ -22,7 +22,7 @@ from tfcluster.agent.processes import (
     signal_group,
     start_time,
 )
-from tfcluster.agent.tasks.output import Echo, Log, mask_of, open_pipe
+from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 Fork = Callable[[msg.TaskOrder, int, int], tuple[int, int]]
@@ -77,10 +77,8 @@ def _kind_of(raw: bytes) -> bytes:
 class Task:
     """A started task. It ends when its pid ends; its pipe may stay open a little longer."""
 
-    def __init__(
-        self, order: msg.TaskOrder, attempt: int, fork: Fork, echo: Echo | None = None
-    ) -> None:
-        """Fork the task's process, whose output `echo` gets too.
+    def __init__(self, order: msg.TaskOrder, attempt: int, fork: Fork) -> None:
+        """Fork the task's process.
 
         `fork` is `fork_and_exec` or has the same contract; `confirm` then waits for the exec.
         Raises OSError if no process can be created.
@@ -107,7 +105,7 @@ class Task:
         self.usage: tuple[int, int] | None = None
         """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
-        self.log = Log(order.log, mask_of(order), echo)
+        self.log = Log(order.log, mask_of(order))
         self.log_begin = self.streamed = self.log.size
         """The offset up to which the log was sent to the coordinator; first, where it begins."""
         self._start(order, fork)

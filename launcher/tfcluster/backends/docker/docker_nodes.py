@@ -81,7 +81,10 @@ class DockerNodes(Nodes):
             await asyncio.wait([*self._starting])
         argv = container.exec_argv(node.python)
         try:
-            return await relayed.connect(node.name, argv, self.run, token=token, place=container)
+            seat = relayed.container_socket_name(self.run.run_id, node.name)
+            return await relayed.connect(
+                node.name, argv, self.run, token=token, place=container, settings={"seat": seat}
+            )
         except relayed.Unreached as error:
             await container.explain()
             await container.end()

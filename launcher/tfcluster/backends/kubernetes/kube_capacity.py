@@ -98,10 +98,10 @@ def shortages(
         if name in _NATIVE:
             asked[name] = value
     for quota in quotas:
-        if not _applies(quota.get("spec", {}), priority_class):
+        spec, status = quota.get("spec", {}), quota.get("status", {})
+        if not _applies(spec, priority_class):
             continue
-        status = quota.get("status", {})
-        hard, used = (quantities.parse_all(status.get(key)) for key in ("hard", "used"))
+        hard, used = (quantities.parse_all(each) for each in (spec.get("hard"), status.get("used")))
         for name, allowed in hard.items():
             wanted, taken = asked.get(name, 0.0), used.get(name, 0.0)
             if wanted > 0 and wanted + taken > allowed:

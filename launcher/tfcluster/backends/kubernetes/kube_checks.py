@@ -49,6 +49,13 @@ _GANGS = {
     "coscheduling": ("scheduling.x-k8s.io", "the scheduler plugin coscheduling"),
 }
 """Value of `gang` → API group, and name."""
+_KINDS = {
+    "serviceaccounts": "ServiceAccount",
+    "secrets": "Secret",
+    "configmaps": "ConfigMap",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
+    "priorityclasses": "PriorityClass",
+}
 _SCHEDULING = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 
@@ -85,7 +92,7 @@ class Survey:
     def __init__(self, cluster: Cluster, settings: Kubernetes, *, tasks: int) -> None:
         self.cluster, self.settings, self.tasks = cluster, settings, tasks
         self.unread: set[str] = set()
-        """What this user may not read."""
+        """The kinds of objects that this user may not read."""
 
     def _list(self, path: str, **query: str) -> list[Object] | None:
         """Return all objects, or None where this user may not list them."""
@@ -100,11 +107,12 @@ class Survey:
     def _find(self, path: str) -> Object | bool:
         """Return an object, False where there is none, True where it may not be read."""
         try:
-            return self.cluster.find(path) or False
+            return found if (found := self.cluster.find(path)) is not None else False
         except KubeError as error:
             if error.status != 403:
                 raise
-            self.unread.add(path.lstrip("/"))
+            if not path.startswith("/api/v1/namespaces/"):  # the rights in it say enough
+                self.unread.add(path.split("/")[-2])
             return True
 
     # ── Objects that the spec names ──
@@ -112,13 +120,17 @@ class Survey:
     def check_objects(self) -> Iterator[Obstacle]:
         """Check that what the spec names exists, and that claims serve all nodes."""
         namespace = self.cluster.namespace
+        if self._find(f"/api/v1/namespaces/{namespace}") is False:
+            fix = f"`kubectl create namespace {namespace}`, or correct runtime.kubernetes.namespace"
+            yield Obstacle("cluster", f"there is no namespace {namespace}", fix)
+            return
         for path, where in dict(self._named()).items():
             found = self._find(path)
             kind, name = path.split("/")[-2:]
             if found is False:
-                what = f"there is no {kind[:-1]} {name} in the namespace {namespace} ({where})"
+                what = f"there is no {_KINDS[kind]} {name} in the namespace {namespace} ({where})"
                 if path.startswith("/"):
-                    what = f"there is no {kind[:-1]} {name} in the cluster ({where})"
+                    what = f"there is no {_KINDS[kind]} {name} in the cluster ({where})"
                 fix = f"create it, or correct the spec: `kubectl get {kind} -n {namespace}`"
                 yield Obstacle("objects", what, fix)
             elif isinstance(found, dict) and kind == "persistentvolumeclaims":

@@ -33,7 +33,9 @@ class FakeCluster:
 
     def find(self, path: str, *, what: str = "") -> Object | None:
         self._check(path)
-        return self.objects.get(path)
+        default: Object | None = {} if path.startswith("/api/v1/namespaces/") else None
+        found: Object | None = self.objects.get(path, default)
+        return found
 
     def get(self, path: str, *, what: str = "", **query: object) -> Object:
         self._check(path)
@@ -70,7 +72,7 @@ def node(name: str, *, gpus: int = 0, **spec: Any) -> Object:
 
 
 def test_each_missing_object_is_named_with_the_field_that_names_it() -> None:
-    spec = {
+    spec: Object = {
         "env_from": [{"secret": "keys"}],
         "volumes": [{"name": "d", "mount": "/d", "claim": "data"}],
         "priority_class": "high",
@@ -78,6 +80,13 @@ def test_each_missing_object_is_named_with_the_field_that_names_it() -> None:
     found = list(survey({}, **spec).check_objects())
     assert [(one.is_fatal, one.check) for one in found] == [(True, "objects")] * 3
     assert {_between(one) for one in found} == {"env_from", "volumes", "priority_class"}
+
+
+def test_a_namespace_that_does_not_exist_is_the_only_obstacle_of_its_objects() -> None:
+    objects = {"/api/v1/namespaces/vision": None}
+    (found,) = survey(objects, service_account="nobody").check_objects()
+    assert found.is_fatal
+    assert "no namespace vision" in found.what
 
 
 def _between(obstacle: Obstacle) -> str:
