@@ -351,8 +351,8 @@ def _start(argv: list[str], streams: tuple[int, int, int] | None) -> int:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        for number, stream in enumerate(streams or ()):
-            os.dup2(stream, number)
+        for target, stream in enumerate(streams or ()):
+            os.dup2(stream, target)
         os.execvp(words[0], words)
     except OSError as error:
         os.write(2, f"{words[0]}: {error.strerror}\n".encode())

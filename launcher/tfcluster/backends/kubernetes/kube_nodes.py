@@ -69,7 +69,7 @@ class TaskPod:
         """Update `explanation`; it stays as it is if the API server does not answer."""
         try:
             pod = await self._find()
-            events = await soon(self._cluster.list, "events", **_about(self.name))
+            events = await soon(_events, self._cluster, self.name)
         except SetupError:
             return
         reason = pod_reasons.explain(pod, events)
@@ -225,7 +225,7 @@ class KubeNodes(Nodes):
             await asyncio.sleep(_POLL_S)
 
     async def _explain(self, name: str, pod: Object | None) -> Reason | None:
-        events = await soon(self._cluster.list, "events", **_about(name))
+        events = await soon(_events, self._cluster, name)
         return pod_reasons.explain(pod, events)
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
@@ -279,7 +279,8 @@ class KubeNodes(Nodes):
             self.run.warn_at_end(f"files were not gathered, so the pods stay: {names}")
             return
         try:
-            await asyncio.gather(*(pod.end() for pod in self._pods.values()))
+            for pod in self._pods.values():
+                await soon(self._cluster.delete, f"pods/{pod.name}")
             if not self._is_inside:
                 self._token.unlink(missing_ok=True)
                 await soon(self._cluster.delete, f"networking/networkpolicies/{self._name}")
@@ -305,5 +306,5 @@ def _is_running(pod: Mapping[str, Any] | None) -> bool:
     return pod is not None and pod.get("status", {}).get("phase") == "Running"
 
 
-def _about(name: str) -> dict[str, str]:
-    return {"fieldSelector": f"involvedObject.name={name}"}
+def _events(cluster: Cluster, pod: str) -> list[Object]:
+    return cluster.list("events", fieldSelector=f"involvedObject.name={pod}")
