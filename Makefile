@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-fast test-matrix parity check generated docs pictures format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-kubernetes test-fast test-matrix parity check generated docs pictures format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11) and for TensorFlow
 # 2.16 (3.9 to 3.12). If empty, they are searched on PATH, in pyenv and through uv.
@@ -59,18 +59,22 @@ up: setup ## train the first example: two workers on this machine
 # Test hosts, containers and Slurm nodes share two cores and must not look like hung ones: three at a time.
 # TensorFlow detects faults by heartbeats, which a busy machine delays: those tests run alone.
 HOSTS_AND_CONTAINERS := tests/integration/hosts tests/integration/docker tests/integration/slurm
+KUBERNETES := tests/integration/kubernetes
 FAULTS := tests/integration/faults
 SLOWEST := --durations=20
 test: setup ## test what tfcluster promises for one machine, with real TensorFlow (about 10 minutes)
-	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS))
-	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended"
+	@$(PYTEST) $(SLOWEST) -m "not tensorflow and not extended" $(addprefix --ignore ,$(HOSTS_AND_CONTAINERS) $(KUBERNETES))
+	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and not extended" --ignore $(KUBERNETES)
 
 test-extended: setup $(KERAS) ## run all other tests: hosts, containers, Slurm, faults with TensorFlow, Keras releases, the tuner
 	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(HOSTS_AND_CONTAINERS)
-	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" --ignore $(FAULTS)
+	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" $(addprefix --ignore ,$(FAULTS) $(KUBERNETES))
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
-ALL_SLOW := integration/docker integration/hosts integration/slurm integration/jobs workers/keras3 web  # importing them takes a second per process
+test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two nodes (at most 12 minutes)
+	@$(PYTEST) $(SLOWEST) -n 3 $(KUBERNETES)
+
+ALL_SLOW := integration/docker integration/hosts integration/slurm integration/kubernetes integration/jobs workers/keras3 web  # importing them takes a second per process
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 	@$(PYTEST) -m "not tensorflow and not slow" $(addprefix --ignore tests/,$(ALL_SLOW))
 

@@ -14,6 +14,7 @@ TOGETHER = {
     "tests/launcher/agent/tasks/test_output.py::test_four_tasks_with_much_output": "throughput",
     "tests/launcher/ui/test_merged_logs.py::test_800_000_lines": "throughput",
     "tests/integration/slurm/test_contract.py": "contract",
+    "tests/integration/kubernetes/test_faults": "kubernetes faults",  # they share one cluster
     "tests/integration/hosts/test_many.py": "many hosts",
     "tests/integration/hosts/test_stand_ins.py": "many hosts",
     "tests/launcher/test_api.py": "api",
@@ -41,7 +42,9 @@ BY_FILE = (
     ),
 )
 """Folders of quick tests, handed out by file: handing out each costs more than running many."""
-EXTENDED = tuple(f"tests/integration/{nodes}/" for nodes in ("hosts", "docker", "slurm"))
+EXTENDED = tuple(
+    f"tests/integration/{nodes}/" for nodes in ("hosts", "docker", "slurm", "kubernetes")
+)
 """Folders that `make test` leaves to `make test-extended`: real hosts, containers and Slurm."""
 EXTENDED_WITH_TENSORFLOW = (
     "tests/integration/faults/",  # the same faults with stubs are in `make test`

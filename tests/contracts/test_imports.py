@@ -8,14 +8,13 @@ import resource
 import subprocess
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
 import tfcluster
-from tfcluster.cli.main import COMMANDS
+from tfcluster.cli.main import COMMANDS, cli
 
 HEAVY = ("tensorflow", "keras", "tf_keras", "tensorflow_datasets", "tfcluster_workers")
 
@@ -154,7 +153,7 @@ def _seconds(command: list[str]) -> float:
 
 def test_every_command_of_the_help_exists() -> None:
     for name in COMMANDS:
-        assert isinstance(import_module(f"tfcluster.cli.{name}").command, click.Command), name
+        assert isinstance(cli.get_command(click.Context(cli), name), click.Command), name
 
 
 def test_the_agent_imports_the_standard_library_only() -> None:

@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tfcluster.backends import jobs, past_runs
-from tfcluster.backends.jobs import JobState, Phase
+from tfcluster.backends import jobs
+from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.rundir import registry
@@ -54,6 +54,7 @@ class _Scheduler:
     """The newest answer of a backend's scheduler; one thread at a time asks it."""
 
     backend: str
+    cluster: str
     answer: _Answer | None = None
     silence: str = ""
     """The reason why it does not answer; empty if it does."""
@@ -82,8 +83,9 @@ class _Scheduler:
         its, began = jobs.of_backend(self.backend), time.monotonic()
         assert its is not None
         try:
-            cluster = self.answer.cluster if self.answer else its.cluster(patience_s=PATIENCE_S)
-            self.answer = _Answer(began, cluster, its.look(patience_s=PATIENCE_S))
+            here = self.answer.cluster if self.answer else None
+            here = here or its.cluster(self.cluster, patience_s=PATIENCE_S)
+            self.answer = _Answer(began, here, its.look(here, patience_s=PATIENCE_S))
             self.silence = ""
         except SilentError as error:
             self.silence = f"{self.backend} does not answer: {error}"
@@ -92,16 +94,27 @@ class _Scheduler:
         self._due_at = time.monotonic() + INTERVAL_S
 
 
-_schedulers: dict[str, _Scheduler] = {}
+_schedulers: dict[tuple[str, str], _Scheduler] = {}
+_followings: dict[RunPaths, Following | None] = {}
+"""Run → what copies its files to this machine."""
 _files: dict[RunPaths, StateFile] = {}
-for _known in (_schedulers, _files):
+for _known in (_schedulers, _files, _followings):
     os.register_at_fork(after_in_child=_known.clear)  # a thread may have held a lock
 
 
 def _scheduler_of(snapshot: RunSnapshot) -> _Scheduler:
     assert snapshot.job is not None
-    backend = snapshot.job["backend"]
-    return _schedulers.setdefault(backend, _Scheduler(backend))
+    place = snapshot.job["backend"], snapshot.job.get("cluster", "")
+    return _schedulers.setdefault(place, _Scheduler(*place))
+
+
+def _follow(paths: RunPaths, snapshot: RunSnapshot) -> Following | None:
+    """Have the files of a live run copied to this machine, if its job writes elsewhere."""
+    if paths not in _followings:
+        its, job = jobs.of_run(snapshot) or (None, "")
+        cluster = (snapshot.job or {}).get("cluster", "")
+        _followings[paths] = its.follow(paths, job, cluster=cluster) if its else None
+    return _followings[paths]
 
 
 def _is_judged(snapshot: RunSnapshot | None) -> bool:
@@ -126,6 +139,7 @@ class StateFile(registry.StateFile):
         found = self.read_without_asking()
         if found is not None and _is_judged(self._found):
             _scheduler_of(found).ask_soon()
+            _follow(self._paths, found)
         return found
 
     def read_without_asking(self) -> RunSnapshot | None:
@@ -219,11 +233,12 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
     its = jobs.of_run(found)
     assert its is not None
     try:
-        end = its[0].explain_end(its[1], patience_s=PATIENCE_S)
+        cluster = (found.job or {}).get("cluster", "")
+        end = its[0].explain_end(its[1], cluster=cluster, patience_s=PATIENCE_S)
     except (SilentError, SetupError):
         return found
     try:
-        with _alone(paths):
+        with recording_alone(paths):
             found = registry.load(paths)
             if found.status.is_final:
                 return found
@@ -235,26 +250,38 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.record(
                 RunFinished(
                     status=end.status,
-                    exit_code=_EXIT_CODES.get(end.status, NodeLostError.exit_code),
-                    reason=f"{end.reason}{_last_words(paths)}",
+                    exit_code=_exit_code(end),
+                    reason=_reason(end, paths),
                     hint=fix or None,
                 )
             )
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
-    past_runs.forget(paths.run_id)
     return found
 
 
 @contextlib.contextmanager
-def _alone(paths: RunPaths) -> Iterator[None]:
+def recording_alone(paths: RunPaths) -> Iterator[None]:
     """Keep other processes from recording the run's end; see its newest state."""
     with paths.events.open("rb+") as file:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)
         os.listdir(paths.root)  # NFS: what was replaced on another machine is seen now
         yield
+
+
+def _exit_code(end: JobEnd) -> int:
+    if end.exit_code is not None:
+        return end.exit_code
+    return _EXIT_CODES.get(end.status, NodeLostError.exit_code)
+
+
+def _reason(end: JobEnd, paths: RunPaths) -> str | None:
+    """Return why the run ended; the coordinator's own words if it has left them."""
+    if end.exit_code is not None:
+        return end.reason or None
+    return f"{end.reason}{_last_words(paths)}"
 
 
 def _last_words(paths: RunPaths) -> str:
@@ -284,13 +311,19 @@ def list_runs(home_dir: Path | None = None) -> RunListing:
 def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
     """Return the states of the runs that schedulers have a say about."""
     files: dict[RunPaths, StateFile] = {}
-    schedulers: dict[str, _Scheduler] = {}
+    followings = list[Following]()
+    schedulers: dict[tuple[str, str], _Scheduler] = {}
     for paths, snapshot in runs:
         if _is_judged(snapshot):
             file = files[paths] = _files.setdefault(paths, StateFile(paths))
             file.read_without_asking()  # an answer counts only for what was read before it
             scheduler = _scheduler_of(snapshot)
-            schedulers[scheduler.backend] = scheduler
+            schedulers[scheduler.backend, scheduler.cluster] = scheduler
+            if following := _follow(paths, snapshot):
+                followings.append(following)
+    until = time.monotonic() + PATIENCE_S
+    for following in followings:
+        following.await_news(until - time.monotonic())
     for scheduler in schedulers.values():
         scheduler.ask()
     found = ((paths, file.read_without_asking()) for paths, file in files.items())
@@ -318,12 +351,12 @@ def stop(paths: RunPaths, *, now: bool) -> None:
     assert found is not None
     (its, job), cluster = found, (snapshot.job or {}).get("cluster", "")
     try:
-        if (here := its.cluster(patience_s=PATIENCE_S)) != cluster:
+        if (here := its.cluster(cluster, patience_s=PATIENCE_S)) != cluster:
             raise NodeLostError(
                 f"the job of {snapshot.run} is in the cluster {cluster}, this machine in {here}",
                 fix=f"on a login node of {cluster}: tfcluster down {snapshot.run}",
             )
-        its.stop(job, now=now or snapshot.status is Status.STOPPING)
+        its.stop(job, cluster=cluster, now=now or snapshot.status is Status.STOPPING)
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error

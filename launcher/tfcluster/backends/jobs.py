@@ -27,6 +27,7 @@ from tfcluster.rundir.states import Status
 if TYPE_CHECKING:
     from tfcluster.backends.base import Tell
     from tfcluster.plans.plan import Plan
+    from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
 
@@ -66,6 +67,8 @@ class JobEnd:
     fix: str = ""
     status: Status = Status.FAILED
     """The status of the run."""
+    exit_code: int | None = None
+    """The exit code that the coordinator has left; None if it has left none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,8 @@ class Submission:
     """The time after which the run stops itself."""
     may_shrink: bool = False
     """True if the run can go on without a node that is lost."""
+    plan: Plan | None = None
+    """The plan, with the values of its secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +127,23 @@ class Outlook:
     """A sentence: when and where the scheduler would start it; empty if that is not known."""
 
 
+class Following(Protocol):
+    """A thread that keeps the run folder of this machine up to date."""
+
+    def await_news(self, patience_s: float) -> None:
+        """Wait until the folder is up to date once."""
+
+
 class Jobs(Protocol):
     """The module `kinds.Kind.jobs`. Its functions raise SetupError with the scheduler's message,
     and `past_runs.SilentError` where the scheduler does not answer."""
 
-    def cluster(self, *, patience_s: float) -> str:
-        """Return the name of the cluster whose scheduler this machine reaches."""
+    def cluster(self, of: str | Runtime, *, patience_s: float) -> str:
+        """Return the name of the cluster whose scheduler this machine reaches.
+
+        `of`: the cluster of a run's job, or the settings of a new run, for a machine that reaches
+        several.
+        """
 
     def check(self, job: Submission, *, thorough: bool) -> Outlook:
         """Compare the job with what the cluster has and allows; nothing is submitted.
@@ -147,15 +163,21 @@ class Jobs(Protocol):
     def warnings(self, job: Submission) -> Sequence[str]:
         """Return what the user should know about this job before it runs, in sentences."""
 
-    def look(self, *, patience_s: float) -> Mapping[str, JobState]:
+    def look(self, cluster: str, *, patience_s: float) -> Mapping[str, JobState]:
         """Return run → state of its job, of this user's runs that the scheduler still knows."""
 
-    def explain_end(self, job: str, *, patience_s: float) -> JobEnd:
+    def explain_end(self, job: str, *, cluster: str, patience_s: float) -> JobEnd:
         """Return how a job ended, which the scheduler may not know any more."""
 
-    def stop(self, job: str, *, now: bool) -> None:
+    def stop(self, job: str, *, cluster: str, now: bool) -> None:
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,
         or `now`. Nothing happens to a job that is over."""
+
+    def follow(self, paths: RunPaths, job: str, *, cluster: str) -> Following | None:
+        """Copy what the coordinator writes into the run folder of this machine, in a thread.
+
+        None where both see the same folder.
+        """
 
     def own(self, environ: Mapping[str, str]) -> tuple[str, int]:
         """Return the job that a process with `environ` runs in, and how often the scheduler has
@@ -241,6 +263,7 @@ def submission_of(plan: Plan, runtime: Runtime, folder: Path) -> Submission:
         save_s=max(120.0, 60.0 + plan.supervision.grace_s),
         run_deadline_s=plan.supervision.run_deadline_s,
         may_shrink=plan.supervision.min_workers is not None,
+        plan=plan,
     )
 
 

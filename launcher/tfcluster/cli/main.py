@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import io
+import keyword
 import os
 import signal
 import sys
@@ -56,6 +57,7 @@ GROUPS: dict[str, dict[str, str]] = {
     "Tools": {
         "env": "Print a task's environment as shell exports.",
         "export": "Print the cluster as a file of another tool: Compose, sbatch.",
+        "import": "Turn a Kubeflow TFJob into a spec.",
         "schema": "Print the JSON schema of the spec.",
         "completion": "Print the shell's completion script.",
         "help": "Print a page of the documentation.",
@@ -69,6 +71,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("show", "info", "describe"), "status"),
     **dict.fromkeys(("check", "lint"), "validate"),
     **dict.fromkeys(("new", "create"), "init"),
+    **dict.fromkeys(("convert", "migrate"), "import"),
     **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }
@@ -85,7 +88,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"tfcluster.cli.{cmd_name}").command
+        module = cmd_name + "_" * keyword.iskeyword(cmd_name)
+        command = importlib.import_module(f"tfcluster.cli.{module}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -41,7 +41,7 @@ class Attempts:
     """Tasks to restart alone, while the others run on."""
     _lost: set[str] = field(default_factory=set)
     _leaving: set[str] = field(default_factory=set)
-    """Nodes that will be taken away; they are replaced before the next attempt."""
+    """Nodes that answer, but are taken away: the next start replaces them."""
     _given_up: set[str] = field(default_factory=set)
     """Lost nodes that could not be reconnected."""
 
@@ -118,11 +118,11 @@ class Attempts:
             self._lost.add(node)
             self.supervisor.node_lost(node, reason, self.loop.now())
 
-    def leave(self, node: str, why: str) -> None:
-        """Report to the supervisor that the node is taken away soon; once for each connection."""
-        if node not in self._leaving:
+    def leave(self, node: str, reason: str) -> None:
+        """Report to the supervisor that the node is taken away soon."""
+        if node not in self._lost | self._leaving:
             self._leaving.add(node)
-            self.supervisor.node_leaving(node, why, self.loop.now())
+            self.supervisor.node_leaving(node, reason, self.loop.now())
 
     def drop(self, node: str) -> None:
         """Note that the supervisor has given up the node's agent: nothing is sent to it."""
@@ -148,7 +148,7 @@ class Attempts:
 
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
-        self._lost |= self._leaving
+        await self._part_from_leaving()
         await self._reconnect()
         if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
@@ -161,6 +161,7 @@ class Attempts:
             await self._start(again.number, again.members)
 
     async def _restart_alone(self, order: StartAlone) -> None:
+        await self._part_from_leaving()
         await self._reconnect()
         if order.task == self.supervisor.gang.chief:  # it continues from what it saved last
             gather = self.run_gathering.gather_latest(others_train=True)
@@ -175,6 +176,13 @@ class Attempts:
             self.supervisor.start_failed(task, number, error.message, self.loop.now())
         else:
             self._order_start(order.attempt, members, [order.task], step)
+
+    async def _part_from_leaving(self) -> None:
+        """Part from nodes that are taken away, whose tasks have ended: they count as lost."""
+        leaving, self._leaving = self._leaving, set()
+        for node in sorted(leaving):
+            self._lost.add(node)
+            await self.loop.run_alongside(self.hub.drop(node))
 
     async def _reconnect(self) -> None:
         """Give lost nodes a new agent; once it answers, no old task lives on the node.

@@ -289,7 +289,7 @@ class Coordinator:
             self._on_task(message, event)
 
     def _on_end_announced(self, node: str, number: int) -> None:
-        """Act on a scheduler's signal: a container is taken away alone, other nodes with the job."""
+        """Act on a scheduler's signal: it ends its whole job with its step, else only a node."""
         if not self.plan.node(node).capabilities.in_containers:
             self._end_job(number)
         elif not self._is_closing:

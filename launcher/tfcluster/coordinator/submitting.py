@@ -59,9 +59,9 @@ def submit(launch: Launch) -> RunPaths:
             writer.record(Warned(message=warning))
         if launch.resume is not None:
             writer.record(launch.resume.event())
-        cluster = its.cluster(patience_s=job_watch.PATIENCE_S)
+        cluster = its.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)
         past_runs.note(paths.run_id, backend, cluster)
-        writer.save()  # the job may start at once: what is written after that is `_record_job`
+        writer.save()  # the job may start at once: what is written after that is `record_job`
         job = its.submit(submission)
     except (TfclusterError, SilentError) as error:
         writer.close()
@@ -70,16 +70,25 @@ def submit(launch: Launch) -> RunPaths:
         if isinstance(error, SilentError):
             raise NodeLostError(str(error), fix="try again once the scheduler answers") from error
         raise
-    _record_job(writer, JobSubmitted(backend=backend, id=job, cluster=cluster))
+    writer.close(keeps_reserve=True)
+    record_job(paths, JobSubmitted(backend=backend, id=job, cluster=cluster))
     job_watch.submitted(registry.load_recorded(paths))
     return paths
 
 
-def _record_job(writer: RunWriter, submitted: JobSubmitted) -> None:
-    """Record the job of a run, as the submitter's last act or in the place of one that is gone."""
-    if registry.load_recorded(writer.paths).job is None:
-        writer.record(submitted)
-        writer.record(RunQueued(reason=f"job {submitted.id}"))
+def record_job(paths: RunPaths, submitted: JobSubmitted) -> None:
+    """Record the job of a run, as the submitter's last act or in the place of one that is gone.
+
+    The time is that of the run's beginning: a coordinator that has a copy of the run folder writes
+    the same bytes.
+    """
+    state = registry.load_recorded(paths)
+    if state.job is not None:
+        return
+    at = state.started_at
+    writer = RunWriter(state, paths, clock=lambda: at)
+    writer.record(submitted)
+    writer.record(RunQueued(reason=f"job {submitted.id}"))
     writer.close(keeps_reserve=True)
 
 
@@ -97,9 +106,9 @@ def take_over(paths: RunPaths) -> RunSnapshot:
         elif (state := registry.load_recorded(paths)).job is None:
             own = jobs.own(registry.load_plan(paths).nodes[0].backend)
             assert own is not None
-            cluster = own.its.cluster(patience_s=job_watch.PATIENCE_S)
+            cluster = own.its.cluster("", patience_s=job_watch.PATIENCE_S)
             submitted = JobSubmitted(backend=own.backend, id=own.id, cluster=cluster)
-            _record_job(RunWriter(state, paths), submitted)
+            record_job(paths, submitted)
     return state
 
 

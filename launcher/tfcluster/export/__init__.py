@@ -1,4 +1,4 @@
-"""Plans as files of other tools, which then start the tasks: Compose, Slurm's sbatch.
+"""Plans as files of other tools, which then start the tasks: Compose, Slurm, Kubernetes.
 
 A format is a line of `FORMATS`. Its module has `BACKEND`, the backend whose plan it writes, and
 `render(subject, request)`, a pure function.
@@ -6,5 +6,11 @@ A format is a line of `FORMATS`. Its module has `BACKEND`, the backend whose pla
 
 from typing import Final
 
-FORMATS: Final = {"compose": "tfcluster.export.compose", "sbatch": "tfcluster.export.sbatch"}
+FORMATS: Final = {
+    "compose": "tfcluster.export.compose",
+    "sbatch": "tfcluster.export.sbatch",
+    "kubernetes": "tfcluster.export.kube_pods",
+    "jobset": "tfcluster.export.jobset",
+    "indexed-job": "tfcluster.export.indexed_job",
+}
 """The name that users write → the module of the format."""

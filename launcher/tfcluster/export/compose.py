@@ -47,9 +47,9 @@ def render(subject: Subject, request: Request) -> Exported:
 
     Raises SetupError for an evaluator that would wait for the chief's checkpoints for ever.
     """
-    _require_storage(subject.plan)
+    require_storage(subject.plan)
     ports = {task.id: task.port or PORT for task in subject.plan.tasks}
-    plan, has_package = subject.plan.at(ports=ports), _imports_package(subject)
+    plan, has_package = subject.plan.at(ports=ports), imports_package(subject)
     attempt = fixed(plan)
     services = {
         task.node: _service(attempt, task, request, has_package=has_package) for task in plan.tasks
@@ -61,15 +61,16 @@ def render(subject: Subject, request: Request) -> Exported:
     return Exported("\n".join([*lines, ""]), needs)
 
 
-def _require_storage(plan: Plan) -> None:
+def require_storage(plan: Plan) -> None:
+    """Raise SetupError for an evaluator that would wait for the chief's checkpoints for ever."""
     evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
     if evaluators and plan.checkpoints.dir is None:
-        message = "tfcluster copies the chief's checkpoints to the evaluator, and Compose does not"
+        message = "only `tfcluster up` copies the chief's checkpoints to the evaluator"
         fix = "--set checkpoints.dir=/shared/folder (or gs://…), which all tasks then use"
         raise SetupError(message, fix=fix)
 
 
-def _imports_package(subject: Subject) -> bool:
+def imports_package(subject: Subject) -> bool:
     """Return whether tasks or prepare steps certainly import `tfcluster_workers`."""
     plan = subject.plan
     commands = [*(task.command for task in plan.tasks), *plan.prepare.values()]
@@ -102,7 +103,7 @@ def _service(
                     *_mounts(container)],
         **dict(_limits(container)),
         "hostname": task.node,
-        "entrypoint": _entrypoint(command, prepare and paths.command(prepare), env),
+        "entrypoint": entrypoint(command, prepare and paths.command(prepare), env),
         "environment": env,
     }  # fmt: skip
 
@@ -114,7 +115,7 @@ def _image(name: str, *, has_package: bool) -> str:
     return f"{other}{colon}{tag}" if has_package and repository == own else name
 
 
-def _entrypoint(command: Command, prepare: Command | None, env: Mapping[str, str]) -> list[str]:
+def entrypoint(command: Command, prepare: Command | None, env: Mapping[str, str]) -> list[str]:
     """Return the argv of a container with `env`; the prepare step, if any, is before the task."""
     if prepare is None:
         return [*command.argv]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Final
 
-from tfcluster.spec import shorten
+from tfcluster.spec import Path, shorten
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.sections import Checkpoints, Resources, Runtime
 
@@ -47,10 +47,10 @@ def _check_resources(runtime: Runtime, resources: Resources) -> Iterator[Mistake
 
 
 def _check_folders(runtime: Runtime, checkpoints: Checkpoints) -> Iterator[Mistake]:
-    folders = {
-        ("runtime", "hosts", key, "data_dir"): h.data_dir for key, h in runtime.hosts.items()
-    }
-    for path, folder in {("checkpoints", "dir"): checkpoints.dir, **folders}.items():
+    folders: dict[Path, str | None] = {("checkpoints", "dir"): checkpoints.dir}
+    for host, settings in runtime.hosts.items():
+        folders["runtime", "hosts", host, "data_dir"] = settings.data_dir
+    for path, folder in folders.items():
         if folder is None or "://" in folder:
             continue
         if not folder.startswith("/"):

@@ -15,7 +15,7 @@ from typing import Any
 
 from tfcluster.errors import join_first
 from tfcluster.supervision import log_errors
-from tfcluster.supervision.known_errors import MESSAGES, PERMANENT, KnownError
+from tfcluster.supervision.known_errors import LOST_PODS, MESSAGES, PERMANENT, KnownError
 
 WITHOUT_KERAS_3 = (
     "the spec asks for Keras 3, which does not support this: --set keras.version=2 runs the script"
@@ -188,6 +188,8 @@ class Failure:
 
     @cached_property
     def kind(self) -> Kind:
+        if self.observed is Kind.NODE_LOST:
+            return self._kind_of_loss
         if self.observed is not None:
             return self.observed
         if self._left_after_saving:
@@ -201,6 +203,12 @@ class Failure:
         if self._known_error is not None and self._known_error.kind is not None:
             return Kind(self._known_error.kind)
         return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
+
+    @property
+    def _kind_of_loss(self) -> Kind:
+        """The kind of the loss of a node; a pod's reason says which one it is."""
+        known = next((one for one in LOST_PODS if one.matches(self.description)), None)
+        return Kind.NODE_LOST if known is None or known.kind is None else Kind(known.kind)
 
     @property
     def is_collateral(self) -> bool:

@@ -42,7 +42,7 @@ class KnownError:
     pattern: str = ""
     """Regular expression for the message; empty where only the circumstance identifies it."""
     kind: str | None = None
-    """``permanent`` or ``port_taken``, where the message decides the kind of the failure."""
+    """The kind of the failure (`failure.Kind`), where the message decides it."""
     is_root_cause: bool = False
     """A cause even where TensorFlow reports it as the consequence of another task's end."""
     is_logged: bool = False
@@ -63,7 +63,39 @@ class KnownError:
 _permanent: Final = functools.partial(KnownError, kind=PERMANENT)
 _permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
 
+LOST_PODS: tuple[KnownError, ...] = (
+    KnownError(
+        "pod-out-of-memory",
+        "raise limits memory in runtime.kubernetes.resources, or use smaller batches and shuffle"
+        " buffers",
+        r"\bits pod \S+ is lost \(failure\): .*OOMKilled",
+        kind="out_of_memory",
+    ),
+    KnownError(
+        "pod-preempted",
+        "the cluster gave its place to another pod, drained its node, or somebody deleted it;"
+        " runtime.kubernetes.priority_class decides which pods may be preempted",
+        r"\bits pod \S+ is lost \(preemption\)",
+        kind="preempted",
+    ),
+    KnownError(
+        "pod-permanent",
+        "another pod would end the same way: correct what the message names; `kubectl describe"
+        " pod` shows all of it",
+        r"\bits pod \S+ is lost \(permanent\)",
+        kind=PERMANENT,
+    ),
+    KnownError(
+        "pod-lost",
+        "the cluster lost the pod, and the run goes on in a new one: `kubectl get events` and"
+        " `kubectl get nodes` show more",
+        r"\bits pod \S+ is lost \(",
+    ),
+)
+"""The ends of pods, by the class that `backends.kubernetes.pod_reasons` writes into the reason."""
+
 MESSAGES: tuple[KnownError, ...] = (
+    *LOST_PODS,
     KnownError(
         "container-lost",
         "a user or a docker daemon that exited did this: see `docker events` and the daemon's log",

@@ -196,6 +196,24 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     react(state, now)
 
 
+def leave_node(state: RunState, node: str, reason: str, now: float) -> None:
+    """Have the gang save and stop: `node` is taken away in a moment, and still answers.
+
+    Its tasks count as preempted, whatever they do in the time that is left.
+    """
+    if state.outcome is not None or not state.is_training:
+        return
+    leaving = [member for member in state.gang.running() if member.node == node]
+    for member in leaving:
+        state.gang.blame(member, Kind.PREEMPTED, reason)
+    if state.forms_gang and any(member.is_core for member in leaving):
+        state.end_gang(f"{node} is leaving", now, grace_s=None)
+    else:
+        blamed = [state.gang[member.name] for member in leaving]
+        state.stop_tasks(blamed, f"{node} is leaving", now, grace_s=None)
+    react(state, now)
+
+
 def end_hang(
     state: RunState, last_output: float, last_lines: Mapping[str, str], now: float
 ) -> None:

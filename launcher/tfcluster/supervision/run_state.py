@@ -258,12 +258,13 @@ class RunState:
     def end_gang(self, why: str, now: float, *, grace_s: float | None = FAILURE_GRACE_S) -> None:
         """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints.
 
-        If `grace_s` is None, each gets as long as it can use to save its state.
+        `grace_s`: None gives each task as long as it can use to save.
         """
         if not self.is_ending:
             self.stage = Stage.ENDING_GANG
             self.keep_timers("run", "stacks")
-            self.stop_tasks(self.gang.active(lambda one: one.is_core), why, now, grace_s=grace_s)
+            active = self.gang.active(lambda one: one.is_core)
+            self.stop_tasks(active, why, now, grace_s=grace_s)
 
     def end_run(
         self, why: str, outcome: Outcome, now: float, *, grace_s: float | None = FAILURE_GRACE_S

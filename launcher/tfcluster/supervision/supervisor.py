@@ -154,17 +154,12 @@ class Supervisor(RunState):
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         reactions.lose_node(self, node, reason, now)
 
-    def node_leaving(self, node: str, why: str, now: float) -> None:
-        """Note that `node` will be taken away soon, on purpose: the gang saves, and starts again.
+    def node_leaving(self, node: str, reason: str, now: float) -> None:
+        """Note that `node` is taken away soon: its tasks save, and the next attempt uses another.
 
-        As any preemption it is no failure of the job.
+        Until then it answers. Ignored while no task trains.
         """
-        leaving = [m for m in self.gang.core() if m.node == node and not m.is_over]
-        if self.is_training and leaving:
-            for member in leaving:
-                self.gang.blame(member, Kind.PREEMPTED, why)
-            self.end_gang(f"{node} is taken away", now, grace_s=None)
-        react(self, now)
+        reactions.leave_node(self, node, reason, now)
 
     def node_gone(self, node: str, reason: str, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""

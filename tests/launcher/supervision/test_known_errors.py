@@ -411,6 +411,27 @@ def test_the_end_of_a_container_is_recognized(description: str) -> None:
     assert failure.docs == "docs/failures.md#container-lost"
 
 
+@pytest.mark.parametrize(
+    ("end", "kind", "anchor"),
+    [
+        ("(failure): it used more memory than its limit (OOMKilled)", "out_of_memory",
+         "pod-out-of-memory"),
+        ("(preemption): a pod with a higher priority took its place", "preempted", "pod-preempted"),
+        ("(permanent): its container cannot run the command", "permanent", "pod-permanent"),
+        ("(infrastructure): its node n2 does not answer", "node_lost", "pod-lost"),
+        ("(failure): its container ended with exit code 1", "node_lost", "pod-lost"),
+    ],
+)  # fmt: skip
+def test_the_class_of_a_lost_pod_decides_the_kind_of_the_failure(
+    end: str, kind: str, anchor: str
+) -> None:
+    description = f"its pod r-worker-1-g1 is lost {end}"
+    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, description=description)
+    assert failure.kind == kind
+    assert failure.reason == description
+    assert failure.docs == f"docs/failures.md#{anchor}"
+
+
 def test_an_unreadable_tf_config_is_recognized_by_its_traceback() -> None:
     traceback = (
         "Traceback (most recent call last):\n"
@@ -489,7 +510,7 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 def test_every_known_message_is_tested() -> None:
     tested = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
-    tested |= {"container-lost"}
+    tested |= {"container-lost", *(row.anchor for row in known_errors.LOST_PODS)}
     assert {row.anchor for row in known_errors.MESSAGES} == tested
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
@@ -276,6 +277,58 @@ def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     replay._take()
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
+
+
+def leave(replay: Replay, node: str) -> Replay:
+    replay.supervisor.node_leaving(node, f"{node} got SIGTERM: it is taken away", replay.now)
+    replay._take()
+    return replay
+
+
+def spread_gang(*tasks: str, **supervision: Any) -> Replay:
+    """Return a gang in which each task has a node of its own, named after it."""
+    plan = plan_of(*tasks)
+    spread = tuple(replace(task, node=task.id.file_name) for task in plan.tasks)
+    return Replay(replace(plan, tasks=spread, supervision=Supervision(**supervision)))
+
+
+def test_the_gang_saves_before_a_node_is_taken_away_and_its_restart_does_not_count() -> None:
+    replay = spread_gang("worker:0", "worker:1", grace_s=30.0, max_restarts=0)
+    replay.says("worker:0", "saves_on_sigterm").says("worker:1", "saves_on_sigterm")
+    leave(replay, "worker-1")
+    stops = [order for order in replay.orders if isinstance(order, do.StopTasks)]
+    assert {(order.node, order.grace_s) for order in stops} == {
+        ("worker-0", 30.0),
+        ("worker-1", 30.0),
+    }
+    leave(replay, "worker-1")
+    assert len(replay.stopped()) == 2
+    replay.ended("worker:0", "worker:1").gather(70)
+    restart = replay.last(ev.Restarting)
+    assert (restart.counts, restart.from_step, restart.attempt) == (False, 70, 2)
+    assert "it is taken away" in restart.reason
+
+
+def test_a_node_that_leaves_and_is_lost_at_once_is_still_a_preemption() -> None:
+    replay = leave(spread_gang("worker:0", "worker:1"), "worker-1")
+    replay.supervisor.node_lost("worker-1", "its pod was deleted", replay.now)
+    replay._take()
+    replay.ended("worker:0").gather(7)
+    assert replay.last(ev.Restarting).counts is False
+
+
+def test_a_plain_task_on_a_node_that_leaves_is_restarted_alone() -> None:
+    replay = leave(spread_gang("worker:0", "worker:1"), "nowhere")
+    assert replay.stopped() == []
+    plan = plan_of("worker:0", "worker:1", "evaluator:0")
+    spread = tuple(replace(task, node=task.id.file_name) for task in plan.tasks)
+    replay = leave(Replay(replace(plan, tasks=spread)), "evaluator-0")
+    assert replay.stopped() == ["evaluator:0"]
+    replay.ended("evaluator:0")
+    assert (replay.last(ev.Restarting).task, replay.last(ev.Restarting).counts) == (
+        "evaluator:0",
+        False,
+    )
 
 
 def test_an_agent_that_does_not_answer_is_dropped() -> None:

@@ -47,12 +47,14 @@ def main() -> NoReturn:
     parser.add_argument("--context")
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--token", required=True, help="the file with the run's token")
+    parser.add_argument("--done", action="store_true", help="release the seat's program")
     parser.add_argument("argv", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     try:
         token = Path(options.token).read_bytes().strip()
         connection = _connect(options)
-        sign_in(connection, token, {"argv": options.argv})
+        order = {"done": True} if options.done else {"argv": options.argv}
+        sign_in(connection, token, order)
         code = join(connection)
     except OSError as error:
         _write_all(2, f"{error}\n".encode())

@@ -26,7 +26,7 @@ class Nature(StrEnum):
     """The class of a reason; the restart policy depends on it."""
 
     WAITING = "waiting"
-    """It may pass without anybody's help; nothing failed."""
+    """Nothing failed, and it may pass without anybody's help."""
     PERMANENT = "permanent"
     """Another pod would meet the same: the spec or the cluster must change. The run ends."""
     INFRASTRUCTURE = "infrastructure"
@@ -63,6 +63,11 @@ class Reason:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.event}" if self.event else self.what
+
+    def of_lost(self, pod: str) -> str:
+        """Return the explanation of a lost node, from which `supervision.known_errors` reads the
+        class, and with it whether the restart counts."""
+        return f"its pod {pod} is lost ({self.nature}): {self}"
 
 
 LAST_TRY = 3

@@ -92,8 +92,6 @@ SCHEDULING: Table = (
     (r"", Words("the pod is not scheduled", _WAITING, "the scheduler's message says why")),
 )
 
-# ── Starting (pkg/kubelet/images/types.go, kuberuntime, volumemanager) ──
-
 IMAGE: Final = frozenset(
     {
         *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
@@ -113,10 +111,6 @@ PULLS: Table = (
             _PERMANENT,
             "load it on every node, or remove imagePullPolicy from runtime.kubernetes.pod_template",
         ),
-    ),
-    (
-        r"SignatureValidationFailed",
-        Words("the signature of the image {image} is refused", _PERMANENT, "sign the image"),
     ),
     (
         r"no match for platform|no matching manifest|exec format",
@@ -154,22 +148,15 @@ PULLS: Table = (
         r"not found|manifest unknown|NAME_UNKNOWN|does not exist",
         Words("the image {image} does not exist", _WAITING, _CHECK_IMAGE, _PULL_S),
     ),
-    (
-        r"no space left",
-        Words("the node has no space left for the image {image}", _WAITING, "", _AWAY_S),
-    ),
     (r"", Words("the image {image} cannot be pulled", _WAITING, _CHECK_IMAGE, _PULL_S)),
 )
+_NOT_STARTED = Words("the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S)
 CONTAINERS: Mapping[str, Words] = {
     "CreateContainerConfigError": Words(
         "the settings of the pod's container cannot be used", _WAITING, READ_MESSAGE, _MISSING_S
     ),
-    "CreateContainerError": Words(
-        "the container cannot be created", _WAITING, READ_MESSAGE, _MISSING_S
-    ),
-    "RunContainerError": Words(
-        "the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S
-    ),
+    "CreateContainerError": _NOT_STARTED,
+    "RunContainerError": _NOT_STARTED,
     "CrashLoopBackOff": Words(
         "the container ends again and again", _WAITING, "`kubectl logs --previous POD` says why"
     ),
@@ -237,8 +224,6 @@ STARTS: Table = (
         ),
     ),
 )
-
-# ── Refusals of the API server (admission) ──
 
 LARGER_THAN_QUOTA: Final = (
     "ask for less in runtime.kubernetes.resources: the pod alone is larger than the quota allows"
@@ -308,8 +293,6 @@ REFUSALS: Table = (
         Words("the namespace is being deleted", _PERMANENT, "use another namespace"),
     ),
 )
-
-# ── Ends ──
 
 OUT_OF_MEMORY = Words(
     "its container was killed: it used more memory than its limit (OOMKilled)",

@@ -38,6 +38,8 @@ ACCOUNT: Final = "tfcluster"
 TOKEN, SEAT = "token", "seat.py"
 ENV_KEY: Final = "env."
 """The keys of a run's Secret; that of the secret variable X is ``env.X``."""
+MOST_PIECES: Final = 12
+"""The most Secrets with a piece of the run's package."""
 _KEPT_S: Final = 7 * 86400
 _MOST_FAILURES: Final = 1000
 _LONGEST_NAME: Final = 40
@@ -128,10 +130,15 @@ def package_name(run: PodRun, number: int) -> str:
 
 
 def package_secrets(run: PodRun, key: str, pieces: Sequence[bytes]) -> list[Object]:
-    """Return a Secret for each piece of the run's package, with the key ``KEY-000`` and so on."""
+    """Return a Secret for each piece of the run's package, with the key ``KEY-000`` and so on.
+
+    The coordinator's pod starts as soon as the first one exists, so that is created last and
+    returned last.
+    """
+    assert len(pieces) <= MOST_PIECES
     return [
         _opaque(run, package_name(run, number), {f"{key}-{number:03}": piece})
-        for number, piece in enumerate(pieces)
+        for number, piece in reversed([*enumerate(pieces)])
     ]
 
 

@@ -16,6 +16,7 @@ from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     ENV_KEY,
     GENERATION,
+    MOST_PIECES,
     ROLE,
     SEAT,
     TASK,
@@ -29,10 +30,15 @@ from tfcluster.spec.kubernetes import Kubernetes, PodResources, Volume
 RUN_FOLDER: Final = "/tfcluster/run"
 PACKAGE_FOLDER: Final = "/tfcluster/package"
 HOME_FOLDER: Final = "/tfcluster/home"
-STATE_FOLDER: Final = "/tfcluster/runs"
-"""The folder of the coordinator's runs: `runtime.kubernetes.run_volume`, or the pod's own."""
+STATE_FOLDER: Final = "/tfcluster/state"
+"""The coordinator's TFCLUSTER_HOME: `runtime.kubernetes.run_volume`, or the pod's own."""
 SHM: Final = "/dev/shm"
 TASK_CONTAINER, COORDINATOR_CONTAINER = "task", "coordinator"
+JOB: Final = "TFCLUSTER_KUBERNETES_JOB"
+"""The variable with the name of the run's Job, in the coordinator's pod."""
+COORDINATOR: Final = ("python", "-P", "-m", "tfcluster.in_pod")
+"""The command of the coordinator, before the id of its run."""
+_NO_ENV: Final[Mapping[str, str]] = {}
 _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
 _USER: Final = "1000:1000"
@@ -80,20 +86,20 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     metadata["labels"] |= _gang_labels(run)
     metadata["annotations"] = {**settings.annotations, **metadata["annotations"], **_gang(run)}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _without_empty(spec)}
-    return merge(pod, _template_for(TASK_CONTAINER, settings.pod_template))
+    merged: Object = merge(pod, _template_for(TASK_CONTAINER, settings.pod_template))
+    return merged
 
 
 def coordinator_template(
-    run: PodRun, argv: Sequence[str], *, env: Mapping[str, str], secrets: Sequence[str], pieces: int
+    run: PodRun, *, secrets: Sequence[str] = (), env: Mapping[str, str] = _NO_ENV
 ) -> Object:
     """Return the template of the coordinator's pod.
 
-    `argv`: its command, "python" first for the seat's own; `env`: its variables; `secrets`: the
-    names of the variables whose values the run's Secret has; `pieces`: the Secrets of its package.
+    `secrets`: the names of the variables whose values the run's Secret has; `env`: more variables.
     """
     settings, own = run.settings, run.settings.coordinator
     image = own.image or run.plan.images[0]
-    volumes = [_secret_volume(run), _package_volume(run, pieces), _state_volume(settings)]
+    volumes = [_secret_volume(run), _package_volume(run), _state_volume(settings)]
     volumes += _own_folders(None, ())
     waits = 0.0 if settings.run_volume else settings.collect_s
     spec = {
@@ -106,10 +112,17 @@ def coordinator_template(
                 "name": COORDINATOR_CONTAINER,
                 "image": image,
                 **_pull_policy(image),
-                "command": ["python3", *_seat(), f"--collect-s={waits:g}", "--then", *argv],
+                "command": [
+                    "python3",
+                    *_seat(),
+                    f"--collect-s={waits:g}",
+                    "--then",
+                    *COORDINATOR,
+                    run.run_id,
+                ],
                 "env": [
                     *_environment(),
-                    *({"name": name, "value": value} for name, value in sorted(env.items())),
+                    *variables({JOB: run.name, "TFCLUSTER_HOME": STATE_FOLDER, **env}),
                     *(_secret_variable(run, name) for name in sorted(secrets)),
                 ],
                 "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
@@ -124,7 +137,8 @@ def coordinator_template(
     del metadata["name"]
     metadata["annotations"] = {**settings.annotations, **metadata["annotations"]}
     template = {"metadata": metadata, "spec": _without_empty(spec)}
-    return merge(template, _template_for(COORDINATOR_CONTAINER, settings.pod_template))
+    merged: Object = merge(template, _template_for(COORDINATOR_CONTAINER, settings.pod_template))
+    return merged
 
 
 def merge(base: Any, over: Any, key: str = "") -> Any:
@@ -218,7 +232,12 @@ def _seat() -> tuple[str, ...]:
 def _environment() -> list[Object]:
     """Return variables for a user that the image's /etc/passwd may not have."""
     values = {"HOME": HOME_FOLDER, "USER": "tfcluster", "LOGNAME": "tfcluster"}
-    return [{"name": name, "value": value} for name, value in values.items()]
+    return variables(values)
+
+
+def variables(values: Mapping[str, str]) -> list[Object]:
+    """Return a container's variables; Kubernetes would replace ``$(NAME)`` in their values."""
+    return [{"name": name, "value": value.replace("$(", "$$(")} for name, value in values.items()]
 
 
 def _secret_variable(run: PodRun, name: str) -> Object:
@@ -246,8 +265,12 @@ def _secret_volume(run: PodRun) -> Object:
     return {"name": "tfcluster-run", "mountPath": RUN_FOLDER, "readOnly": True, **source}
 
 
-def _package_volume(run: PodRun, pieces: int) -> Object:
-    sources = [{"secret": {"name": package_name(run, number)}} for number in range(pieces)]
+def _package_volume(run: PodRun) -> Object:
+    """Return the volume with the run's package, of which only the first piece must exist."""
+    sources = [
+        {"secret": {"name": package_name(run, number), "optional": number > 0}}
+        for number in range(MOST_PIECES)
+    ]
     source = {"projected": {"sources": sources, "defaultMode": 0o440}}
     return {"name": "tfcluster-package", "mountPath": PACKAGE_FOLDER, "readOnly": True, **source}
 

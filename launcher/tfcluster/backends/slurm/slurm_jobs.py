@@ -23,8 +23,9 @@ from tfcluster.backends.slurm.slurm_own_job import can_come_back as can_come_bac
 from tfcluster.backends.slurm.slurm_own_job import ending as ending
 from tfcluster.backends.slurm.slurm_own_job import own as own
 from tfcluster.backends.slurm.slurm_own_job import requeue as requeue
-from tfcluster.rundir.paths import RUN_ID
+from tfcluster.rundir.paths import RUN_ID, RunPaths
 from tfcluster.rundir.states import Status
+from tfcluster.spec.sections import Runtime
 
 _PHASES = {
     "PENDING": Phase.QUEUED,
@@ -66,8 +67,8 @@ _NO_OUTPUT = "0:53"
 """The exit code that Slurm gives a job whose output file it could not open."""
 
 
-def cluster(*, patience_s: float) -> str:
-    """Return the cluster's name."""
+def cluster(of: str | Runtime, *, patience_s: float) -> str:
+    """Return the name of the one cluster that this machine belongs to."""
     shown = _ask("scontrol", "show", "config", what="Slurm's settings", patience_s=patience_s)
     found = re.search(r"^ClusterName\s*=\s*(\S+)", shown, re.MULTILINE)
     return found[1] if found is not None else ""
@@ -84,12 +85,12 @@ def submit(job: Submission) -> str:
     return out.strip().split(";")[0]
 
 
-def look(*, patience_s: float) -> dict[str, JobState]:
+def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     """Return run → the state of its job, of this user's runs whose jobs Slurm still knows."""
     return {row.run_id: row.state for row in _queue(patience_s)}
 
 
-def explain_end(job: str, *, patience_s: float) -> JobEnd:
+def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return how a job ended; Slurm forgets it after some minutes (MinJobAge)."""
     try:
         shown = ask(
@@ -120,7 +121,7 @@ def explain_end(job: str, *, patience_s: float) -> JobEnd:
     return JobEnd(f"the coordinator in job {job} ended with exit code {exit_code or '?'}")
 
 
-def stop(job: str, *, now: bool) -> None:
+def stop(job: str, *, cluster: str, now: bool) -> None:
     """Signal the coordinator, which is the job's script; a job without one is removed at once."""
     phase = _phase_of(job)
     options = ("--batch", "--signal=TERM") if phase is Phase.RUNNING and not now else ()
@@ -132,6 +133,10 @@ def stop(job: str, *, now: bool) -> None:
     except SlurmError:
         if _phase_of(job) is not Phase.OVER:
             raise
+
+
+def follow(paths: RunPaths, job: str, *, cluster: str) -> None:
+    """Return None: the job writes into the same run folder."""
 
 
 def _phase_of(job: str) -> Phase:
@@ -156,7 +161,7 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
 
     `endpoint` is the cluster.
     """
-    if (here := cluster(patience_s=patience_s)) != endpoint:
+    if (here := cluster(endpoint, patience_s=patience_s)) != endpoint:
         raise SilentError(f"this machine belongs to the cluster {here}")
     found: dict[str, list[str]] = {}
     for row in _queue(patience_s):

@@ -8,6 +8,7 @@ import pytest
 
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.supervision.failure import Failure, Kind
 
 Object = dict[str, Any]
 NODE: Object = {"metadata": {"name": "n1"}, "spec": {}, "status": {"conditions": []}}
@@ -300,6 +301,23 @@ def test_the_servers_text_is_beneath_our_words() -> None:
     text = "0/2 nodes are available: 2 Insufficient cpu."
     reason = pod_reasons.explain(unscheduled(text))
     assert str(reason) == f"the pod does not fit on any node now: {text}"
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("out of memory", Kind.OUT_OF_MEMORY),
+        ("preempted", Kind.PREEMPTED),
+        ("no python", Kind.PERMANENT),
+        ("node silent", Kind.NODE_LOST),
+    ],
+)
+def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> None:
+    reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
+    assert reason is not None
+    text = reason.of_lost("r-worker-0-g1")
+    failure = Failure("worker:0", None, None, observed=Kind.NODE_LOST, description=text)
+    assert failure.kind is kind
 
 
 def test_the_newest_event_counts_whatever_their_order() -> None:

@@ -1,0 +1,236 @@
+"""A run folder that is copied while it is written: the side that sends, and the side that applies.
+
+``python -m tfcluster.backends.kubernetes.folder_stream FOLDER`` sends on its stdout, in the
+coordinator's pod. It reads one line of JSON, ``{"have": {PATH: [SIZE, MTIME_NS]}}``, from stdin and
+ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are sent from the
+offset that the reader has; all others whole, and resumed if they have not changed. While the run
+lives, checkpoints and outputs are left out. The last state is sent when all else has arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+from tfcluster.agent import foreign_json
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
+
+Have = dict[str, tuple[int, int]]
+"""Path → size and time of the last change, nanoseconds."""
+
+_STATE: Final = "state.json"
+_OWN: Final = frozenset({"spec.json", "plan.json", "launch.json", "submitted.json", _STATE})
+"""Files that each side has for itself; the state is sent apart."""
+_AT_THE_END: Final = ("checkpoints", "outputs")
+_NEVER: Final = ("tasks", "tuner")
+_PART: Final = ".part"
+_COMING: Final = ".partial-coming-"
+"""The prefix of a checkpoint's folder that is not complete yet; a store ignores it."""
+_SLICE: Final = 1 << 18
+_INTERVAL_S: Final = 0.2
+_SIGN_OF_LIFE_S: Final = 2.0
+
+
+def send(folder: Path, have: Have, stream: IO[bytes], *, pause: Pause) -> None:
+    """Send what changes in `folder` until its run is over, or `pause` says that nobody reads."""
+    sender = _Sender(folder, dict(have), stream)
+    while not sender.send_changes() and pause(_INTERVAL_S):
+        pass
+
+
+class Pause:
+    """The wait between two checks; stdin ends with the reader."""
+
+    def __call__(self, seconds: float) -> bool:
+        """Wait; return whether there is still a reader."""
+        readable, _, _ = select.select([0], [], [], seconds)
+        return not readable or bool(os.read(0, 1))
+
+
+@dataclass(slots=True)
+class _Sender:
+    folder: Path
+    sent: Have
+    stream: IO[bytes]
+    _state: bytes = b""
+    _said_at: float = float("-inf")
+
+    def send_changes(self) -> bool:
+        """Send what is new; return whether the run is over and everything is sent.
+
+        The state is read first and sent last, so that it is never ahead of the logs.
+        """
+        try:
+            state = (self.folder / _STATE).read_bytes()
+        except FileNotFoundError:
+            return False
+        is_over = Status(json.loads(state)["status"]).is_final
+        for path in _files(self.folder, everything=is_over):
+            self._send_file(path)
+        if state != self._state:
+            head = {"path": _STATE, "at": 0, "mtime_ns": 0, "last": True, "over": is_over}
+            self._frame(head, state)
+            self._state = state
+        if is_over or time.monotonic() - self._said_at >= _SIGN_OF_LIFE_S:
+            self._frame({"synced": True}, b"")
+            self._said_at = time.monotonic()
+        self.stream.flush()
+        return is_over
+
+    def _send_file(self, path: str) -> None:
+        try:
+            with (self.folder / path).open("rb") as file:
+                status = os.fstat(file.fileno())
+                size, mtime_ns = status.st_size, status.st_mtime_ns
+                had, had_mtime_ns = self.sent.get(path, (-1, 0))
+                is_same = _grows(path) or had_mtime_ns == mtime_ns
+                if had == size and is_same:
+                    return
+                at = had if is_same and 0 < had < size else 0
+                file.seek(at)
+                while True:
+                    data = file.read(min(_SLICE, size - at))
+                    is_last = at + len(data) >= size or not data
+                    head = {"path": path, "at": at, "mtime_ns": mtime_ns, "last": is_last}
+                    self._frame(head, data)
+                    at += len(data)
+                    if is_last:
+                        break
+                self.sent[path] = at, mtime_ns
+        except FileNotFoundError:
+            return
+
+    def _frame(self, head: Mapping[str, Any], data: bytes) -> None:
+        self.stream.write(json.dumps({**head, "bytes": len(data)}).encode() + b"\n" + data)
+
+
+def _files(folder: Path, *, everything: bool) -> Iterator[str]:
+    """Yield the paths of the files to send, relative to `folder`."""
+    for found, folders, names in os.walk(folder):
+        top = Path(found) == folder
+        skipped = {*_NEVER, *(() if everything else _AT_THE_END)} if top else set[str]()
+        folders[:] = sorted(
+            name for name in folders if name not in skipped and not name.startswith(".partial-")
+        )
+        for name in sorted(names):
+            is_own = top and (name in _OWN or name.startswith("."))
+            if not is_own and not name.endswith(_PART):
+                yield os.path.relpath(os.path.join(found, name), folder)
+
+
+def _grows(path: str) -> bool:
+    """Return whether the file is only appended to."""
+    return path.endswith((".jsonl", ".log")) or "tfevents" in path.rpartition("/")[2]
+
+
+@dataclass(slots=True)
+class Applier:
+    """The side that applies frames to its own run folder."""
+
+    paths: RunPaths
+    final_state: bytes | None = None
+    """The state of a run that is over, which is not applied yet (`finish`)."""
+    _seen: set[str] = field(default_factory=set)
+
+    def have(self) -> Have:
+        """Return what this folder has, also of files that did not arrive whole."""
+        found = Have()
+        for top, _, names in os.walk(self.paths.root):
+            for name in names:
+                path = os.path.join(top, name)
+                status = os.stat(path)
+                shown = os.path.relpath(path, self.paths.root).replace(_COMING, "")
+                if name.endswith(_PART):
+                    found[shown.removesuffix(_PART)] = status.st_size, status.st_mtime_ns
+                else:
+                    found.setdefault(shown, (status.st_size, status.st_mtime_ns))
+        return found
+
+    def apply(self, head: Mapping[str, Any], data: bytes) -> None:
+        """Apply a frame."""
+        path = _require_inside(head["path"])
+        if path == _STATE:
+            if head["over"]:
+                self.final_state = data
+            else:
+                self._write_state(data)
+            return
+        target = self._place_of(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        grown = target if _grows(path) else target.with_name(f"{target.name}{_PART}")
+        with grown.open("r+b" if grown.exists() else "xb") as file:
+            file.seek(head["at"])
+            file.write(data)
+            if not _grows(path):
+                file.truncate()
+        if not _grows(path):
+            os.utime(grown, ns=(head["mtime_ns"], head["mtime_ns"]))
+            if head["last"]:
+                grown.replace(target)
+
+    def place_checkpoints(self) -> None:
+        """Make checkpoints that have arrived whole visible."""
+        for coming in sorted(self.paths.checkpoints.glob(f"{_COMING}*")):
+            target = coming.with_name(coming.name.removeprefix(_COMING))
+            if target.exists():
+                shutil.copytree(coming, target, dirs_exist_ok=True)
+                shutil.rmtree(coming)
+            else:
+                coming.rename(target)
+
+    def finish(self) -> None:
+        """Apply the state of a run that is over."""
+        assert self.final_state is not None
+        self._write_state(self.final_state)
+
+    def _place_of(self, path: str) -> Path:
+        top, _, rest = path.partition("/")
+        if top == self.paths.checkpoints.name and "/" in rest:
+            return self.paths.checkpoints / f"{_COMING}{rest}"
+        return self.paths.root / path
+
+    def _write_state(self, data: bytes) -> None:
+        fresh = self.paths.state.with_name(f".{_STATE}.new")
+        fresh.write_bytes(data)
+        fresh.replace(self.paths.state)
+
+
+def frames(stream: IO[bytes]) -> Iterator[tuple[Mapping[str, Any], bytes]]:
+    """Yield the frames of a stream until it ends."""
+    while line := stream.readline():
+        head = foreign_json.parse_json_object(line)
+        data = stream.read(head["bytes"])
+        if len(data) < head["bytes"]:
+            return
+        yield head, data
+
+
+def _require_inside(path: str) -> str:
+    """Return `path`; raise ValueError for one that leads out of the folder."""
+    if path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"the coordinator's pod sends a file outside of the run folder: {path}")
+    return path
+
+
+def main() -> None:
+    """Send the folder that the command line names."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (byte := os.read(0, 1)):
+            return
+        line += byte
+    have = {path: (size, at) for path, (size, at) in json.loads(line)["have"].items()}
+    send(Path(sys.argv[1]), have, sys.stdout.buffer, pause=Pause())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Compares the pods of a run with quotas, limit ranges and nodes, as the scheduler would (pure).
+
+The scheduler and the quota's admission have the last word; this is their arithmetic as far as a
+user can read its inputs (pkg/scheduler/framework/plugins: noderesources, nodeaffinity,
+tainttoleration; pkg/quota/v1/evaluator/core/pods.go).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tfcluster.backends.kubernetes import quantities
+
+Object = Mapping[str, Any]
+Amounts = Mapping[str, float]
+_NATIVE = ("cpu", "memory", "ephemeral-storage")
+
+
+@dataclass(frozen=True, slots=True)
+class PodNeeds:
+    """The resources of one pod, and the nodes that it may use."""
+
+    requests: Amounts = field(default_factory=dict)
+    limits: Amounts = field(default_factory=dict)
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: Sequence[Object] = ()
+    affinity: Object = field(default_factory=dict)
+
+
+def needs(requests: Mapping[str, str], limits: Mapping[str, str], **nodes: Any) -> PodNeeds:
+    """Return the needs of a pod; a limit without a request is the request, as the server does."""
+    most = quantities.parse_all(limits)
+    return PodNeeds(most | quantities.parse_all(requests), most, **nodes)
+
+
+def with_defaults(pod: PodNeeds, ranges: Iterable[Object]) -> PodNeeds:
+    """Return the needs with the defaults of the namespace's LimitRanges."""
+    limits, requests = dict(pod.limits), dict(pod.requests)
+    for rule in _container_rules(ranges):
+        for name, value in quantities.parse_all(rule.get("default")).items():
+            limits.setdefault(name, value)
+        for name, value in quantities.parse_all(rule.get("defaultRequest")).items():
+            requests.setdefault(name, value)
+    return PodNeeds(limits | requests, limits, pod.node_selector, pod.tolerations, pod.affinity)
+
+
+def beyond_ranges(pod: PodNeeds, ranges: Iterable[Object]) -> Iterator[str]:
+    """Yield what the namespace's LimitRanges do not allow."""
+    for rule in _container_rules(ranges):
+        for name, most in quantities.parse_all(rule.get("max")).items():
+            asked = pod.limits.get(name)
+            if asked is None or asked > most:
+                wants = "no limit" if asked is None else quantities.show(name, asked)
+                yield f"{name}: {wants}, allowed are at most {quantities.show(name, most)}"
+        for name, least in quantities.parse_all(rule.get("min")).items():
+            if (asked := pod.requests.get(name, 0.0)) < least:
+                shown = quantities.show(name, asked), quantities.show(name, least)
+                yield f"{name}: {shown[0]}, demanded are at least {shown[1]}"
+
+
+def _container_rules(ranges: Iterable[Object]) -> Iterator[Object]:
+    for each in ranges:
+        for rule in each["spec"].get("limits") or ():
+            if rule.get("type") in ("Container", "Pod"):
+                yield rule
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A resource of which a quota has too little."""
+
+    quota: str
+    resource: str
+    asked: float
+    used: float
+    allowed: float
+
+    @property
+    def is_final(self) -> bool:
+        """Return whether the request alone is larger than the quota."""
+        return self.asked > self.allowed
+
+    def __str__(self) -> str:
+        shown = (quantities.show(self.resource, n) for n in (self.asked, self.used, self.allowed))
+        return "{}: {} asked, {} of {} used".format(self.resource, *shown)
+
+
+def shortages(
+    pods: Sequence[PodNeeds], quotas: Iterable[Object], *, priority_class: str | None = None
+) -> Iterator[Shortage]:
+    """Yield the resources of which `pods` together ask for more than the quotas have left."""
+    asked = {"pods": float(len(pods)), "count/pods": float(len(pods))}
+    asked |= {f"limits.{n}": v for n, v in quantities.total(p.limits for p in pods).items()}
+    for name, value in quantities.total(pod.requests for pod in pods).items():
+        asked |= {f"requests.{name}": value}
+        if name in _NATIVE:
+            asked[name] = value
+    for quota in quotas:
+        spec, status = quota.get("spec", {}), quota.get("status", {})
+        if not _applies(spec, priority_class):
+            continue
+        hard, used = (quantities.parse_all(each) for each in (spec.get("hard"), status.get("used")))
+        for name, allowed in hard.items():
+            wanted, taken = asked.get(name, 0.0), used.get(name, 0.0)
+            if wanted > 0 and wanted + taken > allowed:
+                yield Shortage(quota["metadata"]["name"], name, wanted, taken, allowed)
+
+
+def unset(pod: PodNeeds, quotas: Iterable[Object]) -> list[str]:
+    """Return the resources that a quota demands of every pod and that `pod` does not set."""
+    demanded = {name for quota in quotas for name in quota.get("spec", {}).get("hard") or ()}
+    found = set()
+    for name in _NATIVE[:2]:
+        if demanded & {name, f"requests.{name}"} and name not in pod.requests:
+            found.add(f"requests {name}")
+        if f"limits.{name}" in demanded and name not in pod.limits:
+            found.add(f"limits {name}")
+    return sorted(found)
+
+
+def _applies(spec: Object, priority_class: str | None) -> bool:
+    """Return whether a quota counts the pods of a run, which have no deadline of their own."""
+    if set(spec.get("scopes") or ()) & {"Terminating", "BestEffort"}:
+        return False
+    for rule in (spec.get("scopeSelector") or {}).get("matchExpressions") or ():
+        if rule.get("scopeName") == "PriorityClass" and rule.get("operator") == "In":
+            return priority_class in (rule.get("values") or ())
+    return True
+
+
+def may_use(node: Object, pod: PodNeeds) -> bool:
+    """Return whether the scheduler may put `pod` on a node, its free resources apart."""
+    spec, metadata = node.get("spec", {}), node["metadata"]
+    labels = metadata.get("labels") or {}
+    conditions = node.get("status", {}).get("conditions") or ()
+    is_ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    if not is_ready or spec.get("unschedulable"):
+        return False
+    if any(labels.get(key) != value for key, value in pod.node_selector.items()):
+        return False
+    taints = [each for each in spec.get("taints") or () if each["effect"] != "PreferNoSchedule"]
+    if not all(any(_tolerates(one, taint) for one in pod.tolerations) for taint in taints):
+        return False
+    required = (pod.affinity.get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    terms = (required or {}).get("nodeSelectorTerms") or ()
+    fields = {"metadata.name": metadata["name"]}
+    return not terms or any(_meets(term, labels, fields) for term in terms)
+
+
+def _tolerates(toleration: Object, taint: Object) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    same = toleration.get("key") == taint["key"]
+    return same and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _meets(term: Object, labels: Mapping[str, str], fields: Mapping[str, str]) -> bool:
+    on_labels = ((rule, labels) for rule in term.get("matchExpressions") or ())
+    on_fields = ((rule, fields) for rule in term.get("matchFields") or ())
+    return all(_holds(rule, known) for rule, known in (*on_labels, *on_fields))
+
+
+def _holds(rule: Object, known: Mapping[str, str]) -> bool:
+    value, values = known.get(rule["key"]), rule.get("values") or [""]
+    match rule["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" if value is not None and value.lstrip("-").isdigit():
+            above = int(value) - int(values[0])
+            return above > 0 if rule["operator"] == "Gt" else above < 0
+    return False
+
+
+def places(nodes: Collection[Object], pod: PodNeeds, running: Iterable[Object] = ()) -> int:
+    """Return how many pods like `pod` the nodes could hold at once, beside `running` pods."""
+    used: dict[str, list[Amounts]] = {}
+    for each in running:
+        used.setdefault(each["spec"].get("nodeName") or "", []).append(_requests_of(each))
+    found = 0
+    for node in nodes:
+        if may_use(node, pod):
+            taken = quantities.total(used.get(node["metadata"]["name"], ()))
+            free = quantities.parse_all(node["status"].get("allocatable"))
+            asked = {**pod.requests, "pods": 1.0}
+            counts = [
+                (free.get(name, 0.0) - taken.get(name, 0.0) + 1e-9) // value
+                for name, value in asked.items()
+                if value > 0
+            ]
+            found += max(0, int(min(counts)))
+    return found
+
+
+def _requests_of(pod: Object) -> Amounts:
+    """Return what the scheduler counts for a pod: the sum of its containers, at least the largest
+    one that initialises it, and its overhead."""
+    spec = pod["spec"]
+    asked = [each.get("resources", {}).get("requests") for each in spec["containers"]]
+    summed = quantities.total(map(quantities.parse_all, asked))
+    for each in spec.get("initContainers") or ():
+        for name, value in quantities.parse_all(each.get("resources", {}).get("requests")).items():
+            summed[name] = max(summed.get(name, 0.0), value)
+    return quantities.total([summed, quantities.parse_all(spec.get("overhead")), {"pods": 1.0}])

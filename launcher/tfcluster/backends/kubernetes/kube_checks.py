@@ -1,0 +1,354 @@
+"""Checks of a run before its pods are made: cluster, rights, quota, nodes and named objects.
+
+Kubernetes accepts pods that can never start, and a Secret that is missing shows only on a node.
+What this user may not read is not checked, which is no obstacle, but is said.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from tfcluster.backends.jobs import Obstacle, Outlook, Submission
+from tfcluster.backends.kubernetes import kube_capacity, run_objects
+from tfcluster.backends.kubernetes.kube_capacity import PodNeeds
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
+from tfcluster.errors import SetupError, join_first
+
+if TYPE_CHECKING:
+    from tfcluster.spec.kubernetes import Kubernetes
+
+OLDEST = (1, 20)
+"""The oldest server that tfcluster was tried with."""
+_PATIENCE_S = 5.0
+_ASKERS = 8
+
+RIGHTS: tuple[tuple[str, str, str], ...] = (
+    ("", "pods", "create get list watch delete patch"),
+    ("", "pods/log", "get"),
+    ("", "pods/portforward", "create"),
+    ("", "secrets", "create get delete"),
+    ("", "services", "create get delete"),
+    ("batch", "jobs", "create get list patch delete"),
+    ("networking.k8s.io", "networkpolicies", "create"),
+)
+"""API group, resource and verbs that the user needs who starts runs."""
+SETUP_RIGHTS: tuple[tuple[str, str, str], ...] = (
+    ("", "serviceaccounts", "create"),
+    ("rbac.authorization.k8s.io", "roles", "create"),
+    ("rbac.authorization.k8s.io", "rolebindings", "create"),
+)
+"""The rights of a user who makes the coordinator's ServiceAccount where it is missing."""
+_GANGS = {
+    "kueue": ("kueue.x-k8s.io", "Kueue"),
+    "volcano": ("scheduling.volcano.sh", "Volcano"),
+    "coscheduling": ("scheduling.x-k8s.io", "the scheduler plugin coscheduling"),
+}
+"""Value of `gang` → API group, and name."""
+_KINDS = {
+    "serviceaccounts": "ServiceAccount",
+    "secrets": "Secret",
+    "configmaps": "ConfigMap",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
+    "priorityclasses": "PriorityClass",
+}
+_SCHEDULING = "/apis/scheduling.k8s.io/v1/priorityclasses"
+
+
+def check(job: Submission, *, thorough: bool) -> Outlook:
+    """Compare the run with the cluster; see `backends.jobs.Jobs.check`."""
+    settings = job.runtime.kubernetes
+    assert settings is not None
+    try:
+        cluster = reach(settings, patience_s=_PATIENCE_S)
+        survey = Survey(cluster, settings, tasks=job.nodes)
+        version = cluster.get("/version", what="version")
+        found = [*_judge_version(version), *survey.check_objects(), *survey.check_amounts()]
+        if thorough:
+            found += [*survey.check_gang(), *survey.check_rights(), *survey.check_nodes()]
+    except SetupError as error:
+        return Outlook((Obstacle("cluster", error.message, error.fix),))
+    if survey.unread:
+        what = f"this user may not read {join_first(sorted(survey.unread), 12)}: not checked"
+        found.append(Obstacle("permissions", what, "", is_fatal=False))
+    about = f"Kubernetes {version.get('gitVersion')} at {cluster.name}"
+    return Outlook(tuple(found), f"{about}; whether it enforces NetworkPolicies is not known")
+
+
+def _judge_version(version: Object) -> Iterator[Obstacle]:
+    numbers = [str(version.get(key, "")).rstrip("+") for key in ("major", "minor")]
+    if all(map(str.isdigit, numbers)) and tuple(map(int, numbers)) < OLDEST:
+        what = f"the server is Kubernetes {'.'.join(numbers)}; tfcluster was tried with 1.20 on"
+        yield Obstacle("cluster", what, "use a newer cluster", is_fatal=False)
+
+
+class Survey:
+    """The questions to one cluster about one run, and what could not be read."""
+
+    def __init__(self, cluster: Cluster, settings: Kubernetes, *, tasks: int) -> None:
+        self.cluster, self.settings, self.tasks = cluster, settings, tasks
+        self.unread: set[str] = set()
+        """The kinds of objects that this user may not read."""
+
+    def _list(self, path: str, **query: str) -> list[Object] | None:
+        """Return all objects, or None where this user may not list them."""
+        try:
+            return self.cluster.list(path, labels=None, **query)
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            self.unread.add(path.rpartition("/")[2])
+            return None
+
+    def _find(self, path: str) -> Object | bool:
+        """Return an object, False where there is none, True where it may not be read."""
+        try:
+            return found if (found := self.cluster.find(path)) is not None else False
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            if not path.startswith("/api/v1/namespaces/"):  # the rights in it say enough
+                self.unread.add(path.split("/")[-2])
+            return True
+
+    # ── Objects that the spec names ──
+
+    def check_objects(self) -> Iterator[Obstacle]:
+        """Check that what the spec names exists, and that claims serve all nodes."""
+        namespace = self.cluster.namespace
+        if self._find(f"/api/v1/namespaces/{namespace}") is False:
+            fix = f"`kubectl create namespace {namespace}`, or correct runtime.kubernetes.namespace"
+            yield Obstacle("cluster", f"there is no namespace {namespace}", fix)
+            return
+        for path, where in dict(self._named()).items():
+            found = self._find(path)
+            kind, name = path.split("/")[-2:]
+            if found is False:
+                what = f"there is no {_KINDS[kind]} {name} in the namespace {namespace} ({where})"
+                if path.startswith("/"):
+                    what = f"there is no {_KINDS[kind]} {name} in the cluster ({where})"
+                fix = f"create it, or correct the spec: `kubectl get {kind} -n {namespace}`"
+                yield Obstacle("objects", what, fix)
+            elif isinstance(found, dict) and kind == "persistentvolumeclaims":
+                yield from self._judge_claim(found)
+            elif isinstance(found, dict) and where == "image_pull_secrets":
+                yield from self._judge_pull_secret(found)
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        """Yield the path of each object that the spec names, and the field that does."""
+        spec = self.settings
+        if spec.service_account:
+            yield f"serviceaccounts/{spec.service_account}", "service_account"
+        for name in spec.image_pull_secrets:
+            yield f"secrets/{name}", "image_pull_secrets"
+        sources = [("env_from", each.secret, each.config_map) for each in spec.env_from]
+        sources += [("volumes", each.secret, each.config_map) for each in spec.volumes]
+        for where, secret, config_map in sources:
+            if secret:
+                yield f"secrets/{secret}", where
+            if config_map:
+                yield f"configmaps/{config_map}", where
+        for volume in spec.volumes:
+            if volume.claim:
+                yield f"persistentvolumeclaims/{volume.claim}", "volumes"
+        if spec.run_volume:
+            yield f"persistentvolumeclaims/{spec.run_volume}", "run_volume"
+        if spec.priority_class:
+            yield f"{_SCHEDULING}/{spec.priority_class}", "priority_class"
+
+    def _judge_claim(self, claim: Object) -> Iterator[Obstacle]:
+        name, spec = claim["metadata"]["name"], claim["spec"]
+        modes = set(spec.get("accessModes") or ())
+        used_by = [volume for volume in self.settings.volumes if volume.claim == name]
+        if used_by and self.tasks > 1 and not modes & {"ReadWriteMany", "ReadOnlyMany"}:
+            what = f"the claim {name} ({', '.join(sorted(modes))}) serves one node at a time"
+            fix = "use a claim with ReadWriteMany, or keep all tasks on one node by affinity"
+            yield Obstacle("volumes", what, fix, is_fatal=False)
+        elif modes == {"ReadOnlyMany"} and not all(volume.read_only for volume in used_by):
+            what = f"the claim {name} can only be read (ReadOnlyMany)"
+            yield Obstacle("volumes", what, "set `read_only` of the volume", is_fatal=False)
+        if claim.get("status", {}).get("phase") == "Pending":
+            yield from self._judge_pending(name, spec.get("storageClassName"))
+
+    def _judge_pending(self, name: str, class_name: str | None) -> Iterator[Obstacle]:
+        found = self._find(f"/apis/storage.k8s.io/v1/storageclasses/{class_name}")
+        fix = f"`kubectl describe pvc {name} -n {self.cluster.namespace}` says why"
+        if not class_name or found is False:
+            what = f"the claim {name} has no volume, and its StorageClass does not exist"
+            yield Obstacle("volumes", what, fix)
+        elif isinstance(found, dict) and found.get("volumeBindingMode") != "WaitForFirstConsumer":
+            yield Obstacle("volumes", f"the claim {name} has no volume yet", fix, is_fatal=False)
+
+    def _judge_pull_secret(self, secret: Object) -> Iterator[Obstacle]:
+        name, image = secret["metadata"]["name"], self.settings.image
+        try:
+            text = base64.b64decode((secret.get("data") or {}).get(".dockerconfigjson") or "")
+            hosts = [_host(each) for each in json.loads(text or b"{}").get("auths", {})]
+        except (binascii.Error, ValueError, AttributeError):
+            hosts = []
+        first = (image or "").partition("/")[0]
+        registry = first if image and "/" in image and ("." in first or ":" in first) else None
+        if not hosts:
+            what = f"the secret {name} holds no sign-in of a registry"
+            fix = "make it with `kubectl create secret docker-registry`"
+            yield Obstacle("image", what, fix)
+        elif registry and len(self.settings.image_pull_secrets) == 1 and registry not in hosts:
+            what = f"the secret {name} does not sign in at {registry}, which has the image"
+            yield Obstacle("image", what, "correct image_pull_secrets", is_fatal=False)
+
+    # ── Amounts ──
+
+    def _pods(self) -> list[PodNeeds]:
+        """Return the needs of the coordinator's pod and of the tasks' pods."""
+        spec = self.settings
+        task = kube_capacity.needs(
+            spec.resources.requests,
+            spec.resources.limits,
+            node_selector=spec.node_selector,
+            tolerations=spec.tolerations,
+            affinity=spec.affinity or {},
+        )
+        own = spec.coordinator
+        first = kube_capacity.needs(own.resources.requests, own.resources.limits)
+        return [first, *[task] * self.tasks]
+
+    def check_amounts(self) -> Iterator[Obstacle]:
+        """Compare the pods with the quotas and limit ranges of the namespace."""
+        namespace = self.cluster.namespace
+        ranges = self._list("limitranges") or []
+        pods = [kube_capacity.with_defaults(pod, ranges) for pod in self._pods()]
+        fix = f"change `resources`: `kubectl describe limitrange -n {namespace}`"
+        for problem in dict.fromkeys(
+            problem for pod in pods for problem in kube_capacity.beyond_ranges(pod, ranges)
+        ):
+            yield Obstacle("quota", f"a LimitRange of {namespace} forbids {problem}", fix)
+        quotas = self._list("resourcequotas") or []
+        fix = f"`kubectl describe quota -n {namespace}` shows what is used"
+        missing = {name for pod in pods for name in kube_capacity.unset(pod, quotas)}
+        if missing:
+            what = f"a quota of {namespace} demands {', '.join(sorted(missing))} of every pod"
+            yield Obstacle("quota", what, "set them in resources and coordinator.resources")
+        priority = self.settings.priority_class
+        for one in kube_capacity.shortages(pods, quotas, priority_class=priority):
+            when = "never allows" if one.is_final else "does not allow now"
+            what = f"the quota {one.quota} {when} the run's pods: {one}"
+            yield Obstacle("quota", what, fix, is_fatal=one.is_final)
+
+    def check_nodes(self) -> Iterator[Obstacle]:
+        """Estimate whether the nodes could hold all tasks at once."""
+        nodes = self._list("/api/v1/nodes")
+        if nodes is None:
+            return
+        active = "status.phase!=Succeeded,status.phase!=Failed"
+        running = self._list("/api/v1/pods", fieldSelector=active)
+        task = self._pods()[-1]
+        empty = kube_capacity.places(nodes, task)
+        free = kube_capacity.places(nodes, task, running or ())
+        fix = "`kubectl describe nodes` shows labels, taints, allocatable and used resources"
+        if empty < self.tasks:
+            what = (
+                f"the {len(nodes)} nodes hold {empty} of {self.tasks} tasks at once (an estimate):"
+                " the run waits unless nodes are added"
+            )
+            yield Obstacle("nodes", what, fix, is_fatal=False)
+        elif free < self.tasks:
+            what = (
+                f"the nodes have room for {free} of {self.tasks} tasks now (an estimate): the run"
+                " waits until other pods end"
+            )
+            yield Obstacle("nodes", what, fix, is_fatal=False)
+
+    # ── Gang scheduler ──
+
+    def check_gang(self) -> Iterator[Obstacle]:
+        """Check that the gang scheduler and the queue that the spec names exist."""
+        if self.settings.gang not in _GANGS:
+            return
+        group, name = _GANGS[self.settings.gang]
+        listed = self.cluster.get("/apis", what="API groups").get("groups") or ()
+        found = next((each for each in listed if each["name"] == group), None)
+        if found is None:
+            what = f"gang is {self.settings.gang}, but {name} is not installed in the cluster"
+            yield Obstacle("gang", what, 'have it installed, or set gang to "none"')
+        elif self.settings.gang == "kueue":
+            base = f"/apis/{found['preferredVersion']['groupVersion']}"
+            queue = f"localqueues/{self.settings.queue}"
+            if self._find(f"{base}/namespaces/{self.cluster.namespace}/{queue}") is False:
+                what = f"there is no LocalQueue {self.settings.queue} in {self.cluster.namespace}"
+                fix = f"`kubectl get localqueues -n {self.cluster.namespace}` lists them"
+                yield Obstacle("gang", what, fix)
+
+    # ── Rights ──
+
+    def check_rights(self) -> Iterator[Obstacle]:
+        """Check each verb that this user and the coordinator's account need."""
+        namespace = self.cluster.namespace
+        account = self.settings.coordinator.service_account or run_objects.ACCOUNT
+        if missing := self._missing(RIGHTS):
+            what = f"this user may not {join_first(missing, 6)} in the namespace {namespace}"
+            fix = f"`kubectl auth can-i --list -n {namespace}` shows the rights; a Role gives them"
+            yield Obstacle("permissions", what, fix)
+        found = self._find(f"serviceaccounts/{account}")
+        if found is False:
+            missing = (
+                self._missing(SETUP_RIGHTS) if account == run_objects.ACCOUNT else ["create it"]
+            )
+            if missing:
+                what = f"there is no ServiceAccount {account} for the coordinator in {namespace}"
+                what += f", and this user may not {join_first(missing)}"
+                fix = "have an administrator apply what `tfcluster export SPEC --format kubernetes`"
+                yield Obstacle("permissions", what, f"{fix} prints")
+        elif missing := self._missing(_coordinator_rights(), account=account):
+            what = f"the ServiceAccount {account} may not {join_first(missing, 6)} in {namespace}"
+            yield Obstacle("permissions", what, "bind it to a Role with these verbs")
+
+    def _missing(
+        self, rights: Iterable[tuple[str, str, str]], *, account: str | None = None
+    ) -> list[str]:
+        """Return the rights that this user, or a ServiceAccount, does not have."""
+        wanted = [(g, resource, verb) for g, resource, verbs in rights for verb in verbs.split()]
+        with ThreadPoolExecutor(_ASKERS) as pool:
+            allowed = list(pool.map(lambda right: self._may(*right, account=account), wanted))
+        pairs = zip(wanted, allowed, strict=True)
+        return [f"{verb} {resource}" for (_, resource, verb), may in pairs if not may]
+
+    def _may(self, group: str, resource: str, verb: str, *, account: str | None) -> bool:
+        name, _, subresource = resource.partition("/")
+        asked: dict[str, Any] = {"namespace": self.cluster.namespace, "verb": verb}
+        asked |= {"group": group, "resource": name, "subresource": subresource}
+        spec: dict[str, Any] = {"resourceAttributes": asked}
+        kind, path = "SelfSubjectAccessReview", "/apis/authorization.k8s.io/v1/selfsubject"
+        body: Object = {"apiVersion": "authorization.k8s.io/v1", "kind": kind, "spec": spec}
+        path += "accessreviews"
+        if account is not None:
+            spec["user"] = f"system:serviceaccount:{self.cluster.namespace}:{account}"
+            spec["groups"] = [
+                "system:serviceaccounts",
+                f"system:serviceaccounts:{self.cluster.namespace}",
+                "system:authenticated",
+            ]
+            body |= {"kind": "LocalSubjectAccessReview"}
+            body |= {"metadata": {"namespace": self.cluster.namespace}}
+            path = "authorization/localsubjectaccessreviews"
+        try:
+            return bool(self.cluster.create(path, body)["status"].get("allowed"))
+        except KubeError as error:
+            if error.status != 403:
+                raise
+            self.unread.add("the rights of the coordinator's account")
+            return True
+
+
+def _coordinator_rights() -> Iterator[tuple[str, str, str]]:
+    role = next(each for each in run_objects.account_objects() if each["kind"] == "Role")
+    for rule in role["rules"]:
+        for resource in rule["resources"]:
+            yield rule["apiGroups"][0], resource, " ".join(rule["verbs"])
+
+
+def _host(registry: str) -> str:
+    return registry.removeprefix("https://").removeprefix("http://").partition("/")[0]

@@ -1,0 +1,141 @@
+"""The copy of a submitted run's folder on this machine, kept up to date by a thread.
+
+One process at a time copies (a lock in the run folder); all views read the folder as ever. The
+stream comes from the coordinator's pod through its seat; a broken one is made again and resumed.
+When all files of an ended run have arrived, the pod is released, and then the end is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Final, Protocol
+
+from tfcluster.agent.error_text import describe_error
+from tfcluster.backends import job_watch, past_runs
+from tfcluster.backends.kubernetes.folder_stream import Applier, frames
+from tfcluster.backends.past_runs import SilentError
+from tfcluster.checkpoints.copying import SourceChangedError
+from tfcluster.checkpoints.store import deliver, open_for_reading
+from tfcluster.errors import TfclusterError
+from tfcluster.rundir import registry
+from tfcluster.rundir.events import Warned
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import EventLog
+
+LOCK: Final = ".mirror"
+_RETRY_S: Final = 1.0
+
+
+class Source(Protocol):
+    """The coordinator's pod, as the copy needs it. Its methods raise TfclusterError."""
+
+    def command(self) -> list[str] | None:
+        """Return the command that sends the folder; None while no pod runs."""
+
+    def release(self) -> None:
+        """Remove all that the cluster has of the run."""
+
+
+@dataclass(slots=True)
+class Mirror:
+    """The thread that copies the folder of one run (`backends.jobs.Following`)."""
+
+    paths: RunPaths
+    source: Source
+    _has_news: threading.Event = field(default_factory=threading.Event)
+
+    def start(self) -> Mirror:
+        threading.Thread(target=self._run, name="mirror", daemon=True).start()
+        return self
+
+    def await_news(self, patience_s: float) -> None:
+        """Wait until the folder is up to date once, or there is nobody to ask."""
+        self._has_news.wait(max(0.0, patience_s))
+
+    def _run(self) -> None:
+        with contextlib.suppress(FileNotFoundError), self._alone():  # the folder was deleted
+            while not self._copy():
+                self._has_news.set()
+                time.sleep(_RETRY_S)
+        self._has_news.set()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Wait until no other process copies this run."""
+        with (self.paths.root / LOCK).open("a") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._has_news.set()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _copy(self) -> bool:
+        """Copy until the stream ends; return whether the run is over."""
+        if registry.load_recorded(self.paths).status.is_final:
+            return True
+        try:
+            argv = self.source.command()
+        except (TfclusterError, SilentError):
+            return False
+        if argv is None:
+            return False
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet
+        ) as stream:
+            assert stream.stdin is not None
+            assert stream.stdout is not None
+            try:
+                applier = Applier(self.paths)
+                with contextlib.suppress(BrokenPipeError):
+                    stream.stdin.write(json.dumps({"have": applier.have()}).encode() + b"\n")
+                    stream.stdin.flush()
+                self._apply(applier, stream.stdout)
+            finally:
+                stream.kill()
+        return self._finish(applier)
+
+    def _apply(self, applier: Applier, stream: IO[bytes]) -> None:
+        for head, data in frames(stream):
+            if "path" in head:
+                applier.apply(head, data)
+            else:
+                self._has_news.set()
+                if applier.final_state is not None:
+                    return
+
+    def _finish(self, applier: Applier) -> bool:
+        if applier.final_state is None:
+            return False
+        applier.place_checkpoints()
+        deliver_results(self.paths)
+        with job_watch.recording_alone(self.paths):  # a view may notice that the Job is gone
+            with contextlib.suppress(TfclusterError, SilentError, OSError):
+                self.source.release()
+            applier.finish()
+        past_runs.find_leftovers_of(self.paths.run_id)  # forgets a run that left nothing
+        return True
+
+
+def deliver_results(paths: RunPaths) -> None:
+    """Copy the results to ``checkpoints.to``, a folder of this machine; a failure is an event."""
+    if (to := registry.load_plan(paths).checkpoints.to) is None:
+        return
+    held = [one for one in open_for_reading(paths.checkpoints) if one.kind != "backup"]
+    outputs = paths.outputs if paths.outputs.exists() else None
+    try:
+        deliver(held[-1] if held else None, outputs, Path(to))
+    except (SourceChangedError, OSError) as error:
+        log = EventLog(paths.events, clock=time.time)
+        why = f"not everything was copied to checkpoints.to ({to}): {describe_error(error)}"
+        log.append(Warned(message=why, closing=True))
+        log.close()

@@ -1,0 +1,171 @@
+"""The package of a submitted run: its folder, its spec and its code, as Secrets of the cluster.
+
+The submitter packs what the coordinator needs (`build`), and the coordinator's pod unpacks it
+(`unpack`). A Secret holds 1 MiB at most, so the package travels in pieces.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gzip
+import io
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from tfcluster.agent import foreign_json
+from tfcluster.errors import SetupError
+from tfcluster.nodes import code_sync
+from tfcluster.plans.plan import Plan
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire.file_sending import Sent
+
+KEY: Final = "package"
+PIECE_BYTES: Final = 700 << 10
+MOST_BYTES: Final = 8 << 20
+SUBMITTED: Final = "submitted.json"
+"""The job of the run, as the submitter records it: name and cluster."""
+_ENV_FILE: Final = "env_file"
+_UNPACKING: Final = ".unpacking-"
+
+
+def build(paths: RunPaths, plan: Plan, *, cluster: str, job: str, home: str) -> list[bytes]:
+    """Return the pieces of the package of the run in `paths`.
+
+    `home`: the TFCLUSTER_HOME of the coordinator. Raises SetupError if the package is too large.
+    """
+    spec = foreign_json.read_json_object(paths.spec)
+    env_file = _path_of(spec, "env_file", paths)
+    submitted = {"id": job, "cluster": cluster}
+    code = code_sync.snapshot(Path(plan.workdir), _include(spec), withheld=plan.withheld)
+    buffer = io.BytesIO()
+    with (
+        gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
+        tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        _add_json(tar, f"run/{paths.spec.name}", _spec_in_pod(spec, paths.run_id, home))
+        _add_json(tar, f"run/{SUBMITTED}", submitted)
+        for path in (paths.plan, paths.launch, paths.state, paths.events):
+            tar.add(path, f"run/{path.name}")
+        if paths.checkpoints.exists():
+            tar.add(paths.checkpoints, f"run/{paths.checkpoints.name}")
+        if env_file is not None:
+            tar.add(env_file, _ENV_FILE)
+        _add_folder(tar, "code")
+        for file in code.files:
+            _add_code(tar, file)
+    package = buffer.getvalue()
+    _require_size(len(package), paths, code)
+    return [package[at : at + PIECE_BYTES] for at in range(0, len(package), PIECE_BYTES)]
+
+
+def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
+    """Unpack the pieces in `folder` into `home`, unless that was done; return the run's paths.
+
+    The run folder appears last and whole: what a killed attempt has left does not count.
+    """
+    paths = RunPaths.of(run_id, home)
+    if paths.state.exists():
+        return paths
+    paths.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    code = code_folder(home, run_id)
+    code.parent.mkdir(mode=0o700, exist_ok=True)
+    for leftover in (*home.glob(f"{_UNPACKING}{run_id}-*"), code, paths.root):
+        shutil.rmtree(leftover, ignore_errors=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f"{_UNPACKING}{run_id}-", dir=home))
+    package = b"".join(piece.read_bytes() for piece in sorted(folder.glob(f"{KEY}-*")))
+    with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
+        tar.extractall(fresh, filter="tar")
+    env_file = fresh / _ENV_FILE
+    if env_file.exists():
+        env_file.replace(home / f"{_ENV_FILE}-{run_id}")
+    (fresh / "run" / paths.logs.name).mkdir()
+    (fresh / "code").rename(code)
+    (fresh / "run").rename(paths.root)
+    fresh.rmdir()
+    return paths
+
+
+def code_folder(home: Path, run_id: str) -> Path:
+    """Return the folder of the workdir's copy in the coordinator's pod."""
+    return home / "code" / run_id
+
+
+def _spec_in_pod(spec: dict[str, Any], run_id: str, home: str) -> dict[str, Any]:
+    """Return the spec with the paths of the pod; results are delivered by the submitter."""
+    changed = copy.deepcopy(spec)
+    changed["job"]["workdir"] = str(code_folder(Path(home), run_id))
+    if changed["job"].get("env_file") is not None:
+        changed["job"]["env_file"] = f"{home}/{_ENV_FILE}-{run_id}"
+    changed.get("checkpoints", {}).pop("to", None)
+    return changed
+
+
+def _path_of(spec: dict[str, Any], field: str, paths: RunPaths) -> Path | None:
+    """Return a path of ``job``, which is relative to the spec's folder."""
+    written = spec["job"].get(field)
+    if written is None:
+        return None
+    folder = foreign_json.read_json_object(paths.state).get("spec_folder") or "."
+    return Path(folder, os.path.expandvars(os.path.expanduser(written)))
+
+
+def _include(spec: dict[str, Any]) -> list[str]:
+    return list(spec["job"].get("include") or ())
+
+
+def _add_json(tar: tarfile.TarFile, name: str, value: Any) -> None:
+    data = json.dumps(value).encode()
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = len(data), 0o600
+    tar.addfile(info, io.BytesIO(data))
+
+
+def _add_folder(tar: tarfile.TarFile, name: str) -> None:
+    info = tarfile.TarInfo(name)
+    info.type, info.mode = tarfile.DIRTYPE, 0o755
+    tar.addfile(info)
+
+
+def _add_code(tar: tarfile.TarFile, file: Sent) -> None:
+    info = tarfile.TarInfo(f"code/{file.path}")
+    info.mode = file.mode
+    if file.link is not None:
+        info.type, info.linkname = tarfile.SYMTYPE, file.link
+        tar.addfile(info)
+        return
+    with contextlib.suppress(FileNotFoundError), file.source.open("rb") as reader:
+        status = os.fstat(reader.fileno())
+        info.size, info.mtime = status.st_size, status.st_mtime
+        tar.addfile(info, reader)
+
+
+def _require_size(size: int, paths: RunPaths, code: code_sync.Snapshot) -> None:
+    if size <= MOST_BYTES:
+        return
+    sizes = {f.path: f.source.stat().st_size for f in code.files if f.link is None}
+    seed = sum(path.stat().st_size for path in _files(paths.checkpoints))
+    what = f"the run's package has {size / 1e6:.0f} MB, more than {MOST_BYTES / 1e6:.0f} MB"
+    if seed > sum(sizes.values()):
+        raise SetupError(
+            f"{what}: the checkpoint to resume from has {seed / 1e6:.0f} MB",
+            fix="set checkpoints.dir to a volume or an object store that the pods see, and copy"
+            " the checkpoint there; or use `up --coordinator here`, which sends it to the pods",
+        )
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
+    named = ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest)
+    raise SetupError(
+        f"{what}; the largest files of the workdir: {named}",
+        fix="have git ignore what is not code, or put data into a volume"
+        " (runtime.kubernetes.volumes)",
+    )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    return (path for path in folder.rglob("*") if path.is_file())

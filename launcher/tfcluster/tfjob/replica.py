@@ -1,0 +1,287 @@
+"""Maps the pod of one replica type: a program, and the section `runtime.kubernetes`."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.errors import UsageError
+from tfcluster.spec.fields import RESERVED_VARIABLES
+from tfcluster.tfjob import Note
+from tfcluster.tfjob.manifest import Fields
+
+UNKNOWN_PROGRAM = "REPLACE-WITH-THE-ENTRYPOINT-OF-THE-IMAGE"
+_CONTAINER = "tensorflow"
+"""The name of the container that TFJob gives TF_CONFIG to."""
+_PORT = "tfjob-port"
+_OWN_POD_FIELDS = ("hostNetwork", "hostname", "subdomain", "setHostnameAsFQDN")
+_COORDINATOR_TOO = "the pod of the coordinator gets it, too"
+_TFJOB_LABEL = re.compile(r'"((training\.kubeflow\.org/|tf-|group[-_]name)[^"]*)"')
+_REFERENCE = re.compile(r"\$(\$)?\(([-._a-zA-Z][-._a-zA-Z0-9]*)\)")
+_RELATIVE = re.compile(r"(?![-/$~])[^\s=:]*\.(py|sh)")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """The pods of one replica type: the program, its environment, the section of the spec."""
+
+    command: tuple[str, ...]
+    args: tuple[str, ...]
+    env: dict[str, str]
+    pods: dict[str, Any]
+    """Fields of `runtime.kubernetes`."""
+    grace_s: int | None
+
+
+def map_template(template: Fields) -> Replica:
+    """Return what the pods of a template run; notes go to the list of `template`."""
+    metadata, pod = template.below("metadata"), template.below("spec")
+    metadata.take("creationTimestamp", str)
+    metadata.take("name", str)
+    main = _choose_container(pod)
+    env, raw_env = _map_env(main)
+    command, args = _map_program(main, env)
+    volumes, raw_volumes, raw_mounts = _map_volumes(pod, main)
+    grace_s = pod.take("terminationGracePeriodSeconds", int)
+    own = _map_container(main)
+    pods = {
+        "image": own.pop("image", None),
+        "resources": own.pop("resources", None),
+        **_map_pod(pod),
+        "env_from": _map_env_from(main),
+        "volumes": volumes,
+        "labels": metadata.take("labels", dict),
+        "annotations": metadata.take("annotations", dict),
+    }
+    own |= _carry(main, {"env": raw_env, "volumeMounts": raw_mounts})
+    pods["pod_template"] = _map_pod_template(pod, raw_volumes, own)
+    metadata.note_rest()
+    template.note_rest()
+    return Replica(command, args, env, {k: v for k, v in pods.items() if v}, grace_s)
+
+
+def _choose_container(pod: Fields) -> Fields:
+    containers = pod.each("containers")
+    if not containers:
+        fix = f"give it a container called {_CONTAINER}"
+        raise UsageError(f"{pod.at('containers')} is empty", fix=fix)
+    named = [one for one in containers if one.values.get("name") == _CONTAINER]
+    main = (named or containers)[0]
+    for other in containers:
+        if other is not main:
+            message = f"a second container, {other.values.get('name')}, beside the task"
+            fix = "start what it does from the command of the task, or in a pod of its own"
+            pod.notes.append(Note("missing", other.path, message, fix))
+    main.take("name", str)
+    return main
+
+
+def _map_env(main: Fields) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return the variables with a value, and those that the pod takes from elsewhere."""
+    env: dict[str, str] = {}
+    others: list[dict[str, Any]] = []
+    for one in main.each("env"):
+        name, value = str(one.values.get("name", "")), one.values.get("value")
+        if name in RESERVED_VARIABLES:
+            message = f"{name} is left out: tfcluster writes it for each task"
+            main.notes.append(Note("changed", one.path, message))
+        elif one.values.get("valueFrom"):
+            others.append(one.values)
+        elif value is not None and not isinstance(value, str):
+            fix = "put it in quotes, as Kubernetes asks for"
+            raise UsageError(f"{one.at('value')} of {name} is not a string", fix=fix)
+        else:
+            env[name] = _expand(value or "", env)
+    return env, others
+
+
+def _expand(text: str, env: dict[str, str]) -> str:
+    """Replace ``$(NAME)`` as Kubernetes does: unknown names stay, ``$$`` before it is a ``$``."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return match[0][1:] if match[1] else env.get(match[2], match[0])
+
+    return _REFERENCE.sub(replaced, text)
+
+
+def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    places = {key: main.at(key) for key in ("command", "args", "workingDir")}
+    words = {key: _words(main, key, env) for key in ("command", "args")}
+    for key, found in words.items():
+        for name in (match[2] for word in found for match in _REFERENCE.finditer(word)):
+            message = f"$({name}) is not replaced: its value is known only in the pod"
+            fix = f'let a shell read it: "command": ["sh", "-c", "... ${name}"]'
+            main.notes.append(Note("missing", places[key], message, fix))
+    command: tuple[str, ...] = words["command"]
+    folder: str | None = main.take("workingDir", str)
+    if not command:
+        image = main.values.get("image") or "IMAGE"
+        message = "none is given: the image's own ENTRYPOINT, which tfcluster does not read"
+        fix = "write it into job.command: docker image inspect --format "
+        fix += f"'{{{{json .Config.Entrypoint}}}} {{{{json .Config.Cmd}}}}' {image}"
+        main.notes.append(Note("needed", places["command"], message, fix))
+        command = (UNKNOWN_PROGRAM,)
+    if folder:
+        command = ("sh", "-c", 'cd "$0" && exec "$@"', folder, *command)
+        main.notes.append(Note("changed", places["workingDir"], "the command changes to it itself"))
+    elif relative := [word for word in (*command, *words["args"]) if _RELATIVE.fullmatch(word)]:
+        message = f"{relative[0]} is relative, and tasks do not start in the image's WORKDIR"
+        fix = "write its absolute path, or put the file beside the spec"
+        main.notes.append(Note("needed", places["command"], message, fix))
+    return command, words["args"]
+
+
+def _words(main: Fields, key: str, env: dict[str, str]) -> tuple[str, ...]:
+    words = main.take(key, list) or []
+    if strange := [word for word in words if not isinstance(word, str)]:
+        message = f"{main.at(key)}: {strange[0]!r} is not a string"
+        raise UsageError(message, fix="put it in quotes, as Kubernetes asks for")
+    return tuple(_expand(word, env) for word in words)
+
+
+def _map_env_from(main: Fields) -> list[dict[str, str]]:
+    found = []
+    for one in main.each("envFrom"):
+        entry = {}
+        for key, field in (("secretRef", "secret"), ("configMapRef", "config_map")):
+            source = one.below(key)
+            if name := source.take("name", str):
+                entry[field] = name
+            if source.take("optional", bool):
+                source.note_changed("optional", "the object must exist")
+            source.note_rest()
+        if prefix := one.take("prefix", str):
+            entry["prefix"] = prefix
+        one.note_rest()
+        found.append(entry)
+    return found
+
+
+Raw = list[dict[str, Any]]
+
+
+def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
+    """Return the spec's volumes, then the volumes and mounts that only `pod_template` can say."""
+    sources = {str(one.values.get("name")): one for one in pod.each("volumes")}
+    found: Raw = []
+    raw_mounts: Raw = []
+    raw: dict[str, dict[str, Any]] = {}
+    used: set[str] = set()
+    mounted: list[str] = []
+    for mount in main.each("volumeMounts"):
+        name = str(mount.values.get("name"))
+        used.add(name)
+        source = _map_source(sources[name].values) if name in sources else None
+        known = {"name", "mountPath", "readOnly", "subPath"}
+        if source is None or set(mount.values) - known:
+            raw_mounts.append(mount.values)
+            if name in sources:
+                raw[name] = sources[name].values
+            continue
+        number = mounted.count(name)
+        mounted.append(name)
+        entry = {"name": f"{name}-{number + 1}" if number else name}
+        found.append(entry | {"mount": mount.values.get("mountPath")} | source)
+        if mount.values.get("readOnly"):
+            found[-1]["read_only"] = True
+        if below := mount.values.get("subPath"):
+            found[-1]["sub_path"] = below
+    for name, volume in sources.items():
+        if name not in used:
+            message = f"the volume {name} is mounted nowhere in the task's container"
+            pod.notes.append(
+                Note("missing", volume.path, message, "nothing, if no sidecar uses it")
+            )
+    for name, values in raw.items():
+        kind = next((key for key in values if key != "name"), "emptyDir")
+        message = f"{kind}: written into pod_template, so {_COORDINATOR_TOO}, unmounted"
+        fix = "the Pod Security Standard `restricted` refuses it; use a claim" * (
+            kind == "hostPath"
+        )
+        pod.notes.append(Note("changed", sources[name].path, message, fix))
+    return found, list(raw.values()), raw_mounts
+
+
+def _map_source(volume: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the source of a volume in the words of the spec, or None if it has none."""
+    kinds = {key: value for key, value in volume.items() if key != "name"}
+    if len(kinds) != 1:
+        return None
+    ((kind, value),) = kinds.items()
+    value = value or {}
+    match kind, sorted(value):
+        case "persistentVolumeClaim", ["claimName"] | ["claimName", "readOnly"]:
+            claim = {"claim": value["claimName"]}
+            return claim | ({"read_only": True} if value.get("readOnly") else {})
+        case "configMap", ["name"]:
+            return {"config_map": value["name"]}
+        case "secret", ["secretName"]:
+            return {"secret": value["secretName"]}
+        case "emptyDir", [*keys] if set(keys) <= {"medium", "sizeLimit"}:
+            names = {"medium": "medium", "sizeLimit": "size"}
+            return {"empty_dir": {names[key]: value[key] for key in keys}}
+    return None
+
+
+def _map_container(main: Fields) -> dict[str, Any]:
+    """Return image, resources, and the fields that go into the container of `pod_template`."""
+    found: dict[str, Any] = {"image": main.take("image", str)}
+    resources = main.below("resources")
+    kinds = {key: resources.take(key, dict) for key in ("requests", "limits")}
+    found["resources"] = {key: value for key, value in kinds.items() if value}
+    resources.note_rest()
+    ports = [
+        one.values
+        for one in main.each("ports")
+        if one.values.get("name") != _PORT and one.values.get("containerPort") != 2222
+    ]
+    for port in ports:
+        message = f"only the run's own pods reach port {port.get('containerPort')}"
+        fix = "`kubectl port-forward` reaches it from outside, or write a NetworkPolicy"
+        main.note_changed("ports", message, fix)
+    return found
+
+
+def _map_pod(pod: Fields) -> dict[str, Any]:
+    pod.take("restartPolicy", str)  # TFJob overwrites it with the one of the replica type
+    account = pod.take("serviceAccountName", str) or pod.values.get("serviceAccount")
+    pod.values.pop("serviceAccount", None)
+    secrets = [one.take("name", str) for one in pod.each("imagePullSecrets")]
+    scheduler = pod.take("schedulerName", str)
+    if (label := _TFJOB_LABEL.search(json.dumps(pod.values.get("affinity")))) is not None:
+        message = f"selects pods by {label[1]}, which TFJob writes; pods of a run lack it"
+        fix = "select by tfcluster.dev/task (worker-0), or by runtime.kubernetes.labels"
+        pod.notes.append(Note("needed", pod.at("affinity"), message, fix))
+    return {
+        "node_selector": pod.take("nodeSelector", dict),
+        "tolerations": pod.take("tolerations", list),
+        "affinity": pod.take("affinity", dict),
+        "service_account": account,
+        "image_pull_secrets": secrets,
+        "priority_class": pod.take("priorityClassName", str),
+        "scheduler_name": None if scheduler == "default-scheduler" else scheduler,
+    }
+
+
+def _carry(main: Fields, more: dict[str, Any]) -> dict[str, Any]:
+    """Return the container's other fields, which `pod_template` carries as they are."""
+    return {key: value for key, value in (main.rest() | more).items() if value}
+
+
+def _map_pod_template(pod: Fields, volumes: Raw, container: dict[str, Any]) -> dict[str, Any]:
+    for key in _OWN_POD_FIELDS:
+        if pod.values.pop(key, None):
+            pod.note_missing(key, "tfcluster gives each pod its own", "leave it out")
+    if pod.values.pop("automountServiceAccountToken", None) is not None:
+        fix = "give runtime.kubernetes.service_account an account that says so"
+        pod.note_missing("automountServiceAccountToken", "the coordinator needs its token", fix)
+    spec: dict[str, Any] = pod.rest()
+    for key in spec:
+        pod.note_changed(key, f"written into pod_template, so {_COORDINATOR_TOO}")
+    if volumes:
+        spec["volumes"] = volumes
+    if container:
+        spec["containers"] = [{"name": "task", **container}]
+    return {"spec": spec} if spec else {}

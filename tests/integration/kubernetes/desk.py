@@ -1,0 +1,115 @@
+"""A user of the cluster: a namespace, a kubeconfig, and a command line that starts runs there."""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.integration.commandline import CommandLine
+from tests.lab.dockerd import CGROUPS
+from tests.lab.kube import Kubectl, until
+from tests.lab.kube_files import kubeconfig
+from tests.lab.kube_images import HOST, host_template
+
+OURS = "app.kubernetes.io/managed-by=tfcluster"
+KINDS = "pods,jobs,services,secrets,networkpolicies"
+
+
+class Desk:
+    """A namespace for one test, removed at its end with all that is in it."""
+
+    def __init__(self, shell: CommandLine, admin: Path, namespace: str) -> None:
+        self.shell, self.namespace, self._admin = shell, namespace, admin
+        self.server, self.authority = _cluster_of(admin)
+        self.config = self._write("admin", _token_of(admin))
+        self.kubectl = Kubectl(self.config)
+        shell.env["KUBECONFIG"] = str(self.config)
+        Kubectl(admin)("create", "namespace", namespace)
+        account = ("get", "serviceaccount", "default")
+        until(lambda: self.kubectl.run(*account).returncode == 0, "the service account")
+
+    def runtime(self, **section: Any) -> dict[str, Any]:
+        """Return a `runtime` of a spec whose pods have this machine's Python and TensorFlow."""
+        made = {"image": HOST, "namespace": self.namespace, "pod_template": host_template()}
+        return {"backend": "kubernetes", "kubernetes": {**made, **section}}
+
+    def user(
+        self, name: str, *, role: str = "edit", rules: Sequence[Mapping[str, Any]] | None = None
+    ) -> Path:
+        """Return the kubeconfig of a new user who may do what a ClusterRole allows, only here.
+
+        `rules`: those of a Role of the user's own instead; an empty list allows nothing.
+        """
+        kind, group = "ClusterRole", "rbac.authorization.k8s.io"
+        objects: list[dict[str, Any]] = [_object("v1", "ServiceAccount", name)]
+        if rules is not None:
+            kind, role = "Role", name
+            objects.append({**_object(f"{group}/v1", kind, name), "rules": list(rules)})
+        binding = _object(f"{group}/v1", "RoleBinding", name)
+        subject = {"kind": "ServiceAccount", "name": name, "namespace": self.namespace}
+        reference = {"apiGroup": group, "kind": kind, "name": role}
+        objects.append({**binding, "roleRef": reference, "subjects": [subject]})
+        self.kubectl.apply(*objects)
+        return self._write(name, until(lambda: self._token(name), f"a token of {name}"))
+
+    def left(self) -> list[str]:
+        """Return our objects that are in the namespace."""
+        return self.kubectl("get", KINDS, "-l", OURS, "-o", "name").split()
+
+    def processes(self, pod: str) -> list[int]:
+        """Return this machine's ids of the processes of a pod, without its sandbox's."""
+        uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
+        found = [path for path in (CGROUPS / "pids").glob(f"kube-*/kubepods/**/pod{uid}/*/")]
+        pids = [int(pid) for path in found for pid in (path / "cgroup.procs").read_text().split()]
+        return [pid for pid in pids if b"2147483647" not in _command_line(pid)]
+
+    def kill(self, pod: str) -> None:
+        """Kill all processes of a pod."""
+        for pid in self.processes(pod):
+            os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Remove the namespace and all in it, without waiting for graces."""
+        self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", timeout=100)
+        Kubectl(self._admin)("delete", "namespace", self.namespace, timeout=100)
+
+    def _token(self, name: str) -> str:
+        for secret in self.kubectl.json("get", "secrets")["items"]:
+            notes = secret["metadata"].get("annotations", {})
+            if notes.get("kubernetes.io/service-account.name") == name:
+                return base64.b64decode(secret["data"]["token"]).decode()
+        return ""
+
+    def _write(self, name: str, bearer: str) -> Path:
+        path = self.shell.root / f"kubeconfig-{name}"
+        path.write_text(kubeconfig(self.server, bearer, self.authority, namespace=self.namespace))
+        path.chmod(0o600)
+        return path
+
+
+def _object(version: str, kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+
+
+def _cluster_of(config: Path) -> tuple[str, Path]:
+    cluster = _read(config)["clusters"][0]["cluster"]
+    return cluster["server"], Path(cluster["certificate-authority"])
+
+
+def _token_of(config: Path) -> str:
+    return str(_read(config)["users"][0]["user"]["token"])
+
+
+def _read(config: Path) -> Any:
+    import json
+
+    return json.loads(config.read_text())
+
+
+def _command_line(pid: int) -> bytes:
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if path.exists() else b""

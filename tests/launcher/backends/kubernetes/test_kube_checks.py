@@ -1,0 +1,193 @@
+"""A run that a cluster could not start is refused or warned about, from what its API lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from tfcluster.backends.jobs import Obstacle
+from tfcluster.backends.kubernetes import kube_capacity
+from tfcluster.backends.kubernetes.kube_checks import Survey
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
+from tfcluster.spec.kubernetes import Kubernetes
+
+Object = dict[str, Any]
+
+
+class FakeCluster:
+    """An API server with some objects; what it does not allow is refused with 403."""
+
+    namespace = "vision"
+    name = "https://k/vision"
+
+    def __init__(self, objects: Mapping[str, Any], *, forbidden: tuple[str, ...] = ()) -> None:
+        self.objects, self.forbidden = objects, forbidden
+        self.asked: list[str] = []
+
+    def _check(self, path: str) -> None:
+        self.asked.append(path)
+        if any(word in path for word in self.forbidden):
+            raise KubeError("no", status=403, reason="Forbidden")
+
+    def find(self, path: str, *, what: str = "") -> Object | None:
+        self._check(path)
+        default: Object | None = {} if path.startswith("/api/v1/namespaces/") else None
+        found: Object | None = self.objects.get(path, default)
+        return found
+
+    def get(self, path: str, *, what: str = "", **query: object) -> Object:
+        self._check(path)
+        found: Object = self.objects[path]
+        return found
+
+    def list(self, path: str, *, labels: object = None, **query: object) -> list[Object]:
+        self._check(path)
+        return list(self.objects.get(path, ()))
+
+    def create(self, path: str, body: Object, *, what: str = "") -> Object:
+        self._check(path)
+        asked = body["spec"]["resourceAttributes"]
+        right = f"{asked['verb']} {asked['resource']}"
+        return {"status": {"allowed": right not in self.objects.get("refused", ())}}
+
+
+def survey(
+    objects: Mapping[str, Any], *, tasks: int = 2, forbidden: tuple[str, ...] = (), **spec: Any
+) -> Survey:
+    fake = cast("Cluster", FakeCluster(objects, forbidden=forbidden))
+    return Survey(fake, Kubernetes.model_validate(spec), tasks=tasks)
+
+
+def node(name: str, *, gpus: int = 0, **spec: Any) -> Object:
+    allocatable = {"cpu": "4", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": str(gpus)}
+    ready = [{"type": "Ready", "status": "True"}]
+    labels = {"kubernetes.io/hostname": name}
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": spec,
+        "status": {"allocatable": allocatable, "conditions": ready},
+    }
+
+
+def test_each_missing_object_is_named_with_the_field_that_names_it() -> None:
+    spec: Object = {
+        "env_from": [{"secret": "keys"}],
+        "volumes": [{"name": "d", "mount": "/d", "claim": "data"}],
+        "priority_class": "high",
+    }
+    found = list(survey({}, **spec).check_objects())
+    assert [(one.is_fatal, one.check) for one in found] == [(True, "objects")] * 3
+    assert {_between(one) for one in found} == {"env_from", "volumes", "priority_class"}
+
+
+def test_a_namespace_that_does_not_exist_is_the_only_obstacle_of_its_objects() -> None:
+    objects = {"/api/v1/namespaces/vision": None}
+    (found,) = survey(objects, service_account="nobody").check_objects()
+    assert found.is_fatal
+    assert "no namespace vision" in found.what
+
+
+def _between(obstacle: Obstacle) -> str:
+    return obstacle.what.partition("(")[2].rstrip(")")
+
+
+def test_a_claim_for_one_node_is_a_warning_for_two_tasks() -> None:
+    claim = {"metadata": {"name": "data"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
+    objects = {"persistentvolumeclaims/data": claim}
+    volumes = [{"name": "d", "mount": "/d", "claim": "data"}]
+    (found,) = survey(objects, volumes=volumes).check_objects()
+    assert not found.is_fatal
+    assert "ReadWriteOnce" in found.what
+    assert list(survey(objects, tasks=1, volumes=volumes).check_objects()) == []
+
+
+@pytest.mark.parametrize(
+    ("hard", "used", "is_fatal"),
+    [("2", "0", True), ("8", "7", False), ("8", "0", None)],
+)
+def test_a_quota_refuses_what_it_never_allows(hard: str, used: str, is_fatal: bool | None) -> None:
+    status = {"hard": {"pods": hard}, "used": {"pods": used}}
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": hard}}, "status": status}
+    found = list(survey({"resourcequotas": [quota]}).check_amounts())
+    assert [one.is_fatal for one in found] == ([] if is_fatal is None else [is_fatal])
+
+
+def test_a_quota_that_demands_requests_is_named_unless_defaults_fill_them() -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "9"}}}
+    (found,) = survey({"resourcequotas": [quota]}).check_amounts()
+    assert "requests cpu" in found.what
+    ranges = [{"spec": {"limits": [{"type": "Container", "defaultRequest": {"cpu": "1"}}]}}]
+    assert list(survey({"resourcequotas": [quota], "limitranges": ranges}).check_amounts()) == []
+
+
+def test_gpus_count_in_the_estimate_of_nodes() -> None:
+    resources = {"limits": {"nvidia.com/gpu": 1}}
+    objects = {"/api/v1/nodes": [node("n1", gpus=1), node("n2")]}
+    (found,) = survey(objects, resources=resources).check_nodes()
+    assert "hold 1 of 2 tasks" in found.what
+    assert not found.is_fatal
+
+
+def test_running_pods_leave_less_room() -> None:
+    used = {"containers": [{"resources": {"requests": {"cpu": "3"}}}], "nodeName": "n1"}
+    objects = {"/api/v1/nodes": [node("n1")], "/api/v1/pods": [{"spec": used}]}
+    (found,) = survey(objects, resources={"requests": {"cpu": "2"}}).check_nodes()
+    assert "room for 0 of 2 tasks now" in found.what
+
+
+def test_what_may_not_be_read_is_said_and_stops_nothing() -> None:
+    asked = survey({}, forbidden=("nodes", "quotas"))
+    assert list(asked.check_nodes()) == []
+    assert list(asked.check_amounts()) == []
+    assert asked.unread == {"nodes", "resourcequotas"}
+
+
+def test_each_missing_right_is_named() -> None:
+    objects = {"refused": ["delete pods"], "serviceaccounts/tfcluster": {"metadata": {}}}
+    user, account = survey(objects).check_rights()
+    assert "this user may not delete pods" in user.what
+    assert "ServiceAccount tfcluster may not delete pods" in account.what
+
+
+def test_a_gang_scheduler_that_is_not_installed_is_refused() -> None:
+    (found,) = survey({"/apis": {"groups": []}}, gang="volcano").check_gang()
+    assert found.is_fatal
+    assert "Volcano is not installed" in found.what
+
+
+@pytest.mark.parametrize(
+    ("spec", "toleration", "fits"),
+    [
+        ({}, {}, True),
+        ({"unschedulable": True}, {}, False),
+        ({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}, {}, False),
+        (
+            {"taints": [{"key": "gpu", "effect": "NoSchedule"}]},
+            {"key": "gpu", "operator": "Exists"},
+            True,
+        ),
+        ({"taints": [{"key": "gpu", "effect": "PreferNoSchedule"}]}, {}, True),
+    ],
+)
+def test_taints_keep_pods_away_that_do_not_tolerate_them(
+    spec: Object, toleration: Object, fits: bool
+) -> None:
+    pod = kube_capacity.needs({}, {}, tolerations=[toleration] if toleration else [])
+    assert kube_capacity.may_use(node("n1", **spec), pod) is fits
+
+
+@pytest.mark.parametrize(
+    ("rule", "fits"),
+    [
+        ({"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}, True),
+        ({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1"]}, False),
+        ({"key": "zone", "operator": "Exists"}, False),
+    ],
+)
+def test_required_node_affinity_chooses_nodes(rule: Object, fits: bool) -> None:
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    pod = kube_capacity.needs({}, {}, affinity=affinity)
+    assert kube_capacity.may_use(node("n1"), pod) is fits

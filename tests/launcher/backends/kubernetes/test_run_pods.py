@@ -1,0 +1,156 @@
+"""The objects of a run are valid for every Kubernetes, and its pods pass "restricted"."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from tests.documentation import ROOT
+from tests.pod_security import violations
+
+from tfcluster.backends.kubernetes import run_objects, run_pods
+from tfcluster.backends.kubernetes.run_objects import PodRun
+from tfcluster.discovery.planning import plan_file
+
+SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
+VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
+
+
+def run_with(*sets: str, run_id: str = "lab-1") -> PodRun:
+    planned = plan_file(SPEC, sets=[f"runtime.kubernetes.{text}" for text in sets])
+    return PodRun(run_id, planned.plan, planned.spec.runtime)
+
+
+RICH = (
+    'volumes=[{"name":"data","mount":"/data","claim":"mnist","read_only":true,"sub_path":"a"},'
+    '{"name":"shm","mount":"/dev/shm","empty_dir":{"medium":"Memory","size":"1Gi"}},'
+    '{"name":"c","mount":"/c","config_map":"c"},{"name":"s","mount":"/s","secret":"s"}]',
+    'env_from=[{"secret":"wandb","prefix":"X_"},{"config_map":"settings"}]',
+    'resources={"requests":{"cpu":"500m"},"limits":{"nvidia.com/gpu":1,"memory":"8Gi"}}',
+    'tolerations=[{"key":"gpu","operator":"Exists","effect":"NoSchedule"}]',
+    'node_selector={"pool":"gpu"}',
+    'affinity={"podAntiAffinity":{}}',
+    'labels={"team":"vision"}',
+    'annotations={"sidecar.istio.io/inject":"false"}',
+    'image_pull_secrets=["registry"]',
+    "priority_class=training",
+    "gang=kueue",
+    "queue=team",
+    "run_volume=runs",
+)
+
+
+def objects_of(run: PodRun) -> list[dict[str, Any]]:
+    template = run_pods.coordinator_template(run, secrets=["WANDB"], env={"A": "$(B)"})
+    return [
+        *run_objects.account_objects(),
+        run_objects.secret(run, "token", {"WANDB": "x"}),
+        *run_objects.package_secrets(run, "package", [b"a", b"b"]),
+        run_objects.service(run),
+        run_objects.network_policy(run),
+        run_objects.coordinator_job(run, template, server=(1, 20)),
+        *(run_pods.task_pod(run, node.name, 1) for node in run.plan.nodes),
+    ]
+
+
+@pytest.mark.parametrize("sets", [(), RICH], ids=["plain", "rich"])
+def test_all_objects_fit_the_schema_of_every_version(sets: tuple[str, ...]) -> None:
+    for made in objects_of(run_with(*sets)):
+        for version in VERSIONS:
+            kubernetes_validate.validate(made, version, strict=True)
+
+
+@pytest.mark.parametrize("sets", [(), RICH], ids=["plain", "rich"])
+def test_pods_pass_the_pod_security_standard_restricted(sets: tuple[str, ...]) -> None:
+    run = run_with(*sets)
+    assert violations(run_pods.task_pod(run, "worker-0", 1)["spec"]) == []
+    assert violations(run_pods.coordinator_template(run)["spec"]) == []
+
+
+def test_the_check_of_pods_finds_what_restricted_forbids() -> None:
+    pod = run_pods.task_pod(run_with(), "worker-0", 1)["spec"]
+    assert violations({**pod, "hostNetwork": True}) == ["hostNetwork"]
+    assert violations({**pod, "securityContext": {}}) == [
+        "task: runAsNonRoot",
+        "task: seccompProfile",
+    ]
+    volume = {"name": "x", "hostPath": {"path": "/"}}
+    assert violations({**pod, "volumes": [volume]}) == ["volume x"]
+
+
+def test_a_pod_has_the_host_name_of_its_task() -> None:
+    run = run_with()
+    pod = run_pods.task_pod(run, "worker-1", 3)
+    assert pod["metadata"]["name"] == "lab-1-worker-1-g3"
+    assert (pod["spec"]["hostname"], pod["spec"]["subdomain"]) == ("worker-1", "lab-1")
+    assert run.host("worker-1") == "worker-1.lab-1"
+    assert pod["metadata"]["labels"]["tfcluster.dev/generation"] == "3"
+    assert pod["spec"]["terminationGracePeriodSeconds"] == 60
+
+
+def test_a_secret_is_never_in_a_pod() -> None:
+    run = run_with()
+    template = run_pods.coordinator_template(run, secrets=["WANDB"])
+    (found,) = (v for v in template["spec"]["containers"][0]["env"] if v["name"] == "WANDB")
+    made = run_objects.secret(run, "token", {"WANDB": "s3cret"})
+    assert found["valueFrom"]["secretKeyRef"] == {"name": "lab-1", "key": "env.WANDB"}
+    assert base64.b64decode(made["data"]["env.WANDB"]) == b"s3cret"
+
+
+def test_shared_memory_is_given_with_gpus_unless_the_user_mounts_it() -> None:
+    gpu = 'resources={"limits":{"nvidia.com/gpu":1}}'
+    mounts = [
+        [m["name"] for m in pod["spec"]["containers"][0]["volumeMounts"] if "shm" in m["mountPath"]]
+        for pod in (
+            run_pods.task_pod(run_with(*sets), "worker-0", 1) for sets in ((), (gpu,), RICH)
+        )
+    ]
+    assert mounts == [[], ["tfcluster-shm"], ["shm"]]
+
+
+@pytest.mark.parametrize(
+    ("run_id", "name"),
+    [
+        ("lab-1", "lab-1"),
+        ("Lab_1", "lab-1-"),
+        ("2n-1", "r-2n-1-"),
+        ("a" * 70, "a" * 31 + "-"),
+    ],
+)
+def test_object_names_are_dns_labels_with_room_for_a_task(run_id: str, name: str) -> None:
+    found = run_objects.object_name(run_id)
+    assert found.startswith(name)
+    assert len(found) <= 40
+    assert run_objects.object_name(run_id + "x") != found
+
+
+@pytest.mark.parametrize(
+    ("gang", "key"),
+    [
+        (("gang=kueue", "queue=team"), "kueue.x-k8s.io/pod-group-name"),
+        (("gang=volcano",), "scheduling.k8s.io/group-name"),
+        (("gang=coscheduling",), "scheduling.x-k8s.io/pod-group"),
+    ],
+)
+def test_a_gang_scheduler_knows_the_pods_of_a_run(gang: tuple[str, ...], key: str) -> None:
+    run = run_with(*gang)
+    metadata = run_pods.task_pod(run, "worker-0", 1)["metadata"]
+    assert {**metadata["labels"], **metadata["annotations"]}[key] == "lab-1"
+    group = run_objects.pod_group(run)
+    assert group is None if "queue=team" in gang else group and group["spec"]["minMember"] == 2
+
+
+def test_the_pod_template_is_merged_last_by_name() -> None:
+    template = (
+        'pod_template={"spec":{"runtimeClassName":"nvidia","containers":['
+        '{"name":"task","env":[{"name":"HOME","value":"/h"}]},{"name":"log","image":"l"}]}}'
+    )
+    run = run_with(template)
+    task = run_pods.task_pod(run, "worker-0", 1)["spec"]
+    assert task["runtimeClassName"] == "nvidia"
+    assert [one["name"] for one in task["containers"]] == ["task", "log"]
+    assert task["containers"][0]["env"][0] == {"name": "HOME", "value": "/h"}
+    coordinator = run_pods.coordinator_template(run)["spec"]
+    assert [one["name"] for one in coordinator["containers"]] == ["coordinator", "log"]
