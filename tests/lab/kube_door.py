@@ -16,16 +16,18 @@ from .way_out import CLONE_NEWNET, DIAL_S, _pass
 
 
 class Door:
-    """Connections to 127.0.0.1:PORT of this machine reach `port` of the machine `pid`."""
+    """Connections to 127.0.0.1:PORT of this machine reach `target` in the network of `pid`."""
 
-    def __init__(self, pid: int, port: int) -> None:
-        self._pid, self._inner = pid, port
+    def __init__(self, pid: int, target: tuple[str, int]) -> None:
+        self._pid, self._target = pid, target
         self.port = 0
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
+        self._silent = contextlib.ExitStack()
 
     def open(self) -> None:
         """Listen, on the same port as before."""
+        self.close()
         self._listener = socket.create_server(("127.0.0.1", self.port), backlog=128)
         self.port = self._listener.getsockname()[1]
         self._thread = threading.Thread(target=self._serve, args=(self._listener,), daemon=True)
@@ -33,6 +35,7 @@ class Door:
 
     def close(self) -> None:
         """Refuse new connections; those that are open stay."""
+        self._silent.close()
         if self._listener is None or self._thread is None:
             return
         with contextlib.suppress(OSError):
@@ -40,6 +43,14 @@ class Door:
         self._thread.join()
         self._listener.close()
         self._listener = self._thread = None
+
+    def fall_silent(self) -> None:
+        """Neither accept nor refuse new connections, as if their packets were lost."""
+        self.close()
+        place = ("127.0.0.1", self.port)
+        # The kernel drops the first packet of a connection for which a queue has no room.
+        self._silent.enter_context(socket.create_server(place, backlog=0))
+        self._silent.enter_context(socket.create_connection(place))
 
     def _serve(self, listener: socket.socket) -> None:
         namespace = os.open(f"/proc/{self._pid}/ns/net", os.O_RDONLY)
@@ -54,12 +65,15 @@ class Door:
                 threading.Thread(target=self._connect, args=(client,), daemon=True).start()
 
     def _connect(self, client: socket.socket) -> None:
-        with client, contextlib.suppress(OSError):
-            with socket.create_connection(("127.0.0.1", self._inner), DIAL_S) as server:
-                server.settimeout(None)
-                for end in (client, server):
-                    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                back = threading.Thread(target=_pass, args=(server, client), daemon=True)
-                back.start()
-                _pass(client, server)
-                back.join()
+        with (
+            client,
+            contextlib.suppress(OSError),
+            socket.create_connection(self._target, DIAL_S) as server,
+        ):
+            server.settimeout(None)
+            for end in (client, server):
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            back = threading.Thread(target=_pass, args=(server, client), daemon=True)
+            back.start()
+            _pass(client, server)
+            back.join()

@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tfcluster.backends.kubernetes.run_pods import COORDINATOR_CONTAINER, TASK_CONTAINER
+
 ROOT = Path(__file__).parents[2]
 PAUSE = "localhost/pause:1"
 HOST = "localhost/tfcluster-host:1"
@@ -44,42 +46,53 @@ class Layer:
     """A tar file in memory, with the same bytes for the same content."""
 
     def __init__(self) -> None:
-        self._bytes = io.BytesIO()
-        self._tar = tarfile.open(fileobj=self._bytes, mode="w")
+        self._members: list[tuple[tarfile.TarInfo, bytes]] = []
         self._folders: set[str] = set()
 
     def file(self, name: str, content: bytes, mode: int = 0o644) -> None:
-        self._above(name)
-        info = tarfile.TarInfo(name)
+        info = self._new(name)
         info.size, info.mode = len(content), mode
-        self._tar.addfile(info, io.BytesIO(content))
+        self._members.append((info, content))
 
     def copy(self, source: Path, name: str) -> None:
         """Add a file of this machine, readable by all."""
-        mode = 0o755 if os.access(source, os.X_OK) and source.stat().st_mode & 0o111 else 0o644
+        mode = 0o755 if source.stat().st_mode & 0o111 else 0o644
         self.file(name, source.read_bytes(), mode)
 
     def link(self, name: str, target: str) -> None:
-        self._above(name)
-        info = tarfile.TarInfo(name)
+        info = self._new(name)
         info.type, info.linkname = tarfile.SYMTYPE, target
-        self._tar.addfile(info)
+        self._members.append((info, b""))
 
     def folder(self, name: str, mode: int = 0o755, owner: int = 0) -> None:
         if name not in self._folders:
-            self._above(name)
             self._folders.add(name)
-            info = tarfile.TarInfo(name)
+            info = self._new(name)
             info.type, info.mode, info.uid, info.gid = tarfile.DIRTYPE, mode, owner, owner
-            self._tar.addfile(info)
+            self._members.append((info, b""))
 
-    def _above(self, name: str) -> None:
-        if above := os.path.dirname(name):
-            self.folder(above)
+    def tree(self, top: Path) -> None:
+        """Add all that is in a folder of this machine."""
+        for path in sorted(top.rglob("*")):
+            name = str(path.relative_to(top))
+            if path.is_symlink():
+                self.link(name, os.readlink(path))
+            elif path.is_dir():
+                self.folder(name)
+            else:
+                self.copy(path, name)
 
     def content(self) -> bytes:
-        self._tar.close()
-        return self._bytes.getvalue()
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w") as tar:
+            for info, content in self._members:
+                tar.addfile(info, io.BytesIO(content))
+        return packed.getvalue()
+
+    def _new(self, name: str) -> tarfile.TarInfo:
+        if above := os.path.dirname(name):
+            self.folder(above)
+        return tarfile.TarInfo(name)
 
 
 def users(layer: Layer) -> None:
@@ -155,13 +168,17 @@ def host_folders() -> list[Path]:
 
 
 def host_template() -> dict[str, Any]:
-    """Return a `pod_template` for pods of HOST: their mounts, and the user 1000."""
+    """Return a `pod_template` for pods of HOST: their mounts, this Python, and the user 1000."""
     folders = {f"host-{number}": str(path) for number, path in enumerate(host_folders())}
     mounts = [{"name": n, "mountPath": path, "readOnly": True} for n, path in folders.items()]
+    path = {"name": "PATH", "value": f"{sys.prefix}/bin:{PATH}"}
     return {
         "spec": {
             "securityContext": {"runAsUser": USER, "runAsGroup": USER, "runAsNonRoot": True},
-            "containers": [{"name": "task", "volumeMounts": mounts}],
+            "containers": [
+                {"name": name, "env": [path], "volumeMounts": mounts}
+                for name in (TASK_CONTAINER, COORDINATOR_CONTAINER)
+            ],
             "volumes": [
                 {"name": name, "hostPath": {"path": path, "type": "Directory"}}
                 for name, path in folders.items()

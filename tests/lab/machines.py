@@ -63,10 +63,15 @@ class Lab:
             self._switch.stdout.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def switch(self) -> int:
+        """The id of the process that holds the bridge's network."""
+        assert self._switch is not None
+        return self._switch.pid
+
     def in_switch(self, *argv: str) -> None:
         """Run an `ip` or `tc` command in the bridge's namespace."""
-        assert self._switch is not None
-        command("nsenter", "--target", str(self._switch.pid), "--net", "--", *argv)
+        command("nsenter", "--target", str(self.switch), "--net", "--", *argv)
 
     def add(
         self,

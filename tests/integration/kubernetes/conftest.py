@@ -12,36 +12,26 @@ these tests into files test_faults*.py: one process runs them all.
 from __future__ import annotations
 
 import itertools
-import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.integration.commandline import CommandLine
-from tests.lab.docker_images import cache, exclusive
 from tests.lab.kube import KubeCluster, missing_tools
 
 from .desk import Desk
+from .shared import end_shared_cluster, shared_cluster
 
-ROOT = Path(__file__).parents[3]
 _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
 def kube() -> Path:
     """The administrator's kubeconfig of a cluster that ends with this pytest."""
-    _need_tools()
-    owner = _owner()
-    about = cache() / f"kubernetes-of-{owner}.json"
-    with exclusive(f"kubernetes-of-{owner}"):
-        if not about.exists() or not _lives(json.loads(about.read_text())["pid"]):
-            about.write_text(_start(owner))
-    return Path(json.loads(about.read_text())["KUBECONFIG"])
+    need_tools()
+    return Path(shared_cluster()["KUBECONFIG"])
 
 
 @pytest.fixture
@@ -54,7 +44,7 @@ def desk(kube: Path, shell: CommandLine) -> Iterator[Desk]:
 @pytest.fixture(scope="session")
 def one_kube() -> Iterator[KubeCluster]:
     """A cluster of this test process; see `own_kube`."""
-    _need_tools()
+    need_tools()
     with KubeCluster() as made:
         yield made
 
@@ -87,49 +77,11 @@ def _desk(config: Path, shell: CommandLine) -> Iterator[Desk]:
     assert not left, f"left in the cluster: {left}"
 
 
-def _need_tools() -> None:
+def need_tools() -> None:
     if missing := missing_tools():
         pytest.skip(f"needs {', '.join(missing)}: see .ci/run")
 
 
-def _owner() -> int:
-    """Return the pytest process that the user started: the parent of xdist's processes."""
-    return os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
-
-
-def _start(owner: int) -> str:
-    """Start the shared cluster, apart from this process; return what it says of itself."""
-    argv = [sys.executable, "-m", "tests.integration.kubernetes", "up", "--owner", str(owner)]
-    log = cache() / f"kubernetes-of-{owner}.log"
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
-        )
-    assert process.stdout is not None
-    with process.stdout:
-        said = process.stdout.readline()
-    process.returncode = 0  # it outlives this test process
-    if not said:
-        raise RuntimeError(log.read_text())
-    return said
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return b"tests.integration.kubernetes" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """End the shared cluster with the pytest that the user started, and wait for its end."""
-    owner = os.getpid()
-    about = cache() / f"kubernetes-of-{owner}.json"
-    if not hasattr(config, "workerinput") and about.exists():
-        pid = json.loads(about.read_text())["pid"]
-        if _lives(pid):
-            ended = os.pidfd_open(pid)
-            signal.pidfd_send_signal(ended, signal.SIGTERM)
-            os.close(ended)
-        for path in cache().glob(f"kubernetes-of-{owner}.*"):
-            path.unlink()
+    if not hasattr(config, "workerinput"):  # xdist's processes do not end what others use
+        end_shared_cluster()

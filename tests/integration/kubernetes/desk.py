@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 from tests.integration.commandline import CommandLine
 from tests.lab.dockerd import CGROUPS
-from tests.lab.kube import Kubectl, until
 from tests.lab.kube_files import kubeconfig
 from tests.lab.kube_images import HOST, host_template
+from tests.lab.kube_small import SMALL
+from tests.lab.kubectl import Kubectl, until
 
 OURS = "app.kubernetes.io/managed-by=tfcluster"
 KINDS = "pods,jobs,services,secrets,networkpolicies"
@@ -21,6 +23,9 @@ KINDS = "pods,jobs,services,secrets,networkpolicies"
 
 class Desk:
     """A namespace for one test, removed at its end with all that is in it."""
+
+    small = SMALL
+    """An image with its own Python and the launcher, for a read-only root file system."""
 
     def __init__(self, shell: CommandLine, admin: Path, namespace: str) -> None:
         self.shell, self.namespace, self._admin = shell, namespace, admin
@@ -33,8 +38,14 @@ class Desk:
         until(lambda: self.kubectl.run(*account).returncode == 0, "the service account")
 
     def runtime(self, **section: Any) -> dict[str, Any]:
-        """Return a `runtime` of a spec whose pods have this machine's Python and TensorFlow."""
-        made = {"image": HOST, "namespace": self.namespace, "pod_template": host_template()}
+        """Return a `runtime` of a spec whose pods have this machine's Python and TensorFlow.
+
+        With `image=desk.small` they have their own Python, nothing of this machine, and no
+        TensorFlow.
+        """
+        made: dict[str, Any] = {"image": HOST, "namespace": self.namespace}
+        if section.get("image", HOST) == HOST:
+            made["pod_template"] = host_template()
         return {"backend": "kubernetes", "kubernetes": {**made, **section}}
 
     def user(
@@ -63,7 +74,7 @@ class Desk:
     def processes(self, pod: str) -> list[int]:
         """Return this machine's ids of the processes of a pod, without its sandbox's."""
         uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
-        found = [path for path in (CGROUPS / "pids").glob(f"kube-*/kubepods/**/pod{uid}/*/")]
+        found = (CGROUPS / "pids").glob(f"kube-*/kubepods/**/pod{uid}/*/")
         pids = [int(pid) for path in found for pid in (path / "cgroup.procs").read_text().split()]
         return [pid for pid in pids if b"2147483647" not in _command_line(pid)]
 
@@ -105,8 +116,6 @@ def _token_of(config: Path) -> str:
 
 
 def _read(config: Path) -> Any:
-    import json
-
     return json.loads(config.read_text())
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.docker.test_dockerd import links, traces
-from tests.lab.kube import KubeCluster, until
+from tests.lab.kube import Kubectl, until
+from tests.lab.kube_folder import cluster_folder
 from tests.lab.kube_images import HOST, host_template
+from tests.lab.kube_small import SMALL
+from tests.launcher.backends.TODO import x
 
-from .conftest import _need_tools
+from .conftest import need_tools
 from .desk import Desk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -24,6 +32,10 @@ while True:
         time.sleep(0.1)
 time.sleep(600)
 """
+USE_SMALL = """
+tfcluster --version && touch /tmp/writable && ! touch /somewhere
+python3 -c "import kubernetes, pydantic; print(kubernetes.__file__)"
+"""
 
 
 def pods() -> list[dict[str, Any]]:
@@ -33,7 +45,8 @@ def pods() -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = [{**service, "spec": {**spec, "ports": [{"port": 7077}]}}]
     for number in (0, 1):
         spec = host_template()["spec"]
-        spec["containers"][0] |= {"image": HOST, "command": [sys.executable, "-c", MEET]}
+        del spec["containers"][1:]
+        spec["containers"][0] |= {"image": HOST, "command": ["python3", "-c", MEET]}
         where = {"hostname": f"worker-{number}", "subdomain": "run", "restartPolicy": "Never"}
         spec |= {**where, "nodeSelector": {"lab/node": f"n{number + 1}"}}
         about = {"name": f"w{number}", "labels": {"app": "run"}}
@@ -52,19 +65,56 @@ def test_two_pods_of_an_ordinary_user_find_each_other_by_short_names(desk: Desk)
 
 
 def test_a_user_of_one_namespace_sees_no_other(desk: Desk) -> None:
-    from tests.lab.kube import Kubectl
-
     ann = Kubectl(desk.user("ann"))
     assert ann("get", "pods", "-o", "name") == ""
     assert "Forbidden" in ann.run("-n", "default", "get", "pods").stderr
 
 
-def test_a_cluster_leaves_nothing_behind() -> None:
-    _need_tools()
+def test_the_small_image_needs_nothing_of_its_machine(desk: Desk) -> None:
+    container = {
+        "name": "task",
+        "image": desk.small,
+        "command": ["sh", "-ec", USE_SMALL],
+        "securityContext": {"readOnlyRootFilesystem": True, "runAsNonRoot": True},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    volumes = [{"name": "tmp", "emptyDir": {}}]
+    spec = {"restartPolicy": "Never", "containers": [container], "volumes": volumes}
+    about = {"name": "small"}
+    desk.kubectl.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
+    phase = ("get", "pod", "small", "-o", "jsonpath={.status.phase}")
+    ended = until(lambda: {"Succeeded", "Failed"} & {desk.kubectl(*phase)}, "the end of the pod")
+    said = desk.kubectl("logs", "small")
+    assert ended == {"Succeeded"}, said
+    assert said.startswith("tfcluster, version ")
+    assert said.endswith("/site-packages/kubernetes/__init__.py")
+
+
+@pytest.mark.parametrize("killed", ["the owner", "the cluster's process"])
+def test_a_cluster_leaves_nothing_behind(killed: str) -> None:
+    need_tools()
     before = links()
-    with KubeCluster(nodes=1) as cluster:
-        word = cluster.folder.name
-        assert [*traces(word)]
-        assert links() == before
+    with subprocess.Popen(["sleep", "600"]) as owner:
+        argv = ["up", "--nodes", "1", "--owner", str(owner.pid)]
+        cluster = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.kubernetes", *argv], stdout=subprocess.PIPE
+        )
+        try:
+            assert cluster.stdout is not None
+            about = json.loads(cluster.stdout.readline())
+            word = Path(about["folder"]).name
+            assert {path.split("/")[1] for path in traces(word)} >= {"proc", "sys", "var"}
+            assert links() == before
+            if killed == "the cluster's process":
+                os.kill(about["pid"], signal.SIGKILL)
+        finally:
+            owner.kill()
+            with cluster:
+                cluster.wait(60)
+    if killed == "the cluster's process":
+        until(lambda: not [path for path in traces(word) if "/proc" in path], "no process")
+        assert [*traces(word)], "files of a killed process stay until the next cluster"
+        with cluster_folder():
+            pass
     until(lambda: not [*traces(word)], "nothing with its name")
     assert links() == before
