@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tfcluster.backends import jobs
+from tfcluster.backends import jobs, past_runs
 from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
