@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tfcluster.backends import jobs
+from tfcluster.backends import jobs, past_runs
 from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
@@ -258,6 +258,8 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
+    if _followings.get(paths) is None:  # else the cluster may keep what was not copied
+        past_runs.forget(paths.run_id)
     return found
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
@@ -57,6 +57,8 @@ class JobState:
     """The scheduler's estimate, seconds since 1970; None without one."""
     ended_at: float | None = None
     """Seconds since 1970; None where it is not known."""
+    job: str = field(default="", compare=False)
+    """The scheduler's id of the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import click
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs
+from tfcluster.cli.elsewhere import Scheduler, scheduler_options
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
@@ -27,13 +28,28 @@ _ANSWER_S = 20.0
 @click.option("--all", "everything", is_flag=True, help="Stop every live run.")
 @click.option("--warm", is_flag=True, help="End the processes kept by `up --warm`, not a run.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of the stopped runs.")
-def command(run: str | None, now: bool, everything: bool, warm: bool, as_json: bool) -> None:
+@scheduler_options
+def command(
+    run: str | None,
+    now: bool,
+    everything: bool,
+    warm: bool,
+    as_json: bool,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
     """Stop RUN (default: the only live run) and wait until it has ended.
 
     If the run is lost (its coordinator was killed), end its leftover tasks on all hosts; with
     exit code 3, the message names the hosts where tasks may still run, and until when.
     """
     terminal = Terminal()
+    if backend is not None:
+        if run is None:
+            raise UsageError("--backend needs RUN", fix="`tfcluster ps --backend NAME` lists them")
+        terminal.say(f"{Scheduler(backend, context, namespace).stop(run, now=now)} has ended")
+        return
     if warm:
         _end_warm(run, terminal, as_json=as_json and not everything)
         if not everything:

@@ -11,6 +11,7 @@ import click
 
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
+from tfcluster.cli.elsewhere import Scheduler, scheduler_options
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import runtime_dir
 from tfcluster.rundir.registry import RunListing
@@ -24,8 +25,21 @@ from tfcluster.ui.terminal import Terminal
 @click.command("ps")
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Include runs that have ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of states.")
-def command(all_runs: bool, as_json: bool) -> None:
-    """List live runs, oldest first."""
+@scheduler_options
+def command(
+    all_runs: bool,
+    as_json: bool,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
+    """List live runs, oldest first.
+
+    With --backend, list the runs that a scheduler has, whichever machine submitted them.
+    """
+    if backend is not None:
+        _list_elsewhere(Scheduler(backend, context, namespace), as_json=as_json)
+        return
     terminal, survey = Terminal(), job_watch.list_runs()
     known = [snapshot for _, snapshot in survey.runs]
     shown = [run for run in known if all_runs or not run.status.is_final]
@@ -41,6 +55,22 @@ def command(all_runs: bool, as_json: bool) -> None:
         terminal.say(f"no run is live{ended}")
     for sentence in _remarks(survey):
         terminal.say_wrapped(sentence)
+
+
+def _list_elsewhere(scheduler: Scheduler, *, as_json: bool) -> None:
+    terminal, found = Terminal(), sorted(scheduler.runs().items())
+    if as_json:
+        terminal.emit_json(
+            [
+                {"run": run, "job": s.job, "phase": str(s.phase), "reason": s.reason}
+                for run, s in found
+            ]
+        )
+        return
+    for run, state in found:
+        terminal.out(f"{run}  {state.phase}{': ' if state.reason else ''}{state.reason}")
+    if not found:
+        terminal.say("the scheduler has no run")
 
 
 def _remarks(survey: RunListing) -> Iterator[str]:

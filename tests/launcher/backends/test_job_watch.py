@@ -41,19 +41,22 @@ class Fake:
         self.asked = 0
         self.stopped: list[tuple[str, bool]] = []
 
-    def cluster(self, *, patience_s: float) -> str:
+    def cluster(self, of: object, *, patience_s: float) -> str:
         return "north"
 
-    def look(self, *, patience_s: float) -> dict[str, JobState]:
+    def look(self, cluster: str, *, patience_s: float) -> dict[str, JobState]:
         self.asked += 1
         if self.error is not None:
             raise self.error
         return dict(self.states)
 
-    def explain_end(self, job: str, *, patience_s: float) -> JobEnd:
+    def explain_end(self, job: str, *, cluster: str, patience_s: float) -> JobEnd:
         return self.end
 
-    def stop(self, job: str, *, now: bool) -> None:
+    def follow(self, paths: RunPaths, job: str, *, cluster: str) -> None:
+        pass
+
+    def stop(self, job: str, *, cluster: str, now: bool) -> None:
         if self.error is not None:
             raise self.error
         self.stopped.append((job, now))
@@ -65,9 +68,11 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
     monkeypatch.setattr(jobs, "of_backend", lambda backend: made)
     job_watch._schedulers.clear()
     job_watch._files.clear()
+    job_watch._followings.clear()
     yield made
     job_watch._schedulers.clear()
     job_watch._files.clear()
+    job_watch._followings.clear()
 
 
 def submitted(home: Any, fake: Fake, *events: ev.Event, cluster: str = "north") -> RunPaths:

@@ -102,14 +102,17 @@ def test_the_end_of_a_job_without_its_coordinator_s_last_word(
     state: str, code: str, reason: str, status: Status, answering: Answering
 ) -> None:
     answering("scontrol", SHOWN.format(state, code))
-    end = slurm_jobs.explain_end("7", patience_s=9)
+    end = slurm_jobs.explain_end("7", cluster="lab", patience_s=9)
     assert (end.reason, end.status) == (reason, status)
     assert ("TFCLUSTER_HOME" in end.fix) == (code == "0:53")
 
 
 def test_a_job_that_slurm_has_forgotten(answering: Answering) -> None:
     answering("scontrol", "slurm_load_jobs error: Invalid job id specified", code=1)
-    assert slurm_jobs.explain_end("7", patience_s=9).reason == "Slurm has no job 7 any more"
+    assert (
+        slurm_jobs.explain_end("7", cluster="lab", patience_s=9).reason
+        == "Slurm has no job 7 any more"
+    )
 
 
 def test_an_element_of_an_array_does_not_answer_for_the_others(
@@ -130,9 +133,9 @@ def test_an_element_of_an_array_does_not_answer_for_the_others(
 def test_a_job_that_runs_is_not_over_because_squeue_does_not_list_it(answering: Answering) -> None:
     answering("scontrol", SHOWN.format("RUNNING", "0:0"))
     with pytest.raises(SilentError, match="RUNNING"):
-        slurm_jobs.explain_end("7", patience_s=1)
+        slurm_jobs.explain_end("7", cluster="lab", patience_s=1)
 
 
 def test_a_coordinator_that_was_stopped_before_it_began(answering: Answering) -> None:
     answering("scontrol", SHOWN.format("FAILED", "0:15"))
-    assert slurm_jobs.explain_end("7", patience_s=1).status is Status.INTERRUPTED
+    assert slurm_jobs.explain_end("7", cluster="lab", patience_s=1).status is Status.INTERRUPTED

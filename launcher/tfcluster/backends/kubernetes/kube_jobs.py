@@ -140,18 +140,22 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
 
 def describe(job: Object, pod: Object | None) -> JobState:
     """Return the state of a Job whose newest pod is `pod`."""
-    status = job.get("status", {})
-    for condition in status.get("conditions") or ():
+    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
+    for condition in job.get("status", {}).get("conditions") or ():
         if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return JobState(Phase.OVER)
+            return JobState(Phase.OVER, job=name)
     if "deletionTimestamp" in job["metadata"]:
-        return JobState(Phase.ENDING)
+        return JobState(Phase.ENDING, "it is being deleted", job=name)
+    if ENDED in notes:
+        status = json.loads(notes[ENDED])["status"]
+        return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
     if pod is None:
-        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet")
+        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
     if pod.get("status", {}).get("phase") == "Pending":
         reason = pod_reasons.explain(pod, ())
-        return JobState(Phase.QUEUED, f"the coordinator's pod waits: {reason}" if reason else "")
-    return JobState(Phase.RUNNING)
+        why = f"the coordinator's pod waits: {reason}" if reason else ""
+        return JobState(Phase.QUEUED, why, job=name)
+    return JobState(Phase.RUNNING, job=name)
 
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
@@ -263,6 +267,8 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
         run = _run_of(job)
         folder = RunPaths.of(run).root
         is_left = folder.exists() and not is_live_job(folder)
+        if "deletionTimestamp" in job["metadata"]:
+            continue
         if run == run_id or (run_id is None and is_left):
             name = job["metadata"]["name"]
             found[run] = [f"Job {name}", *_kept_pods(place, name)]

@@ -225,10 +225,11 @@ def parse_queue(out: str) -> list[Row]:
 def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobState:
     phase = _PHASES.get(state, Phase.OVER)
     if phase is not Phase.QUEUED:
-        return JobState(phase, ended_at=_seconds(end) if phase is Phase.OVER else None)
+        ended_at = _seconds(end) if phase is Phase.OVER else None
+        return JobState(phase, ended_at=ended_at, job=job)
     words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
     hint = "".join(f": {text.format(job=job)}" for text in words)
-    return JobState(phase, "" if reason == "None" else reason + hint, _seconds(start))
+    return JobState(phase, "" if reason == "None" else reason + hint, _seconds(start), job=job)
 
 
 def _seconds(text: str) -> float | None:

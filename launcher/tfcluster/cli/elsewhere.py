@@ -1,0 +1,84 @@
+"""Runs that a scheduler knows and this machine's home does not: `ps` and `down` with --backend."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from tfcluster.backends import jobs
+from tfcluster.backends.jobs import Jobs, JobState, Phase
+from tfcluster.backends.past_runs import SilentError
+from tfcluster.cli.completion import backend_names
+from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
+
+_PATIENCE_S = 10.0
+_POLL_S = 0.5
+
+
+def scheduler_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that name a scheduler to `command`."""
+    for option in (
+        click.option("--namespace", help="Namespace of the runs at Kubernetes."),
+        click.option("--context", help="Context of the kubeconfig, for runs at Kubernetes."),
+        click.option(
+            "--backend",
+            metavar="NAME",
+            shell_complete=backend_names,
+            help="Ask this scheduler, also about runs of other machines.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+class Scheduler:
+    """The scheduler of a backend, asked about all runs that it has."""
+
+    def __init__(self, backend: str, context: str | None, namespace: str | None) -> None:
+        """Reach it. Raises UsageError, SetupError."""
+        from tfcluster.spec.kubernetes import Kubernetes  # imports pydantic
+        from tfcluster.spec.sections import Runtime
+
+        found = jobs.of_backend(backend)
+        if found is None:
+            raise UsageError(f"{backend} has no scheduler", fix="name slurm or kubernetes")
+        self._its: Jobs = found
+        settings = Kubernetes.model_construct(context=context, namespace=namespace)
+        runtime = Runtime.model_construct(kubernetes=settings)
+        try:
+            self._cluster = found.cluster(runtime, patience_s=_PATIENCE_S)
+        except SilentError as error:
+            raise _silent(error) from error
+
+    def runs(self) -> Mapping[str, JobState]:
+        """Return run → the state of its job."""
+        try:
+            return self._its.look(self._cluster, patience_s=_PATIENCE_S)
+        except SilentError as error:
+            raise _silent(error) from error
+
+    def stop(self, run: str, *, now: bool) -> str:
+        """Stop a run and wait until it has ended; return its id. Raises UnknownRunError."""
+        known = self.runs()
+        matches = [name for name in known if run in (name, name[-4:])]
+        if len(matches) != 1:
+            raise UnknownRunError(
+                f"{self._cluster} has {len(matches) or 'no'} runs called {run}",
+                fix="`tfcluster ps --backend NAME` lists them",
+            )
+        try:
+            self._its.stop(known[matches[0]].job, cluster=self._cluster, now=now)
+        except SilentError as error:
+            raise _silent(error) from error
+        while (state := self.runs().get(matches[0])) is not None:
+            if state.phase in (Phase.ENDING, Phase.OVER):
+                break
+            time.sleep(_POLL_S)
+        return matches[0]
+
+
+def _silent(error: SilentError) -> NodeLostError:
+    return NodeLostError(str(error), fix="try again once the scheduler answers")
