@@ -1,0 +1,126 @@
+"""The first program of a pod and the command that dials it, as real processes on loopback."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tfcluster.agent import pod_seat
+from tfcluster.backends.kubernetes import pod_dial
+
+
+class Pod:
+    """A seat, as PID 1 of a pod."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.token = folder / "token"
+        self.token.write_text("the token")
+        argv = [sys.executable, "-I", "-S", pod_seat.__file__, "--port=0"]
+        argv += [f"--token={self.token}", *options]
+        self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert self.process.stdout is not None
+        found = re.search(rb"port (\d+)", self.process.stdout.readline())
+        assert found is not None
+        self.address = f"127.0.0.1:{int(found[1])}"
+
+    def dial(self, *argv: str, token: Path | None = None) -> list[str]:
+        return pod_dial.address_argv(self.address, token or self.token, argv)
+
+    def run(self, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(self.dial(*argv), input=stdin, capture_output=True, timeout=60)
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    made = Pod(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+def test_streams_and_the_exit_code_of_a_command_are_joined(pod: Pod) -> None:
+    done = pod.run("sh", "-c", "cat; echo trouble >&2; exit 7", stdin=b"text")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"text", b"trouble\n")
+
+
+def test_a_command_that_a_signal_ended_exits_as_in_a_shell(pod: Pod) -> None:
+    assert pod.run("sh", "-c", "kill -9 $$").returncode == 128 + signal.SIGKILL
+
+
+def test_a_program_that_does_not_exist_is_reported(pod: Pod) -> None:
+    done = pod.run("no-such-program")
+    assert done.returncode == pod_seat.NOT_FOUND
+    assert b"no-such-program" in done.stderr
+
+
+def test_large_binary_streams_pass_both_ways_at_once(pod: Pod) -> None:
+    data = os.urandom(20_000_000)
+    assert pod.run("cat", stdin=data).stdout == data
+
+
+def test_a_caller_without_the_token_gets_no_process(pod: Pod, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong"
+    wrong.write_text("another token")
+    argv = pod.dial("sh", "-c", f"touch {tmp_path}/was-here", token=wrong)
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    assert done.returncode == pod_dial.NO_CONNECTION
+    assert not (tmp_path / "was-here").exists()
+
+
+def test_a_cut_connection_kills_its_process(pod: Pod, tmp_path: Path) -> None:
+    """The end of the fifo's last writer shows that the process is gone."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    code = f"exec 3>{fifo}; echo up >&3; exec sleep 1000"
+    dial = subprocess.Popen(pod.dial("sh", "-c", code), stdin=subprocess.PIPE)
+    with open(fifo, "rb") as file:
+        assert file.readline() == b"up\n"
+        dial.kill()
+        dial.communicate()
+        assert file.read() == b""
+
+
+def test_the_pods_sigterm_reaches_an_agent_whose_end_is_the_pods(pod: Pod, tmp_path: Path) -> None:
+    """A guard and its agent have left the process group of the connection that started them."""
+    agent = (
+        "import os, signal, sys\n"
+        "ended, ready = os.pipe()\n"
+        "if os.fork(): os.read(ended, 1), os._exit(0)\n"
+        "os.setsid()\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "signal.signal(signal.SIGTERM, lambda *_: os._exit(9))\n"
+        "os.write(ready, b'x')\n"
+        "signal.pause()\n"
+    )
+    with subprocess.Popen(
+        pod.dial("python", "-c", agent), stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as dial:
+        dial.communicate(timeout=60)
+    pod.process.terminate()
+    assert pod.process.wait(60) == 9
+
+
+def test_a_pod_without_an_agent_ends_by_sigterm(pod: Pod) -> None:
+    pod.process.terminate()
+    assert pod.process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_a_pod_that_nobody_dials_ends(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "--idle-s=0.1")
+    _, stderr = pod.process.communicate(timeout=60)
+    assert pod.process.returncode == pod_seat.NOBODY_CAME
+    assert b"nobody connected" in stderr
+
+
+def test_a_program_that_failed_ends_the_pod_with_its_exit_code(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "--then", "sh", "-c", "exit 3")
+    pod.process.communicate(timeout=60)
+    assert pod.process.returncode == 3
