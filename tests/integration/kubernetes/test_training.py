@@ -1,0 +1,58 @@
+"""Real training in pods gives the same numbers as the same spec on one machine, disturbed or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.integration.jobs.lab import PYTHONS, SPECS
+from tests.integration.live import Live
+
+from .desk import Desk
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(500)]
+
+SMALL = ("--", "--epochs=2", "--examples=960")
+HANG_S = 240.0
+HERE = ("--coordinator=here",)
+
+
+def numbers(run: Live) -> list[float]:
+    """Return loss and accuracy of the last epoch, as the chief reported them."""
+    found = [*_reported(run)]
+    assert len(found) >= 2 * 2, run.said()
+    return found[-2:]
+
+
+def _reported(run: Live) -> Iterator[float]:
+    for event in run.events():
+        if event["type"] == "progress" and event["task"] == "worker:0" and "metrics" in event:
+            yield from (event["metrics"][name] for name in ("loss", "accuracy"))
+
+
+def learned(desk: Desk, *options: str) -> list[float]:
+    path = desk.shell.root / "kubernetes-2n.json"
+    path.write_text((SPECS / "kubernetes-2n.json").read_text())
+    run = Live(desk.shell, "up", str(path), *options, *SMALL)
+    assert run.end(HANG_S) == 0, run.said()
+    return numbers(run)
+
+
+def in_pods(desk: Desk, *options: str) -> list[float]:
+    import json
+
+    section = desk.runtime()["kubernetes"]
+    sets = [f"--set=runtime.kubernetes.{name}={json.dumps(value)}" for name, value in section.items()]
+    return learned(desk, *sets, *options)
+
+
+@pytest.mark.parametrize("tensorflow", PYTHONS)
+def test_two_pods_learn_what_two_local_workers_learn(desk: Desk, tensorflow: str) -> None:
+    python = f"--python={PYTHONS[tensorflow]}"
+    here = learned(desk, "--backend=local", python)
+    where = () if tensorflow == [*PYTHONS][-1] else HERE
+    assert in_pods(desk, python, *where) == pytest.approx(here, abs=1e-4)
+    if not where:
+        kill = "--chaos=kill worker:1 at step 20"
+        assert in_pods(desk, python, kill) == pytest.approx(here, abs=1e-4)
+    assert desk.left() == []
