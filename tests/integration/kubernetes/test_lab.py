@@ -77,7 +77,7 @@ def test_a_desk_offers_a_runtime_that_gives_both_kinds_of_pods_this_python(desk:
     spec = desk.shell.spec("s.json", {"script": "job.py"}, runtime=desk.runtime())
     planned = plan_file(str(spec))
     run = PodRun("run", planned.plan, planned.spec.runtime)
-    coordinator = coordinator_template(run, ["python"], env={}, secrets=[], pieces=1)
+    coordinator = coordinator_template(run)
     for pod in (task_pod(run, "worker-0", 1), coordinator):
         (container,) = pod["spec"]["containers"]
         assert container["image"] == HOST
