@@ -14,6 +14,7 @@ import struct
 import sys
 import threading
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 DOMAIN = "svc.cluster.local"
@@ -71,12 +72,13 @@ class Names:
         return answer
 
 
-def _key(item: dict) -> str:
+def _key(item: dict[str, Any]) -> str:
     return f"{item['metadata']['name']}.{item['metadata']['namespace']}.{DOMAIN}"
 
 
-def _names(kind: str, item: dict) -> "dict[str, list[str]]":
-    service, found = _key(item), {}
+def _names(kind: str, item: dict[str, Any]) -> "dict[str, list[str]]":
+    service = _key(item)
+    found: dict[str, list[str]] = {}
     if kind == "services":
         address = item["spec"].get("clusterIP", "None")
         return {} if address in ("None", "") else {service: [address]}

@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
-import sys
 
 from tests.lab.kube import KubeCluster, LabError, missing_tools
 from tests.lab.kube_binaries import programs
@@ -38,6 +38,7 @@ def main() -> None:
 
 def stay_up(nodes: int, owner: int | None) -> None:
     """Hold a cluster until a signal comes or the owner ends."""
+    owners = [] if owner is None else [os.pidfd_open(owner)]  # it tells of an end that nobody reaps
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # not while it is being made or removed
     with KubeCluster(nodes=nodes) as cluster:
@@ -51,9 +52,9 @@ def stay_up(nodes: int, owner: int | None) -> None:
         }
         print(json.dumps(about), flush=True)
         while signal.sigtimedwait(ends, 0.2) is None:
-            if owner is not None and not os.path.exists(f"/proc/{owner}"):
+            if select.select(owners, [], [], 0)[0]:
                 break
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

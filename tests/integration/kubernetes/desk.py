@@ -71,6 +71,10 @@ class Desk:
         """Return our objects that are in the namespace."""
         return self.kubectl("get", KINDS, "-l", OURS, "-o", "name").split()
 
+    def log(self, pod: str) -> str:
+        """Return what a pod has written so far."""
+        return self.kubectl.run("logs", pod).stdout
+
     def processes(self, pod: str) -> list[int]:
         """Return this machine's ids of the processes of a pod, without its sandbox's."""
         uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,10 @@ from tests.integration.docker.test_dockerd import links, traces
 from tests.lab.kube import Kubectl, until
 from tests.lab.kube_folder import cluster_folder
 from tests.lab.kube_images import HOST, host_template
+
+from tfcluster.backends.kubernetes.run_objects import PodRun
+from tfcluster.backends.kubernetes.run_pods import coordinator_template, task_pod
+from tfcluster.discovery.planning import plan_file
 
 from .conftest import need_tools
 from .desk import Desk
@@ -54,7 +59,7 @@ def pods() -> list[dict[str, Any]]:
 
 def test_two_pods_of_an_ordinary_user_find_each_other_by_short_names(desk: Desk) -> None:
     desk.kubectl.apply(*pods())
-    said = [until(lambda n=n: desk.kubectl.run("logs", f"w{n}").stdout, "a line") for n in (0, 1)]
+    said = [until(partial(desk.log, f"w{n}"), "a line") for n in (0, 1)]
     ips = [desk.kubectl.json("get", "pod", f"w{n}")["status"]["podIP"] for n in (0, 1)]
     assert said == [f"1000 {' '.join(ips)}\n"] * 2
     desk.kill("w0")
@@ -66,6 +71,21 @@ def test_a_user_of_one_namespace_sees_no_other(desk: Desk) -> None:
     ann = Kubectl(desk.user("ann"))
     assert ann("get", "pods", "-o", "name") == ""
     assert "Forbidden" in ann.run("-n", "default", "get", "pods").stderr
+
+
+def test_a_desk_offers_a_runtime_that_gives_both_kinds_of_pods_this_python(desk: Desk) -> None:
+    spec = desk.shell.spec("s.json", {"script": "job.py"}, runtime=desk.runtime())
+    planned = plan_file(str(spec))
+    run = PodRun("run", planned.plan, planned.spec.runtime)
+    coordinator = coordinator_template(run)
+    for pod in (task_pod(run, "worker-0", 1), coordinator):
+        (container,) = pod["spec"]["containers"]
+        assert container["image"] == HOST
+        folders = [mount["mountPath"] for mount in container["volumeMounts"]]
+        assert any(Path(sys.prefix).is_relative_to(folder) for folder in folders)
+        assert {v["name"]: v.get("value", "") for v in container["env"]}["PATH"].startswith(
+            f"{sys.prefix}/bin:"
+        )
 
 
 def test_the_small_image_needs_nothing_of_its_machine(desk: Desk) -> None:
@@ -82,10 +102,10 @@ def test_the_small_image_needs_nothing_of_its_machine(desk: Desk) -> None:
     desk.kubectl.apply({"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec})
     phase = ("get", "pod", "small", "-o", "jsonpath={.status.phase}")
     ended = until(lambda: {"Succeeded", "Failed"} & {desk.kubectl(*phase)}, "the end of the pod")
-    said = desk.kubectl("logs", "small")
+    said = desk.log("small").strip()
     assert ended == {"Succeeded"}, said
     assert said.startswith("tfcluster, version ")
-    assert said.endswith("/site-packages/kubernetes/__init__.py")
+    assert said.endswith("/kubernetes/__init__.py")
 
 
 @pytest.mark.parametrize("killed", ["the owner", "the cluster's process"])
@@ -106,7 +126,7 @@ def test_a_cluster_leaves_nothing_behind(killed: str) -> None:
             if killed == "the cluster's process":
                 os.kill(about["pid"], signal.SIGKILL)
         finally:
-            owner.kill()
+            owner.kill()  # not reaped yet
             with cluster:
                 cluster.wait(60)
     if killed == "the cluster's process":
