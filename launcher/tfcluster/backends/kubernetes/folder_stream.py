@@ -73,7 +73,7 @@ class _Sender:
             state = (self.folder / _STATE).read_bytes()
         except FileNotFoundError:
             return False
-        is_over = Status(json.loads(state)["status"]).is_final
+        is_over = Status(foreign_json.parse_json_object(state)["status"]).is_final
         for path in _files(self.folder, everything=is_over):
             self._send_file(path)
         if state != self._state:
@@ -228,7 +228,8 @@ def main() -> None:
         if not (byte := os.read(0, 1)):
             return
         line += byte
-    have = {path: (size, at) for path, (size, at) in json.loads(line)["have"].items()}
+    listed = foreign_json.parse_json_object(line)["have"]
+    have = {path: (size, at) for path, (size, at) in listed.items()}
     send(Path(sys.argv[1]), have, sys.stdout.buffer, pause=Pause())
 
 

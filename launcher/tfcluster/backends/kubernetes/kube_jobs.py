@@ -6,11 +6,13 @@ A stop goes through the seat of the coordinator's pod, so that the run saves its
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +40,6 @@ from tfcluster.backends.kubernetes.kube_own_job import requeue as requeue
 from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, RUN_ID, STOP, PodRun
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.errors import SetupError
-from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.spec.sections import Runtime
@@ -75,17 +76,15 @@ def submit(job: Submission) -> str:
     assert job.plan is not None
     place = reach(job.runtime.kubernetes, patience_s=_SUBMIT_S)
     run = PodRun(job.run_id, job.plan, job.runtime)
-    home = run_pods.STATE_FOLDER
     paths = RunPaths(job.folder)
-    pieces = kube_package.build(paths, job.plan, cluster=place.name, job=run.name, home=home)
-    values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
-    template = run_pods.coordinator_template(
-        run,
-        ("python", "-P", "-m", "tfcluster.in_pod", job.run_id),
-        env={"TFCLUSTER_HOME": home, JOB_VARIABLE: run.name},
-        secrets=sorted(values),
-        pieces=len(pieces),
+    pieces = kube_package.build(
+        *(paths, job.plan, job.code),
+        cluster=place.name,
+        job=run.name,
+        home=run_pods.STATE_FOLDER,
     )
+    values = kube_package.environment(job.plan, foreign_json.read_json_object(paths.spec))
+    template = run_pods.coordinator_template(run, secrets=sorted(values))
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
     token = secrets.token_hex(32)
@@ -147,7 +146,7 @@ def describe(job: Object, pod: Object | None) -> JobState:
     if "deletionTimestamp" in job["metadata"]:
         return JobState(Phase.ENDING, "it is being deleted", job=name)
     if ENDED in notes:
-        status = json.loads(notes[ENDED])["status"]
+        status = foreign_json.parse_json_object(notes[ENDED])["status"]
         return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
     if pod is None:
         return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
@@ -172,7 +171,7 @@ def end_of(name: str, job: Object | None) -> JobEnd:
         return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
     notes = job["metadata"].get("annotations", {})
     if ENDED in notes:
-        end = json.loads(notes[ENDED])
+        end = foreign_json.parse_json_object(notes[ENDED])
         return JobEnd(
             end["reason"] or "",
             end["hint"] or "",
@@ -384,29 +383,7 @@ def _version(place: Cluster) -> tuple[int, int]:
     return digits(found["major"]), digits(found["minor"])
 
 
-def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the coordinator's environment must have to plan the spec again.
-
-    These are the values of null variables: those of the launcher's environment, and secrets.
-    """
-    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    values = {var.name: var.value for command in commands for var in command.env}
-    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
-
-
-def _null_names(value: Any, key: str = "") -> set[str]:
-    if isinstance(value, list):
-        return set().union(*(_null_names(item) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    if key == "env":
-        return {name for name, text in value.items() if text is None}
-    return set().union(*(_null_names(item, name) for name, item in value.items()))
-
-
 def _decode(secret: Object) -> str:
-    import base64
-
     return base64.b64decode(secret["data"][run_objects.TOKEN]).decode()
 
 
@@ -418,8 +395,6 @@ def _write_token(paths: RunPaths, token: str) -> None:
 
 @contextlib.contextmanager
 def _token_file(token: str) -> Any:
-    import tempfile
-
     with tempfile.NamedTemporaryFile("w", prefix="tfcluster-") as file:
         file.write(token)
         file.flush()
