@@ -6,8 +6,7 @@ import os
 import socket
 
 import pytest
-from tests.lab.kube import KubeCluster, Kubectl, until
-from tests.lab.kube_images import HOST
+from tests.lab.kube import KubeCluster, until
 
 from .desk import Desk
 
@@ -23,6 +22,7 @@ def start(desk: Desk, name: str, node: str) -> list[int]:
             "metadata": {"name": name},
             "spec": {
                 "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
                 "nodeSelector": {"lab/node": node},
                 "containers": [{"name": "task", "image": desk.small, "command": ["sleep", "600"]}],
             },

@@ -37,7 +37,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--token", default=os.path.join(os.path.dirname(sys.argv[0]), "token"))
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--idle-s", type=float, default=600.0)
+    parser.add_argument("--idle-s", type=float, default=1800.0)
     parser.add_argument("--collect-s", type=float, default=3600.0)
     parser.add_argument("--then", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
@@ -160,6 +160,11 @@ class Seat:
         if is_late:
             sys.stderr.write(f"nobody connected for {self._options.idle_s:.0f} s\n")
             return NOBODY_CAME
+        if self._is_terminated and not self._wards():
+            # No agent is left that connections could lead to.
+            for pid in _children(self._handlers) or self._handlers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         may_end = self._adopted_any or self._is_terminated
         if may_end and not self._handlers and not _children({os.getpid()}):
             return _as_shell(self._code or 0) if self._adopted_any else _as_shell(-signal.SIGTERM)

@@ -100,7 +100,7 @@ class LogStreams:
 
     def drain(self, task: Task) -> int:
         """Move a task's waiting output to its log; return the number of bytes."""
-        count, ended, unwritten = drain(task.pipe, task.log)
+        count, ended, unwritten = drain(task.pipe, task.log, echoes=task.attempt > 0)
         if ended:
             self.pipes.discard(task.pipe)
             task.drain_until = 0.0

@@ -178,8 +178,11 @@ echo = Echo()
 """That of this process, closed until a configuration asks for it."""
 
 
-def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
-    """Move a pipe's data to the log; return (bytes read, end of file, bytes the file lost)."""
+def drain(pipe: int, log: Log, *, echoes: bool = False) -> tuple[int, bool, bytes]:
+    """Move a pipe's data to the log, and to `echo` if it `echoes`.
+
+    Return (bytes read, end of file, bytes the file lost).
+    """
     try:
         count = os.readv(pipe, [_buffer])
     except BlockingIOError:
@@ -189,7 +192,8 @@ def drain(pipe: int, log: Log) -> tuple[int, bool, bytes]:
     data = _buffer[:count]
     if log.mask is not None:
         data = memoryview(log.mask.apply(bytes(data)))
-    echo.write(data)
+    if echoes:
+        echo.write(data)
     return count, False, bytes(data[log.append(data) :])
 
 

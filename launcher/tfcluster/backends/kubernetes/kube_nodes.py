@@ -13,14 +13,14 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import pod_dial, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes import pod_dial, pod_reasons, run_objects, run_pods, task_pods
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -29,102 +29,54 @@ from tfcluster.backends.kubernetes.kube_client import (
     reach,
     soon,
 )
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
-from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, PodRun
+from tfcluster.backends.kubernetes.kube_forward import Forwarder
+from tfcluster.backends.kubernetes.pod_reasons import Nature
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, ROLE, TASK, PodRun
+from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.wire.link import AgentLink
+from tfcluster.wire.link import SILENCE_S, AgentLink
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.3
-_EVENTS_AFTER_S = 2.0
-"""Seconds after which a pod that waits is explained by its events."""
-_GONE_S = 30.0
 _RESOLVE_S = 30.0
+_UNUSED_S = 5.0
+"""Seconds that a pod without an agent may take to end, before its object is removed."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
+_KILL_S = 3.0
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
-
-
-class TaskPod:
-    """A pod; the `relayed.Place` of its agent."""
-
-    def __init__(self, cluster: Cluster, name: str, uid: str, generation: int) -> None:
-        self._cluster, self.name, self._uid, self.generation = cluster, name, uid, generation
-        self.explanation = ""
-        self._leaves_orderly = self._is_gone = False
-        """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first."""
-
-    async def has_ended(self, stderr: str) -> bool:
-        """Return whether a kubelet has reported its end; a missing object proves nothing."""
-        await self.explain()
-        return self._is_gone
-
-    async def is_over(self) -> bool:
-        """Return whether it has ended or is being deleted. Raises SetupError."""
-        pod = await self._find()
-        return self._is_gone or pod is None or "deletionTimestamp" in pod["metadata"]
-
-    async def explain(self) -> None:
-        """Update `explanation`; it stays as it is if the API server does not answer."""
-        try:
-            pod = await self._find()
-            events = await soon(_events, self._cluster, self.name)
-        except SetupError:
-            return
-        reason = pod_reasons.explain(pod, events)
-        self.explanation = f"its pod {self.name}: {reason}" if reason else ""
-
-    async def end(self) -> bool:
-        """Delete it; return whether it is certainly gone."""
-        try:
-            await soon(self._cluster.delete, f"pods/{self.name}", grace_s=1, uid=self._uid)
-            self._leaves_orderly = True
-            async with asyncio.timeout(_GONE_S):
-                while await self._find() is not None:
-                    if self._is_gone:
-                        break
-                    await asyncio.sleep(_POLL_S)
-        except KubeError as error:
-            return error.is_conflict
-        except TimeoutError:
-            return self._is_gone
-        return self._is_gone
-
-    async def force(self) -> None:
-        """Remove its object; to be called once certainly no process in it is alive."""
-        await soon(self._cluster.delete, f"pods/{self.name}", grace_s=0, uid=self._uid)
-
-    async def _find(self) -> Object | None:
-        """Return the pod, and note whether its processes have ended."""
-        pod = await soon(self._cluster.find, f"pods/{self.name}")
-        if pod is not None and pod["metadata"]["uid"] != self._uid:
-            pod = None
-        if pod is None:
-            self._is_gone = self._is_gone or self._leaves_orderly
-        else:
-            self._leaves_orderly = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
-            self._is_gone = has_terminated(pod)
-        return pod
+T = TypeVar("T")
 
 
 class KubeNodes(Nodes):
     """The task pods of a run, and what they share unless a Job of the cluster has made it."""
 
-    def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
+    def __init__(
+        self, planned: Sequence[NodePlan], run: RunContext, clock: Clock | None = None
+    ) -> None:
         super().__init__(planned, run)
         assert run.plan is not None
         assert run.runtime is not None
         self._pod_run = PodRun(run.run_id, run.plan, run.runtime)
         self._settings = self._pod_run.settings
-        self._is_inside = JOB_VARIABLE in os.environ
-        self._name = self._pod_run.name
+        self._job = os.environ.get(JOB_VARIABLE)
+        """The Job whose pod this process is in; None outside the cluster."""
+        self._name, self._clock = self._pod_run.name, clock or Clock()
+        self._labels = {**run_objects.run_labels(run.run_id), ROLE: "task"}
         self._pods: dict[str, TaskPod] = {}
+        """Node → its pod."""
+        self._generation: dict[str, int] = {}
+        """Node → the generation of its newest pod."""
         self._reached: set[str] = set()
         """Pods that had an agent."""
-        self._token = _TOKEN
-        self._owner: Object | None = None
+        self._me = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+        """The name by which pods are claimed; a coordinator that starts again has another."""
+        self._token, self._is_open = _TOKEN, False
+        self._owner: Object
         self._cluster: Cluster
+        self._forwarder: Forwarder | None = None
 
     async def __aenter__(self) -> Self:
         """Make the pods and wait until all run. Raises SetupError."""
@@ -132,14 +84,17 @@ class KubeNodes(Nodes):
         self.allocation = f"{self._name} in the namespace {self._cluster.namespace}"
         self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
-            if not self._is_inside:
+            if self._job is None:
                 await self._make_shared_objects()
                 self.run.tell(
                     "the coordinator runs here, outside the cluster: if this machine sleeps or"
                     f" loses its network for more than {self.run.lease_s:g} s, the tasks end"
                 )
-            await asyncio.gather(*(self._make(node, 1) for node in self.planned))
-            await self._await_running(list(self._pods.values()))
+            else:
+                self._owner = await soon(self._cluster.get, f"batch/jobs/{self._job}")
+                await self._take_over()
+            await self._have_running(self.planned)
+            self._is_open = True
         except BaseException:
             await asyncio.shield(self._end())
             raise
@@ -153,9 +108,11 @@ class KubeNodes(Nodes):
 
         Raises SetupError.
         """
-        pod = self._pods[node.name]
-        if pod.name in self._reached or await pod.is_over():
+        pod = self._pods.get(node.name)
+        if pod is None or pod.name in self._reached or await pod.is_over():
             pod = await self._replace(node, pod, is_fenced=is_fenced)
+        if pod.user != self._me:
+            await pod.claim(self._me)
         self._reached.add(pod.name)
         argv = await self._argv(node, pod)
         settings = {"announces": True, "echo": "/proc/1/fd/1"}
@@ -170,75 +127,130 @@ class KubeNodes(Nodes):
                 fix=f"`kubectl -n {self._cluster.namespace} describe pod {pod.name}` shows more",
             ) from error
 
-    async def _replace(self, node: NodePlan, pod: TaskPod, *, is_fenced: bool) -> TaskPod:
+    async def _replace(self, node: NodePlan, pod: TaskPod | None, *, is_fenced: bool) -> TaskPod:
         """Return the running pod of the next generation, once the old one is gone."""
-        if not await pod.end():
-            if not is_fenced:
-                await pod.explain()
-                why = pod.explanation or "its kubelet has not reported its end"
-                raise NodeLostError(f"{node.name} may still run: {why}")
-            await pod.force()
-        following = await self._make(node, pod.generation + 1)
-        await self._await_running([following])
-        return following
+        if pod is not None:
+            if not await pod.end():
+                if not is_fenced and pod.name in self._reached:
+                    why = pod.explanation or "its kubelet has not reported its end"
+                    raise NodeLostError(f"{node.name} may still run: {why}")
+                await pod.force()
+            self._pods.pop(node.name, None)
+        await self._have_running([node])
+        return self._pods[node.name]
 
-    async def _make(self, node: NodePlan, generation: int) -> TaskPod:
-        """Create a pod, or adopt the one that was made with the run's Job."""
-        body = run_pods.task_pod(self._pod_run, node.name, generation)
-        if self._owner is not None:
-            body = run_objects.with_owner(body, self._owner)
-        name = body["metadata"]["name"]
-        try:
-            made = await soon(self._cluster.create, "pods", body)
-        except KubeError as error:
-            if error.is_conflict:
-                made = await soon(self._cluster.get, f"pods/{name}")
+    async def _take_over(self) -> None:
+        """Adopt the pods that nobody has used yet, and end those of an earlier coordinator."""
+        listed = await soon(self._cluster.list, "pods", labels=self._labels)
+        former: list[TaskPod] = []
+        newest_first = sorted(listed, key=lambda pod: -TaskPod(self._cluster, pod).generation)
+        for each in newest_first:
+            pod, node = TaskPod(self._cluster, each), each["metadata"]["labels"][TASK]
+            is_free = pod.user is None and not task_pods.is_over(each)
+            if is_free and node in self.hosts and node not in self._pods:
+                self._pods[node] = pod
             else:
-                reason = pod_reasons.refused(error.message)
-                raise SetupError(str(reason), fix=reason.fix or error.fix) from error
-        pod = self._pods[node.name] = TaskPod(
-            self._cluster, name, made["metadata"]["uid"], generation
-        )
-        return pod
+                former.append(pod)
+        top = max((TaskPod(self._cluster, each).generation for each in listed), default=0)
+        self._generation = dict.fromkeys(self.hosts, top)
+        ended = await asyncio.gather(*(pod.end() for pod in former))
+        silent = [pod for pod, is_gone in zip(former, ended, strict=True) if not is_gone]
+        if any(pod.user for pod in silent):
+            wait_s = self.run.lease_s + SILENCE_S + _KILL_S
+            names = ", ".join(pod.name for pod in silent)
+            self._say(f"pods of an earlier coordinator may run for {wait_s:.0f} s more: {names}")
+            await self._clock.sleep(wait_s)
+        for pod in silent:
+            await pod.force()
 
-    async def _await_running(self, pods: Sequence[TaskPod]) -> None:
-        """Wait until the pods run; raises SetupError for one that never will."""
-        started = asyncio.get_running_loop().time()
-        names, said = {pod.name for pod in pods}, ""
+    async def _have_running(self, nodes: Sequence[NodePlan]) -> None:
+        """Have a running pod for each of `nodes`.
+
+        Pods that are lost meanwhile are made anew. If not all are given a place in time, all are
+        given back, so that no half of a gang keeps others from running. Raises SetupError.
+        """
+        pause_s, deadline_s = 0.0, self._deadline_s
         while True:
-            labels = {RUN: self._pod_run.labels[RUN], ROLE: "task"}
-            listed = await soon(self._cluster.list, "pods", labels=labels)
-            found = {each["metadata"]["name"]: each for each in listed}
-            waiting = [name for name in names if not _is_running(found.get(name))]
-            if not waiting:
+            homeless = await self._make_missing(nodes)
+            outcome = task_pods.Outcome(homeless=homeless)
+            if not homeless:
+                outcome = await task_pods.wait_for_all(
+                    self._cluster,
+                    {self._pods[node.name].name for node in nodes},
+                    self._labels,
+                    say=self._say,
+                    clock=self._clock,
+                    deadline_s=deadline_s,
+                )
+            if not (outcome.lost or outcome.homeless):
                 return
-            waited_s = asyncio.get_running_loop().time() - started
-            if waited_s > _EVENTS_AFTER_S:
-                name = min(waiting)
-                reason = await self._explain(name, found.get(name))
-                if reason is not None:
-                    if reason.after(waited_s).nature not in (Nature.WAITING, Nature.PREEMPTION):
-                        raise SetupError(f"the pod {name}: {reason}", fix=reason.fix)
-                    if str(reason) != said:
-                        said = str(reason)
-                        self.run.queued(f"{name}: {said}")
-            await asyncio.sleep(_POLL_S)
+            left = [n for n in nodes if outcome.homeless or self._name_of(n) in outcome.lost]
+            await asyncio.gather(*(self._give_back(node) for node in left))
+            if outcome.homeless:
+                pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+                wait_s = pause_s * (0.75 + self._clock.jitter() / 2)
+                self._say(
+                    f"no place for all pods ({outcome.homeless}); all are given back, and made"
+                    f" again in {wait_s:.0f} s"
+                )
+                await self._clock.sleep(wait_s)
+            else:
+                await self._clock.sleep(1.0)
 
-    async def _explain(self, name: str, pod: Object | None) -> Reason | None:
-        events = await soon(_events, self._cluster, name)
-        return pod_reasons.explain(pod, events)
+    @property
+    def _deadline_s(self) -> float | None:
+        """The time in which the first pods must all be given a node."""
+        if self._settings.gang != "none" or self._is_open:
+            return None
+        return self._pod_run.plan.supervision.start_deadline_s
+
+    def _name_of(self, node: NodePlan) -> str:
+        pod = self._pods.get(node.name)
+        return pod.name if pod is not None else ""
+
+    def _say(self, sentence: str) -> None:
+        """Say why the run waits: for its first pods it is queued."""
+        (self.run.tell if self._is_open else self.run.queued)(sentence)
+
+    async def _give_back(self, node: NodePlan) -> None:
+        """Delete a pod that has had no agent, so no task can be alive in it."""
+        pod = self._pods.pop(node.name, None)
+        if pod is not None and not await pod.end(_UNUSED_S):
+            await pod.force()
+
+    async def _make_missing(self, nodes: Sequence[NodePlan]) -> str:
+        """Create the pods that do not exist; return why the cluster does not take them now.
+
+        Raises SetupError where it never will.
+        """
+        missing = [node for node in nodes if node.name not in self._pods]
+        results = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
+        waits = ""
+        for result in results:
+            if isinstance(result, KubeError) and 400 <= result.status < 500:
+                reason = pod_reasons.refused(result.message)
+                if reason.nature is not Nature.WAITING:
+                    raise SetupError(str(reason), fix=reason.fix or result.fix) from result
+                waits = waits or str(reason)
+            elif isinstance(result, BaseException):
+                raise result
+        return waits
+
+    async def _make(self, node: NodePlan) -> None:
+        """Create the pod of the next generation, which is claimed from the start."""
+        generation = self._generation.get(node.name, 0) + 1
+        self._generation[node.name] = generation
+        body = run_pods.task_pod(self._pod_run, node.name, generation)
+        body = run_objects.with_owner(body, self._owner)
+        body["metadata"]["annotations"] = {**body["metadata"]["annotations"], CLAIMED: self._me}
+        made = await _to_the_end(soon(self._cluster.create, "pods", body))
+        self._pods[node.name] = TaskPod(self._cluster, made)
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
         """Return the transport to a pod."""
         starter = ["python", "-I", "-S", "-c", STARTER]
-        if not self._is_inside:
-            return pod_dial.forward_argv(
-                pod.name,
-                self._token,
-                starter,
-                namespace=self._cluster.namespace,
-                context=self._settings.context,
-            )
+        if self._forwarder is not None:
+            return pod_dial.through_argv(self._forwarder.path, pod.name, self._token, starter)
         found = await soon(self._cluster.get, f"pods/{pod.name}")
         address = str(found["status"]["podIP"])
         await self._await_name(self.hosts[node.name], address)
@@ -264,13 +276,25 @@ class KubeNodes(Nodes):
         self._token = self.run.runtime_dir / f"{self._name}.token"
         self._token.touch(mode=0o600)
         self._token.write_text(token)
+        self._forwarder = Forwarder(
+            self._cluster, self.run.runtime_dir / f"{self._name}.pods", PORT
+        )
+        await self._forwarder.open()
         service = run_objects.service(self._pod_run)
-        self._owner = service | await soon(self._cluster.create, "services", service)
-        for path, body in (
-            ("secrets", run_objects.secret(self._pod_run, token, {})),
-            ("networking/networkpolicies", run_objects.network_policy(self._pod_run)),
-        ):
-            await soon(self._cluster.create, path, run_objects.with_owner(body, self._owner))
+        made = await _to_the_end(soon(self._cluster.create, "services", service))
+        self._owner = service | made
+        owned = {
+            "secrets": run_objects.secret(self._pod_run, token, {}),
+            "networking/networkpolicies": run_objects.network_policy(self._pod_run),
+        }
+        if (group := run_objects.pod_group(self._pod_run)) is not None:
+            owned[self._groups(group)] = group
+        for path, body in owned.items():
+            body = run_objects.with_owner(body, self._owner)
+            await _to_the_end(soon(self._cluster.create, path, body))
+
+    def _groups(self, group: Object) -> str:
+        return f"/apis/{group['apiVersion']}/namespaces/{self._cluster.namespace}/podgroups"
 
     async def _end(self) -> None:
         """Delete the pods, unless files in them must stay, and what they share."""
@@ -279,32 +303,44 @@ class KubeNodes(Nodes):
             self.run.warn_at_end(f"files were not gathered, so the pods stay: {names}")
             return
         try:
-            for pod in self._pods.values():
-                await soon(self._cluster.delete, f"pods/{pod.name}")
-            if not self._is_inside:
-                self._token.unlink(missing_ok=True)
-                await soon(self._cluster.delete, f"networking/networkpolicies/{self._name}")
-                await soon(self._cluster.delete, f"secrets/{self._name}")
-                await soon(self._cluster.delete, f"services/{self._name}")
+            await self._end_pods()
+            if self._job is None:
+                await self._remove_shared_objects()
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 
+    async def _end_pods(self) -> None:
+        listed = await soon(self._cluster.list, "pods", labels=self._labels)
+        pods = [TaskPod(self._cluster, each) for each in listed]
+        unused = [pod for pod in pods if pod.name not in self._reached]
+        limits = {pod.name: {"within_s": _UNUSED_S} for pod in unused}
+        ended = await asyncio.gather(*(pod.end(**limits.get(pod.name, {})) for pod in pods))
+        silent = [pod for pod, is_gone in zip(pods, ended, strict=True) if not is_gone]
+        for pod in silent:
+            if pod in unused:
+                await pod.force()
+        if names := ", ".join(pod.name for pod in silent if pod not in unused):
+            self.run.warn_at_end(f"no kubelet has confirmed the end of the deleted pods {names}")
 
-def has_terminated(pod: Mapping[str, Any]) -> bool:
-    """Return whether the kubelet has reported the end of a pod's task, or never had the pod.
+    async def _remove_shared_objects(self) -> None:
+        self._token.unlink(missing_ok=True)
+        if self._forwarder is not None:
+            await self._forwarder.close()
+        paths = [f"{kind}/{self._name}" for kind in ("networking/networkpolicies", "secrets")]
+        if (group := run_objects.pod_group(self._pod_run)) is not None:
+            paths.append(f"{self._groups(group)}/{self._name}")
+        for path in (*paths, f"services/{self._name}"):
+            await soon(self._cluster.delete, path)
 
-    The phase proves nothing: a controller writes Failed for a pod whose node is lost.
+
+async def _to_the_end(request: Awaitable[T]) -> T:
+    """Return what a request returns; also a cancelled caller waits for its answer.
+
+    The thread of a request cannot be stopped: the object would be made after the end.
     """
-    if not pod.get("spec", {}).get("nodeName"):
-        return True
-    found = pod.get("status", {}).get("containerStatuses") or ()
-    ended = [each["name"] for each in found if "terminated" in each.get("state", {})]
-    return run_pods.TASK_CONTAINER in ended
-
-
-def _is_running(pod: Mapping[str, Any] | None) -> bool:
-    return pod is not None and pod.get("status", {}).get("phase") == "Running"
-
-
-def _events(cluster: Cluster, pod: str) -> list[Object]:
-    return cluster.list("events", fieldSelector=f"involvedObject.name={pod}")
+    task = asyncio.ensure_future(request)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -2,7 +2,8 @@
 
 ``python -I -S pod_dial.py --address 10.0.0.7:7077 --token FILE ARGV...`` connects directly, from
 within the cluster, and imports nothing but the standard library. With ``--pod`` the connection goes
-through the API server (port-forward), from anywhere that `kubectl` works.
+through the API server (port-forward), from anywhere that `kubectl` works; with ``--through`` as
+well, another process makes it.
 
 The exit code is that of the command, 128 + N for a signal; 255 without a connection, with the
 reason on stderr.
@@ -19,7 +20,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,6 +44,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--address", help="HOST:PORT")
     parser.add_argument("--pod")
+    parser.add_argument("--through", help="the socket of a process that reaches the pod")
     parser.add_argument("--namespace")
     parser.add_argument("--context")
     parser.add_argument("--port", type=int, default=PORT)
@@ -66,6 +68,12 @@ def address_argv(address: str, token: Path, argv: Sequence[str]) -> list[str]:
     """Return the command that runs `argv` in the pod at this address (``HOST:PORT``)."""
     start = [sys.executable, "-I", "-S", __file__]
     return [*start, "--address", address, "--token", str(token), *argv]
+
+
+def through_argv(path: Path, pod: str, token: Path, argv: Sequence[str]) -> list[str]:
+    """Return the command that runs `argv` in this pod through the socket of a `Forwarder`."""
+    start = [sys.executable, "-I", "-S", __file__]
+    return [*start, "--through", str(path), "--pod", pod, "--token", str(token), *argv]
 
 
 def forward_argv(
@@ -129,26 +137,31 @@ def _connect(options: argparse.Namespace) -> socket.socket:
             raise DialError(f"cannot connect to the pod at {options.address}: {error!r}") from None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
+    if options.through:
+        return _through(options.through, options.pod)
     return _forward(options.pod, options.port, options.namespace, options.context)
 
 
 def _forward(pod: str, port: int, namespace: str, context: str | None) -> socket.socket:
-    """Return a connection to a pod's port through the API server. Raises DialError."""
+    """Return a connection to a pod's port through the API server. Raises ConnectionError."""
     from types import SimpleNamespace
 
-    from kubernetes.client import CoreV1Api
-    from kubernetes.stream import portforward
-
     from tfcluster.backends.kubernetes.kube_client import reach
+    from tfcluster.backends.kubernetes.kube_forward import open_port
 
-    cluster = reach(SimpleNamespace(context=context, namespace=namespace))
-    open_stream: Callable[..., Any] = CoreV1Api(cluster.api).connect_get_namespaced_pod_portforward
-    try:
-        forwarded = portforward(open_stream, pod, namespace, ports=str(port))
-    except Exception as error:  # of the websocket library, or of the client
-        why = getattr(error, "reason", "") or error
-        raise DialError(f"no port-forward to the pod {pod}: {why}") from None
-    connection: socket.socket = forwarded.socket(port)
+    return open_port(reach(SimpleNamespace(context=context, namespace=namespace)), pod, port)
+
+
+def _through(path: str, pod: str) -> socket.socket:
+    """Return a connection that another process makes (`kube_forward`). Raises ConnectionError."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    connection.sendall(f"{pod}\n".encode())
+    answer = b""
+    while not answer.endswith(b"\n"):
+        answer += _read_exactly(connection, 1)
+    if answer.strip():
+        raise DialError(answer.decode().strip())
     return connection
 
 

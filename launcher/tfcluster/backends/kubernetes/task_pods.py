@@ -1,0 +1,219 @@
+"""The pods of a run's tasks: their certain end (`TaskPod`), and the wait until all run."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tfcluster.backends.base import Tell
+from tfcluster.backends.kubernetes import pod_reasons
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, soon
+from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION
+from tfcluster.backends.kubernetes.run_pods import TASK_CONTAINER
+from tfcluster.errors import SetupError
+
+_POLL_S = 0.3
+_GONE_S = 30.0
+_GRACE_S = 1
+_EVENTS_AFTER_S = 2.0
+"""Seconds after which pods that wait are explained by their events."""
+_EXPLAINED = 4
+"""Pods that are explained at once; others wait for the same, as a rule."""
+
+
+class TaskPod:
+    """A pod; the `relayed.Place` of its agent."""
+
+    def __init__(self, cluster: Cluster, made: Object) -> None:
+        """`made`: the pod as the API server returned it."""
+        metadata = made["metadata"]
+        self._cluster, self._uid = cluster, metadata["uid"]
+        self.name: str = metadata["name"]
+        self.generation = int(metadata["labels"][GENERATION])
+        self.user: str | None = metadata.get("annotations", {}).get(CLAIMED)
+        """The coordinator that uses it, if any does."""
+        self.explanation = ""
+        self._leaves_orderly = self._is_gone = self._is_left = False
+        """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first.
+        `_is_left`: we end it."""
+
+    async def claim(self, user: str) -> None:
+        """Note at the pod which coordinator uses it. Raises SetupError."""
+        body = {"metadata": {"uid": self._uid, "annotations": {CLAIMED: user}}}
+        await soon(self._cluster.patch, f"pods/{self.name}", body)
+        self.user = user
+
+    async def has_ended(self, stderr: str) -> bool:
+        """Return whether a kubelet has reported its end; a missing object proves nothing."""
+        await self.explain()
+        return self._is_gone
+
+    async def is_over(self) -> bool:
+        """Return whether it has ended or is being deleted. Raises SetupError."""
+        pod = await self._find()
+        return pod is None or is_over(pod)
+
+    async def explain(self) -> None:
+        """Update `explanation`; it stays as it is if the API server does not answer."""
+        if self._is_left:  # its deletion is no reason for anything
+            return
+        try:
+            pod = await self._find()
+            reason = await explain(self._cluster, self.name, pod)
+        except SetupError:
+            return
+        self.explanation = reason.of_lost(self.name) if reason else ""
+
+    async def end(self, within_s: float = _GONE_S) -> bool:
+        """Delete it; return whether certainly no process in it is alive.
+
+        A kubelet keeps the object of an ended pod for up to a minute, until its folders are gone,
+        so the object is removed as soon as the kubelet has reported the end.
+        """
+        self._is_left = True
+        try:
+            async with asyncio.timeout(within_s):
+                pod = await self._find()
+                if pod is not None and not self._is_gone:
+                    path = f"pods/{self.name}"
+                    await soon(self._cluster.delete, path, grace_s=_GRACE_S, uid=self._uid)
+                    self._leaves_orderly = True
+                while pod is not None and not self._is_gone:
+                    await asyncio.sleep(_POLL_S)
+                    pod = await self._find()
+                if pod is not None:
+                    await self.force()
+        except (KubeError, TimeoutError):
+            pass
+        return self._is_gone
+
+    async def force(self) -> None:
+        """Remove its object; to be called once certainly no task in it is alive."""
+        try:
+            await soon(self._cluster.delete, f"pods/{self.name}", grace_s=0, uid=self._uid)
+        except KubeError as error:
+            if not error.is_conflict:  # else it is another pod of that name
+                raise
+
+    async def _find(self) -> Object | None:
+        """Return the pod, and note whether its processes have ended."""
+        pod = await soon(self._cluster.find, f"pods/{self.name}")
+        if pod is not None and pod["metadata"]["uid"] != self._uid:
+            pod = None
+        if pod is None:
+            self._is_gone = self._is_gone or self._leaves_orderly
+        else:
+            self._leaves_orderly = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
+            self._is_gone = has_terminated(pod)
+        return pod
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time, which stands still in tests."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[], float] = random.random
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of a wait for pods: all run, unless one of these is set."""
+
+    lost: Collection[str] = ()
+    """Pods that ended or were deleted before all ran."""
+    homeless: str = ""
+    """The reason why not all pods were given a node in time."""
+
+
+async def wait_for_all(
+    cluster: Cluster,
+    names: Collection[str],
+    labels: Mapping[str, str],
+    *,
+    say: Tell,
+    clock: Clock,
+    deadline_s: float | None = None,
+) -> Outcome:
+    """Wait until all these pods, which have `labels`, run; `say` why they do not.
+
+    `deadline_s`: the time in which all must be given a node. Raises SetupError for a pod that
+    never will run.
+    """
+    started, said = clock.now(), ""
+    since: dict[tuple[str, str], float] = {}
+    while True:
+        listed = await soon(cluster.list, "pods", labels=labels)
+        found = {each["metadata"]["name"]: each for each in listed}
+        waiting = [name for name in sorted(names) if not _is_running(found.get(name))]
+        if not waiting:
+            return Outcome()
+        waited_s = clock.now() - started
+        lost = [name for name in waiting if name not in found or is_over(found[name])]
+        homeless = [name for name in waiting if not _has_node(found.get(name))]
+        is_late = deadline_s is not None and waited_s >= deadline_s and bool(homeless)
+        if lost or is_late or waited_s >= _EVENTS_AFTER_S:
+            why = ""
+            for name in (lost or homeless or waiting)[:_EXPLAINED]:
+                reason = await explain(cluster, name, found.get(name))
+                if reason is not None:
+                    begun = since.setdefault((name, reason.what), clock.now())
+                    _require_hope(name, reason.after(clock.now() - begun))
+                    why = why or f"{name}: {reason}"
+            if why != said and why:
+                say(why)
+                said = why
+        if lost:
+            return Outcome(lost=lost)
+        if is_late:
+            return Outcome(homeless=said or f"{homeless[0]} has no node")
+        await clock.sleep(_POLL_S)
+
+
+def _require_hope(pod: str, reason: Reason) -> None:
+    """Raise SetupError for a reason that another pod would meet, too."""
+    if reason.nature in (Nature.PERMANENT, Nature.FAILURE):
+        raise SetupError(f"the pod {pod}: {reason}", fix=reason.fix)
+
+
+async def explain(cluster: Cluster, name: str, pod: Object | None) -> Reason | None:
+    """Return why a pod does not run or does not answer, or None. Raises SetupError."""
+    events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.name={name}")
+    return pod_reasons.explain(pod, events)
+
+
+def has_terminated(pod: Mapping[str, Any]) -> bool:
+    """Return whether the kubelet has reported that no process of a pod's task is alive.
+
+    The phase alone proves nothing: a controller writes Failed for a pod whose node is lost. With
+    a reason beside it, it is the kubelet that refused the pod or evicted it.
+    """
+    status = pod.get("status", {})
+    containers = status.get("containerStatuses") or ()
+    states = {each["name"]: each.get("state") or {} for each in containers}
+    if "terminated" in states.get(TASK_CONTAINER, {}):
+        return True
+    is_refused = status.get("phase") == "Failed" and status.get("reason") not in (None, "NodeLost")
+    return is_refused and not any("running" in state for state in states.values())
+
+
+def is_over(pod: Mapping[str, Any]) -> bool:
+    """Return whether a pod has ended or is being deleted."""
+    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
+    return has_ended or has_terminated(pod) or "deletionTimestamp" in pod["metadata"]
+
+
+def _is_running(pod: Mapping[str, Any] | None) -> bool:
+    if pod is None or is_over(pod):
+        return False
+    return bool(pod.get("status", {}).get("phase") == "Running")
+
+
+def _has_node(pod: Mapping[str, Any] | None) -> bool:
+    return pod is not None and bool(pod.get("spec", {}).get("nodeName"))

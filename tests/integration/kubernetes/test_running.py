@@ -1,0 +1,161 @@
+"""A spec runs in pods whose coordinator is here, survives their losses, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.commandline import wait_for
+from tests.integration.live import Live
+
+from .desk import Desk
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+HANG_S = 150.0
+RELEASE = "/tmp/release"
+
+
+def spec(desk: Desk, script: str, *, runtime: dict[str, Any] | None = None, **more: Any) -> Path:
+    desk.shell.script("train.py", script)
+    desk.shell.script("before.py", "print('prepared')")
+    job = {"script": "train.py", "hooks": "off", "prepare": {"script": "before.py"}}
+    return desk.shell.spec("spec.json", job, runtime=desk.runtime(**(runtime or {})), **more)
+
+
+def up(desk: Desk, script: str, **more: Any) -> Live:
+    return Live(desk.shell, "up", str(spec(desk, script, **more)), "--coordinator", "here")
+
+
+def ended(run: Live, code: int = 0) -> Live:
+    assert run.end(HANG_S) == code, run.said()
+    return run
+
+
+def of_type(run: Live, kind: str) -> list[dict[str, Any]]:
+    return [event for event in run.events() if event["type"] == kind]
+
+
+def pods(desk: Desk) -> list[str]:
+    return sorted(desk.kubectl("get", "pods", "-o", "name").split())
+
+
+def said(run: Live) -> str:
+    return " ".join(run.said().split())
+
+
+LOOK = f"""
+import json, os, socket, time
+config = json.loads(os.environ["TF_CONFIG"])
+fact = {{"peers": config["cluster"]["worker"], "host": socket.gethostname()}}
+print(json.dumps(fact), flush=True)
+while not os.path.exists("{RELEASE}"):
+    time.sleep(0.05)
+for address in config["cluster"]["worker"]:
+    print("found", socket.gethostbyname(address.rpartition(":")[0]), flush=True)
+"""
+
+
+def test_each_task_has_a_pod_that_its_peers_find_by_name(desk: Desk) -> None:
+    run = up(desk, LOOK)
+    run.wait_for_line('"peers"')
+    for number in (0, 1):
+        name, pod = f"worker-{number}", f"{run.run_id}-worker-{number}-g1"
+        fact = json.loads(run.log(f"worker:{number}").splitlines()[0])
+        hosts = [peer.rpartition(":")[0] for peer in fact["peers"]]
+        assert hosts == [f"worker-{n}.{run.run_id}" for n in (0, 1)]
+        assert fact["host"] == name
+        written = desk.kubectl("logs", pod).splitlines()
+        assert json.loads(written[-1]) == fact
+        assert [line for line in written if not line.startswith("listening")] == written[-1:]
+        made = desk.kubectl.json("get", "pod", pod)
+        assert made["metadata"]["ownerReferences"][0]["kind"] == "Service"
+    for number in (0, 1):
+        pod = f"{run.run_id}-worker-{number}-g1"
+        desk.kubectl("exec", pod, "--", "touch", RELEASE)
+    ended(run)
+    assert len([line for line in run.log("worker:0").splitlines() if line.startswith("found")]) == 2
+    assert "the coordinator runs here, outside the cluster" in said(run)
+    assert pods(desk) == []
+
+
+LOSSES = """
+import os, signal, sys, time
+attempt, task = os.environ["TFCLUSTER_ATTEMPT"], os.environ["TFCLUSTER_TASK"]
+print("attempt", attempt, flush=True)
+if (attempt, task) == ("1", "worker:1"):
+    os.kill(os.getpid(), signal.SIGKILL)
+if (attempt, task) == ("3", "worker:0"):
+    sys.exit(7)
+time.sleep(600)
+"""
+
+
+def test_a_killed_task_restarts_in_its_pod_and_a_killed_pod_is_replaced(desk: Desk) -> None:
+    run = up(desk, LOSSES, supervision={"backoff_s": 0, "max_restarts": 2})
+    wait_for(lambda: "attempt 2" in run.log("worker:1", 2) or run.is_over(), timeout=HANG_S)
+    first = [f"pod/{run.run_id}-worker-{number}-g1" for number in (0, 1)]
+    assert pods(desk) == first, run.said()
+    desk.kill(f"{run.run_id}-worker-1-g1")
+    wait_for(lambda: len(of_type(run, "restarting")) == 2 or run.is_over(), timeout=HANG_S)
+    wait_for(lambda: "-g2" in str(pods(desk)) or run.is_over(), timeout=HANG_S)
+    ended(run, 1)
+    causes = [event["root_cause"] for event in of_type(run, "diagnosis")]
+    assert [cause["kind"] for cause in causes] == ["signal", "node_lost", "exit_code"], causes
+    assert "its pod" in causes[1]["reason"]
+    assert causes[2]["task"] == "worker:0"
+    assert "exit code 7" in said(run)
+
+
+SAVES = """
+import os, signal, struct, sys, time
+folder, task = os.environ["TFCLUSTER_CHECKPOINT_DIR"], os.environ["TFCLUSTER_TASK"]
+
+def save(*_):
+    if task == "worker:0":
+        os.makedirs(folder, exist_ok=True)
+        with open(folder + "/ckpt-1.data-00000-of-00001", "w") as file:
+            file.write("weights")
+        with open(folder + "/ckpt-1.index", "wb") as file:  # as TensorFlow's end
+            file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+    sys.exit(42)
+
+signal.signal(signal.SIGTERM, save)
+print("attempt", os.environ["TFCLUSTER_ATTEMPT"], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_deleted_pod_lets_the_gang_save_and_costs_no_restart(desk: Desk) -> None:
+    run = up(desk, SAVES, supervision={"backoff_s": 0, "max_restarts": 0})
+    run.wait_for_line("attempt 1")
+    desk.kubectl("delete", "pod", f"{run.run_id}-worker-1-g1", "--wait=false")
+    wait_for(lambda: "attempt 2" in run.log("worker:1", 2) or run.is_over(), timeout=HANG_S)
+    names = [f"pod/{run.run_id}-worker-{where}" for where in ("0-g1", "1-g2")]
+    assert [name for name in pods(desk) if not name.endswith("1-g1")] == names, run.said()
+    (again,) = of_type(run, "restarting")
+    assert "preempt" in again["reason"], again
+    run.process.send_signal(signal.SIGINT)
+    ended(run, 130)
+    (gathered, *_) = of_type(run, "checkpoint_gathered")
+    assert (run.folder / f"{gathered['path']}.data-00000-of-00001").read_text() == "weights"
+    assert pods(desk) == []
+
+
+def test_an_image_that_does_not_exist_is_a_clear_end(desk: Desk) -> None:
+    run = ended(up(desk, LOOK, runtime={"image": "localhost/none:1"}), 3)
+    assert "localhost/none:1" in said(run)
+    assert "image" in run.state()["reason"]
+    assert desk.left() == []
+
+
+def test_pods_without_a_place_are_queued_with_the_schedulers_words(desk: Desk) -> None:
+    run = up(desk, LOOK, runtime={"resources": {"requests": {"cpu": "64"}}})
+    wait_for(lambda: run.is_over() or run.state()["status"] == "queued", timeout=HANG_S)
+    wait_for(lambda: run.is_over() or "Insufficient cpu" in said(run), timeout=HANG_S)
+    assert not run.is_over(), run.said()
+    run.process.send_signal(signal.SIGINT)
+    ended(run, 130)
+    assert desk.left() == []
