@@ -6,7 +6,7 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.tfjob import Note, cluster
+from tfcluster.tfjob import Note, task_types
 from tfcluster.tfjob.manifest import Fields, read
 from tfcluster.tfjob.replica import Replica, map_template
 from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
@@ -33,7 +33,7 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
             run.values.setdefault(key, spec.values.pop(key))
     title, namespace = _names(metadata)
     tasks, replicas, policies, places = _map_replicas(spec)
-    cluster.check(tasks, places)
+    task_types.check(tasks, places)
     job.values["metadata"] = metadata.values
     supervision = map_restarts(job, policies, run)
     cluster.note_success(spec, tasks)

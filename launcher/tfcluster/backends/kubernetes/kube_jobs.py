@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Tell
-from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
+from tfcluster.backends.jobs import JobEnd, JobState, Submission
 from tfcluster.backends.kubernetes import kube_package, pod_dial, pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
@@ -33,8 +33,8 @@ from tfcluster.backends.kubernetes.kube_client import (
     reach,
 )
 from tfcluster.backends.kubernetes.kube_mirror import Mirror
-from tfcluster.backends.kubernetes.kube_own_job import ENDED
 from tfcluster.backends.kubernetes.kube_own_job import can_come_back as can_come_back
+from tfcluster.backends.kubernetes.kube_own_job import describe, end_of
 from tfcluster.backends.kubernetes.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.kube_own_job import own as own
 from tfcluster.backends.kubernetes.kube_own_job import requeue as requeue
@@ -42,7 +42,6 @@ from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, RUN
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.states import Status
 from tfcluster.spec.sections import Runtime
 
 _TOKEN: Final = ".seat-token"
@@ -136,51 +135,12 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     return {_run_of(job): describe(job, by_job.get(job["metadata"]["name"])) for job in jobs}
 
 
-def describe(job: Object, pod: Object | None) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`."""
-    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return JobState(Phase.OVER, job=name)
-    if "deletionTimestamp" in job["metadata"]:
-        return JobState(Phase.ENDING, "it is being deleted", job=name)
-    if ENDED in notes:
-        status = foreign_json.parse_json_object(notes[ENDED])["status"]
-        return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
-    if pod is None:
-        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
-    if pod.get("status", {}).get("phase") == "Pending":
-        reason = pod_reasons.explain(pod, ())
-        why = f"the coordinator's pod waits: {reason}" if reason else ""
-        return JobState(Phase.QUEUED, why, job=name)
-    return JobState(Phase.RUNNING, job=name)
-
-
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return the end that the coordinator has left at its Job, else what became of the Job."""
     place, _ = _reach(cluster, patience_s)
     with _silence():
         found = place.find(f"batch/jobs/{job}")
     return end_of(job, found)
-
-
-def end_of(name: str, job: Object | None) -> JobEnd:
-    """Return how a Job ended."""
-    if job is None:
-        return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
-    notes = job["metadata"].get("annotations", {})
-    if ENDED in notes:
-        end = foreign_json.parse_json_object(notes[ENDED])
-        return JobEnd(
-            end["reason"] or "",
-            end["hint"] or "",
-            Status(end["status"]),
-            exit_code=end["exit_code"],
-        )
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] == "Failed":
-            return JobEnd(f"the Job {name} failed: {condition.get('message', '')}")
-    return JobEnd(f"the coordinator of the Job {name} ended without a word")
 
 
 def stop(job: str, *, cluster: str, now: bool) -> None:
@@ -241,7 +201,7 @@ class PodFolder:
         if not token.exists():
             _write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
-        module = "tfcluster.backends.kubernetes.folder_stream"
+        module = "tfcluster.wire.folder_stream"
         argv = ["python", "-P", "-m", module, folder]
         return pod_dial.forward_argv(pod, token, argv, namespace=place.namespace, context=context)
 
