@@ -130,10 +130,16 @@ def _take(command: Sequence[str], *, venv: str) -> Taken:
 def _remove_all(cluster: KubeCluster) -> None:
     """Remove the pods made by hand, and wait until no pod is left."""
     kubectl = cluster.kubectl
-    kubectl("wait", "--for=condition=Ready=false", "pods", "-l", "app=hand", timeout=HANG_S)
+    until(lambda: set(_phases(cluster)) <= {"Succeeded", "Failed"}, "the end of the pods", HANG_S)
     kubectl("delete", "services,pods", "-l", "app=hand", "--ignore-not-found")
     kubectl("delete", "service", "hand", "--ignore-not-found")
     until(lambda: not kubectl.json("get", "pods")["items"], "the end of all pods", HANG_S)
+
+
+def _phases(cluster: KubeCluster) -> list[str]:
+    """Return the phases of the pods made by hand."""
+    pods = cluster.kubectl.json("get", "pods", "-l", "app=hand")["items"]
+    return [pod["status"]["phase"] for pod in pods]
 
 
 def first_step(*, quick: bool, venv: str) -> Metric:
