@@ -72,6 +72,9 @@ METRICS: Mapping[str, Entry] = {
     "containers": Entry("containers:containers", "start of four containers (docker)"),
     "slurm": Entry("slurm:first_step", "submit to first step at Slurm (root)", options=_NEWEST),
     "slurm-tf215": Entry("slurm:first_step", "the same, TensorFlow 2.15", options=_TF215),
+    "kubernetes": Entry(
+        "kubernetes:first_step", "submit to first step in Kubernetes (root)", options=_NEWEST
+    ),
     "gather": Entry("gathering:gather", "a checkpoint of 1 GB is gathered (root, sshd)"),
     "gather-beside-training": Entry(
         "gathering:beside", "effect of gathering on training (root, sshd)"

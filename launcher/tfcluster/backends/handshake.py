@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from tfcluster.agent import bootstrap, container_wait, protocol, relay
+from tfcluster.agent import bootstrap, protocol, relay
+from tfcluster.agent.containers import container_wait
 
 SILENCE_S = 10.0
 """Seconds without any byte that end a dial: ssh itself gives up after 8 s, with a message."""

@@ -19,8 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tfcluster.agent import bootstrap, container_wait, foreign_json, protocol, relay
+from tfcluster.agent import bootstrap, foreign_json, protocol, relay
 from tfcluster.agent.catalogue import Hello, LostRunEnded
+from tfcluster.agent.containers import container_wait
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.base import Nodes, RunContext, agent_socket_name
@@ -57,7 +58,7 @@ class Unreached(ConnectionError):
 
 
 def container_socket_name(run_id: str, node: str) -> str:
-    """Return the name of the socket on which a container waits (`agent.container_wait`)."""
+    """Return the name of the socket on which a container waits (`container_wait`)."""
     return f"{agent_socket_name(run_id, node)}.seat"
 
 

@@ -66,15 +66,9 @@ class Coordinator:
         self._run_gathering, self._launch, plan = run_gathering, launch, launch.plan
         self._curves = RunCurves(plan, self.paths, self._warn)
         self._report_filter = ReportFilter(run_writer.state, launch.faults, self._warn)
-        self._hub = Hub(
-            self.paths,
-            plan.supervision.lease_s,
-            self._warn,
-            self._note_queued,
-            open_nodes,
-            plan=plan,
-            runtime=launch.node_settings,
-        )
+        lease_s, settings = plan.supervision.lease_s, launch.node_settings
+        warn, note = self._warn, self._note_queued
+        self._hub = Hub(self.paths, lease_s, warn, note, open_nodes, plan=plan, runtime=settings)
         self._supervisor = Supervisor(plan)
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub

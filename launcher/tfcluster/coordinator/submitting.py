@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
@@ -20,6 +21,8 @@ from tfcluster.coordinator.foreground import (
 from tfcluster.coordinator.resume import seed
 from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
+from tfcluster.nodes import code_sync
+from tfcluster.plans.plan import Plan
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import JobSubmitted, RunQueued, Warned
@@ -52,10 +55,12 @@ def submit(launch: Launch) -> RunPaths:
         if launch.resume is not None:
             seed(launch.resume, paths.checkpoints)
         assert launch.runtime is not None
+        code = _snapshot(launch.plan)
         submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
+        submission = replace(submission, code=code.files)
         if launch.options.runs_preflight:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
-        for warning in its.warnings(submission):
+        for warning in (*code.warnings(), *its.warnings(submission)):
             writer.record(Warned(message=warning))
         if launch.resume is not None:
             writer.record(launch.resume.event())
@@ -74,6 +79,13 @@ def submit(launch: Launch) -> RunPaths:
     record_job(paths, JobSubmitted(backend=backend, id=job, cluster=cluster))
     job_watch.submitted(registry.load_recorded(paths))
     return paths
+
+
+def _snapshot(plan: Plan) -> code_sync.Snapshot:
+    """Return the files of the workdir if the job does not see it."""
+    if not plan.nodes[0].capabilities.in_containers:
+        return code_sync.Snapshot(())
+    return code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
 
 
 def record_job(paths: RunPaths, submitted: JobSubmitted) -> None:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from tfcluster.agent import foreign_json
 from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.run_objects import GENERATION, TASK, PodRun
 from tfcluster.errors import SetupError
@@ -133,7 +134,7 @@ def _environment(
     known = {var.name: var.value for var in (*command.env, *of_attempt) if not var.secret}
     found = {name: value.replace("$(", "$$(") for name, value in known.items()}
     if "TF_CONFIG" in found:
-        config = json.loads(found["TF_CONFIG"])
+        config = foreign_json.parse_json_object(found["TF_CONFIG"])
         config["task"]["index"] = 0
         head, tail = json.dumps(config).rsplit('"index": 0', 1)
         found["TF_CONFIG"] = f'{head}"index": $({_INDEX}){tail}'

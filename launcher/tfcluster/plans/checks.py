@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tfcluster.agent.container_wait import OLDEST_PYTHON
+from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, join_first
 from tfcluster.plans import command, tf_config
 from tfcluster.plans.context import LOCAL, PlanContext

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.agent import pod_seat
-from tfcluster.backends.kubernetes import pod_dial
+from tfcluster.agent.containers import pod_connection, pod_seat
+from tfcluster.backends.kubernetes import pod_dial, run_objects
 
 
 class Pod:
@@ -22,7 +22,8 @@ class Pod:
     def __init__(self, folder: Path, *options: str) -> None:
         self.token = folder / "token"
         self.token.write_text("the token")
-        argv = [sys.executable, "-I", "-S", pod_seat.__file__, "--port=0"]
+        (folder / "seat.pyz").write_bytes(run_objects.seat())
+        argv = [sys.executable, "-I", "-S", str(folder / "seat.pyz"), "--port=0"]
         argv += [f"--token={self.token}", *options]
         self.process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         assert self.process.stdout is not None
@@ -56,7 +57,7 @@ def test_a_command_that_a_signal_ended_exits_as_in_a_shell(pod: Pod) -> None:
 
 def test_a_program_that_does_not_exist_is_reported(pod: Pod) -> None:
     done = pod.run("no-such-program")
-    assert done.returncode == pod_seat.NOT_FOUND
+    assert done.returncode == pod_connection.NOT_FOUND
     assert b"no-such-program" in done.stderr
 
 

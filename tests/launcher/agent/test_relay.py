@@ -18,7 +18,8 @@ import pytest
 from tests import old_pythons
 from tests.launcher.poisoned import poison
 
-from tfcluster.agent import bootstrap, container_wait, protocol, relay
+from tfcluster.agent import bootstrap, protocol, relay
+from tfcluster.agent.containers import container_wait
 from tfcluster.backends import bundle
 
 from .conftest import is_alive, kill, wait_until

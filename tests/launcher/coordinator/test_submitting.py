@@ -49,7 +49,7 @@ def types(paths: RunPaths) -> list[str]:
 
 def test_a_job_that_starts_at_once_waits_until_it_is_recorded(paths: RunPaths) -> None:
     writer = writer_of(paths, ELSEWHERE)
-    threading.Timer(0.2, lambda: submitting._record_job(writer, SUBMITTED)).start()
+    threading.Timer(0.2, lambda: submitting.record_job(writer.paths, SUBMITTED)).start()
     state = submitting.take_over(paths)
     assert (state.status, state.job) == (Status.QUEUED, writer.state.job)
     assert types(paths) == ["job_submitted", "run_queued"]
@@ -69,12 +69,13 @@ def test_a_submitter_that_was_stopped_for_long_does_not_write_any_more(
     writer = writer_of(paths, ELSEWHERE)
     submitting.take_over(paths)
     before = paths.state.read_bytes(), paths.events.read_bytes()
-    submitting._record_job(writer, SUBMITTED)
+    submitting.record_job(writer.paths, SUBMITTED)
     assert (paths.state.read_bytes(), paths.events.read_bytes()) == before
 
 
 def test_each_coordinator_of_a_run_has_a_reserve_on_the_disk(paths: RunPaths) -> None:
-    submitting._record_job(writer_of(paths, GONE), SUBMITTED)
+    writer_of(paths, GONE).close(keeps_reserve=True)
+    submitting.record_job(paths, SUBMITTED)
     assert paths.reserve.exists()
     RunWriter(open_folder(paths), paths).close()
     open_folder(paths)

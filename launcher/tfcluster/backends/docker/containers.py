@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfcluster.agent import container_wait, foreign_json
+from tfcluster.agent import foreign_json
+from tfcluster.agent.containers import container_wait
 from tfcluster.backends import relayed
 from tfcluster.backends.docker.client import ask, endpoint
 from tfcluster.backends.docker.leftovers import labels

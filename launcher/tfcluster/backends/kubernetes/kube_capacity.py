@@ -7,15 +7,20 @@ tainttoleration; pkg/quota/v1/evaluator/core/pods.go).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tfcluster.backends.kubernetes import quantities
-
 Object = Mapping[str, Any]
 Amounts = Mapping[str, float]
 _NATIVE = ("cpu", "memory", "ephemeral-storage")
+_UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0} | {
+    unit: base**power
+    for base, units in ((1000.0, "k M G T P E"), (1024.0, "Ki Mi Gi Ti Pi Ei"))
+    for power, unit in enumerate(units.split(), 1)
+}
+_QUANTITY = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?[0-9]+)?)([a-zA-Z]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +36,17 @@ class PodNeeds:
 
 def needs(requests: Mapping[str, str], limits: Mapping[str, str], **nodes: Any) -> PodNeeds:
     """Return the needs of a pod; a limit without a request is the request, as the server does."""
-    most = quantities.parse_all(limits)
-    return PodNeeds(most | quantities.parse_all(requests), most, **nodes)
+    most = parse_amounts(limits)
+    return PodNeeds(most | parse_amounts(requests), most, **nodes)
 
 
 def with_defaults(pod: PodNeeds, ranges: Iterable[Object]) -> PodNeeds:
     """Return the needs with the defaults of the namespace's LimitRanges."""
     limits, requests = dict(pod.limits), dict(pod.requests)
     for rule in _container_rules(ranges):
-        for name, value in quantities.parse_all(rule.get("default")).items():
+        for name, value in parse_amounts(rule.get("default")).items():
             limits.setdefault(name, value)
-        for name, value in quantities.parse_all(rule.get("defaultRequest")).items():
+        for name, value in parse_amounts(rule.get("defaultRequest")).items():
             requests.setdefault(name, value)
     return PodNeeds(limits | requests, limits, pod.node_selector, pod.tolerations, pod.affinity)
 
@@ -49,14 +54,14 @@ def with_defaults(pod: PodNeeds, ranges: Iterable[Object]) -> PodNeeds:
 def beyond_ranges(pod: PodNeeds, ranges: Iterable[Object]) -> Iterator[str]:
     """Yield what the namespace's LimitRanges do not allow."""
     for rule in _container_rules(ranges):
-        for name, most in quantities.parse_all(rule.get("max")).items():
+        for name, most in parse_amounts(rule.get("max")).items():
             asked = pod.limits.get(name)
             if asked is None or asked > most:
-                wants = "no limit" if asked is None else quantities.show(name, asked)
-                yield f"{name}: {wants}, allowed are at most {quantities.show(name, most)}"
-        for name, least in quantities.parse_all(rule.get("min")).items():
+                wants = "no limit" if asked is None else show(name, asked)
+                yield f"{name}: {wants}, allowed are at most {show(name, most)}"
+        for name, least in parse_amounts(rule.get("min")).items():
             if (asked := pod.requests.get(name, 0.0)) < least:
-                shown = quantities.show(name, asked), quantities.show(name, least)
+                shown = show(name, asked), show(name, least)
                 yield f"{name}: {shown[0]}, demanded are at least {shown[1]}"
 
 
@@ -83,7 +88,7 @@ class Shortage:
         return self.asked > self.allowed
 
     def __str__(self) -> str:
-        shown = (quantities.show(self.resource, n) for n in (self.asked, self.used, self.allowed))
+        shown = (show(self.resource, n) for n in (self.asked, self.used, self.allowed))
         return "{}: {} asked, {} of {} used".format(self.resource, *shown)
 
 
@@ -92,8 +97,8 @@ def shortages(
 ) -> Iterator[Shortage]:
     """Yield the resources of which `pods` together ask for more than the quotas have left."""
     asked = {"pods": float(len(pods)), "count/pods": float(len(pods))}
-    asked |= {f"limits.{n}": v for n, v in quantities.total(p.limits for p in pods).items()}
-    for name, value in quantities.total(pod.requests for pod in pods).items():
+    asked |= {f"limits.{n}": v for n, v in total(p.limits for p in pods).items()}
+    for name, value in total(pod.requests for pod in pods).items():
         asked |= {f"requests.{name}": value}
         if name in _NATIVE:
             asked[name] = value
@@ -101,7 +106,7 @@ def shortages(
         spec, status = quota.get("spec", {}), quota.get("status", {})
         if not _applies(spec, priority_class):
             continue
-        hard, used = (quantities.parse_all(each) for each in (spec.get("hard"), status.get("used")))
+        hard, used = (parse_amounts(each) for each in (spec.get("hard"), status.get("used")))
         for name, allowed in hard.items():
             wanted, taken = asked.get(name, 0.0), used.get(name, 0.0)
             if wanted > 0 and wanted + taken > allowed:
@@ -191,8 +196,8 @@ def places(nodes: Collection[Object], pod: PodNeeds, running: Iterable[Object] =
     found = 0
     for node in nodes:
         if may_use(node, pod):
-            taken = quantities.total(used.get(node["metadata"]["name"], ()))
-            free = quantities.parse_all(node["status"].get("allocatable"))
+            taken = total(used.get(node["metadata"]["name"], ()))
+            free = parse_amounts(node["status"].get("allocatable"))
             asked = {**pod.requests, "pods": 1.0}
             counts = [
                 (free.get(name, 0.0) - taken.get(name, 0.0) + 1e-9) // value
@@ -208,8 +213,42 @@ def _requests_of(pod: Object) -> Amounts:
     one that initialises it, and its overhead."""
     spec = pod["spec"]
     asked = [each.get("resources", {}).get("requests") for each in spec["containers"]]
-    summed = quantities.total(map(quantities.parse_all, asked))
+    summed = total(map(parse_amounts, asked))
     for each in spec.get("initContainers") or ():
-        for name, value in quantities.parse_all(each.get("resources", {}).get("requests")).items():
+        for name, value in parse_amounts(each.get("resources", {}).get("requests")).items():
             summed[name] = max(summed.get(name, 0.0), value)
-    return quantities.total([summed, quantities.parse_all(spec.get("overhead")), {"pods": 1.0}])
+    return total([summed, parse_amounts(spec.get("overhead")), {"pods": 1.0}])
+
+
+def _parse(text: object) -> float:
+    """Return the value of a quantity in base units: cores, bytes, pieces.
+
+    Grammar: apimachinery/pkg/api/resource/quantity.go. Raises ValueError.
+    """
+    match = _QUANTITY.fullmatch(str(text).strip())
+    if match is None or match[2] not in _UNITS:
+        raise ValueError(f"{text!r} is no quantity of Kubernetes, such as 500m or 2Gi")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_amounts(amounts: Mapping[str, object] | None) -> dict[str, float]:
+    """Return resource → value."""
+    return {name: _parse(text) for name, text in (amounts or {}).items()}
+
+
+def total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the sum of each resource."""
+    summed: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            summed[name] = summed.get(name, 0.0) + value
+    return summed
+
+
+def show(resource: str, value: float) -> str:
+    """Return a value as people write it: ``1.5``, ``2Gi``; cores and pieces have no unit."""
+    is_bytes = any(word in resource for word in ("memory", "storage", "hugepages"))
+    for unit in ("Ti", "Gi", "Mi", "Ki") if is_bytes else ():
+        if value >= _UNITS[unit]:
+            return f"{value / _UNITS[unit]:.4g}{unit}"
+    return f"{value:.4g}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.backends.kubernetes import kube_capacity, run_objects
 from tfcluster.backends.kubernetes.kube_capacity import PodNeeds
@@ -187,7 +187,8 @@ class Survey:
         name, image = secret["metadata"]["name"], self.settings.image
         try:
             text = base64.b64decode((secret.get("data") or {}).get(".dockerconfigjson") or "")
-            hosts = [_host(each) for each in json.loads(text or b"{}").get("auths", {})]
+            parsed = foreign_json.parse_json(text or b"{}")
+            hosts = [_host(each) for each in parsed.get("auths", {})]
         except (binascii.Error, ValueError, AttributeError):
             hosts = []
         first = (image or "").partition("/")[0]

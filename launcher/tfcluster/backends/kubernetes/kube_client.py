@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
+from tfcluster.agent import foreign_json
 from tfcluster.errors import SetupError
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class Cluster:
         body: Object | None = None,
     ) -> Object:
         answer = self._ask(method, path, what=what, query=query, body=body)
-        parsed: Object = json.loads(answer) if answer else {}
+        parsed: Object = foreign_json.parse_json(answer) if answer else {}
         return parsed
 
     def _ask(
@@ -335,7 +336,7 @@ def _plain(error: Exception) -> str:
 def _status(answer: bytes) -> Object:
     """Return the API's `Status` object in an answer; a proxy's answer has none."""
     try:
-        status = json.loads(answer)
+        status = foreign_json.parse_json(answer)
     except ValueError:
         return {"message": answer.decode(errors="replace").strip()[:300]}
     return status if isinstance(status, dict) else {}

@@ -6,11 +6,13 @@ A stop goes through the seat of the coordinator's pod, so that the run saves its
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Tell
-from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
+from tfcluster.backends.jobs import JobEnd, JobState, Submission
 from tfcluster.backends.kubernetes import kube_package, pod_dial, pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
@@ -31,17 +33,15 @@ from tfcluster.backends.kubernetes.kube_client import (
     reach,
 )
 from tfcluster.backends.kubernetes.kube_mirror import Mirror
-from tfcluster.backends.kubernetes.kube_own_job import ENDED
 from tfcluster.backends.kubernetes.kube_own_job import can_come_back as can_come_back
+from tfcluster.backends.kubernetes.kube_own_job import describe, end_of
 from tfcluster.backends.kubernetes.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.kube_own_job import own as own
 from tfcluster.backends.kubernetes.kube_own_job import requeue as requeue
 from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, RUN_ID, STOP, PodRun
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.errors import SetupError
-from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.states import Status
 from tfcluster.spec.sections import Runtime
 
 _TOKEN: Final = ".seat-token"
@@ -71,10 +71,14 @@ def submit(job: Submission) -> str:
     assert job.plan is not None
     place = reach(job.runtime.kubernetes, patience_s=_SUBMIT_S)
     run = PodRun(job.run_id, job.plan, job.runtime)
-    home = run_pods.STATE_FOLDER
     paths = RunPaths(job.folder)
-    pieces = kube_package.build(paths, job.plan, cluster=place.name, job=run.name, home=home)
-    values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
+    pieces = kube_package.build(
+        *(paths, job.plan, job.code),
+        cluster=place.name,
+        job=run.name,
+        home=run_pods.STATE_FOLDER,
+    )
+    values = kube_package.environment(job.plan, foreign_json.read_json_object(paths.spec))
     template = run_pods.coordinator_template(run, secrets=sorted(values))
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
@@ -131,51 +135,12 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     return {_run_of(job): describe(job, by_job.get(job["metadata"]["name"])) for job in jobs}
 
 
-def describe(job: Object, pod: Object | None) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`."""
-    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return JobState(Phase.OVER, job=name)
-    if "deletionTimestamp" in job["metadata"]:
-        return JobState(Phase.ENDING, "it is being deleted", job=name)
-    if ENDED in notes:
-        status = json.loads(notes[ENDED])["status"]
-        return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
-    if pod is None:
-        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
-    if pod.get("status", {}).get("phase") == "Pending":
-        reason = pod_reasons.explain(pod, ())
-        why = f"the coordinator's pod waits: {reason}" if reason else ""
-        return JobState(Phase.QUEUED, why, job=name)
-    return JobState(Phase.RUNNING, job=name)
-
-
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return the end that the coordinator has left at its Job, else what became of the Job."""
     place, _ = _reach(cluster, patience_s)
     with _silence():
         found = place.find(f"batch/jobs/{job}")
     return end_of(job, found)
-
-
-def end_of(name: str, job: Object | None) -> JobEnd:
-    """Return how a Job ended."""
-    if job is None:
-        return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
-    notes = job["metadata"].get("annotations", {})
-    if ENDED in notes:
-        end = json.loads(notes[ENDED])
-        return JobEnd(
-            end["reason"] or "",
-            end["hint"] or "",
-            Status(end["status"]),
-            exit_code=end["exit_code"],
-        )
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] == "Failed":
-            return JobEnd(f"the Job {name} failed: {condition.get('message', '')}")
-    return JobEnd(f"the coordinator of the Job {name} ended without a word")
 
 
 def stop(job: str, *, cluster: str, now: bool) -> None:
@@ -236,7 +201,7 @@ class PodFolder:
         if not token.exists():
             _write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
-        module = "tfcluster.backends.kubernetes.folder_stream"
+        module = "tfcluster.wire.folder_stream"
         argv = ["python", "-P", "-m", module, folder]
         return pod_dial.forward_argv(pod, token, argv, namespace=place.namespace, context=context)
 
@@ -377,29 +342,7 @@ def _version(place: Cluster) -> tuple[int, int]:
     return digits(found["major"]), digits(found["minor"])
 
 
-def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the coordinator's environment must have to plan the spec again.
-
-    These are the values of null variables: those of the launcher's environment, and secrets.
-    """
-    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    values = {var.name: var.value for command in commands for var in command.env}
-    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
-
-
-def _null_names(value: Any, key: str = "") -> set[str]:
-    if isinstance(value, list):
-        return set().union(*(_null_names(item) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    if key == "env":
-        return {name for name, text in value.items() if text is None}
-    return set().union(*(_null_names(item, name) for name, item in value.items()))
-
-
 def _decode(secret: Object) -> str:
-    import base64
-
     return base64.b64decode(secret["data"][run_objects.TOKEN]).decode()
 
 
@@ -411,8 +354,6 @@ def _write_token(paths: RunPaths, token: str) -> None:
 
 @contextlib.contextmanager
 def _token_file(token: str) -> Any:
-    import tempfile
-
     with tempfile.NamedTemporaryFile("w", prefix="tfcluster-") as file:
         file.write(token)
         file.flush()

@@ -1,7 +1,7 @@
 """`KubeNodes`: one pod per task, made, reached and replaced by the coordinator.
 
-A pod's first program is a seat (`agent.pod_seat`), which starts what the coordinator sends; the
-agent listens there instead of dialling a coordinator, so that one mechanism serves a coordinator in
+A pod's first program is a seat (`agent.containers.pod_seat`), which starts what the coordinator
+sends. The agent listens there instead of dialling a coordinator, so one mechanism serves that in
 the cluster, which connects directly, and one on a laptop, which goes through the API server. Direct
 connections do not notice that the API server or a kubelet is away. A pod that ended is replaced by
 one of the next generation, with another name, so a pod of a lost node never meets its successor's.
@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
-from tfcluster.agent.pod_seat import PORT
+from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.kubernetes import pod_dial, pod_reasons, run_objects, run_pods, task_pods

@@ -1,4 +1,4 @@
-"""The Job whose pod this process, a coordinator, runs in: why it ends, and its next start."""
+"""The Job of a coordinator, as others see it and as the process in its own pod does."""
 
 from __future__ import annotations
 
@@ -9,16 +9,58 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-from tfcluster.backends.jobs import Ending
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
+from tfcluster.agent import foreign_json
+from tfcluster.backends.jobs import Ending, JobEnd, JobState, Phase
+from tfcluster.backends.kubernetes import pod_reasons
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, Object, reach
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
 
 ENDED: Final = "tfcluster.dev/ended"
 """The annotation of a Job with the end of its run, which is there after its pod is gone."""
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
 _PATIENCE_S: Final = 20.0
+
+
+def describe(job: Object, pod: Object | None) -> JobState:
+    """Return the state of a Job whose newest pod is `pod`."""
+    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
+    for condition in job.get("status", {}).get("conditions") or ():
+        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
+            return JobState(Phase.OVER, job=name)
+    if "deletionTimestamp" in job["metadata"]:
+        return JobState(Phase.ENDING, "it is being deleted", job=name)
+    if ENDED in notes:
+        status = foreign_json.parse_json_object(notes[ENDED])["status"]
+        return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
+    if pod is None:
+        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
+    if pod.get("status", {}).get("phase") == "Pending":
+        reason = pod_reasons.explain(pod, ())
+        why = f"the coordinator's pod waits: {reason}" if reason else ""
+        return JobState(Phase.QUEUED, why, job=name)
+    return JobState(Phase.RUNNING, job=name)
+
+
+def end_of(name: str, job: Object | None) -> JobEnd:
+    """Return how a Job ended."""
+    if job is None:
+        return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
+    notes = job["metadata"].get("annotations", {})
+    if ENDED in notes:
+        end = foreign_json.parse_json_object(notes[ENDED])
+        return JobEnd(
+            end["reason"] or "",
+            end["hint"] or "",
+            Status(end["status"]),
+            exit_code=end["exit_code"],
+        )
+    for condition in job.get("status", {}).get("conditions") or ():
+        if condition["type"] == "Failed":
+            return JobEnd(f"the Job {name} failed: {condition.get('message', '')}")
+    return JobEnd(f"the coordinator of the Job {name} ended without a word")
 
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:

@@ -15,13 +15,12 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import SetupError
-from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import Sent
@@ -35,15 +34,17 @@ _ENV_FILE: Final = "env_file"
 _UNPACKING: Final = ".unpacking-"
 
 
-def build(paths: RunPaths, plan: Plan, *, cluster: str, job: str, home: str) -> list[bytes]:
+def build(
+    paths: RunPaths, plan: Plan, code: Sequence[Sent], *, cluster: str, job: str, home: str
+) -> list[bytes]:
     """Return the pieces of the package of the run in `paths`.
 
-    `home`: the TFCLUSTER_HOME of the coordinator. Raises SetupError if the package is too large.
+    `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises
+    SetupError if the package is too large.
     """
     spec = foreign_json.read_json_object(paths.spec)
     env_file = _path_of(spec, "env_file", paths)
     submitted = {"id": job, "cluster": cluster}
-    code = code_sync.snapshot(Path(plan.workdir), _include(spec), withheld=plan.withheld)
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
@@ -58,7 +59,7 @@ def build(paths: RunPaths, plan: Plan, *, cluster: str, job: str, home: str) -> 
         if env_file is not None:
             tar.add(env_file, _ENV_FILE)
         _add_folder(tar, "code")
-        for file in code.files:
+        for file in code:
             _add_code(tar, file)
     package = buffer.getvalue()
     _require_size(len(package), paths, code)
@@ -92,6 +93,26 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     return paths
 
 
+def environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that the coordinator's environment must have to plan the spec again.
+
+    These are the values of null variables: those of the launcher's environment, and secrets.
+    """
+    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
+    values = {var.name: var.value for command in commands for var in command.env}
+    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
+
+
+def _null_names(value: Any, key: str = "") -> set[str]:
+    if isinstance(value, list):
+        return set().union(*(_null_names(item) for item in value))
+    if not isinstance(value, dict):
+        return set()
+    if key == "env":
+        return {name for name, text in value.items() if text is None}
+    return set().union(*(_null_names(item, name) for name, item in value.items()))
+
+
 def code_folder(home: Path, run_id: str) -> Path:
     """Return the folder of the workdir's copy in the coordinator's pod."""
     return home / "code" / run_id
@@ -114,10 +135,6 @@ def _path_of(spec: dict[str, Any], field: str, paths: RunPaths) -> Path | None:
         return None
     folder = foreign_json.read_json_object(paths.state).get("spec_folder") or "."
     return Path(folder, os.path.expandvars(os.path.expanduser(written)))
-
-
-def _include(spec: dict[str, Any]) -> list[str]:
-    return list(spec["job"].get("include") or ())
 
 
 def _add_json(tar: tarfile.TarFile, name: str, value: Any) -> None:
@@ -146,10 +163,10 @@ def _add_code(tar: tarfile.TarFile, file: Sent) -> None:
         tar.addfile(info, reader)
 
 
-def _require_size(size: int, paths: RunPaths, code: code_sync.Snapshot) -> None:
+def _require_size(size: int, paths: RunPaths, code: Sequence[Sent]) -> None:
     if size <= MOST_BYTES:
         return
-    sizes = {f.path: f.source.stat().st_size for f in code.files if f.link is None}
+    sizes = {f.path: f.source.stat().st_size for f in code if f.link is None}
     seed = sum(path.stat().st_size for path in _files(paths.checkpoints))
     what = f"the run's package has {size / 1e6:.0f} MB, more than {MOST_BYTES / 1e6:.0f} MB"
     if seed > sum(sizes.values()):

@@ -1,4 +1,4 @@
-"""The transport to a pod: runs a command at its seat (`agent.pod_seat`), joined to our own streams.
+"""The transport to a pod: runs a command at its seat (`agent.containers`), with our streams.
 
 ``python -I -S pod_dial.py --address 10.0.0.7:7077 --token FILE ARGV...`` connects directly, from
 within the cluster, and imports nothing but the standard library. With ``--pod`` the connection goes
@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 STDIN, STDOUT, STDERR, EXIT = b"0123"
 HEADER = struct.Struct("!BI")
-"""As in `agent.pod_seat`, which cannot be imported from here: this file runs without a package."""
+"""The kinds and the head of frames, as in `pod_connection`; this file runs without its package."""
 PORT = 7077
 NO_CONNECTION = 255
 _NONCE_BYTES = 32
@@ -59,7 +59,7 @@ def main() -> NoReturn:
         sign_in(connection, token, order)
         code = join(connection)
     except OSError as error:
-        _write_all(2, f"{error}\n".encode())
+        _write_all(2, f"{str(error) or repr(error)}\n".encode())
         code = NO_CONNECTION
     os._exit(code)  # a thread may wait for stdin
 
@@ -96,7 +96,7 @@ def sign_in(connection: socket.socket, token: bytes, order: Mapping[str, Any]) -
     except TimeoutError:
         raise DialError(f"the pod did not answer within {_SIGN_IN_S:.0f} s") from None
     except OSError as error:
-        raise DialError(f"the pod closed the connection: {error}") from None
+        raise DialError(f"the pod closed the connection: {error!r}") from None
     if not hmac.compare_digest(answer, hmac.new(token, own + b"server", "sha256").digest()):
         raise DialError("another program than the run's answers there: it lacks the run's token")
     connection.sendall(json.dumps(order).encode() + b"\n")
@@ -134,7 +134,7 @@ def _connect(options: argparse.Namespace) -> socket.socket:
         try:
             connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
         except OSError as error:
-            raise DialError(f"cannot connect to the pod at {options.address}: {error}") from None
+            raise DialError(f"cannot connect to the pod at {options.address}: {error!r}") from None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
     if options.through:

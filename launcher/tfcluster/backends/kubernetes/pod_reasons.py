@@ -16,7 +16,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from tfcluster.backends.kubernetes import pod_words, quantities
+from tfcluster.backends.kubernetes import pod_words
+from tfcluster.backends.kubernetes.kube_capacity import parse_amounts
 from tfcluster.backends.kubernetes.pod_words import Words
 
 Object = Mapping[str, Any]
@@ -121,7 +122,7 @@ def _can_fit_quota(message: str) -> bool:
 def _amounts(message: str, word: str) -> dict[str, float]:
     match = re.search(rf"{word}: (\S+=[^\s,]+(?:,\S+=[^\s,]+)*)", message)
     pairs = (part.partition("=") for part in match[1].split(",")) if match else ()
-    return quantities.parse_all({name: value for name, _, value in pairs})
+    return parse_amounts({name: value for name, _, value in pairs})
 
 
 def _out_of_memory(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tfcluster.agent import pod_seat
+from tfcluster.agent.containers import pod_connection, pod_seat
+from tfcluster.backends.bundle import Bundle
 from tfcluster.plans.plan import Plan
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
 from tfcluster.spec.sections import Runtime
@@ -35,7 +36,7 @@ HOME: Final = "tfcluster.dev/home"
 
 ACCOUNT: Final = "tfcluster"
 """The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
-TOKEN, SEAT = "token", "seat.py"
+TOKEN, SEAT = "token", "seat.pyz"
 ENV_KEY: Final = "env."
 """The keys of a run's Secret; that of the secret variable X is ``env.X``."""
 MOST_PIECES: Final = 12
@@ -119,9 +120,19 @@ def with_owner(made: Object, owner: Object) -> Object:
 
 def secret(run: PodRun, token: str, env: Mapping[str, str]) -> Object:
     """Return the Secret of a run: the token of its seats, their program, the values of `env`."""
-    seat = Path(pod_seat.__file__).read_text(encoding="utf-8")
-    data = {TOKEN: token, SEAT: seat, **{f"{ENV_KEY}{name}": env[name] for name in sorted(env)}}
-    return _opaque(run, run.name, {key: value.encode() for key, value in data.items()})
+    values = {f"{ENV_KEY}{name}": env[name].encode() for name in sorted(env)}
+    return _opaque(run, run.name, {TOKEN: token.encode(), SEAT: seat(), **values})
+
+
+def seat() -> bytes:
+    """Return the first program of a pod as a zip file that Python runs."""
+    files = {"__main__.py": f"import {pod_seat.__name__} as seat\n\nseat.main()\n".encode()}
+    for name, path in ((m.__name__, m.__file__) for m in (pod_connection, pod_seat)):
+        assert path is not None
+        inner = Path(*name.split("."))
+        files[f"{inner}.py"] = Path(path).read_bytes()
+        files |= {f"{folder}/__init__.py": b"" for folder in [*inner.parents][:-1]}
+    return Bundle(files, "").zip_bytes
 
 
 def package_name(run: PodRun, number: int) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from tfcluster.agent import pod_seat
+from tfcluster.agent.containers import pod_seat
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     ENV_KEY,

@@ -1,7 +1,7 @@
 """Checks the tasks of a TFJob, and notes where tfcluster treats a type of task otherwise.
 
 TFJob accepts any set of types (``pkg/webhooks/tensorflow/tfjob_webhook.go``), also those that never
-end: `UpdateJobStatus` in ``pkg/controller.v1/tensorflow/tfjob_controller.go`` lets the Chief decide,
+end: `UpdateJobStatus` (``pkg/controller.v1/tensorflow/tfjob_controller.go``) has the Chief decide,
 or without one the Worker. TF_CONFIG is that of ``pkg/controller.v1/tensorflow/tensorflow.go``.
 """
 

@@ -1,6 +1,6 @@
 """A run folder that is copied while it is written: the side that sends, and the side that applies.
 
-``python -m tfcluster.backends.kubernetes.folder_stream FOLDER`` sends on its stdout, in the
+``python -m tfcluster.wire.folder_stream FOLDER`` sends on its stdout, in the
 coordinator's pod. It reads one line of JSON, ``{"have": {PATH: [SIZE, MTIME_NS]}}``, from stdin and
 ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are sent from the
 offset that the reader has; all others whole, and resumed if they have not changed. While the run
@@ -73,7 +73,7 @@ class _Sender:
             state = (self.folder / _STATE).read_bytes()
         except FileNotFoundError:
             return False
-        is_over = Status(json.loads(state)["status"]).is_final
+        is_over = Status(foreign_json.parse_json_object(state)["status"]).is_final
         for path in _files(self.folder, everything=is_over):
             self._send_file(path)
         if state != self._state:
@@ -228,7 +228,8 @@ def main() -> None:
         if not (byte := os.read(0, 1)):
             return
         line += byte
-    have = {path: (size, at) for path, (size, at) in json.loads(line)["have"].items()}
+    listed = foreign_json.parse_json_object(line)["have"]
+    have = {path: (size, at) for path, (size, at) in listed.items()}
     send(Path(sys.argv[1]), have, sys.stdout.buffer, pause=Pause())
 
 

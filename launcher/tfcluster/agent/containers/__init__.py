@@ -1,0 +1,1 @@
+"""The first programs of containers and pods, which wait for a coordinator."""

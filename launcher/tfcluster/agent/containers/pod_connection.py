@@ -1,0 +1,245 @@
+"""Serves one connection to a pod's seat (`pod_seat`): a process whose streams travel over it.
+
+The server sends a nonce of 32 bytes. The client answers with HMAC-SHA256(token, nonce + "client")
+and its own nonce, the server with HMAC-SHA256(token, that nonce + "server"). The client then sends
+one line of JSON: ``{"argv": [...]}``, where "python" as the first word is this interpreter, or
+``{"done": true}``. Frames follow, both ways: one byte of kind, four of length, the payload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+
+STDIN, STDOUT, STDERR, EXIT = b"0123"
+"""The kinds of frames. An empty frame of stdin is its end; EXIT has a decimal number, which is
+negative for a signal."""
+HEADER = struct.Struct("!BI")
+NONCE_BYTES = 32
+NOT_FOUND = 127
+"""The exit code of a program that cannot be started."""
+_CHUNK = 1 << 18
+_LONGEST_ORDER = 1 << 20
+_SIGN_IN_S = 10.0
+
+
+def serve(connection: socket.socket, token_file: str, note: int) -> None:
+    """Serve one connection, in a process of its own. Raises OSError, ValueError."""
+    connection.settimeout(_SIGN_IN_S)
+    with open(token_file, "rb") as file:
+        token = file.read().strip()
+    nonce = os.urandom(NONCE_BYTES)
+    connection.sendall(nonce)
+    proof = _read_exactly(connection, NONCE_BYTES)
+    client_nonce = _read_exactly(connection, NONCE_BYTES)
+    if not hmac.compare_digest(proof, sign(token, nonce, b"client")):
+        raise ValueError("it does not have the run's token")
+    connection.sendall(sign(token, client_nonce, b"server"))
+    order = json.loads(_read_line(connection))
+    if order.get("done"):
+        os.write(note, b"d")
+        connection.sendall(frame(EXIT, b"0"))
+        return
+    os.write(note, b"c")
+    os.close(note)
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    _Exchange(connection, order["argv"]).run()
+
+
+class _Exchange:
+    """A process and the connection that its streams travel over.
+
+    Nothing is read from one side while the other side takes nothing, so memory stays constant.
+    """
+
+    def __init__(self, connection: socket.socket, argv: list[str]) -> None:
+        self._wake = wake_on(signal.SIGCHLD)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._connection, self._received = connection, bytearray()
+        stdin, self._stdin = os.pipe()
+        self._stdout, stdout = os.pipe()
+        self._stderr, stderr = os.pipe()
+        self._pid = start(argv, (stdin, stdout, stderr))
+        for descriptor in (stdin, stdout, stderr):
+            os.close(descriptor)
+        for descriptor in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(descriptor, False)
+        connection.setblocking(False)
+        self._outputs = {self._stdout: STDOUT, self._stderr: STDERR}
+        self._to_process, self._to_client = bytearray(), bytearray()
+        self._ends_stdin = False
+        self._code: int | None = None
+
+    def run(self) -> None:
+        """Copy until the process has ended and its output is sent, or the connection has ended."""
+        try:
+            while self._code is None or self._outputs or self._to_client:
+                self._turn()
+        except ConnectionError:
+            pass
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._pid, signal.SIGKILL)
+
+    def _turn(self) -> None:
+        socket_fd = self._connection.fileno()
+        reads = [self._wake]
+        reads += [] if self._to_process else [socket_fd]
+        reads += [] if self._to_client else [*self._outputs]
+        writes = [self._stdin] if self._to_process else []
+        writes += [socket_fd] if self._to_client else []
+        readable, writable, _ = select.select(reads, writes, [])
+        if self._wake in readable:
+            os.read(self._wake, 4096)
+            self._reap()
+        if socket_fd in readable:
+            self._receive()
+        for output in [each for each in self._outputs if each in readable]:
+            self._take_output(output)
+        if self._to_client and (socket_fd in writable or not writes):
+            self._send()
+        if self._to_process and self._stdin in writable:
+            self._write_stdin()
+
+    def _receive(self) -> None:
+        data = self._connection.recv(_CHUNK)
+        if not data:
+            raise ConnectionError("closed")
+        self._received += data
+        while len(self._received) >= HEADER.size:
+            kind, size = HEADER.unpack_from(self._received)
+            end = HEADER.size + size
+            if kind != STDIN or size > _LONGEST_ORDER:
+                raise ConnectionError("an unknown frame")
+            if len(self._received) < end:
+                return
+            self._to_process += self._received[HEADER.size : end]
+            self._ends_stdin = self._ends_stdin or size == 0
+            del self._received[:end]
+        if not self._to_process:
+            self._close_stdin_at_end()
+
+    def _write_stdin(self) -> None:
+        try:
+            del self._to_process[: os.write(self._stdin, self._to_process)]
+        except BlockingIOError:
+            return
+        except OSError:  # it does not read any more
+            self._to_process.clear()
+            self._ends_stdin = True
+        if not self._to_process:
+            self._close_stdin_at_end()
+
+    def _close_stdin_at_end(self) -> None:
+        if self._ends_stdin and self._stdin >= 0:
+            os.close(self._stdin)
+            self._stdin = -1
+
+    def _take_output(self, output: int) -> bool:
+        """Read once; return whether there may be more."""
+        try:
+            data = os.read(output, _CHUNK)
+        except BlockingIOError:
+            return False
+        if data:
+            self._to_client += frame(self._outputs[output], data)
+        else:
+            del self._outputs[output]
+            os.close(output)
+        return bool(data)
+
+    def _send(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            del self._to_client[: self._connection.send(self._to_client)]
+
+    def _reap(self) -> None:
+        """Note the end of the process; what it has written by now is all of its output.
+
+        A process that has left the group, the agent, may keep the pipes open.
+        """
+        try:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        self._code = exit_code(status)
+        for output in [*self._outputs]:
+            while self._take_output(output):
+                pass
+            self._outputs.pop(output, None)
+        self._to_client += frame(EXIT, b"%d" % self._code)
+
+
+def sign(token: bytes, nonce: bytes, role: bytes) -> bytes:
+    """Return the proof that `role` has the token."""
+    return hmac.new(token, nonce + role, "sha256").digest()
+
+
+def frame(kind: int, payload: bytes) -> bytes:
+    """Return a frame."""
+    return HEADER.pack(kind, len(payload)) + payload
+
+
+def start(argv: list[str], streams: tuple[int, int, int] | None) -> int:
+    """Start a program as the leader of a session of its own; return its pid."""
+    words = [sys.executable, *argv[1:]] if argv[0] == "python" else argv
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        for target, stream in enumerate(streams or ()):
+            os.dup2(stream, target)
+        os.execvp(words[0], words)
+    except OSError as error:
+        os.write(2, f"{words[0]}: {error}\n".encode())
+    finally:
+        os._exit(NOT_FOUND)
+
+
+def wake_on(*numbers: int) -> int:
+    """Return a descriptor that yields the number of each of these signals."""
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+    return read
+
+
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the client closed it")
+        data += piece
+    return data
+
+
+def _read_line(connection: socket.socket) -> bytes:
+    """Read one line, byte by byte: the bytes after it are frames."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if len(line) > _LONGEST_ORDER:
+            raise ValueError("its order is too long")
+        line += _read_exactly(connection, 1)
+    return line
+
+
+def exit_code(status: int) -> int:
+    """Return the exit code in a wait status; negative for a signal."""
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
