@@ -6,8 +6,7 @@ import os
 import socket
 
 import pytest
-from tests.lab.kube import KubeCluster, Kubectl, until
-from tests.lab.kube_images import HOST
+from tests.lab.kube import KubeCluster, until
 
 from .desk import Desk
 

@@ -15,8 +15,6 @@ from tests.integration.docker.test_dockerd import links, traces
 from tests.lab.kube import Kubectl, until
 from tests.lab.kube_folder import cluster_folder
 from tests.lab.kube_images import HOST, host_template
-from tests.lab.kube_small import SMALL
-from tests.launcher.backends.TODO import x
 
 from .conftest import need_tools
 from .desk import Desk

@@ -313,8 +313,9 @@ class KubeNodes(Nodes):
         listed = await soon(self._cluster.list, "pods", labels=self._labels)
         pods = [TaskPod(self._cluster, each) for each in listed]
         unused = [pod for pod in pods if pod.name not in self._reached]
-        limits = {pod.name: {"within_s": _UNUSED_S} for pod in unused}
-        ended = await asyncio.gather(*(pod.end(**limits.get(pod.name, {})) for pod in pods))
+        ended = await asyncio.gather(
+            *(pod.end(_UNUSED_S if pod in unused else None) for pod in pods)
+        )
         silent = [pod for pod, is_gone in zip(pods, ended, strict=True) if not is_gone]
         for pod in silent:
             if pod in unused:
