@@ -1,8 +1,9 @@
 """What every backend must do, checked with real nodes: ``python -m tests.backend_contract FILE``.
 
 FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see
-`Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image. Prints one line per check: its name, then ``ok`` or the error. The checks run as a process
-of their own, since a backend may only be reachable from another network namespace.
+`Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image. Prints
+one line per check: its name, then ``ok`` or the error. The checks run as a process of their own,
+since a backend may only be reachable from another network namespace.
 """
 
 from __future__ import annotations

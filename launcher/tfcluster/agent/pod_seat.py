@@ -2,7 +2,7 @@
 
 It runs as `python -I -S pod_seat.py` from a volume, and imports nothing of tfcluster. A connection
 is what `docker exec -i` is for a container, but does not pass through the API server or a kubelet:
-whoever has the run's token gets a process whose stdin, stdout, stderr and exit code travel over it.
+who has the run's token gets a process whose stdin, stdout, stderr and exit code travel over it.
 
 The server sends a nonce of 32 bytes. The client answers with HMAC-SHA256(token, nonce + "client")
 and its own nonce, the server with HMAC-SHA256(token, that nonce + "server"). The client then sends
@@ -77,7 +77,7 @@ class Seat:
         _become_subreaper()
         self._signals = _wake_on(signal.SIGCHLD, signal.SIGTERM)
         self._notes, self._note = os.pipe()
-        """By which the processes of connections report to this one."""
+        """The pipe by which the processes of connections report to this one."""
         self._listener = _listen(options.port)
         self._program = 0
         if options.then:

@@ -18,7 +18,8 @@ from .desk import KINDS, OURS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[3]
-SPEC = {
+JOB = {"module": "tfcluster_workers.jobs.keras_mnist"}
+SPEC = {"version": 1, "cluster": {"worker": 3}, "job": JOB}
     "version": 1,
     "cluster": {"worker": 3},
     "job": {"module": "tfcluster_workers.jobs.keras_mnist"},

@@ -49,7 +49,8 @@ def said(run: Live) -> str:
 LOOK = f"""
 import json, os, socket, time
 config = json.loads(os.environ["TF_CONFIG"])
-print(json.dumps({{"peers": config["cluster"]["worker"], "host": socket.gethostname()}}), flush=True)
+fact = {{"peers": config["cluster"]["worker"], "host": socket.gethostname()}}
+print(json.dumps(fact), flush=True)
 while not os.path.exists("{RELEASE}"):
     time.sleep(0.05)
 for address in config["cluster"]["worker"]:
