@@ -32,6 +32,7 @@ OTHER_PROGRAMS = {
     *(
         "docker",
         "docker-compose",
+        "kubectl",
         "sbatch",
         "salloc",
         "cat",

@@ -28,6 +28,7 @@ from tfcluster.plans.placement import (
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.resources import requested_gpus, shared_gpus
 from tfcluster.spec.cluster import is_loopback
+from tfcluster.spec.job import UNKNOWN_PROGRAM
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -45,6 +46,7 @@ def require(spec: ClusterSpec, plan: Plan, context: PlanContext) -> None:
 
 def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupError]:
     """Yield every obstacle, the most basic first."""
+    yield from _check_placeholders(spec)
     for node in plan.nodes:
         yield from _check_tensorflow(spec, node, context)
         yield from _check_python_version(spec, node)
@@ -81,6 +83,17 @@ def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
         return True
     code = context.code if context.imports is not None else None
     return code is not None and bool(code.estimator.sure())
+
+
+def _check_placeholders(spec: ClusterSpec) -> Iterator[SetupError]:
+    """Check that programs which `tfcluster import` could not know have been written."""
+    commands = {"job.command": spec.job.command} | {
+        f"job.per_task.{key}.command": step.command for key, step in spec.job.per_task.items()
+    }
+    if fields := [key for key, words in commands.items() if UNKNOWN_PROGRAM in (words or ())]:
+        message = f"{' and '.join(fields)} still holds {UNKNOWN_PROGRAM} of `tfcluster import`"
+        fix = "write the program there; `docker image inspect IMAGE` shows the image's Entrypoint"
+        yield SetupError(message, fix=f"{fix} and Cmd")
 
 
 def _check_tensorflow(

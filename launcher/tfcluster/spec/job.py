@@ -32,6 +32,8 @@ def _check_module(value: str) -> str:
     return value
 
 
+UNKNOWN_PROGRAM = "REPLACE-WITH-THE-ENTRYPOINT-OF-THE-IMAGE"
+"""The command that `tfcluster import` writes where only the image knows the program."""
 Text = Annotated[str, Field(min_length=1)]
 Module = Annotated[str, AfterValidator(_check_module)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.tfjob import Note
+from tfcluster.tfjob import Note, cluster
 from tfcluster.tfjob.manifest import Fields, read
 from tfcluster.tfjob.replica import Replica, map_template
 from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
@@ -32,11 +32,12 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
         if key in spec.values:
             run.values.setdefault(key, spec.values.pop(key))
     title, namespace = _names(metadata)
-    cluster, replicas, policies, places = _map_replicas(spec)
+    tasks, replicas, policies, places = _map_replicas(spec)
+    cluster.check(tasks, places)
     job.values["metadata"] = metadata.values
     supervision = map_restarts(job, policies, run)
-    tasks, has_chief = sum(cluster.values()), "chief" in cluster
-    supervision |= map_run(job, spec, run, tasks=tasks, has_chief=has_chief)
+    cluster.note_success(spec, tasks)
+    supervision |= map_run(job, run, tasks=sum(tasks.values()))
     base = next(name for name in _BASES if name in replicas)
     pods = replicas[base].pods | supervision.pop("kubernetes")
     if namespace:
@@ -45,14 +46,15 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
     if replicas[base].grace_s is not None:
         supervision["grace_s"] = replicas[base].grace_s
     _note_differences(job, base, replicas, places)
-    result: dict[str, Any] = {"version": 1, "name": title, "cluster": cluster}
-    result["job"] = _map_job(base, replicas)
-    if "ps" in cluster:
-        result["strategy"] = {"name": "default"}
+    by_types = cluster.map_types(tasks, places, job)
+    kind = {"kind": by_types.pop("kind")} if "kind" in by_types else {}
+    result: dict[str, Any] = {"version": 1, "name": title, "cluster": tasks}
+    result["job"] = _map_job(base, replicas) | kind
+    result |= by_types
     result["runtime"] = {"backend": "kubernetes", "kubernetes": pods}
     result["supervision"] = supervision
     _note_rest(job, metadata, spec, run)
-    _note_coordinator(job, base, pods, places)
+    _note_images(job, base, pods, places)
     return result, _sort(job.notes)
 
 
@@ -70,7 +72,7 @@ def _map_replicas(
 ) -> tuple[dict[str, int], Replicas, dict[str, tuple[str, str]], dict[str, str]]:
     """Return numbers of tasks, pods, restart policies and paths, each by job."""
     types = spec.below("tfReplicaSpecs")
-    cluster: dict[str, int] = {}
+    tasks: dict[str, int] = {}
     replicas: Replicas = {}
     policies: dict[str, tuple[str, str]] = {}
     places: dict[str, str] = {}
@@ -93,11 +95,8 @@ def _map_replicas(
             one.note_changed("replicas", "0: the type is left out")
             policies.pop(job)
         else:
-            cluster[job], replicas[job] = 1 if count is None else count, replica
-    if not cluster:
-        fix = "give spec.tfReplicaSpecs.Worker, with its template"
-        raise UsageError("spec.tfReplicaSpecs has no replicas", fix=fix)
-    return cluster, replicas, policies, places
+            tasks[job], replicas[job] = 1 if count is None else count, replica
+    return tasks, replicas, policies, places
 
 
 def _map_job(base: str, replicas: Replicas) -> dict[str, Any]:
@@ -149,7 +148,8 @@ def _note_rest(job: Fields, metadata: Fields, spec: Fields, run: Fields) -> None
     job.note_rest()
 
 
-def _note_coordinator(job: Fields, base: str, pods: dict[str, Any], places: dict[str, str]) -> None:
+def _note_images(job: Fields, base: str, pods: dict[str, Any], places: dict[str, str]) -> None:
+    """Say what the image needs, and that the code beside the spec reaches the pods, too."""
     container = f"{places[base]}.template.spec.containers"
     if "image" not in pods:
         fix = "set runtime.kubernetes.image"
@@ -157,9 +157,16 @@ def _note_coordinator(job: Fields, base: str, pods: dict[str, Any], places: dict
     message = "the coordinator runs in this image, too, and needs tfcluster[kubernetes] in it"
     fix = "install it there, or set runtime.kubernetes.coordinator.image"
     job.notes.append(Note("needed", container, message, fix))
+    message = "tfcluster sends the folder of the spec to all pods, as the program's code"
+    fix = "keep the spec in a folder of its own, or set job.workdir"
+    job.notes.append(Note("changed", container, message, fix))
 
 
 def _sort(notes: list[Note]) -> list[Note]:
-    """Return each note once, those first that need an answer."""
+    """Return each note once, those first that need an answer, and of them the program's."""
     order = ("needed", "missing", "changed")
-    return sorted(dict.fromkeys(notes), key=lambda note: order.index(note.kind))
+
+    def key(note: Note) -> tuple[int, bool]:
+        return order.index(note.kind), not note.place.endswith(".command")
+
+    return sorted(dict.fromkeys(notes), key=key)

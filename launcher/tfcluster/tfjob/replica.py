@@ -9,12 +9,12 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec.fields import RESERVED_VARIABLES
+from tfcluster.spec.job import UNKNOWN_PROGRAM
 from tfcluster.tfjob import Note
 from tfcluster.tfjob.manifest import Fields
 
-UNKNOWN_PROGRAM = "REPLACE-WITH-THE-ENTRYPOINT-OF-THE-IMAGE"
 _CONTAINER = "tensorflow"
-"""The name of the container that TFJob gives TF_CONFIG to."""
+"""The name of the container that TFJob gives TF_CONFIG to (`SetClusterSpec`)."""
 _PORT = "tfjob-port"
 _OWN_POD_FIELDS = ("hostNetwork", "hostname", "subdomain", "setHostnameAsFQDN")
 _COORDINATOR_TOO = "the pod of the coordinator gets it, too"
@@ -69,6 +69,9 @@ def _choose_container(pod: Fields) -> Fields:
         raise UsageError(f"{pod.at('containers')} is empty", fix=fix)
     named = [one for one in containers if one.values.get("name") == _CONTAINER]
     main = (named or containers)[0]
+    if not named:
+        message = f"none is called {_CONTAINER}, which TFJob asks for: the first is the task"
+        pod.note_changed("containers", message)
     for other in containers:
         if other is not main:
             message = f"a second container, {other.values.get('name')}, beside the task"
@@ -128,7 +131,7 @@ def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tu
         main.notes.append(Note("changed", places["workingDir"], "the command changes to it itself"))
     elif relative := [word for word in (*command, *words["args"]) if _RELATIVE.fullmatch(word)]:
         message = f"{relative[0]} is relative, and tasks do not start in the image's WORKDIR"
-        fix = "write its absolute path, or put the file beside the spec"
+        fix = "write its absolute path, or put the file beside the spec: it is sent along"
         main.notes.append(Note("needed", places["command"], message, fix))
     return command, words["args"]
 

@@ -1,4 +1,9 @@
-"""Maps restart policies, the run policy and the success policy to `supervision` and the gang."""
+"""Maps restart policies and the run policy to `supervision` and the gang.
+
+The rules are those of the operator, in ``pkg/controller.v1/common/job.go`` (`ReconcileJobs`) and
+``pod.go`` (`ReconcilePods`), ``pkg/core/job.go`` (`PastBackoffLimit`, `PastActiveDeadline`) and
+``pkg/util/train/train_util.go`` (`IsRetryableExitCode`). It restarts each pod for itself.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from tfcluster.spec import shorten
 from tfcluster.tfjob.manifest import Fields
 
 _POLICIES = ("Never", "OnFailure", "Always", "ExitCode")
-"""The policies, from the one that restarts least. The default of TFJob v1 is Never."""
+"""The policies that TFJob knows; its default is Never (tensorflow_defaults.go)."""
 _GANGS = {"volcano": "volcano", "kube-batch": "volcano",
           "scheduler-plugins-scheduler": "coscheduling"}  # fmt: skip
 _KUEUE = "kueue.x-k8s.io/queue-name"
@@ -45,37 +50,53 @@ def map_restarts(
     if "ExitCode" in given:
         _note_exit_codes(replica, on_error)
     elif on_error:
-        replica.note_changed("restartPolicy", "the gang restarts as one, from its checkpoint")
+        message = "the gang restarts as one, from its checkpoint; the same exception twice without"
+        replica.note_changed("restartPolicy", f"{message} a newer checkpoint ends the run")
+    _note_backoff_limit(run, limit, given)
+    restarts = {} if limit is None else {"max_restarts": limit}
+    return {**restarts, "restart_on_error": on_error}
+
+
+def _note_backoff_limit(run: Fields, limit: int | None, given: set[str]) -> None:
+    """Say what TFJob counts: restarts of containers in pods that run, summed over all pods.
+
+    A pod of ExitCode is replaced by a new one, whose count is 0, so only a limit of 0 ends it.
+    """
+    fix = "set supervision.max_restarts"
     if limit is None:
         message = "without it TFJob restarts without end, and the spec 3 times"
-        run.note_changed("backoffLimit", message, "set supervision.max_restarts")
-        return {"restart_on_error": on_error}
-    return {"max_restarts": limit, "restart_on_error": on_error}
+        run.note_changed("backoffLimit", message, fix)
+    elif limit and "ExitCode" in given:
+        message = "TFJob never reaches it by restarts of ExitCode; the spec does"
+        run.note_changed("backoffLimit", message, fix)
+    elif limit:
+        message = f"TFJob fails at restart {limit} of all its pods together; the spec restarts the"
+        run.note_changed("backoffLimit", f"{message} gang {limit} times", fix)
 
 
 def _note_exit_codes(replica: Fields, on_error: bool) -> None:
-    """Explain ExitCode: 1 to 127 are permanent, 128 and above are restarted."""
+    """Explain ExitCode: TFJob restarts after 128 and above, all others end the job."""
     if on_error:
         message = "ExitCode is lost: codes 1 to 127 are restarted, too"
     else:
         message = (
-            "ExitCode: signals (codes above 128 by the kernel) are restarted, as in TFJob; a code"
-            " that the program itself exits with is permanent, unless it saved a newer checkpoint"
+            "ExitCode: a signal is restarted, as in TFJob, also as a shell's code (129 to 142, but"
+            " not 138 and 140), and so is 42; other codes only if the run saved a newer checkpoint"
         )
     fix = "end the program by a signal, or with 42 for a preemption, where it wants a restart"
     replica.note_changed("restartPolicy", message, fix)
 
 
-def map_run(
-    job: Fields, spec: Fields, run: Fields, *, tasks: int, has_chief: bool
-) -> dict[str, Any]:
+def map_run(job: Fields, run: Fields, *, tasks: int) -> dict[str, Any]:
     """Return the limits of `supervision`; notes what tfcluster does otherwise at the end."""
     found: dict[str, Any] = {}
     if (deadline := run.take("activeDeadlineSeconds", int)) is not None:
         found["run_deadline_s"] = deadline
+        message = "the time before the coordinator's start does not count, restarts do"
+        run.note_changed("activeDeadlineSeconds", message)
     policy = run.take("cleanPodPolicy", str)
     if policy != "All":
-        at_end = policy or "not given"
+        at_end = policy or "not given (None)"
         message = (
             f"{at_end}: tfcluster deletes the pods at the end; their logs are in the run folder"
         )
@@ -88,17 +109,6 @@ def map_run(
         run.note_missing("suspend", "a run is not suspended", "start it when it shall run")
     if run.values.pop("managedBy", None):
         run.note_missing("managedBy", "tfcluster manages its runs itself", "leave it out")
-    success = spec.take("successPolicy", str)
-    if success not in ("AllWorkers", None, ""):
-        spec.note_missing("successPolicy", f"{shorten(success)} is not known")
-    elif not success and not has_chief:
-        message = "TFJob succeeds with worker 0; tfcluster waits for all workers"
-        spec.note_changed("successPolicy", message, "set supervision.finish_grace_s")
-    if spec.take("enableDynamicWorker", bool):
-        message = "the workers of a run are fixed, and TF_CONFIG is the whole cluster's"
-        spec.note_missing(
-            "enableDynamicWorker", message, "supervision.min_workers goes on with fewer"
-        )
     return found | map_scheduling(job, run, tasks)
 
 
@@ -110,6 +120,8 @@ def map_scheduling(job: Fields, run: Fields, tasks: int) -> dict[str, Any]:
         pods["queue"] = queue
     if priority := policy.take("priorityClass", str):
         pods["priority_class"] = priority
+        message = "the class of TFJob's PodGroup becomes the one of the pods"
+        policy.note_changed("priorityClass", message)
     least = policy.take("minAvailable", int)
     if least is not None and least != tasks:
         message = f"tfcluster starts all {tasks} tasks together, or none"
@@ -132,5 +144,6 @@ def choose_gang(job: Fields, pods: dict[str, Any]) -> None:
         pods.pop("scheduler_name")
     spec = Fields("spec.runPolicy.schedulingPolicy", {}, job.notes)
     if "queue" in pods and pods.get("gang") not in ("kueue", "volcano"):
-        message = f"the manifest does not say whose queue {pods.pop('queue')} is"
-        spec.note_missing("queue", message, 'set "gang": "volcano" or "kueue", and the queue')
+        message = f"the manifest does not say whose queue {pods.pop('queue')} is; TFJob's own gang"
+        message += " scheduler is an option of the operator, of which Volcano has queues"
+        spec.note_missing("queue", message, 'set "gang": "volcano", and the queue')

@@ -22,6 +22,7 @@ def start(desk: Desk, name: str, node: str) -> list[int]:
             "metadata": {"name": name},
             "spec": {
                 "restartPolicy": "Never",
+                "terminationGracePeriodSeconds": 1,
                 "nodeSelector": {"lab/node": node},
                 "containers": [{"name": "task", "image": desk.small, "command": ["sleep", "600"]}],
             },

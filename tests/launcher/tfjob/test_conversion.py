@@ -9,7 +9,7 @@ import yaml
 from tfcluster.errors import UsageError
 from tfcluster.spec.model import ClusterSpec
 from tfcluster.tfjob.conversion import convert
-from tfcluster.tfjob.replica import UNKNOWN_PROGRAM
+from tfcluster.spec.job import UNKNOWN_PROGRAM
 
 Json = dict[str, Any]
 
@@ -46,7 +46,49 @@ def test_types_become_the_cluster() -> None:
     spec, notes = imported(tfjob(types))
     assert spec["cluster"] == {"chief": 1, "worker": 3, "ps": 2, "evaluator": 1}
     assert spec["runtime"]["kubernetes"]["namespace"] == "vision"
+    assert "kind" not in spec["job"]
     assert "chief" in notes["spec.tfReplicaSpecs.Master"]
+    assert "workers" in notes["spec.tfReplicaSpecs.PS"]
+    assert "does not list it" in notes["spec.tfReplicaSpecs.Evaluator"]
+    assert "succeeds with the Chief" in notes["spec.successPolicy"]
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        ({"PS": 1}, "spec.tfReplicaSpecs has no Worker: PS alone"),
+        ({"Chief": 1, "PS": 1}, "spec.tfReplicaSpecs: a Chief and PS without a Worker"),
+        ({"Evaluator": 1}, "has no Worker: an Evaluator alone"),
+        ({"Worker": 0}, "there are no replicas"),
+        ({"Chief": 2, "Worker": 1}, r"spec.tfReplicaSpecs.Chief.replicas is 2"),
+        ({"Worker": 2, "Evaluator": 3}, r"spec.tfReplicaSpecs.Evaluator.replicas is 3"),
+        ({"Chief": 1, "Master": 1}, "Chief and spec.tfReplicaSpecs.Master are one type"),
+        ({"Learner": 1}, "spec.tfReplicaSpecs.Learner: .* is not a replica type"),
+    ],
+)
+def test_a_cluster_that_no_spec_can_have_is_refused(types: dict[str, int], message: str) -> None:
+    manifest = tfjob({name: replica(count) for name, count in types.items()})
+    with pytest.raises(UsageError, match=message):
+        convert(yaml.safe_dump(manifest), "tfjob.yaml")
+
+
+@pytest.mark.parametrize("name", ["Worker", "Chief"])
+def test_one_task_alone_gets_no_tf_config_as_in_tfjob(name: str) -> None:
+    spec, notes = imported(tfjob({name: replica(1)}))
+    assert spec["job"]["kind"] == "plain"
+    assert "TF_CONFIG" in notes[f"spec.tfReplicaSpecs.{name}"]
+    assert "spec.successPolicy" not in notes
+
+
+@pytest.mark.parametrize(("policy", "said"), [("", "with worker 0"), ("AllWorkers", "all workers")])
+def test_the_success_of_workers_is_explained(policy: str, said: str) -> None:
+    _, notes = imported(tfjob({"Worker": replica(2)}, successPolicy=policy))
+    assert said in notes["spec.successPolicy"]
+
+
+def test_a_container_of_another_name_is_taken_and_reported() -> None:
+    _, notes = imported(tfjob({"Worker": replica(name="main")}))
+    assert "none is called tensorflow" in notes[f"{POD}.containers"]
 
 
 def test_programs_and_variables_that_differ_are_said_per_task() -> None:
@@ -64,6 +106,7 @@ def test_an_image_with_its_own_program_asks_for_it() -> None:
     spec, notes = imported(tfjob({"Worker": replica(command=None)}))
     assert spec["job"]["command"] == [UNKNOWN_PROGRAM]
     assert notes[f"{POD}.containers[0].command"].startswith("needed")
+    assert list(notes)[0] == f"{POD}.containers[0].command"
 
 
 def test_working_dir_is_where_the_command_starts() -> None:
@@ -112,6 +155,7 @@ def test_restart_policies(policy: str, limit: int | None, expected: Json) -> Non
     spec, notes = imported(tfjob({"Worker": replica(policy=policy)}, runPolicy=run))
     assert spec["supervision"] == expected
     assert notes[f"{WORKER}.restartPolicy"].startswith("changed")
+    assert ("spec.runPolicy.backoffLimit" in notes) is (policy != "Never")
 
 
 def test_limits_and_scheduling_of_the_run() -> None:
@@ -160,7 +204,7 @@ def test_fields_of_v1beta1_are_read_where_it_has_them() -> None:
         ("{kind: PyTorchJob, apiVersion: kubeflow.org/v1}", "PyTorchJob.*not a TFJob"),
         ("{kind: TFJob, apiVersion: kubeflow.org/v1alpha1}", "cannot be read"),
         ("kind: TFJob\n---\nkind: Service", "has 2 documents: TFJob, Service"),
-        ("{kind: TFJob, apiVersion: kubeflow.org/v1, spec: {}}", "has no replicas"),
+        ("{kind: TFJob, apiVersion: kubeflow.org/v1, spec: {}}", "there are no replicas"),
         ("{kind: TFJob, apiVersion: kubeflow.org/v1, spec: 3}", "spec is 3, not an object"),
     ],
 )

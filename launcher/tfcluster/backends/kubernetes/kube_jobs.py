@@ -19,8 +19,9 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Tell
-from tfcluster.backends.jobs import JobEnd, JobState, Outlook, Phase, Submission
+from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.kubernetes import kube_package, pod_dial, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
@@ -57,11 +58,6 @@ def cluster(of: str | Runtime, *, patience_s: float) -> str:
     return reach(of.kubernetes, patience_s=patience_s).name
 
 
-def check(job: Submission, *, thorough: bool) -> Outlook:
-    """Compare the run with what the cluster has and allows."""
-    return Outlook(())
-
-
 def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     """Refuse: no pod has the paths of this machine."""
     raise SetupError(
@@ -79,13 +75,7 @@ def submit(job: Submission) -> str:
     paths = RunPaths(job.folder)
     pieces = kube_package.build(paths, job.plan, cluster=place.name, job=run.name, home=home)
     values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
-    template = run_pods.coordinator_template(
-        run,
-        ("python", "-P", "-m", "tfcluster.in_pod", job.run_id),
-        env={"TFCLUSTER_HOME": home, JOB_VARIABLE: run.name},
-        secrets=sorted(values),
-        pieces=len(pieces),
-    )
+    template = run_pods.coordinator_template(run, secrets=sorted(values))
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
     token = secrets.token_hex(32)
@@ -93,6 +83,9 @@ def submit(job: Submission) -> str:
     made += [("secrets", one) for one in run_objects.package_secrets(run, kube_package.KEY, pieces)]
     made += [("services", run_objects.service(run))]
     made += [("networking/networkpolicies", run_objects.network_policy(run))]
+    if (group := run_objects.pod_group(run)) is not None:
+        path = f"/apis/{group['apiVersion']}/namespaces/{place.namespace}/podgroups"
+        made.append((path, group))
     main = run_objects.coordinator_job(run, template, server=_version(place))
     try:
         owner = main | place.create("batch/jobs", main)
