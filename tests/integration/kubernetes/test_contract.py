@@ -20,10 +20,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[3]
 JOB = {"module": "tfcluster_workers.jobs.keras_mnist"}
 SPEC = {"version": 1, "cluster": {"worker": 3}, "job": JOB}
-    "version": 1,
-    "cluster": {"worker": 3},
-    "job": {"module": "tfcluster_workers.jobs.keras_mnist"},
-}
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from tfcluster.errors import UsageError
+from tfcluster.spec.job import UNKNOWN_PROGRAM
 from tfcluster.spec.model import ClusterSpec
 from tfcluster.tfjob.conversion import convert
-from tfcluster.spec.job import UNKNOWN_PROGRAM
 
 Json = dict[str, Any]
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 STDIN, STDOUT, STDERR, EXIT = b"0123"
 HEADER = struct.Struct("!BI")
-"""The same as in `agent.pod_seat`, which cannot be imported: this file runs without a package."""
+"""These are those of `agent.pod_seat`, which is not imported: this file runs without a package."""
 PORT = 7077
 NO_CONNECTION = 255
 _NONCE_BYTES = 32
