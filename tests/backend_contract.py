@@ -1,8 +1,9 @@
 """What every backend must do, checked with real nodes: ``python -m tests.backend_contract FILE``.
 
-FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``; see
-`Rig`. Prints one line per check: its name, then ``ok`` or the error. The checks run as a process
-of their own, since a backend may only be reachable from another network namespace.
+FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see
+`Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image. Prints
+one line per check: its name, then ``ok`` or the error. The checks run as a process of their own,
+since a backend may only be reachable from another network namespace.
 """
 
 from __future__ import annotations
@@ -14,16 +15,18 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tfcluster import backends, kinds
 from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import Nodes, RunContext
+from tfcluster.discovery.planning import Planned, plan_file
 from tfcluster.errors import SetupError
-from tfcluster.plans.plan import NodePlan
+from tfcluster.plans.plan import Container, NodePlan
 from tfcluster.spec.sections import Runtime
 from tfcluster.typed_json import from_json
 from tfcluster.wire.link import AgentLink
@@ -43,6 +46,8 @@ class Rig:
     """A node that cannot be reached; None for this machine, where there is none."""
     folder: Path
     number: int
+    planned: Planned | None = None
+    """The plan and its spec, for a backend that needs them."""
 
     def __post_init__(self) -> None:
         self.queued: list[str] = []
@@ -53,6 +58,8 @@ class Rig:
             LEASE_S,
             queued=self.queued.append,
             warn_at_end=self.warnings.append,
+            plan=self.planned.plan if self.planned else None,
+            runtime=self.planned.spec.runtime if self.planned else None,
         )
 
     def open(self) -> Nodes:
@@ -220,17 +227,31 @@ def results(output: str) -> Mapping[str, str]:
     return {name: found.get(name, f"was not run: {output}") for name in NAMES}
 
 
+def _read_nodes(
+    facts: Mapping[str, Any],
+) -> tuple[list[NodePlan], NodePlan | None, Planned | None]:
+    """Return the nodes, the broken one, and what they were planned from."""
+    if "spec" not in facts:
+        nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
+        return nodes, from_json(NodePlan, facts["broken"]) if facts.get("broken") else None, None
+    planned = plan_file(facts["spec"])
+    *nodes, last = planned.plan.nodes
+    broken = replace(last, container=Container(facts["broken_image"]))
+    plan = replace(planned.plan, nodes=(*nodes, broken))
+    return nodes, broken, replace(planned, plan=plan)
+
+
 def main() -> None:
     facts = json.loads(Path(sys.argv[1]).read_text())
     kinds.REGISTRY.update(facts.get("registry", {}))
-    nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
-    broken = from_json(NodePlan, facts["broken"]) if facts.get("broken") else None
+    nodes, broken, planned = _read_nodes(facts)
     with tempfile.TemporaryDirectory(prefix="tfc-") as folder:
         for number, (name, check) in enumerate(zip(NAMES, CHECKS, strict=True)):
             if broken is None and name == UNREACHED:
                 continue
             try:
-                asyncio.run(_within_time(check, Rig(list(nodes), broken, Path(folder), number)))
+                rig = Rig(list(nodes), broken, Path(folder), number, planned)
+                asyncio.run(_within_time(check, rig))
                 print(name, "ok", flush=True)
             except Exception:
                 print(name, json.dumps(traceback.format_exc()), flush=True)

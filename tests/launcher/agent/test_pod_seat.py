@@ -125,3 +125,16 @@ def test_a_program_that_failed_ends_the_pod_with_its_exit_code(tmp_path: Path) -
     pod = Pod(tmp_path, "--then", "sh", "-c", "exit 3")
     pod.process.communicate(timeout=60)
     assert pod.process.returncode == 3
+
+
+def test_a_connection_without_an_agent_does_not_keep_a_pod_that_is_to_end(pod: Pod) -> None:
+    with subprocess.Popen(
+        pod.dial("python", "-c", "import time; print('here', flush=True); time.sleep(600)"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as dial:
+        assert dial.stdout is not None
+        assert dial.stdout.readline() == b"here\n"
+        pod.process.terminate()
+        assert pod.process.wait(60) == 128 + signal.SIGTERM
+        dial.communicate(timeout=60)

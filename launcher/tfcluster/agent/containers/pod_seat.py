@@ -166,7 +166,7 @@ class Seat:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         may_end = self._adopted_any or self._is_terminated
-        if may_end and not self._handlers and not _children({os.getpid()}):
+        if may_end and not self._handlers and not _children({os.getpid()}, dead=True):
             return _as_shell(self._code or 0) if self._adopted_any else _as_shell(-signal.SIGTERM)
         return None
 
@@ -191,14 +191,14 @@ def _become_subreaper() -> None:
         pass
 
 
-def _children(parents: set[int]) -> set[int]:
-    """Return the living children of these processes."""
+def _children(parents: set[int], *, dead: bool = False) -> set[int]:
+    """Return the living children of these processes; with `dead` also those not reaped yet."""
     found = set()
     for name in os.listdir("/proc"):
         if name.isdigit():
             with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-                if int(parent) in parents and state != b"Z":
+                if int(parent) in parents and (dead or state != b"Z"):
                     found.add(int(name))
     return found
 

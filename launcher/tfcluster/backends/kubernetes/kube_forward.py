@@ -56,7 +56,7 @@ class Forwarder:
                 _, others = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
                 for other in others:
                     other.cancel()
-        except (OSError, ValueError):
+        except (OSError, ValueError, asyncio.CancelledError):
             pass  # the transport sees the end of its connection
         finally:
             writer.close()

@@ -40,7 +40,7 @@ from tfcluster.wire.link import SILENCE_S, AgentLink
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.3
-_RESOLVE_S = 30.0
+_RESOLVE_S = _DIAL_S = 30.0
 _UNUSED_S = 5.0
 """Seconds that a pod without an agent may take to end, before its object is removed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
@@ -114,18 +114,27 @@ class KubeNodes(Nodes):
         if pod.user != self._me:
             await pod.claim(self._me)
         self._reached.add(pod.name)
+        return await self._dial(node, pod, token)
+
+    async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
+        """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
         settings = {"announces": True, "echo": "/proc/1/fd/1"}
-        try:
-            return await relayed.connect(
-                node.name, argv, self.run, token=token, place=pod, settings=settings
-            )
-        except relayed.Unreached as error:
-            await pod.explain()
-            raise NodeLostError(
-                f"{node.name} cannot be reached: {pod.explanation or error}",
-                fix=f"`kubectl -n {self._cluster.namespace} describe pod {pod.name}` shows more",
-            ) from error
+        until = self._clock.now() + _DIAL_S
+        while True:
+            try:
+                return await relayed.connect(
+                    node.name, argv, self.run, token=token, place=pod, settings=settings
+                )
+            except relayed.Unreached as error:
+                await pod.explain()
+                if pod.explanation or self._clock.now() >= until:
+                    where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
+                    raise NodeLostError(
+                        f"{node.name} cannot be reached: {pod.explanation or error}",
+                        fix=f"`{where}` shows more",
+                    ) from error
+            await self._clock.sleep(_POLL_S)
 
     async def _replace(self, node: NodePlan, pod: TaskPod | None, *, is_fenced: bool) -> TaskPod:
         """Return the running pod of the next generation, once the old one is gone."""
@@ -313,8 +322,9 @@ class KubeNodes(Nodes):
         listed = await soon(self._cluster.list, "pods", labels=self._labels)
         pods = [TaskPod(self._cluster, each) for each in listed]
         unused = [pod for pod in pods if pod.name not in self._reached]
-        limits = {pod.name: {"within_s": _UNUSED_S} for pod in unused}
-        ended = await asyncio.gather(*(pod.end(**limits.get(pod.name, {})) for pod in pods))
+        ended = await asyncio.gather(
+            *(pod.end(_UNUSED_S if pod in unused else None) for pod in pods)
+        )
         silent = [pod for pod, is_gone in zip(pods, ended, strict=True) if not is_gone]
         for pod in silent:
             if pod in unused:

@@ -18,10 +18,11 @@ from tfcluster.backends.kubernetes.run_pods import TASK_CONTAINER
 from tfcluster.errors import SetupError
 
 _POLL_S = 0.3
+_END_POLL_S = 0.3
 _GONE_S = 30.0
 _GRACE_S = 1
-_EVENTS_AFTER_S = 2.0
-"""Seconds after which pods that wait are explained by their events."""
+_EXPLAIN_S = 2.0
+"""Seconds after which pods that wait are explained by their events, again and again."""
 _EXPLAINED = 4
 """Pods that are explained at once; others wait for the same, as a rule."""
 
@@ -69,7 +70,7 @@ class TaskPod:
             return
         self.explanation = reason.of_lost(self.name) if reason else ""
 
-    async def end(self, within_s: float = _GONE_S) -> bool:
+    async def end(self, within_s: float | None = None) -> bool:
         """Delete it; return whether certainly no process in it is alive.
 
         A kubelet keeps the object of an ended pod for up to a minute, until its folders are gone,
@@ -77,14 +78,14 @@ class TaskPod:
         """
         self._is_left = True
         try:
-            async with asyncio.timeout(within_s):
+            async with asyncio.timeout(_GONE_S if within_s is None else within_s):
                 pod = await self._find()
                 if pod is not None and not self._is_gone:
                     path = f"pods/{self.name}"
                     await soon(self._cluster.delete, path, grace_s=_GRACE_S, uid=self._uid)
                     self._leaves_orderly = True
                 while pod is not None and not self._is_gone:
-                    await asyncio.sleep(_POLL_S)
+                    await asyncio.sleep(_END_POLL_S)
                     pod = await self._find()
                 if pod is not None:
                     await self.force()
@@ -146,7 +147,7 @@ async def wait_for_all(
     `deadline_s`: the time in which all must be given a node. Raises SetupError for a pod that
     never will run.
     """
-    started, said = clock.now(), ""
+    started, said, explained_s = clock.now(), "", 0.0
     since: dict[tuple[str, str], float] = {}
     while True:
         listed = await soon(cluster.list, "pods", labels=labels)
@@ -158,8 +159,8 @@ async def wait_for_all(
         lost = [name for name in waiting if name not in found or is_over(found[name])]
         homeless = [name for name in waiting if not _has_node(found.get(name))]
         is_late = deadline_s is not None and waited_s >= deadline_s and bool(homeless)
-        if lost or is_late or waited_s >= _EVENTS_AFTER_S:
-            why = ""
+        if lost or is_late or waited_s >= explained_s + _EXPLAIN_S:
+            why, explained_s = "", waited_s
             for name in (lost or homeless or waiting)[:_EXPLAINED]:
                 reason = await explain(cluster, name, found.get(name))
                 if reason is not None:

@@ -1,0 +1,365 @@
+"""Pods are made, adopted, claimed, replaced and given back; the API server is a fake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.documentation import ROOT
+
+from tfcluster.backends import relayed
+from tfcluster.backends.base import RunContext
+from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, task_pods
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError, Object
+from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
+from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod, has_terminated
+from tfcluster.discovery.planning import plan_file
+from tfcluster.errors import NodeLostError, SetupError
+
+SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
+
+
+class FakeCluster:
+    """Pods that run as soon as they are made, unless told otherwise."""
+
+    namespace = "team"
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Object] = {}
+        self.made: list[str] = []
+        self.forced: list[str] = []
+        self.places: int | None = None
+        self.refusal = ""
+        self.waiting: Mapping[str, str] | None = None
+        self.kubelets_answer = True
+
+    def get(self, path: str) -> Object:
+        if path.startswith("batch/jobs/"):
+            about = {"name": path.rpartition("/")[2], "uid": "job-uid"}
+            return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about}
+        return self.pods[path.removeprefix("pods/")]
+
+    def find(self, path: str) -> Object | None:
+        return self.pods.get(path.removeprefix("pods/"))
+
+    def list(self, path: str, **query: object) -> list[Object]:
+        return [*self.pods.values()] if path == "pods" else []
+
+    def create(self, path: str, body: Object) -> Object:
+        if self.refusal:
+            raise KubeError(self.refusal, status=403)
+        name = body["metadata"]["name"]
+        self.made.append(name)
+        made = body | {"metadata": body["metadata"] | {"uid": f"uid-{len(self.made)}"}}
+        self.pods[name] = made
+        taken = [pod for pod in self.pods.values() if pod["spec"].get("nodeName")]
+        made["spec"] = dict(body["spec"])
+        if self.places is None or len(taken) < self.places:
+            made["spec"]["nodeName"] = "n1"
+            made["status"] = {"phase": "Running"}
+            if self.waiting is not None:
+                state = [{"name": "task", "state": {"waiting": dict(self.waiting)}}]
+                made["status"] = {"phase": "Pending", "containerStatuses": state}
+        else:
+            why = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes: too full"}
+            made["status"] = {"phase": "Pending", "conditions": [why]}
+        return made
+
+    def patch(self, path: str, body: Object) -> Object:
+        pod = self.pods[path.removeprefix("pods/")]
+        assert pod["metadata"]["uid"] == body["metadata"]["uid"]
+        pod["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
+        return pod
+
+    def delete(self, path: str, *, grace_s: int | None = None, uid: str | None = None) -> None:
+        name = path.removeprefix("pods/")
+        pod = self.pods.get(name)
+        if pod is None:
+            return
+        assert uid == pod["metadata"]["uid"]
+        if grace_s == 0:
+            self.forced.append(name)
+        if grace_s == 0 or not pod["spec"].get("nodeName"):
+            del self.pods[name]
+            return
+        about = {"deletionTimestamp": "now", "deletionGracePeriodSeconds": grace_s}
+        pod["metadata"] |= about
+        if self.kubelets_answer:
+            end_of(pod)
+
+
+def end_of(pod: Object, code: int = 0) -> None:
+    ended = {"name": "task", "state": {"terminated": {"exitCode": code, "reason": "Error"}}}
+    pod["status"] = {"phase": "Failed", "containerStatuses": [ended]}
+
+
+class Desk:
+    """A run of two pods whose coordinator is in the cluster."""
+
+    def __init__(self, folder: Path) -> None:
+        planned = plan_file(SPEC, sets=["supervision.start_deadline_s=3"])
+        self.plan, self.cluster = planned.plan, FakeCluster()
+        self.queued: list[str] = []
+        self.told: list[str] = []
+        self.slept: list[float] = []
+        self.on_poll: Callable[[], None] = lambda: None
+        self.on_pause: Callable[[], None] = lambda: None
+        self.now = 0.0
+        self.pod_run = PodRun("lab-1", planned.plan, planned.spec.runtime)
+        self.run = RunContext(
+            "lab-1",
+            folder,
+            queued=self.queued.append,
+            tell=self.told.append,
+            plan=planned.plan,
+            runtime=planned.spec.runtime,
+        )
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if seconds > 1:
+            self.slept.append(seconds)
+            self.on_pause()
+        else:
+            self.on_poll()
+        await asyncio.sleep(0)
+
+    def nodes(self) -> KubeNodes:
+        clock = Clock(now=lambda: self.now, sleep=self.sleep, jitter=lambda: 0.5)
+        return KubeNodes(self.plan.nodes, self.run, clock)
+
+    def given(self, task: str, generation: int, user: str | None = None) -> Object:
+        """Have a pod that another process made."""
+        made = self.cluster.create("pods", run_pods.task_pod(self.pod_run, task, generation))
+        if user is not None:
+            made["metadata"]["annotations"] = {CLAIMED: user}
+        self.cluster.made.clear()
+        return made
+
+    def name(self, number: int, generation: int) -> str:
+        return f"lab-1-worker-{number}-g{generation}"
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    made = Desk(tmp_path)
+
+    async def connect(node: str, argv: object, run: object, **more: Any) -> TaskPod:
+        place: TaskPod = more["place"]
+        assert place.user is not None, "a pod is claimed before it is dialled"
+        return place
+
+    async def argv(self: KubeNodes, node: object, pod: object) -> list[str]:
+        return []
+
+    monkeypatch.setenv(JOB_VARIABLE, "lab-1")
+    monkeypatch.setattr(kube_nodes, "reach", lambda settings, patience_s: made.cluster)
+    monkeypatch.setattr(kube_nodes, "_UNUSED_S", 0.05)
+    monkeypatch.setattr(task_pods, "_GONE_S", 0.05)
+    monkeypatch.setattr(task_pods, "_END_POLL_S", 0.002)
+    monkeypatch.setattr(relayed, "connect", connect)
+    monkeypatch.setattr(KubeNodes, "_argv", argv)
+    return made
+
+
+def test_missing_pods_are_made_with_an_owner_and_ended_with_the_run(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            assert desk.cluster.made == [desk.name(0, 1), desk.name(1, 1)]
+            for pod in desk.cluster.pods.values():
+                assert pod["metadata"]["ownerReferences"][0]["uid"] == "job-uid"
+            assert nodes.hosts == {"worker-0": "worker-0.lab-1", "worker-1": "worker-1.lab-1"}
+            await asyncio.gather(*(nodes.connect(node, token="t") for node in nodes.planned))
+
+    asyncio.run(use())
+    assert desk.cluster.pods == {}
+
+
+def test_pods_that_nobody_uses_are_adopted_and_claimed(desk: Desk) -> None:
+    mine = [desk.given(f"worker-{number}", 1) for number in (0, 1)]
+
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            for node in nodes.planned:
+                await nodes.connect(node, token="t")
+            users = {pod["metadata"]["annotations"][CLAIMED] for pod in mine}
+            assert len(users) == 1
+            assert desk.cluster.made == []
+
+    asyncio.run(use())
+
+
+def test_pods_of_an_earlier_coordinator_end_first(desk: Desk) -> None:
+    desk.given("worker-0", 1, user="earlier")
+    desk.given("worker-1", 2, user="earlier")
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert [*desk.cluster.pods] == desk.cluster.made == [desk.name(0, 3), desk.name(1, 3)]
+
+    asyncio.run(use())
+    assert desk.slept == []
+
+
+def test_silent_pods_of_an_earlier_coordinator_are_outwaited(desk: Desk) -> None:
+    desk.given("worker-0", 1, user="earlier")
+    desk.cluster.kubelets_answer = False
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert desk.cluster.forced[:1] == [desk.name(0, 1)]
+            assert desk.cluster.made == [desk.name(0, 2), desk.name(1, 2)]
+
+    asyncio.run(use())
+    assert desk.slept
+    assert desk.slept[0] > desk.run.lease_s
+    assert "an earlier coordinator" in desk.queued[0]
+
+
+def test_a_pod_that_never_runs_ends_the_start(desk: Desk) -> None:
+    desk.cluster.waiting = {"reason": "InvalidImageName", "message": 'cannot parse "A:::"'}
+
+    async def use() -> None:
+        async with desk.nodes():
+            pass
+
+    with pytest.raises(SetupError, match="A:::"):
+        asyncio.run(use())
+    assert desk.cluster.pods == {}
+
+
+def test_half_a_gang_is_given_back_and_tried_again_with_growing_pauses(desk: Desk) -> None:
+    desk.cluster.places = 1
+
+    def free_places() -> None:
+        assert desk.cluster.pods == {}, "nothing is held during a pause"
+        desk.cluster.places = None if len(desk.slept) == 3 else 1
+
+    desk.on_pause = free_places
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert [*desk.cluster.pods] == [desk.name(0, 4), desk.name(1, 4)]
+
+    asyncio.run(use())
+    assert desk.slept == [30, 60, 120]
+    assert "too full" in desk.queued[0]
+    assert "all are given back, and made again in 30 s" in desk.queued[1]
+
+
+def test_a_full_quota_is_waited_for(desk: Desk) -> None:
+    desk.cluster.refusal = "exceeded quota: q, requested: pods=1, used: pods=4, limited: pods=4"
+
+    def free() -> None:
+        desk.cluster.refusal = ""
+
+    desk.on_pause = free
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert len(desk.cluster.pods) == 2
+
+    asyncio.run(use())
+    assert desk.slept == [30]
+    assert "quota" in desk.queued[0]
+
+
+def test_a_refused_pod_ends_the_start(desk: Desk) -> None:
+    desk.cluster.refusal = 'admission webhook "policy" denied the request: no hostPath'
+
+    async def use() -> None:
+        async with desk.nodes():
+            pass
+
+    with pytest.raises(SetupError, match="hostPath"):
+        asyncio.run(use())
+
+
+def test_a_pod_that_is_deleted_before_all_run_is_made_anew(desk: Desk) -> None:
+    desk.cluster.places = 1
+
+    def preempt() -> None:
+        desk.cluster.places = None
+        desk.cluster.pods.pop(desk.name(0, 1), None)
+        if (other := desk.cluster.pods.get(desk.name(1, 1))) is not None:
+            other["status"], other["spec"]["nodeName"] = {"phase": "Running"}, "n1"
+
+    desk.on_poll = preempt
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert sorted(desk.cluster.pods) == [desk.name(0, 2), desk.name(1, 1)]
+
+    asyncio.run(use())
+
+
+def test_a_pod_is_replaced_only_once_it_is_gone_or_fenced(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            node = nodes.planned[1]
+            await nodes.connect(node, token="t")
+            desk.cluster.kubelets_answer = False
+            with pytest.raises(NodeLostError, match="worker-1 may still run"):
+                await nodes.connect(node, token="t")
+            await nodes.connect(node, token="t", is_fenced=True)
+            assert desk.name(1, 1) in desk.cluster.forced
+            desk.cluster.kubelets_answer = True
+            await nodes.connect(node, token="t")
+            assert sorted(desk.cluster.pods) == [desk.name(0, 1), desk.name(1, 3)]
+            found = desk.cluster.pods[desk.name(1, 3)]
+            end_of(found, 137)
+            await nodes.connect(node, token="t")
+            assert desk.name(1, 4) in desk.cluster.pods
+
+    asyncio.run(use())
+
+
+def test_the_class_of_a_loss_is_in_its_explanation(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            place: Any = await nodes.connect(nodes.planned[0], token="t")
+            pod = desk.cluster.pods[place.name]
+            end_of(pod, 137)
+            pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+            assert await place.has_ended("")
+            assert place.explanation.startswith(f"its pod {place.name} is lost (failure): ")
+            assert "OOMKilled" in place.explanation or "memory" in place.explanation
+
+    asyncio.run(use())
+
+
+def test_a_missing_object_and_a_controllers_word_prove_nothing(desk: Desk) -> None:
+    made = desk.given("worker-0", 1)
+
+    async def look() -> None:
+        pod = TaskPod(desk.cluster, made)  # type: ignore[arg-type]
+        del desk.cluster.pods[pod.name]
+        assert not await pod.has_ended("")
+        assert not await pod.end()
+
+    asyncio.run(look())
+    made["status"] = {"phase": "Failed"}
+    assert not has_terminated(made)
+    made["status"] = {"phase": "Failed", "reason": "NodeLost"}
+    assert not has_terminated(made)
+    made["status"] = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
+    assert has_terminated(made)
+
+
+def test_files_that_were_not_gathered_keep_the_pods(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            nodes.keeps_folders = True
+
+    asyncio.run(use())
+    assert len(desk.cluster.pods) == 2
+
+
+def test_labels_find_the_pods(desk: Desk) -> None:
+    pod = desk.given("worker-0", 1)
+    labels = run_objects.run_labels("lab-1")
+    assert labels.items() <= pod["metadata"]["labels"].items()
