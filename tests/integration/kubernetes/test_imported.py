@@ -45,7 +45,7 @@ v1 = tf.compat.v1
 trainers = 1 + len(config["cluster"]["worker"])
 with tf.Graph().as_default():
     with tf.device("/job:ps/task:0"):
-        done = v1.get_variable("done", shape=(), initializer=v1.zeros_initializer(), use_resource=True)
+        done = v1.get_variable("done", (), initializer=v1.zeros_initializer(), use_resource=True)
     finish = done.assign_add(1.0).op
     own = v1.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
     with v1.train.MonitoredTrainingSession(

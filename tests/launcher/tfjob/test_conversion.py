@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from tfcluster.errors import UsageError
+from tfcluster.spec.job import UNKNOWN_PROGRAM
 from tfcluster.spec.model import ClusterSpec
 from tfcluster.tfjob.conversion import convert
-from tfcluster.spec.job import UNKNOWN_PROGRAM
 
 Json = dict[str, Any]
 
@@ -106,7 +106,7 @@ def test_an_image_with_its_own_program_asks_for_it() -> None:
     spec, notes = imported(tfjob({"Worker": replica(command=None)}))
     assert spec["job"]["command"] == [UNKNOWN_PROGRAM]
     assert notes[f"{POD}.containers[0].command"].startswith("needed")
-    assert list(notes)[0] == f"{POD}.containers[0].command"
+    assert next(iter(notes)) == f"{POD}.containers[0].command"
 
 
 def test_working_dir_is_where_the_command_starts() -> None:
