@@ -6,7 +6,7 @@ from typing import Any
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.tfjob import Note, task_types
+from tfcluster.tfjob import Note, replica_types
 from tfcluster.tfjob.manifest import Fields, read
 from tfcluster.tfjob.replica import Replica, map_template
 from tfcluster.tfjob.run_policy import choose_gang, map_restarts, map_run
@@ -33,10 +33,10 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
             run.values.setdefault(key, spec.values.pop(key))
     title, namespace = _names(metadata)
     tasks, replicas, policies, places = _map_replicas(spec)
-    task_types.check(tasks, places)
+    replica_types.check(tasks, places)
     job.values["metadata"] = metadata.values
     supervision = map_restarts(job, policies, run)
-    task_types.note_success(spec, tasks)
+    replica_types.note_success(spec, tasks)
     supervision |= map_run(job, run, tasks=sum(tasks.values()))
     base = next(name for name in _BASES if name in replicas)
     pods = replicas[base].pods | supervision.pop("kubernetes")
@@ -46,7 +46,7 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
     if replicas[base].grace_s is not None:
         supervision["grace_s"] = replicas[base].grace_s
     _note_differences(job, base, replicas, places)
-    by_types = task_types.map_types(tasks, places, job)
+    by_types = replica_types.map_types(tasks, places, job)
     kind = {"kind": by_types.pop("kind")} if "kind" in by_types else {}
     result: dict[str, Any] = {"version": 1, "name": title, "cluster": tasks}
     result["job"] = _map_job(base, replicas) | kind

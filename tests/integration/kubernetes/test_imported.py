@@ -16,7 +16,10 @@ import yaml
 
 from .desk import Desk
 
+pytestmark = [pytest.mark.slow, pytest.mark.tensorflow, pytest.mark.timeout(400)]
+
 Json = dict[str, Any]
+HANG_S = 300
 
 SUMMARIES = """
 import os, sys
@@ -45,15 +48,14 @@ v1 = tf.compat.v1
 trainers = 1 + len(config["cluster"]["worker"])
 with tf.Graph().as_default():
     with tf.device("/job:ps/task:0"):
-        zero = v1.zeros_initializer()
-        done = v1.get_variable("done", shape=(), initializer=zero, use_resource=True)
-    finish = done.assign_add(1.0).op
+        done = v1.get_variable("done", (), initializer=v1.zeros_initializer(), use_resource=True)
+    finish, total = done.assign_add(1.0).op, done.read_value()
     own = v1.ConfigProto(device_filters=["/job:ps", f"/job:{job}/task:{index}"])
     with v1.train.MonitoredTrainingSession(
         server.target, is_chief=job == "chief", config=own
     ) as session:
         session.run(finish)
-        while job == "chief" and session.run(done.read_value()) < trainers:
+        while job == "chief" and session.run(total) < trainers:
             pass
 """
 """Stands in for a program with parameter servers, as TFJobs for TensorFlow 1 start it: a variable
@@ -89,7 +91,7 @@ def run_imported(desk: Desk, manifest: Json, **section: Any) -> Json:
     spec: Json = json.loads(path.read_text())
     spec["runtime"]["kubernetes"] |= desk.runtime(**section)["kubernetes"]
     path.write_text(json.dumps(spec))
-    ended = shell.run("up", "spec.json", "--coordinator", "here", timeout=240)
+    ended = shell.run("up", "spec.json", timeout=HANG_S)
     assert ended.code == 0, ended.out.decode() + ended.err
     return spec
 
@@ -128,13 +130,13 @@ def test_one_worker_writes_summaries_to_its_claim(desk: Desk, claim: tuple[str, 
 def test_every_replica_gets_the_cluster_of_service_names(desk: Desk) -> None:
     desk.shell.script("train.py", BETWEEN_GRAPHS)
     types = {}
-    for name, count in (("Chief", 1), ("Worker", 2), ("PS", 1)):
+    for name, count in (("Chief", 1), ("Worker", 1), ("PS", 1)):
         env = [{"name": "ROLE", "value": name.lower()}, {"name": "ROOT", "value": "/data"}]
         main = container("train.py", "--role=$(ROLE)", "--data=$(ROOT)/mnist", env=env)
         types[name] = replica(count, "OnFailure", main)
     spec = run_imported(desk, tfjob(types, cleanPodPolicy="Running", backoffLimit=1))
-    assert spec["cluster"] == {"chief": 1, "worker": 2, "ps": 1}
-    tasks = [("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)]
+    assert spec["cluster"] == {"chief": 1, "worker": 1, "ps": 1}
+    tasks = [("chief", 0), ("worker", 0), ("ps", 0)]
     clusters = []
     for job, index in tasks:
         first = desk.shell.log(f"{job}:{index}").splitlines()[0]
@@ -146,6 +148,6 @@ def test_every_replica_gets_the_cluster_of_service_names(desk: Desk) -> None:
     hosts = {job: [at.rpartition(":")[0] for at in listed] for job, listed in clusters[0].items()}
     assert hosts == {
         "chief": [f"chief-0.{service}"],
-        "worker": [f"worker-0.{service}", f"worker-1.{service}"],
+        "worker": [f"worker-0.{service}"],
         "ps": [f"ps-0.{service}"],
     }

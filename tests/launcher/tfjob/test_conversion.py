@@ -87,8 +87,8 @@ def test_the_success_of_workers_is_explained(policy: str, said: str) -> None:
 
 
 def test_a_container_of_another_name_is_taken_and_reported() -> None:
-    _, notes = imported(tfjob({"Worker": replica(name="main")}))
-    assert "none is called tensorflow" in notes[f"{POD}.containers"]
+    _, notes = convert(yaml.safe_dump(tfjob({"Worker": replica(name="main")})), "tfjob.yaml")
+    assert any("none is called tensorflow" in note.message for note in notes)
 
 
 def test_programs_and_variables_that_differ_are_said_per_task() -> None:

@@ -1,8 +1,9 @@
 """Checks the tasks of a TFJob, and notes where tfcluster treats a type of task otherwise.
 
-TFJob accepts any set of types (``pkg/webhooks/tensorflow/tfjob_webhook.go``), also those that never
-end: `UpdateJobStatus` (``pkg/controller.v1/tensorflow/tfjob_controller.go``) has the Chief decide,
-or without one the Worker. TF_CONFIG is that of ``pkg/controller.v1/tensorflow/tensorflow.go``.
+TFJob accepts any set of types (``pkg/webhooks/tensorflow/tfjob_webhook.go``), also one that never
+ends: the Chief's success is that of the job, or without a Chief the Worker's (`UpdateJobStatus` in
+``pkg/controller.v1/tensorflow/tfjob_controller.go``). TF_CONFIG is made in ``tensorflow.go`` beside
+it, and only for more than one task (`isDistributed` in ``util.go``).
 """
 
 from __future__ import annotations
