@@ -1,7 +1,8 @@
-"""Real training in pods gives the same numbers as the same spec on one machine, disturbed or not."""
+"""Real training in pods gives the numbers of the same spec on one machine, disturbed or not."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -39,10 +40,8 @@ def learned(desk: Desk, *options: str) -> list[float]:
 
 
 def in_pods(desk: Desk, *options: str) -> list[float]:
-    import json
-
-    section = desk.runtime()["kubernetes"]
-    sets = [f"--set=runtime.kubernetes.{name}={json.dumps(value)}" for name, value in section.items()]
+    section = desk.runtime()["kubernetes"].items()
+    sets = [f"--set=runtime.kubernetes.{name}={json.dumps(value)}" for name, value in section]
     return learned(desk, *sets, *options)
 
 
