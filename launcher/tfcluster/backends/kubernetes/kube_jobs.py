@@ -66,61 +66,6 @@ def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     )
 
 
-def submit(job: Submission) -> str:
-    """Create all objects of the run; return the name of its Job. A failure leaves nothing."""
-    assert job.plan is not None
-    place = reach(job.runtime.kubernetes, patience_s=_SUBMIT_S)
-    run = PodRun(job.run_id, job.plan, job.runtime)
-    home = run_pods.STATE_FOLDER
-    paths = RunPaths(job.folder)
-    pieces = kube_package.build(paths, job.plan, cluster=place.name, job=run.name, home=home)
-    values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
-    template = run_pods.coordinator_template(run, secrets=sorted(values))
-    if not job.runtime.kubernetes.coordinator.service_account:
-        _require_account(place)
-    token = secrets.token_hex(32)
-    made = [("secrets", run_objects.secret(run, token, values))]
-    made += [("secrets", one) for one in run_objects.package_secrets(run, kube_package.KEY, pieces)]
-    made += [("services", run_objects.service(run))]
-    made += [("networking/networkpolicies", run_objects.network_policy(run))]
-    if (group := run_objects.pod_group(run)) is not None:
-        path = f"/apis/{group['apiVersion']}/namespaces/{place.namespace}/podgroups"
-        made.append((path, group))
-    main = run_objects.coordinator_job(run, template, server=_version(place))
-    try:
-        owner = main | place.create("batch/jobs", main)
-        for path, body in made:
-            place.create(path, run_objects.with_owner(body, owner))
-        for node in job.plan.nodes:
-            pod = run_pods.task_pod(run, node.name, 1)
-            _create_pod(place, run_objects.with_owner(pod, owner))
-    except BaseException:
-        with contextlib.suppress(SetupError):
-            _delete_all(place, run.name)
-        raise
-    _write_token(paths, token)
-    return run.name
-
-
-def warnings(job: Submission) -> Sequence[str]:
-    """Return where the run's checkpoints will be."""
-    assert job.plan is not None
-    settings, checkpoints = job.runtime.kubernetes, job.plan.checkpoints
-    if checkpoints.dir is not None:
-        return []
-    kept = (
-        f"on the volume {settings.run_volume}"
-        if settings.run_volume
-        else "in the coordinator's pod, and are lost with its node (runtime.kubernetes.run_volume"
-        " keeps them)"
-    )
-    return [
-        f"until the end of the run its checkpoints are {kept}; then they are copied to this"
-        " machine by `up`, or by the next command about the run, within"
-        f" {settings.collect_s / 3600:.3g} h (runtime.kubernetes.collect_s)"
-    ]
-
-
 def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     """Return run → the state of its Job."""
     place, _ = _reach(cluster, patience_s)
@@ -131,51 +76,12 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     return {_run_of(job): describe(job, by_job.get(job["metadata"]["name"])) for job in jobs}
 
 
-def describe(job: Object, pod: Object | None) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`."""
-    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return JobState(Phase.OVER, job=name)
-    if "deletionTimestamp" in job["metadata"]:
-        return JobState(Phase.ENDING, "it is being deleted", job=name)
-    if ENDED in notes:
-        status = json.loads(notes[ENDED])["status"]
-        return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
-    if pod is None:
-        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
-    if pod.get("status", {}).get("phase") == "Pending":
-        reason = pod_reasons.explain(pod, ())
-        why = f"the coordinator's pod waits: {reason}" if reason else ""
-        return JobState(Phase.QUEUED, why, job=name)
-    return JobState(Phase.RUNNING, job=name)
-
-
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return the end that the coordinator has left at its Job, else what became of the Job."""
     place, _ = _reach(cluster, patience_s)
     with _silence():
         found = place.find(f"batch/jobs/{job}")
     return end_of(job, found)
-
-
-def end_of(name: str, job: Object | None) -> JobEnd:
-    """Return how a Job ended."""
-    if job is None:
-        return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
-    notes = job["metadata"].get("annotations", {})
-    if ENDED in notes:
-        end = json.loads(notes[ENDED])
-        return JobEnd(
-            end["reason"] or "",
-            end["hint"] or "",
-            Status(end["status"]),
-            exit_code=end["exit_code"],
-        )
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] == "Failed":
-            return JobEnd(f"the Job {name} failed: {condition.get('message', '')}")
-    return JobEnd(f"the coordinator of the Job {name} ended without a word")
 
 
 def stop(job: str, *, cluster: str, now: bool) -> None:
@@ -337,64 +243,6 @@ def _run_of(made: Object) -> str:
 def _delete_all(place: Cluster, name: str) -> None:
     """Delete the Job and, before it is gone, all that it owns."""
     place.delete(f"batch/jobs/{name}", background=False)
-
-
-def _create_pod(place: Cluster, pod: Object) -> None:
-    try:
-        place.create("pods", pod)
-    except KubeError as error:
-        reason = pod_reasons.refused(error.message)
-        raise SetupError(str(reason), fix=reason.fix or error.fix) from error
-
-
-def _require_account(place: Cluster) -> None:
-    """Make the coordinators' ServiceAccount with its Role if it is missing. Raises SetupError."""
-    paths = ("serviceaccounts", "rbac/roles", "rbac/rolebindings")
-    for path, body in zip(paths, run_objects.account_objects(), strict=True):
-        try:
-            if place.find(f"{path}/{run_objects.ACCOUNT}") is None:
-                place.create(path, body)
-        except KubeError as error:
-            if error.is_conflict:
-                continue
-            if error.status != 403:
-                raise
-            text = json.dumps(
-                {"apiVersion": "v1", "kind": "List", "items": run_objects.account_objects()}
-            )
-            raise SetupError(
-                f"the ServiceAccount {run_objects.ACCOUNT} with its Role cannot be made in the"
-                f" namespace {place.namespace}: {error.message}",
-                fix="have an administrator apply it, or name another one"
-                " (runtime.kubernetes.coordinator.service_account):"
-                f" kubectl -n {place.namespace} apply -f - <<'END'\n{text}\nEND",
-            ) from error
-
-
-def _version(place: Cluster) -> tuple[int, int]:
-    found = place.get("/version")
-    digits: Callable[[str], int] = lambda text: int("".join(filter(str.isdigit, text)) or 0)  # noqa: E731
-    return digits(found["major"]), digits(found["minor"])
-
-
-def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the coordinator's environment must have to plan the spec again.
-
-    These are the values of null variables: those of the launcher's environment, and secrets.
-    """
-    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    values = {var.name: var.value for command in commands for var in command.env}
-    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
-
-
-def _null_names(value: Any, key: str = "") -> set[str]:
-    if isinstance(value, list):
-        return set().union(*(_null_names(item) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    if key == "env":
-        return {name for name, text in value.items() if text is None}
-    return set().union(*(_null_names(item, name) for name, item in value.items()))
 
 
 def _decode(secret: Object) -> str:

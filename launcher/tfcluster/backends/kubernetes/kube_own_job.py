@@ -12,12 +12,16 @@ from typing import Final
 from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
 from tfcluster.backends.kubernetes.run_objects import STOP
+from tfcluster.errors import TfclusterError
 from tfcluster.rundir.snapshot import RunSnapshot
 
 ENDED: Final = "tfcluster.dev/ended"
 """The annotation of a Job with the end of its run, which is there after its pod is gone."""
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
+STARTED: Final = "tfcluster.dev/started"
+"""The annotation of a Job with the first pod that had a run folder."""
+_STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 
 
@@ -59,16 +63,40 @@ def record_end(job: str, state: RunSnapshot) -> None:
     here().patch(f"batch/jobs/{job}", body)
 
 
-def is_gone(pod: str) -> bool:
-    """Return whether another pod of the namespace has ended for certain."""
-    found = here().find(f"pods/{pod}")
-    return found is None or found.get("status", {}).get("phase") in ("Succeeded", "Failed")
+def has_ended(pod: str) -> bool:
+    """Return whether a kubelet has reported that another pod has ended.
+
+    An object that is missing proves nothing: the pod of a lost node may have been removed by force.
+    """
+    try:
+        found = here().find(f"pods/{pod}") or {}
+    except TfclusterError:
+        return False
+    statuses = found.get("status", {}).get("containerStatuses") or ()
+    return bool(statuses) and all("terminated" in (each.get("state") or {}) for each in statuses)
 
 
-def count_start(folder: Path) -> int:
-    """Count a start of the coordinator in the run folder; return how many there were."""
-    path = folder / ".starts"
-    count = int(path.read_text()) + 1 if path.exists() else 1
+def is_first(job: str) -> bool:
+    """Note at the Job that a coordinator has a folder; return whether none had one before."""
+    place = here()
+    if STARTED in place.get(f"batch/jobs/{job}")["metadata"].get("annotations", {}):
+        return False
+    place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STARTED: socket.gethostname()}}})
+    return True
+
+
+def has_started(folder: Path) -> bool:
+    """Return whether a coordinator has started in this run folder."""
+    return (folder / _STARTS).exists()
+
+
+def count_start(folder: Path, *, unknown: int) -> int:
+    """Count a start of the coordinator in the run folder; return how many there were.
+
+    `unknown`: starts whose folders are lost.
+    """
+    path = folder / _STARTS
+    count = int(path.read_text()) + 1 if path.exists() else 1 + unknown
     path.write_text(str(count))
     return count
 

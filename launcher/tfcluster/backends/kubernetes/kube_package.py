@@ -12,6 +12,7 @@ import gzip
 import io
 import json
 import os
+import secrets
 import shutil
 import tarfile
 import tempfile
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.kubernetes import folder_stream
 from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
@@ -86,6 +88,8 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     if env_file.exists():
         env_file.replace(home / f"{_ENV_FILE}-{run_id}")
     (fresh / "run" / paths.logs.name).mkdir()
+    about = {"id": secrets.token_hex(8), "events": (fresh / "run" / paths.events.name).stat().st_size}
+    (fresh / "run" / folder_stream.FOLDER).write_text(json.dumps(about))
     (fresh / "code").rename(code)
     (fresh / "run").rename(paths.root)
     fresh.rmdir()
