@@ -165,6 +165,9 @@ class Jobs(Protocol):
     def warnings(self, job: Submission) -> Sequence[str]:
         """Return what the user should know about this job before it runs, in sentences."""
 
+    def hints(self, job: Submission) -> Sequence[str]:
+        """Return where the results of this job will be, if not in the run folder, in sentences."""
+
     def look(self, cluster: str, *, patience_s: float) -> Mapping[str, JobState]:
         """Return run → state of its job, of this user's runs that the scheduler still knows."""
 

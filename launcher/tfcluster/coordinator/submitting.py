@@ -22,7 +22,7 @@ from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import JobSubmitted, RunQueued, Warned
+from tfcluster.rundir.events import Hint, JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -57,6 +57,8 @@ def submit(launch: Launch) -> RunPaths:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
         for warning in its.warnings(submission):
             writer.record(Warned(message=warning))
+        for hint in its.hints(submission):
+            writer.record(Hint(message=hint))
         if launch.resume is not None:
             writer.record(launch.resume.event())
         cluster = its.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)

@@ -158,9 +158,8 @@ class Applier:
             self._shifts = dict(known["shifts"])
             return
         if known:
-            sizes = {path: size for path, (size, _) in self.have().items() if _grows(path)}
-            self._shifts = {path: size + self._shifts.get(path, 0) for path, size in sizes.items()}
-            self._shifts[_EVENTS] = sizes.get(_EVENTS, folder["events"]) - folder["events"]
+            self._shifts = {path: has[0] for path, has in self.have().items() if _grows(path)}
+            self._shifts[_EVENTS] -= folder["events"]
         note.write_text(json.dumps({"id": folder["id"], "shifts": self._shifts}))
 
     def have(self) -> Have:

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 from typing import Final
 
 from tfcluster.backends.jobs import Ending
+from tfcluster.backends.kubernetes import kube_job_states
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
+from tfcluster.backends.kubernetes.kube_job_states import ENDED
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir.snapshot import RunSnapshot
 
-ENDED: Final = "tfcluster.dev/ended"
-"""The annotation of a Job with the end of its run, which is there after its pod is gone."""
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
 STARTED: Final = "tfcluster.dev/started"
@@ -72,8 +72,7 @@ def has_ended(pod: str) -> bool:
         found = here().find(f"pods/{pod}") or {}
     except TfclusterError:
         return False
-    statuses = found.get("status", {}).get("containerStatuses") or ()
-    return bool(statuses) and all("terminated" in (each.get("state") or {}) for each in statuses)
+    return kube_job_states.has_stopped(found)
 
 
 def is_first(job: str) -> bool:

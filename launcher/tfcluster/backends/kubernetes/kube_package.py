@@ -88,7 +88,10 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     if env_file.exists():
         env_file.replace(home / f"{_ENV_FILE}-{run_id}")
     (fresh / "run" / paths.logs.name).mkdir()
-    about = {"id": secrets.token_hex(8), "events": (fresh / "run" / paths.events.name).stat().st_size}
+    about = {
+        "id": secrets.token_hex(8),
+        "events": (fresh / "run" / paths.events.name).stat().st_size,
+    }
     (fresh / "run" / folder_stream.FOLDER).write_text(json.dumps(about))
     (fresh / "code").rename(code)
     (fresh / "run").rename(paths.root)
