@@ -22,11 +22,13 @@ from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.volume_lease import Lease
+from tfcluster.coordinator.foreground import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import JobSubmitted
-from tfcluster.rundir.paths import home
+from tfcluster.rundir.events import JobSubmitted, Warned
+from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.run_writer import RunWriter
 
 _LISTENS_WITHIN_S = 10.0
 _AGAIN = 75
@@ -44,7 +46,7 @@ def main(run_id: str) -> int:
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
     is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
     if is_replaced:
-        rescue.restore(paths, kube_own_job.here(), Path(RUN_FOLDER, TOKEN))
+        _rescue(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
     in_job.main(str(paths.root))
@@ -73,6 +75,23 @@ def stop() -> int:
                 sys.stderr.write(f"{error}\n")
                 return 1
         time.sleep(0.2)
+
+
+def _rescue(paths: RunPaths) -> None:
+    """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
+    token = Path(RUN_FOLDER, TOKEN)
+    attempt, found = rescue.restore(paths, kube_own_job.here(), token)
+    what = f"the run goes on from {', '.join(found)}" if found else "the training starts anew"
+    state = open_folder(paths)
+    state.attempt = max(state.attempt, attempt)
+    writer = RunWriter(state, paths)
+    why = (
+        "the coordinator's pod was replaced, and its folder is lost"
+        f" (runtime.kubernetes.run_volume keeps it): {what}"
+    )
+    writer.record(Warned(message=why))
+    writer.save()
+    writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:

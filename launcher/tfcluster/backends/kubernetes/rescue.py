@@ -21,13 +21,10 @@ from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE,
 from tfcluster.backends.kubernetes.task_pods import is_over
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
-from tfcluster.coordinator.foreground import open_folder
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.remote_paths import RUN, node_folder
 from tfcluster.rundir import registry
-from tfcluster.rundir.events import Warned
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.run_writer import RunWriter
 
 _COPY_S: Final = 900.0
 _TRIES: Final = 3
@@ -63,33 +60,25 @@ tar.close()
 """The program for the pod: sends the names of its logs, and files that nobody is writing."""
 
 
-def restore(paths: RunPaths, cluster: Cluster, token: Path) -> None:
-    """Fill a fresh run folder with what the pods of an earlier coordinator have.
+def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequence[str]]:
+    """Fill a fresh run folder with the checkpoints that the pods of an earlier coordinator have.
 
-    Records what was found, and what was not. Raises SetupError where the cluster does not answer.
+    Return the newest attempt (0 if no pod answers), and the names of the checkpoints to continue
+    from. Raises SetupError where the cluster does not answer.
     """
     plan = registry.load_plan(paths)
     node = plan.task(plan.chief).node
     labels = {**run_labels(paths.run_id), ROLE: "task", TASK: node}
     pods = [pod for pod in cluster.list("pods", labels=labels) if _has_files(pod)]
     pods.sort(key=lambda pod: -int(pod["metadata"]["labels"][GENERATION]))
-    attempt, found = 0, list[str]()
+    attempt: int = 0
+    found: Sequence[str] = ()
     for pod in pods:
         attempt, found = _fetch(paths, plan, pod["status"]["podIP"], token)
         if attempt:
             break
     what = f"its run goes on from {', '.join(found)}" if found else "the training starts anew"
-    state = open_folder(paths)
-    state.attempt = max(state.attempt, attempt)
-    writer = RunWriter(state, paths)
-    writer.record(
-        Warned(
-            message="the coordinator's pod was replaced, and its folder is lost"
-            f" (runtime.kubernetes.run_volume keeps it): {what}"
-        )
-    )
-    writer.save()
-    writer.close(keeps_reserve=True)
+    return attempt, found
 
 
 def _has_files(pod: Object) -> bool:
