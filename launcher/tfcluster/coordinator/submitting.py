@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
@@ -20,6 +22,8 @@ from tfcluster.coordinator.foreground import (
 from tfcluster.coordinator.resume import seed
 from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
+from tfcluster.nodes import code_sync
+from tfcluster.plans.plan import Plan
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Hint, JobSubmitted, RunQueued, Warned
@@ -29,6 +33,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.typed_json import to_json
+from tfcluster.wire.file_sending import Sent
 
 _POLL_S = 0.1
 _HANDOVER_S = 30.0
@@ -52,7 +57,10 @@ def submit(launch: Launch) -> RunPaths:
         if launch.resume is not None:
             seed(launch.resume, paths.checkpoints)
         assert launch.runtime is not None
-        submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
+        submission = replace(
+            jobs.submission_of(launch.plan, launch.runtime, paths.root),
+            code=partial(_list_code, launch.plan),
+        )
         if launch.options.runs_preflight:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
         for warning in its.warnings(submission):
@@ -76,6 +84,12 @@ def submit(launch: Launch) -> RunPaths:
     record_job(paths, JobSubmitted(backend=backend, id=job, cluster=cluster))
     job_watch.submitted(registry.load_recorded(paths))
     return paths
+
+
+def _list_code(plan: Plan) -> Sequence[Sent]:
+    """Return the files of the workdir that the run needs. Raises SetupError."""
+    found = code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
+    return found.files
 
 
 def record_job(paths: RunPaths, submitted: JobSubmitted) -> None:

@@ -35,7 +35,8 @@ def leave(*_):
 signal.signal(signal.SIGTERM, leave)
 found = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
 step = max([int(name[5:-6]) for name in found if name.endswith(".index")], default=0)
-print("attempt", os.environ["TFCLUSTER_ATTEMPT"], "from", step, os.environ.get("SECRET"), flush=True)
+attempt, secret = os.environ["TFCLUSTER_ATTEMPT"], os.environ.get("SECRET")
+print(f"attempt {{attempt}} from {{step}} {{secret}}", flush=True)
 save()
 while not os.path.exists("{RELEASE}"):
     time.sleep(0.05)

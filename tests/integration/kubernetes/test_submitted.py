@@ -1,10 +1,11 @@
-"""A run whose coordinator is a Job: watched, left, stopped and lost, from one machine or another."""
+"""A run whose coordinator is a Job is watched, left, stopped and lost, also from elsewhere."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from tests.integration.commandline import wait_for
@@ -74,7 +75,7 @@ def test_a_killed_coordinator_goes_on_in_its_pod_and_a_failure_has_its_code(desk
 def coordinator_process(desk: Desk) -> int:
     """Return this machine's id of the process that coordinates, not that of its pod's seat."""
     for pid in desk.processes(coordinator(desk)):
-        words = open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         if b"tfcluster.in_pod" in words and b"--then" not in words:
             return pid
     raise AssertionError("no coordinator")

@@ -3,9 +3,10 @@
 ``python -m tfcluster.backends.kubernetes.folder_stream FOLDER`` sends on its stdout, in the
 coordinator's pod. First it names the folder, which is another one once the pod was replaced
 without a volume. Then it reads one line of JSON, ``{"have": {PATH: [SIZE, MTIME_NS]}}``, from
-stdin, and ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are sent from the
-offset that the reader has; all others whole, and resumed if they have not changed. While the run
-lives, checkpoints and outputs are left out. The last state is sent when all else has arrived.
+stdin, and ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are
+sent from the offset that the reader has; all others whole, and resumed if they have not changed.
+While the run lives, checkpoints and outputs are left out. The last state is sent when all else has
+arrived.
 """
 
 from __future__ import annotations

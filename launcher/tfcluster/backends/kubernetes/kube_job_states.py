@@ -79,11 +79,7 @@ def _how_to_fetch(job: Object, pod: Object | None) -> str:
 def _where_files_are(job: Object) -> str:
     """Return where the files of a run are whose pod has ended before they were fetched."""
     volumes = job["spec"]["template"]["spec"].get("volumes", ())
-    claims = [
-        v["persistentVolumeClaim"]["claimName"]
-        for v in volumes
-        if v["name"] == "tfcluster-runs" and "persistentVolumeClaim" in v
-    ]
-    if claims:
-        return f"its files are in runs/{run_of(job)} on the volume {claims[0]}"
+    own = next((each for each in volumes if each["name"] == "tfcluster-runs"), {})
+    if claim := own.get("persistentVolumeClaim"):
+        return f"its files are in runs/{run_of(job)} on the volume {claim['claimName']}"
     return "its files were not fetched in time (runtime.kubernetes.collect_s), and are lost"

@@ -16,14 +16,13 @@ import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.kubernetes import folder_stream
 from tfcluster.errors import SetupError
-from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import Sent
@@ -37,15 +36,16 @@ _ENV_FILE: Final = "env_file"
 _UNPACKING: Final = ".unpacking-"
 
 
-def build(paths: RunPaths, plan: Plan, *, cluster: str, job: str, home: str) -> list[bytes]:
+def build(
+    paths: RunPaths, plan: Plan, code: Sequence[Sent], *, cluster: str, job: str, home: str
+) -> list[bytes]:
     """Return the pieces of the package of the run in `paths`.
 
-    `home`: the TFCLUSTER_HOME of the coordinator. Raises SetupError if the package is too large.
+    `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises SetupError if the package is too large.
     """
     spec = foreign_json.read_json_object(paths.spec)
     env_file = _path_of(spec, "env_file", paths)
     submitted = {"id": job, "cluster": cluster}
-    code = code_sync.snapshot(Path(plan.workdir), _include(spec), withheld=plan.withheld)
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
@@ -60,7 +60,7 @@ def build(paths: RunPaths, plan: Plan, *, cluster: str, job: str, home: str) -> 
         if env_file is not None:
             tar.add(env_file, _ENV_FILE)
         _add_folder(tar, "code")
-        for file in code.files:
+        for file in code:
             _add_code(tar, file)
     package = buffer.getvalue()
     _require_size(len(package), paths, code)
@@ -88,10 +88,8 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     if env_file.exists():
         env_file.replace(home / f"{_ENV_FILE}-{run_id}")
     (fresh / "run" / paths.logs.name).mkdir()
-    about = {
-        "id": secrets.token_hex(8),
-        "events": (fresh / "run" / paths.events.name).stat().st_size,
-    }
+    events = fresh / "run" / paths.events.name
+    about = {"id": secrets.token_hex(8), "events": events.stat().st_size}
     (fresh / "run" / folder_stream.FOLDER).write_text(json.dumps(about))
     (fresh / "code").rename(code)
     (fresh / "run").rename(paths.root)
@@ -123,10 +121,6 @@ def _path_of(spec: dict[str, Any], field: str, paths: RunPaths) -> Path | None:
     return Path(folder, os.path.expandvars(os.path.expanduser(written)))
 
 
-def _include(spec: dict[str, Any]) -> list[str]:
-    return list(spec["job"].get("include") or ())
-
-
 def _add_json(tar: tarfile.TarFile, name: str, value: Any) -> None:
     data = json.dumps(value).encode()
     info = tarfile.TarInfo(name)
@@ -153,10 +147,10 @@ def _add_code(tar: tarfile.TarFile, file: Sent) -> None:
         tar.addfile(info, reader)
 
 
-def _require_size(size: int, paths: RunPaths, code: code_sync.Snapshot) -> None:
+def _require_size(size: int, paths: RunPaths, code: Sequence[Sent]) -> None:
     if size <= MOST_BYTES:
         return
-    sizes = {f.path: f.source.stat().st_size for f in code.files if f.link is None}
+    sizes = {f.path: f.source.stat().st_size for f in code if f.link is None}
     seed = sum(path.stat().st_size for path in _files(paths.checkpoints))
     what = f"the run's package has {size / 1e6:.0f} MB, more than {MOST_BYTES / 1e6:.0f} MB"
     if seed > sum(sizes.values()):

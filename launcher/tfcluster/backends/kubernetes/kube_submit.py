@@ -29,7 +29,9 @@ def submit(job: Submission) -> str:
     run = PodRun(job.run_id, job.plan, job.runtime)
     home = run_pods.STATE_FOLDER
     paths = RunPaths(job.folder)
-    pieces = kube_package.build(paths, job.plan, cluster=place.name, job=run.name, home=home)
+    pieces = kube_package.build(
+        paths, job.plan, job.code(), cluster=place.name, job=run.name, home=home
+    )
     values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
     template = run_pods.coordinator_template(run, secrets=sorted(values))
     if not job.runtime.kubernetes.coordinator.service_account:

@@ -77,7 +77,6 @@ def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequen
         attempt, found = _fetch(paths, plan, pod["status"]["podIP"], token)
         if attempt:
             break
-    what = f"its run goes on from {', '.join(found)}" if found else "the training starts anew"
     return attempt, found
 
 
