@@ -8,7 +8,6 @@ the coordinator in the same pod to stop its run.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import sys
@@ -18,17 +17,19 @@ from typing import NoReturn
 
 from tfcluster import in_job
 from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes import kube_own_job, kube_package
+from tfcluster.backends.kubernetes import kube_own_job, kube_package, rescue
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
-from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
+from tfcluster.backends.kubernetes.run_objects import TOKEN
+from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
+from tfcluster.backends.kubernetes.volume_lease import Lease
+from tfcluster.coordinator.foreground import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import JobSubmitted
-from tfcluster.rundir.paths import home
+from tfcluster.rundir.events import JobSubmitted, Warned
+from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.run_writer import RunWriter
 
-_POLL_S = 2.0
 _LISTENS_WITHIN_S = 10.0
 _AGAIN = 75
 """The exit code of a coordinator whose run goes on in another pod (EX_TEMPFAIL)."""
@@ -37,11 +38,17 @@ _AGAIN = 75
 def main(run_id: str) -> int:
     """Run to the end of the run, or of this pod; return the exit code."""
     folder, job = home(), os.environ[JOB_VARIABLE]
-    _take_lease(folder, run_id)
+    lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
+    lease.take()
+    lease.keep()
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    os.environ[kube_own_job.STARTS] = str(kube_own_job.count_start(paths.root))
+    is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
+    if is_replaced:
+        _rescue(paths)
+    starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
+    os.environ[kube_own_job.STARTS] = str(starts)
     in_job.main(str(paths.root))
     state = registry.load_recorded(paths)
     if not state.status.is_final:
@@ -65,20 +72,26 @@ def stop() -> int:
             return 0
         except (OSError, ValueError) as error:
             if time.monotonic() > until:
-                sys.stderr.write(f"{describe_error(error)}\n")
+                sys.stderr.write(f"{error}\n")
                 return 1
         time.sleep(0.2)
 
 
-def _take_lease(folder: Path, run_id: str) -> None:
-    """Wait until no other pod coordinates the run whose folder is on this volume."""
-    lease, own = folder / f".coordinator-{run_id}", socket.gethostname()
-    with contextlib.suppress(FileNotFoundError):
-        while (other := lease.read_text().strip()) not in ("", own):
-            if kube_own_job.is_gone(other):
-                break
-            time.sleep(_POLL_S)
-    lease.write_text(own)
+def _rescue(paths: RunPaths) -> None:
+    """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
+    token = Path(RUN_FOLDER, TOKEN)
+    attempt, found = rescue.restore(paths, kube_own_job.here(), token)
+    what = f"the run goes on from {', '.join(found)}" if found else "the training starts anew"
+    state = open_folder(paths)
+    state.attempt = max(state.attempt, attempt)
+    writer = RunWriter(state, paths)
+    why = (
+        "the coordinator's pod was replaced, and its folder is lost"
+        f" (runtime.kubernetes.run_volume keeps it): {what}"
+    )
+    writer.record(Warned(message=why))
+    writer.save()
+    writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:

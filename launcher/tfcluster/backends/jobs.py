@@ -96,8 +96,8 @@ class Submission:
     """True if the run can go on without a node that is lost."""
     plan: Plan | None = None
     """The plan, with the values of its secrets."""
-    code: Sequence[Sent] = ()
-    """The files of the workdir, for a job that does not see it."""
+    code: Callable[[], Sequence[Sent]] = tuple
+    """Returns the files of the workdir that the run needs, for a cluster that does not see it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,9 @@ class Jobs(Protocol):
 
     def warnings(self, job: Submission) -> Sequence[str]:
         """Return what the user should know about this job before it runs, in sentences."""
+
+    def hints(self, job: Submission) -> Sequence[str]:
+        """Return where the results of this job will be, if not in the run folder, in sentences."""
 
     def look(self, cluster: str, *, patience_s: float) -> Mapping[str, JobState]:
         """Return run → state of its job, of this user's runs that the scheduler still knows."""

@@ -48,7 +48,7 @@ def command(
     if backend is not None:
         if run is None:
             raise UsageError("--backend needs RUN", fix="`tfcluster ps --backend NAME` lists them")
-        terminal.say(f"{Scheduler(backend, context, namespace).stop(run, now=now)} has ended")
+        terminal.say_wrapped(Scheduler(backend, context, namespace).stop(run, now=now))
         return
     if warm:
         _end_warm(run, terminal, as_json=as_json and not everything)

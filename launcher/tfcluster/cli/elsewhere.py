@@ -61,7 +61,10 @@ class Scheduler:
             raise _silent(error) from error
 
     def stop(self, run: str, *, now: bool) -> str:
-        """Stop a run and wait until it has ended; return its id. Raises UnknownRunError."""
+        """Stop a run and wait until it has ended; return a sentence about it.
+
+        Raises UnknownRunError.
+        """
         known = self.runs()
         matches = [name for name in known if run in (name, name[-4:])]
         if len(matches) != 1:
@@ -77,7 +80,8 @@ class Scheduler:
             if state.phase in (Phase.ENDING, Phase.OVER):
                 break
             time.sleep(_POLL_S)
-        return matches[0]
+        reason = f": {state.reason}" if state is not None and state.reason else ""
+        return f"{matches[0]} has ended{reason}"
 
 
 def _silent(error: SilentError) -> NodeLostError:

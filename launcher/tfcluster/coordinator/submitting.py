@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from tfcluster.backends import job_watch, jobs, past_runs
@@ -25,13 +26,14 @@ from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import JobSubmitted, RunQueued, Warned
+from tfcluster.rundir.events import Hint, JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.typed_json import to_json
+from tfcluster.wire.file_sending import Sent
 
 _POLL_S = 0.1
 _HANDOVER_S = 30.0
@@ -55,13 +57,16 @@ def submit(launch: Launch) -> RunPaths:
         if launch.resume is not None:
             seed(launch.resume, paths.checkpoints)
         assert launch.runtime is not None
-        code = _snapshot(launch.plan)
-        submission = jobs.submission_of(launch.plan, launch.runtime, paths.root)
-        submission = replace(submission, code=code.files)
+        submission = replace(
+            jobs.submission_of(launch.plan, launch.runtime, paths.root),
+            code=partial(_list_code, launch.plan),
+        )
         if launch.options.runs_preflight:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
-        for warning in (*code.warnings(), *its.warnings(submission)):
+        for warning in its.warnings(submission):
             writer.record(Warned(message=warning))
+        for hint in its.hints(submission):
+            writer.record(Hint(message=hint))
         if launch.resume is not None:
             writer.record(launch.resume.event())
         cluster = its.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)
@@ -81,11 +86,10 @@ def submit(launch: Launch) -> RunPaths:
     return paths
 
 
-def _snapshot(plan: Plan) -> code_sync.Snapshot:
-    """Return the files of the workdir if the job does not see it."""
-    if not plan.nodes[0].capabilities.in_containers:
-        return code_sync.Snapshot(())
-    return code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
+def _list_code(plan: Plan) -> Sequence[Sent]:
+    """Return the files of the workdir that the run needs. Raises SetupError."""
+    found = code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
+    return found.files
 
 
 def record_job(paths: RunPaths, submitted: JobSubmitted) -> None:

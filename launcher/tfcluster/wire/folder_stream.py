@@ -1,10 +1,12 @@
 """A run folder that is copied while it is written: the side that sends, and the side that applies.
 
-``python -m tfcluster.wire.folder_stream FOLDER`` sends on its stdout, in the
-coordinator's pod. It reads one line of JSON, ``{"have": {PATH: [SIZE, MTIME_NS]}}``, from stdin and
-ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are sent from the
-offset that the reader has; all others whole, and resumed if they have not changed. While the run
-lives, checkpoints and outputs are left out. The last state is sent when all else has arrived.
+``python -m tfcluster.backends.kubernetes.folder_stream FOLDER`` sends on its stdout, in the
+coordinator's pod. First it names the folder, which is another one once the pod was replaced
+without a volume. Then it reads one line of JSON, ``{"have": {PATH: [SIZE, MTIME_NS]}}``, from
+stdin, and ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are
+sent from the offset that the reader has; all others whole, and resumed if they have not changed.
+While the run lives, checkpoints and outputs are left out. The last state is sent when all else has
+arrived.
 """
 
 from __future__ import annotations
@@ -24,9 +26,16 @@ from tfcluster.agent import foreign_json
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 
+Frame = tuple[Mapping[str, Any], bytes]
+"""The line of JSON, and the bytes after it."""
 Have = dict[str, tuple[int, int]]
 """Path → size and time of the last change, nanoseconds."""
 
+FOLDER: Final = ".folder"
+"""The file with the id of a coordinator's folder, and the bytes of events that it began with."""
+_MIRRORED: Final = ".mirrored"
+"""The file with the id of the folder that was copied last, and where its files begin here."""
+_EVENTS: Final = "events.jsonl"
 _STATE: Final = "state.json"
 _OWN: Final = frozenset({"spec.json", "plan.json", "launch.json", "submitted.json", _STATE})
 """Files that each side has for itself; the state is sent apart."""
@@ -73,7 +82,7 @@ class _Sender:
             state = (self.folder / _STATE).read_bytes()
         except FileNotFoundError:
             return False
-        is_over = Status(foreign_json.parse_json_object(state)["status"]).is_final
+        is_over = Status(json.loads(state)["status"]).is_final
         for path in _files(self.folder, everything=is_over):
             self._send_file(path)
         if state != self._state:
@@ -139,7 +148,20 @@ class Applier:
     paths: RunPaths
     final_state: bytes | None = None
     """The state of a run that is over, which is not applied yet (`finish`)."""
-    _seen: set[str] = field(default_factory=set)
+    _shifts: dict[str, int] = field(default_factory=dict)
+    """Path of a file that grows → where its copy begins in the file of this machine."""
+
+    def meet(self, folder: Mapping[str, Any]) -> None:
+        """Note which folder is copied. After another one, its events and logs are appended."""
+        note = self.paths.root / _MIRRORED
+        known = foreign_json.read_json_object(note) if note.exists() else {}
+        if known.get("id") == folder["id"]:
+            self._shifts = dict(known["shifts"])
+            return
+        if known:
+            self._shifts = {path: has[0] for path, has in self.have().items() if _grows(path)}
+            self._shifts[_EVENTS] -= folder["events"]
+        note.write_text(json.dumps({"id": folder["id"], "shifts": self._shifts}))
 
     def have(self) -> Have:
         """Return what this folder has, also of files that did not arrive whole."""
@@ -152,7 +174,8 @@ class Applier:
                 if name.endswith(_PART):
                     found[shown.removesuffix(_PART)] = status.st_size, status.st_mtime_ns
                 else:
-                    found.setdefault(shown, (status.st_size, status.st_mtime_ns))
+                    size = max(0, status.st_size - self._shifts.get(shown, 0))
+                    found.setdefault(shown, (size, status.st_mtime_ns))
         return found
 
     def apply(self, head: Mapping[str, Any], data: bytes) -> None:
@@ -168,10 +191,10 @@ class Applier:
         target.parent.mkdir(parents=True, exist_ok=True)
         grown = target if _grows(path) else target.with_name(f"{target.name}{_PART}")
         with grown.open("r+b" if grown.exists() else "xb") as file:
-            file.seek(head["at"])
-            file.write(data)
-            if not _grows(path):
+            file.seek(head["at"] + self._shifts.get(path, 0))
+            if head["at"] == 0 or not _grows(path):
                 file.truncate()
+            file.write(data)
         if not _grows(path):
             os.utime(grown, ns=(head["mtime_ns"], head["mtime_ns"]))
             if head["last"]:
@@ -204,7 +227,7 @@ class Applier:
         fresh.replace(self.paths.state)
 
 
-def frames(stream: IO[bytes]) -> Iterator[tuple[Mapping[str, Any], bytes]]:
+def frames(stream: IO[bytes]) -> Iterator[Frame]:
     """Yield the frames of a stream until it ends."""
     while line := stream.readline():
         head = foreign_json.parse_json_object(line)
@@ -222,15 +245,20 @@ def _require_inside(path: str) -> str:
 
 
 def main() -> None:
-    """Send the folder that the command line names."""
+    """Send the folder that the command line names, once it exists."""
+    folder, pause = Path(sys.argv[1]), Pause()
+    while not (folder / FOLDER).exists():
+        time.sleep(_INTERVAL_S)
+    about = {"folder": foreign_json.read_json_object(folder / FOLDER), "bytes": 0}
+    sys.stdout.buffer.write(json.dumps(about).encode() + b"\n")
+    sys.stdout.buffer.flush()
     line = b""
     while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):
             return
         line += byte
-    listed = foreign_json.parse_json_object(line)["have"]
-    have = {path: (size, at) for path, (size, at) in listed.items()}
-    send(Path(sys.argv[1]), have, sys.stdout.buffer, pause=Pause())
+    have = {path: (size, at) for path, (size, at) in json.loads(line)["have"].items()}
+    send(folder, have, sys.stdout.buffer, pause=pause)
 
 
 if __name__ == "__main__":

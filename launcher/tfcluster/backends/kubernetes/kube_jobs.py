@@ -6,23 +6,19 @@ A stop goes through the seat of the coordinator's pod, so that the run saves its
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
-import secrets
 import subprocess
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from tfcluster.agent import foreign_json
 from tfcluster.backends.base import Tell
 from tfcluster.backends.jobs import JobEnd, JobState, Submission
-from tfcluster.backends.kubernetes import kube_package, pod_dial, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes import pod_dial, run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
@@ -32,21 +28,26 @@ from tfcluster.backends.kubernetes.kube_client import (
     Object,
     reach,
 )
+from tfcluster.backends.kubernetes.kube_job_states import describe, end_of, has_stopped, run_of
 from tfcluster.backends.kubernetes.kube_mirror import Mirror
 from tfcluster.backends.kubernetes.kube_own_job import can_come_back as can_come_back
-from tfcluster.backends.kubernetes.kube_own_job import describe, end_of
 from tfcluster.backends.kubernetes.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.kube_own_job import own as own
 from tfcluster.backends.kubernetes.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, RUN_ID, STOP, PodRun
+from tfcluster.backends.kubernetes.kube_submit import TOKEN, write_token
+from tfcluster.backends.kubernetes.kube_submit import hints as hints
+from tfcluster.backends.kubernetes.kube_submit import submit as submit
+from tfcluster.backends.kubernetes.kube_submit import warnings as warnings
+from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, STOP
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
 
-_TOKEN: Final = ".seat-token"
 _STOP_S: Final = 20.0
-_SUBMIT_S: Final = 30.0
+_ENDS_S: Final = 5.0
+"""Seconds in which the last pods of an ended run usually stop."""
+_POLL_S: Final = 0.3
 
 
 def cluster(of: str | Runtime, *, patience_s: float) -> str:
@@ -66,65 +67,6 @@ def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     )
 
 
-def submit(job: Submission) -> str:
-    """Create all objects of the run; return the name of its Job. A failure leaves nothing."""
-    assert job.plan is not None
-    place = reach(job.runtime.kubernetes, patience_s=_SUBMIT_S)
-    run = PodRun(job.run_id, job.plan, job.runtime)
-    paths = RunPaths(job.folder)
-    pieces = kube_package.build(
-        *(paths, job.plan, job.code),
-        cluster=place.name,
-        job=run.name,
-        home=run_pods.STATE_FOLDER,
-    )
-    values = kube_package.environment(job.plan, foreign_json.read_json_object(paths.spec))
-    template = run_pods.coordinator_template(run, secrets=sorted(values))
-    if not job.runtime.kubernetes.coordinator.service_account:
-        _require_account(place)
-    token = secrets.token_hex(32)
-    made = [("secrets", run_objects.secret(run, token, values))]
-    made += [("secrets", one) for one in run_objects.package_secrets(run, kube_package.KEY, pieces)]
-    made += [("services", run_objects.service(run))]
-    made += [("networking/networkpolicies", run_objects.network_policy(run))]
-    if (group := run_objects.pod_group(run)) is not None:
-        path = f"/apis/{group['apiVersion']}/namespaces/{place.namespace}/podgroups"
-        made.append((path, group))
-    main = run_objects.coordinator_job(run, template, server=_version(place))
-    try:
-        owner = main | place.create("batch/jobs", main)
-        for path, body in made:
-            place.create(path, run_objects.with_owner(body, owner))
-        for node in job.plan.nodes:
-            pod = run_pods.task_pod(run, node.name, 1)
-            _create_pod(place, run_objects.with_owner(pod, owner))
-    except BaseException:
-        with contextlib.suppress(SetupError):
-            _delete_all(place, run.name)
-        raise
-    _write_token(paths, token)
-    return run.name
-
-
-def warnings(job: Submission) -> Sequence[str]:
-    """Return where the run's checkpoints will be."""
-    assert job.plan is not None
-    settings, checkpoints = job.runtime.kubernetes, job.plan.checkpoints
-    if checkpoints.dir is not None:
-        return []
-    kept = (
-        f"on the volume {settings.run_volume}"
-        if settings.run_volume
-        else "in the coordinator's pod, and are lost with its node (runtime.kubernetes.run_volume"
-        " keeps them)"
-    )
-    return [
-        f"until the end of the run its checkpoints are {kept}; then they are copied to this"
-        " machine by `up`, or by the next command about the run, within"
-        f" {settings.collect_s / 3600:.3g} h (runtime.kubernetes.collect_s)"
-    ]
-
-
 def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     """Return run → the state of its Job."""
     place, _ = _reach(cluster, patience_s)
@@ -132,7 +74,7 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
         jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
         pods = place.list("pods", labels={MANAGED_BY: "tfcluster", ROLE: "coordinator"})
     by_job = {pod["metadata"].get("labels", {}).get("job-name"): pod for pod in pods}
-    return {_run_of(job): describe(job, by_job.get(job["metadata"]["name"])) for job in jobs}
+    return {run_of(job): describe(job, by_job.get(job["metadata"]["name"])) for job in jobs}
 
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
@@ -155,7 +97,7 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
         if pod is not None and not now:
             _signal(place, context, job, pod)
         else:
-            _delete_all(place, job)
+            _delete_all(place, job, now=now)
 
 
 def _signal(place: Cluster, context: str | None, job: str, pod: str) -> None:
@@ -197,18 +139,18 @@ class PodFolder:
         pod = _coordinator_pod(place, self.job)
         if pod is None:
             return None
-        token = self.paths.root / _TOKEN
+        token = self.paths.root / TOKEN
         if not token.exists():
-            _write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
+            write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
-        module = "tfcluster.wire.folder_stream"
+        module = "tfcluster.backends.kubernetes.folder_stream"
         argv = ["python", "-P", "-m", module, folder]
         return pod_dial.forward_argv(pod, token, argv, namespace=place.namespace, context=context)
 
     def release(self) -> None:
         place, context = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
-            token = self.paths.root / _TOKEN
+            token = self.paths.root / TOKEN
             argv = pod_dial.forward_argv(pod, token, [], namespace=place.namespace, context=context)
             subprocess.run([*argv, "--done"], capture_output=True, check=False, timeout=60)
         if not _kept_pods(place, self.job):
@@ -222,7 +164,7 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
         jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
     found: dict[str, list[str]] = {}
     for job in jobs:
-        run = _run_of(job)
+        run = run_of(job)
         folder = RunPaths.of(run).root
         is_left = folder.exists() and not is_live_job(folder)
         if "deletionTimestamp" in job["metadata"]:
@@ -294,66 +236,37 @@ def _kept_pods(place: Cluster, job: str) -> list[str]:
     return [f"pod {each['name']}" for each in names]
 
 
-def _run_of(made: Object) -> str:
-    metadata = made["metadata"]
-    return str(metadata.get("annotations", {}).get(RUN_ID, metadata["name"]))
+def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:
+    """Delete the Job and, before it is gone, all that it owns.
 
-
-def _delete_all(place: Cluster, name: str) -> None:
-    """Delete the Job and, before it is gone, all that it owns."""
+    A kubelet keeps the object of an ended pod for up to a minute: it is removed here. `now`: the
+    tasks get no time to save.
+    """
+    job = place.find(f"batch/jobs/{name}")
+    if job is None:
+        return
     place.delete(f"batch/jobs/{name}", background=False)
-
-
-def _create_pod(place: Cluster, pod: Object) -> None:
-    try:
-        place.create("pods", pod)
-    except KubeError as error:
-        reason = pod_reasons.refused(error.message)
-        raise SetupError(str(reason), fix=reason.fix or error.fix) from error
-
-
-def _require_account(place: Cluster) -> None:
-    """Make the coordinators' ServiceAccount with its Role if it is missing. Raises SetupError."""
-    paths = ("serviceaccounts", "rbac/roles", "rbac/rolebindings")
-    for path, body in zip(paths, run_objects.account_objects(), strict=True):
-        try:
-            if place.find(f"{path}/{run_objects.ACCOUNT}") is None:
-                place.create(path, body)
-        except KubeError as error:
-            if error.is_conflict:
-                continue
-            if error.status != 403:
-                raise
-            text = json.dumps(
-                {"apiVersion": "v1", "kind": "List", "items": run_objects.account_objects()}
-            )
-            raise SetupError(
-                f"the ServiceAccount {run_objects.ACCOUNT} with its Role cannot be made in the"
-                f" namespace {place.namespace}: {error.message}",
-                fix="have an administrator apply it, or name another one"
-                " (runtime.kubernetes.coordinator.service_account):"
-                f" kubectl -n {place.namespace} apply -f - <<'END'\n{text}\nEND",
-            ) from error
-
-
-def _version(place: Cluster) -> tuple[int, int]:
-    found = place.get("/version")
-    digits: Callable[[str], int] = lambda text: int("".join(filter(str.isdigit, text)) or 0)  # noqa: E731
-    return digits(found["major"]), digits(found["minor"])
+    labels, until = {RUN: job["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
+    while (pods := place.list("pods", labels=labels)) and time.monotonic() < until:
+        for pod in pods:
+            if has_stopped(pod) or now:
+                grace_s = 0 if has_stopped(pod) else 1
+                with contextlib.suppress(KubeError):  # another pod has that name meanwhile
+                    path, uid = f"pods/{pod['metadata']['name']}", pod["metadata"]["uid"]
+                    place.delete(path, grace_s=grace_s, uid=uid)
+        time.sleep(_POLL_S)
 
 
 def _decode(secret: Object) -> str:
+    import base64
+
     return base64.b64decode(secret["data"][run_objects.TOKEN]).decode()
-
-
-def _write_token(paths: RunPaths, token: str) -> None:
-    path = paths.root / _TOKEN
-    path.touch(mode=0o600)
-    path.write_text(token)
 
 
 @contextlib.contextmanager
 def _token_file(token: str) -> Any:
+    import tempfile
+
     with tempfile.NamedTemporaryFile("w", prefix="tfcluster-") as file:
         file.write(token)
         file.flush()

@@ -16,10 +16,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import Final, Protocol
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
+from tfcluster.backends.kubernetes.folder_stream import Applier, Frame, frames
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.store import deliver, open_for_reading
@@ -28,7 +29,6 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.events import Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import EventLog
-from tfcluster.wire.folder_stream import Applier, frames
 
 LOCK: Final = ".mirror"
 _RETRY_S: Final = 1.0
@@ -96,16 +96,20 @@ class Mirror:
             assert stream.stdout is not None
             try:
                 applier = Applier(self.paths)
+                received = frames(stream.stdout)
+                if (first := next(received, None)) is None:
+                    return False
+                applier.meet(first[0]["folder"])
                 with contextlib.suppress(BrokenPipeError):
                     stream.stdin.write(json.dumps({"have": applier.have()}).encode() + b"\n")
                     stream.stdin.flush()
-                self._apply(applier, stream.stdout)
+                self._apply(applier, received)
             finally:
                 stream.kill()
         return self._finish(applier)
 
-    def _apply(self, applier: Applier, stream: IO[bytes]) -> None:
-        for head, data in frames(stream):
+    def _apply(self, applier: Applier, received: Iterator[Frame]) -> None:
+        for head, data in received:
             if "path" in head:
                 applier.apply(head, data)
             else:

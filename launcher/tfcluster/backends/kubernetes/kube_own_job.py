@@ -1,4 +1,4 @@
-"""The Job of a coordinator, as others see it and as the process in its own pod does."""
+"""The Job whose pod this process, a coordinator, runs in: why it ends, and its next start."""
 
 from __future__ import annotations
 
@@ -9,58 +9,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
-from tfcluster.agent import foreign_json
-from tfcluster.backends.jobs import Ending, JobEnd, JobState, Phase
-from tfcluster.backends.kubernetes import pod_reasons
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, Object, reach
+from tfcluster.backends.jobs import Ending
+from tfcluster.backends.kubernetes import kube_job_states
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
+from tfcluster.backends.kubernetes.kube_job_states import ENDED
 from tfcluster.backends.kubernetes.run_objects import STOP
+from tfcluster.errors import TfclusterError
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.rundir.states import Status
 
-ENDED: Final = "tfcluster.dev/ended"
-"""The annotation of a Job with the end of its run, which is there after its pod is gone."""
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
+STARTED: Final = "tfcluster.dev/started"
+"""The annotation of a Job with the first pod that had a run folder."""
+_STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
-
-
-def describe(job: Object, pod: Object | None) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`."""
-    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Complete", "Failed") and condition["status"] == "True":
-            return JobState(Phase.OVER, job=name)
-    if "deletionTimestamp" in job["metadata"]:
-        return JobState(Phase.ENDING, "it is being deleted", job=name)
-    if ENDED in notes:
-        status = foreign_json.parse_json_object(notes[ENDED])["status"]
-        return JobState(Phase.ENDING, f"{status}; its files wait to be fetched", job=name)
-    if pod is None:
-        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
-    if pod.get("status", {}).get("phase") == "Pending":
-        reason = pod_reasons.explain(pod, ())
-        why = f"the coordinator's pod waits: {reason}" if reason else ""
-        return JobState(Phase.QUEUED, why, job=name)
-    return JobState(Phase.RUNNING, job=name)
-
-
-def end_of(name: str, job: Object | None) -> JobEnd:
-    """Return how a Job ended."""
-    if job is None:
-        return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
-    notes = job["metadata"].get("annotations", {})
-    if ENDED in notes:
-        end = foreign_json.parse_json_object(notes[ENDED])
-        return JobEnd(
-            end["reason"] or "",
-            end["hint"] or "",
-            Status(end["status"]),
-            exit_code=end["exit_code"],
-        )
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] == "Failed":
-            return JobEnd(f"the Job {name} failed: {condition.get('message', '')}")
-    return JobEnd(f"the coordinator of the Job {name} ended without a word")
 
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:
@@ -101,16 +63,39 @@ def record_end(job: str, state: RunSnapshot) -> None:
     here().patch(f"batch/jobs/{job}", body)
 
 
-def is_gone(pod: str) -> bool:
-    """Return whether another pod of the namespace has ended for certain."""
-    found = here().find(f"pods/{pod}")
-    return found is None or found.get("status", {}).get("phase") in ("Succeeded", "Failed")
+def has_ended(pod: str) -> bool:
+    """Return whether a kubelet has reported that another pod has ended.
+
+    An object that is missing proves nothing: the pod of a lost node may have been removed by force.
+    """
+    try:
+        found = here().find(f"pods/{pod}") or {}
+    except TfclusterError:
+        return False
+    return kube_job_states.has_stopped(found)
 
 
-def count_start(folder: Path) -> int:
-    """Count a start of the coordinator in the run folder; return how many there were."""
-    path = folder / ".starts"
-    count = int(path.read_text()) + 1 if path.exists() else 1
+def is_first(job: str) -> bool:
+    """Note at the Job that a coordinator has a folder; return whether none had one before."""
+    place = here()
+    if STARTED in place.get(f"batch/jobs/{job}")["metadata"].get("annotations", {}):
+        return False
+    place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STARTED: socket.gethostname()}}})
+    return True
+
+
+def has_started(folder: Path) -> bool:
+    """Return whether a coordinator has started in this run folder."""
+    return (folder / _STARTS).exists()
+
+
+def count_start(folder: Path, *, unknown: int) -> int:
+    """Count a start of the coordinator in the run folder; return how many there were.
+
+    `unknown`: starts whose folders are lost.
+    """
+    path = folder / _STARTS
+    count = int(path.read_text()) + 1 if path.exists() else 1 + unknown
     path.write_text(str(count))
     return count
 

@@ -12,14 +12,16 @@ import gzip
 import io
 import json
 import os
+import secrets
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.kubernetes import folder_stream
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
@@ -39,8 +41,7 @@ def build(
 ) -> list[bytes]:
     """Return the pieces of the package of the run in `paths`.
 
-    `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises
-    SetupError if the package is too large.
+    `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises SetupError if the package is too large.
     """
     spec = foreign_json.read_json_object(paths.spec)
     env_file = _path_of(spec, "env_file", paths)
@@ -87,30 +88,13 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     if env_file.exists():
         env_file.replace(home / f"{_ENV_FILE}-{run_id}")
     (fresh / "run" / paths.logs.name).mkdir()
+    events = fresh / "run" / paths.events.name
+    about = {"id": secrets.token_hex(8), "events": events.stat().st_size}
+    (fresh / "run" / folder_stream.FOLDER).write_text(json.dumps(about))
     (fresh / "code").rename(code)
     (fresh / "run").rename(paths.root)
     fresh.rmdir()
     return paths
-
-
-def environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables that the coordinator's environment must have to plan the spec again.
-
-    These are the values of null variables: those of the launcher's environment, and secrets.
-    """
-    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    values = {var.name: var.value for command in commands for var in command.env}
-    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
-
-
-def _null_names(value: Any, key: str = "") -> set[str]:
-    if isinstance(value, list):
-        return set().union(*(_null_names(item) for item in value))
-    if not isinstance(value, dict):
-        return set()
-    if key == "env":
-        return {name for name, text in value.items() if text is None}
-    return set().union(*(_null_names(item, name) for name, item in value.items()))
 
 
 def code_folder(home: Path, run_id: str) -> Path:

@@ -101,7 +101,6 @@ def coordinator_template(
     image = own.image or run.plan.images[0]
     volumes = [_secret_volume(run), _package_volume(run), _state_volume(settings)]
     volumes += _own_folders(None, ())
-    waits = 0.0 if settings.run_volume else settings.collect_s
     spec = {
         "restartPolicy": "OnFailure",
         "serviceAccountName": own.service_account or ACCOUNT,
@@ -115,7 +114,7 @@ def coordinator_template(
                 "command": [
                     "python3",
                     *_seat(),
-                    f"--collect-s={waits:g}",
+                    f"--collect-s={settings.collect_s:g}",
                     "--then",
                     *COORDINATOR,
                     run.run_id,

@@ -1,0 +1,85 @@
+"""The state and the end of a run from the objects of its Job, as dicts of the API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from tfcluster.backends.jobs import JobEnd, JobState, Phase
+from tfcluster.backends.kubernetes import pod_reasons, run_pods
+from tfcluster.backends.kubernetes.kube_client import Object
+from tfcluster.backends.kubernetes.run_objects import RUN_ID
+from tfcluster.rundir.states import Status
+
+ENDED: Final = "tfcluster.dev/ended"
+"""The annotation of a Job with the end of its run, which is there after its pod is gone."""
+
+
+def run_of(made: Object) -> str:
+    """Return the id of the run that an object belongs to."""
+    metadata = made["metadata"]
+    return str(metadata.get("annotations", {}).get(RUN_ID, metadata["name"]))
+
+
+def describe(job: Object, pod: Object | None) -> JobState:
+    """Return the state of a Job whose newest pod is `pod`."""
+    name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
+    ended = f"{json.loads(notes[ENDED])['status']}; " if ENDED in notes else ""
+    if _condition(job, "Complete", "Failed") is not None:
+        return JobState(Phase.OVER, f"{ended}{_where_files_are(job)}", job=name)
+    if "deletionTimestamp" in job["metadata"]:
+        return JobState(Phase.ENDING, "it is being deleted", job=name)
+    if ended:
+        return JobState(Phase.ENDING, f"{ended}{_how_to_fetch(job, pod)}", job=name)
+    if pod is None:
+        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
+    if pod.get("status", {}).get("phase") == "Pending":
+        reason = pod_reasons.explain(pod, ())
+        why = f"the coordinator's pod waits: {reason}" if reason else ""
+        return JobState(Phase.QUEUED, why, job=name)
+    return JobState(Phase.RUNNING, job=name)
+
+
+def end_of(name: str, job: Object | None) -> JobEnd:
+    """Return how a Job ended."""
+    if job is None:
+        return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
+    notes = job["metadata"].get("annotations", {})
+    if ENDED in notes:
+        end = json.loads(notes[ENDED])
+        hint = "; ".join(filter(None, (end["hint"], _where_files_are(job))))
+        return JobEnd(end["reason"] or "", hint, Status(end["status"]), end["exit_code"])
+    if (failed := _condition(job, "Failed")) is not None:
+        return JobEnd(f"the Job {name} failed: {failed.get('message', '')}")
+    return JobEnd(f"the coordinator of the Job {name} ended without a word")
+
+
+def has_stopped(pod: Object) -> bool:
+    """Return whether a kubelet has reported that no process of a pod is alive."""
+    statuses = pod.get("status", {}).get("containerStatuses") or ()
+    return bool(statuses) and all("terminated" in (each.get("state") or {}) for each in statuses)
+
+
+def _condition(job: Object, *kinds: str) -> dict[str, Any] | None:
+    conditions = job.get("status", {}).get("conditions") or ()
+    found = (one for one in conditions if one["type"] in kinds and one["status"] == "True")
+    return next(found, None)
+
+
+def _how_to_fetch(job: Object, pod: Object | None) -> str:
+    """Return the commands that copy the files of an ended run whose pod still waits."""
+    run = run_of(job)
+    home = f"its files wait: `tfcluster attach {run}` fetches them where it was submitted"
+    if pod is None:
+        return home
+    folder, metadata = f"{run_pods.STATE_FOLDER}/runs/{run}", pod["metadata"]
+    return f"{home}, `kubectl -n {metadata['namespace']} cp {metadata['name']}:{folder} {run}` here"
+
+
+def _where_files_are(job: Object) -> str:
+    """Return where the files of a run are whose pod has ended before they were fetched."""
+    volumes = job["spec"]["template"]["spec"].get("volumes", ())
+    own = next((each for each in volumes if each["name"] == "tfcluster-runs"), {})
+    if claim := own.get("persistentVolumeClaim"):
+        return f"its files are in runs/{run_of(job)} on the volume {claim['claimName']}"
+    return "its files were not fetched in time (runtime.kubernetes.collect_s), and are lost"

@@ -1,0 +1,155 @@
+"""The submission of a run to a Kubernetes cluster: all its objects, or none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from tfcluster.agent import foreign_json
+from tfcluster.backends.jobs import Submission
+from tfcluster.backends.kubernetes import kube_package, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
+from tfcluster.backends.kubernetes.run_objects import PodRun
+from tfcluster.errors import SetupError
+from tfcluster.plans.plan import Plan
+from tfcluster.rundir.paths import RunPaths
+
+TOKEN: Final = ".seat-token"
+"""The file with the token of the run's seats, in the run folder."""
+_SUBMIT_S: Final = 30.0
+
+
+def submit(job: Submission) -> str:
+    """Create all objects of the run; return the name of its Job. A failure leaves nothing."""
+    assert job.plan is not None
+    place = reach(job.runtime.kubernetes, patience_s=_SUBMIT_S)
+    run = PodRun(job.run_id, job.plan, job.runtime)
+    home = run_pods.STATE_FOLDER
+    paths = RunPaths(job.folder)
+    pieces = kube_package.build(
+        paths, job.plan, job.code(), cluster=place.name, job=run.name, home=home
+    )
+    values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
+    template = run_pods.coordinator_template(run, secrets=sorted(values))
+    if not job.runtime.kubernetes.coordinator.service_account:
+        _require_account(place)
+    token = secrets.token_hex(32)
+    made = [("secrets", run_objects.secret(run, token, values))]
+    made += [("secrets", one) for one in run_objects.package_secrets(run, kube_package.KEY, pieces)]
+    made += [("services", run_objects.service(run))]
+    made += [("networking/networkpolicies", run_objects.network_policy(run))]
+    if (group := run_objects.pod_group(run)) is not None:
+        path = f"/apis/{group['apiVersion']}/namespaces/{place.namespace}/podgroups"
+        made.append((path, group))
+    main = run_objects.coordinator_job(run, template, server=_version(place))
+    try:
+        owner = main | place.create("batch/jobs", main)
+        for path, body in made:
+            place.create(path, run_objects.with_owner(body, owner))
+        for node in job.plan.nodes:
+            pod = run_pods.task_pod(run, node.name, 1)
+            _create_pod(place, run_objects.with_owner(pod, owner))
+    except BaseException:
+        with contextlib.suppress(SetupError):
+            place.delete(f"batch/jobs/{run.name}", background=False)
+        raise
+    write_token(paths, token)
+    return run.name
+
+
+def warnings(job: Submission) -> Sequence[str]:
+    """Return nothing: doctor's checks have said it."""
+    return ()
+
+
+def hints(job: Submission) -> Sequence[str]:
+    """Return where the run's checkpoints will be."""
+    assert job.plan is not None
+    settings, checkpoints = job.runtime.kubernetes, job.plan.checkpoints
+    if checkpoints.dir is not None:
+        return [f"checkpoints are saved in {checkpoints.dir} (checkpoints.dir) and stay there"]
+    kept = (
+        f"gathered on the volume {settings.run_volume}"
+        if settings.run_volume
+        else "gathered in the coordinator's pod; if that is lost, the run goes on from those in"
+        " the chief's pod (runtime.kubernetes.run_volume keeps both)"
+    )
+    return [
+        f"checkpoints are {kept}. At the end they are copied to this machine by `up`, or by the"
+        f" next command about the run within {settings.collect_s / 3600:.3g} h"
+        " (runtime.kubernetes.collect_s)"
+    ]
+
+
+def _require_account(place: Cluster) -> None:
+    """Make the coordinators' ServiceAccount with its Role if it is missing. Raises SetupError.
+
+    The account is made last: where it exists, a user who may not read Roles relies on the others.
+    """
+    name = run_objects.ACCOUNT
+    account, *others = run_objects.account_objects()
+    try:
+        if place.find(f"serviceaccounts/{name}") is not None:
+            return
+        paths = ("rbac/roles", "rbac/rolebindings", "serviceaccounts")
+        for path, body in zip(paths, (*others, account), strict=True):
+            try:
+                place.create(path, body)
+            except KubeError as error:
+                if not error.is_conflict:
+                    raise
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        listed = {"apiVersion": "v1", "kind": "List", "items": [*others, account]}
+        raise SetupError(
+            f"the ServiceAccount {name} with its Role cannot be made in the namespace"
+            f" {place.namespace}: {error.message}",
+            fix="have an administrator apply it, or name another one"
+            " (runtime.kubernetes.coordinator.service_account):\n"
+            f"kubectl -n {place.namespace} apply -f - <<'END'\n{json.dumps(listed)}\nEND",
+        ) from error
+
+
+def _version(place: Cluster) -> tuple[int, int]:
+    found = place.get("/version")
+    digits: Callable[[str], int] = lambda text: int("".join(filter(str.isdigit, text)) or 0)  # noqa: E731
+    return digits(found["major"]), digits(found["minor"])
+
+
+def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that the coordinator's environment must have to plan the spec again.
+
+    These are the values of null variables: those of the launcher's environment, and secrets.
+    """
+    commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
+    values = {var.name: var.value for command in commands for var in command.env}
+    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
+
+
+def _null_names(value: Any, key: str = "") -> set[str]:
+    if isinstance(value, list):
+        return set().union(*(_null_names(item) for item in value))
+    if not isinstance(value, dict):
+        return set()
+    if key == "env":
+        return {name for name, text in value.items() if text is None}
+    return set().union(*(_null_names(item, name) for name, item in value.items()))
+
+
+def _create_pod(place: Cluster, pod: Object) -> None:
+    try:
+        place.create("pods", pod)
+    except KubeError as error:
+        reason = pod_reasons.refused(error.message)
+        raise SetupError(str(reason), fix=reason.fix or error.fix) from error
+
+
+def write_token(paths: RunPaths, token: str) -> None:
+    """Note the token of the run's seats in its folder."""
+    path = paths.root / TOKEN
+    path.touch(mode=0o600)
+    path.write_text(token)

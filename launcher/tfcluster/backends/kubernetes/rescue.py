@@ -1,0 +1,125 @@
+"""A coordinator whose pod was replaced and whose folder is lost: the tasks' pods still have files.
+
+Without `runtime.kubernetes.run_volume` the run folder ends with the coordinator's pod. Its
+successor reads the newest complete checkpoint of the chief from the chief's pod, through the seat,
+before `KubeNodes` replaces that pod. The run goes on with the next attempt.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from tfcluster.agent.pod_seat import PORT
+from tfcluster.backends.kubernetes import pod_dial
+from tfcluster.backends.kubernetes.kube_client import Cluster, Object
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
+from tfcluster.backends.kubernetes.task_pods import is_over
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.store import Store
+from tfcluster.plans.plan import Plan
+from tfcluster.plans.remote_paths import RUN, node_folder
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
+
+_COPY_S: Final = 900.0
+_TRIES: Final = 3
+_SAVED: Final = "checkpoints"
+_SEND: Final = """
+import os, sys, tarfile, time
+folder, saved = map(os.path.expanduser, sys.argv[1:])
+def listed():
+    found = {}
+    for where, _, names in os.walk(saved):
+        for name in names:
+            path = os.path.join(where, name)
+            try:
+                about = os.lstat(path)
+            except OSError:
+                continue
+            found[path] = about.st_size, about.st_mtime_ns
+    return found
+before = listed()
+time.sleep(1)
+tar = tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT)
+logs = os.path.join(folder, "logs")
+for name in os.listdir(logs) if os.path.isdir(logs) else []:
+    tar.addfile(tarfile.TarInfo(name))
+for path, about in listed().items():
+    if before.get(path) == about:
+        try:
+            tar.add(path, "checkpoints/" + os.path.relpath(path, saved), recursive=False)
+        except FileNotFoundError:
+            pass
+tar.close()
+"""
+"""The program for the pod: sends the names of its logs, and files that nobody is writing."""
+
+
+def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequence[str]]:
+    """Fill a fresh run folder with the checkpoints that the pods of an earlier coordinator have.
+
+    Return the newest attempt (0 if no pod answers), and the names of the checkpoints to continue
+    from. Raises SetupError where the cluster does not answer.
+    """
+    plan = registry.load_plan(paths)
+    node = plan.task(plan.chief).node
+    labels = {**run_labels(paths.run_id), ROLE: "task", TASK: node}
+    pods = [pod for pod in cluster.list("pods", labels=labels) if _has_files(pod)]
+    pods.sort(key=lambda pod: -int(pod["metadata"]["labels"][GENERATION]))
+    attempt: int = 0
+    found: Sequence[str] = ()
+    for pod in pods:
+        attempt, found = _fetch(paths, plan, pod["status"]["podIP"], token)
+        if attempt:
+            break
+    return attempt, found
+
+
+def _has_files(pod: Object) -> bool:
+    is_used = CLAIMED in pod["metadata"].get("annotations", {})
+    return is_used and not is_over(pod) and bool(pod.get("status", {}).get("podIP"))
+
+
+def _fetch(paths: RunPaths, plan: Plan, address: str, token: Path) -> tuple[int, Sequence[str]]:
+    """Gather the checkpoints in a pod; return its newest attempt, and what was gathered."""
+    node = plan.task(plan.chief).node
+    there = PurePosixPath(node_folder(node).replace(RUN, paths.run_id))
+    saved = there / paths.task_checkpoints(plan.chief).relative_to(paths.root)
+    argv = ["python", "-I", "-S", "-c", _SEND, str(there), str(saved)]
+    command = pod_dial.address_argv(f"{address}:{PORT}", token, argv)
+    with tempfile.TemporaryDirectory(prefix=".rescued-", dir=paths.root) as made:
+        folder = Path(made)
+        if not _receive(command, folder):
+            return 0, ()
+        names = [path.name for path in folder.glob("attempt-*")]
+        attempt = max((int(name.removeprefix("attempt-")) for name in names), default=0)
+        if plan.checkpoints.dir is not None:
+            return attempt, [f"the checkpoints in {plan.checkpoints.dir}"]
+        store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
+        Gatherer(folder / _SAVED, store).gather_last()
+        return attempt, [gathered.folder.name for gathered in store.state()]
+
+
+def _receive(command: Sequence[str], folder: Path) -> bool:
+    """Unpack what a pod sends into `folder`; return whether all arrived."""
+    for _ in range(_TRIES):
+        with tempfile.TemporaryFile(dir=folder) as file:
+            quiet = subprocess.DEVNULL
+            try:
+                done = subprocess.run(
+                    command, stdin=quiet, stdout=file, stderr=quiet, timeout=_COPY_S, check=False
+                )
+            except subprocess.TimeoutExpired:
+                return False
+            if done.returncode:
+                continue
+            file.seek(0)
+            with tarfile.open(fileobj=file) as tar:
+                tar.extractall(folder, filter="data")
+            return True
+    return False

@@ -1,0 +1,179 @@
+"""A run whose coordinator is a Job is watched, left, stopped and lost, also from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.integration.commandline import wait_for
+from tests.integration.live import Live
+
+from . import submitted
+from .desk import Desk
+from .submitted import (
+    HANG_S,
+    await_attempt,
+    await_checkpoint,
+    await_nothing_left,
+    checkpoint,
+    coordinator,
+    elsewhere,
+    ended,
+    release,
+    said,
+    up,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk) -> None:
+    to = desk.shell.root / "results"
+    path = submitted.spec(desk, checkpoints={"to": str(to)})
+    left = desk.shell.run("up", "-d", str(path), timeout=HANG_S)
+    assert left.code == 0, left.err
+    assert "checkpoints are gathered in the coordinator's pod" in " ".join(left.err.split())
+    run_id = desk.shell.last_run().name
+    name = run_id.removesuffix(run_id[-21:])
+    other = elsewhere(desk)
+    listed = other.run("ps", "--backend", "kubernetes")
+    assert run_id in listed.out.decode(), listed.err
+    attached = Live(desk.shell, "up", "--help", name=name)  # only its folder and logs are used
+    attached.end()
+    await_attempt(attached, 1)
+    assert attached.log("worker:0").startswith("attempt 1 from 0 kept-secret")
+    assert "kept-secret" not in desk.kubectl("get", "pods,jobs", "-o", "json")
+    watched = desk.shell.start("attach", run_id)
+    release(desk)
+    out, err = watched.communicate(timeout=HANG_S)
+    assert watched.returncode == 0, err
+    assert b"released" in out
+    assert b"released" in desk.shell.run("logs", run_id).out
+    assert checkpoint(attached, "ckpt-1") == "weights 1"
+    assert (to / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"
+    await_nothing_left(desk)
+
+
+def test_a_killed_coordinator_goes_on_in_its_pod_and_a_failure_has_its_code(desk: Desk) -> None:
+    run = up(desk, code=7)
+    assert await_attempt(run, 1).startswith("attempt 1 from 0")
+    await_checkpoint(desk, run, "ckpt-1")
+    os.kill(coordinator_process(desk), signal.SIGKILL)
+    assert await_attempt(run, 2).startswith("attempt 2 from 1")
+    release(desk)
+    ended(run, 1)
+    assert "exit code 7" in said(run)
+    assert checkpoint(run, "ckpt-2") == "weights 2"
+    (again,) = submitted.of_type(run, "run_continued")
+    assert again["attempt"] == 2
+    await_nothing_left(desk)
+
+
+def coordinator_process(desk: Desk) -> int:
+    """Return this machine's id of the process that coordinates, not that of its pod's seat."""
+    for pid in desk.processes(coordinator(desk)):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        if b"tfcluster.in_pod" in words and b"--then" not in words:
+            return pid
+    raise AssertionError("no coordinator")
+
+
+def test_down_from_another_machine_saves_first(desk: Desk) -> None:
+    run = up(desk)
+    await_attempt(run, 1)
+    ended_there = elsewhere(desk).run("down", run.run_id, "--backend", "kubernetes", timeout=HANG_S)
+    assert ended_there.code == 0, ended_there.err
+    assert "has ended" in ended_there.err
+    run.end(HANG_S)
+    assert run.state()["status"] == "interrupted", run.said()
+    assert checkpoint(run, "ckpt-2") == "weights 2"
+    await_nothing_left(desk)
+
+
+def test_a_user_of_one_namespace_needs_the_role_and_ends_a_run_at_once(desk: Desk) -> None:
+    desk.shell.env["KUBECONFIG"] = str(desk.user("ann"))
+    refused = desk.shell.run("up", str(submitted.spec(desk)), timeout=HANG_S)
+    assert refused.code == 3, refused.err
+    assert desk.shell.runs() == []
+    assert desk.left() == []
+    desk.kubectl.apply(*submitted.objects_in(refused.err))
+    run = up(desk)
+    await_attempt(run, 1)
+    down = desk.shell.run("down", "--now", run.run_id, timeout=HANG_S)
+    assert down.code == 0, down.err
+    run.end(HANG_S)
+    assert run.state()["status"] == "interrupted", run.said()
+    await_nothing_left(desk)
+
+
+def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk) -> None:
+    run = up(desk)
+    await_attempt(run, 1)
+    await_checkpoint(desk, run, "ckpt-1")
+    lost = coordinator(desk)
+    desk.kubectl("delete", "pod", lost, "--grace-period=0", "--force", "--wait=false")
+    assert await_attempt(run, 2).startswith("attempt 2 from 1")
+    assert "its folder is lost" in said(run)
+    assert coordinator(desk) != lost
+    run.process.send_signal(signal.SIGINT)
+    ended(run, 130)
+    assert checkpoint(run, "ckpt-3") == "weights 3"
+    assert run.log("worker:0", 1).startswith("attempt 1 from 0")
+    assert "attempt 1" in json.dumps(run.events()) or submitted.of_type(run, "task_started")
+    await_nothing_left(desk)
+
+
+def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
+    make_volume(desk)
+    run = up(desk, runtime={"run_volume": "runs"})
+    await_attempt(run, 1)
+    await_checkpoint(desk, run, "ckpt-1")
+    desk.kubectl("delete", "pod", coordinator(desk), "--wait=false")
+    assert await_attempt(run, 2).startswith("attempt 2 from ")
+    (again,) = submitted.of_type(run, "run_continued")
+    assert again["attempt"] == 2
+    release(desk)
+    ended(run, 0)
+    assert checkpoint(run, "ckpt-2").startswith("weights")
+    await_nothing_left(desk)
+
+
+def make_volume(desk: Desk) -> None:
+    """Make a claim that both nodes can mount: they share this machine's disk."""
+    folder = desk.shell.root / "volume"
+    folder.mkdir()
+    folder.chmod(0o777)
+    name, size = f"runs-{desk.namespace}", {"storage": "1Gi"}
+    volume = {
+        "capacity": size,
+        "accessModes": ["ReadWriteMany"],
+        "hostPath": {"path": str(folder)},
+        "persistentVolumeReclaimPolicy": "Retain",
+        "storageClassName": "",
+        "claimRef": {"namespace": desk.namespace, "name": "runs"},
+    }
+    claim = {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": size},
+        "storageClassName": "",
+        "volumeName": name,
+    }
+    desk.kubectl.apply(
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": name},
+            "spec": volume,
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": "runs"},
+            "spec": claim,
+        },
+    )
+    bound = ("get", "pvc", "runs", "-o", "jsonpath={.status.phase}")
+    wait_for(lambda: desk.kubectl(*bound) == "Bound", timeout=HANG_S)

@@ -1,0 +1,144 @@
+"""A run folder is copied while it is written, over a connection that breaks."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from tfcluster.backends.kubernetes import folder_stream
+from tfcluster.backends.kubernetes.folder_stream import Applier, frames
+from tfcluster.rundir.paths import RunPaths
+
+
+@dataclass
+class Copy:
+    """A run folder far away, and the copy of it here."""
+
+    far: Path
+    near: RunPaths
+    id: str = "first"
+    base: int = 0
+    applied: list[str] = field(default_factory=list)
+
+    def write(self, path: str, text: str, *, append: bool = False) -> None:
+        target = self.far / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("a" if append else "w") as file:
+            file.write(text)
+
+    def state(self, status: str) -> None:
+        self.write("state.json", json.dumps({"status": status}))
+
+    def read(self, path: str) -> str:
+        return (self.near.root / path).read_text()
+
+    def pull(self, *, most: int | None = None) -> Applier:
+        """Copy once; after `most` frames the connection breaks."""
+        applier = Applier(self.near)
+        applier.meet({"id": self.id, "events": self.base})
+        ours, theirs = socket.socketpair()
+        sending = threading.Thread(target=self._send, args=[theirs, applier.have()])
+        sending.start()
+        with ours, ours.makefile("rb") as stream:
+            for number, (head, data) in enumerate(frames(stream)):
+                if number == most:
+                    break
+                if "path" in head:
+                    applier.apply(head, data)
+                    self.applied.append(head["path"])
+        sending.join()
+        if applier.final_state is not None:
+            applier.place_checkpoints()
+            applier.finish()
+        return applier
+
+    def _send(self, connection: socket.socket, have: folder_stream.Have) -> None:
+        stream: IO[bytes] = connection.makefile("wb")
+        try:
+            with connection, stream:
+                folder_stream.send(self.far, have, stream, pause=lambda _: False)  # type: ignore[arg-type]
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Iterator[Copy]:
+    near = RunPaths(tmp_path / "near")
+    near.root.mkdir()
+    (tmp_path / "far").mkdir()
+    made = Copy(tmp_path / "far", near)
+    made.state("running")
+    yield made
+
+
+def test_files_grow_are_replaced_and_vanish(copy: Copy) -> None:
+    copy.write("events.jsonl", "one\n")
+    copy.write("logs/attempt-1/worker-0.log", "a")
+    copy.write("preflight.json", "old and long")
+    copy.pull()
+    copy.write("events.jsonl", "two\n", append=True)
+    copy.write("preflight.json", "new")
+    (copy.far / "logs/attempt-1/worker-0.log").unlink()
+    copy.applied.clear()
+    copy.pull()
+    assert copy.read("events.jsonl") == "one\ntwo\n"
+    assert copy.read("preflight.json") == "new"
+    assert copy.read("logs/attempt-1/worker-0.log") == "a"
+    assert "logs/attempt-1/worker-0.log" not in copy.applied
+
+
+def test_checkpoints_come_at_the_end_and_the_final_state_is_last(copy: Copy) -> None:
+    copy.write("checkpoints/ckpt-1/ckpt-1.index", "index")
+    copy.write("tasks/worker-0/scratch", "not copied")
+    copy.pull()
+    assert not copy.near.checkpoints.exists()
+    copy.state("succeeded")
+    copy.pull()
+    assert copy.applied[-1] == "state.json"
+    assert copy.read("checkpoints/ckpt-1/ckpt-1.index") == "index"
+    assert json.loads(copy.read("state.json")) == {"status": "succeeded"}
+    assert not (copy.near.root / "tasks").exists()
+
+
+def test_a_broken_connection_is_resumed_where_it_broke(copy: Copy) -> None:
+    copy.write("outputs/model.bin", "x" * (5 << 18))
+    copy.state("succeeded")
+    cut = copy.pull(most=2)
+    assert cut.final_state is None
+    assert json.loads(copy.read("state.json") if copy.near.state.exists() else "{}") == {}
+    assert (copy.near.root / "outputs/model.bin.part").stat().st_size == 2 << 18
+    copy.applied.clear()
+    copy.pull()
+    assert copy.read("outputs/model.bin") == "x" * (5 << 18)
+    assert copy.applied.count("outputs/model.bin") == 3
+
+
+def test_another_folder_of_the_run_is_appended(copy: Copy) -> None:
+    copy.write("events.jsonl", "submitted\nstarted\n")
+    copy.write("logs/attempt-1/worker-0.log", "first attempt\n")
+    copy.pull()
+    for path in ("events.jsonl", "logs/attempt-1/worker-0.log"):
+        (copy.far / path).unlink()
+    copy.id, copy.base = "second", len("submitted\n")
+    copy.write("events.jsonl", "submitted\nagain\n")
+    copy.write("logs/attempt-2/worker-0.log", "second attempt\n")
+    copy.pull()
+    copy.write("events.jsonl", "ended\n", append=True)
+    copy.pull()
+    assert copy.read("events.jsonl") == "submitted\nstarted\nagain\nended\n"
+    assert copy.read("logs/attempt-1/worker-0.log") == "first attempt\n"
+    assert copy.read("logs/attempt-2/worker-0.log") == "second attempt\n"
+
+
+def test_a_path_that_leads_out_of_the_folder_is_refused(copy: Copy) -> None:
+    applier = Applier(copy.near)
+    for path in ("/etc/passwd", "logs/../../x"):
+        with pytest.raises(ValueError, match="outside of the run folder"):
+            applier.apply({"path": path, "at": 0, "last": True, "mtime_ns": 0}, b"")

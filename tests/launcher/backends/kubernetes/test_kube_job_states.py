@@ -1,0 +1,72 @@
+"""The state and the end of a run as its Job and its pod, JSON of the API, show them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tfcluster.backends.jobs import Phase
+from tfcluster.backends.kubernetes.kube_job_states import ENDED, describe, end_of
+from tfcluster.rundir.states import Status
+
+END = {"status": "failed", "exit_code": 4, "reason": "worker:1 failed", "hint": None}
+POD = {"metadata": {"name": "r-x1", "namespace": "vision"}, "status": {"phase": "Running"}}
+
+
+def job(
+    *, ended: bool = False, condition: str = "", deleted: bool = False, claim: str = ""
+) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": "r", "annotations": {"tfcluster.dev/run-id": "r-1"}}
+    if ended:
+        metadata["annotations"][ENDED] = json.dumps(END)
+    if deleted:
+        metadata["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    volume: dict[str, Any] = {"name": "tfcluster-runs", "emptyDir": {}}
+    if claim:
+        volume = {"name": "tfcluster-runs", "persistentVolumeClaim": {"claimName": claim}}
+    conditions = [{"type": condition, "status": "True", "message": "BackoffLimitExceeded"}]
+    return {
+        "metadata": metadata,
+        "spec": {"template": {"spec": {"volumes": [volume]}}},
+        "status": {"conditions": conditions if condition else []},
+    }
+
+
+@pytest.mark.parametrize(
+    ("made", "pod", "phase", "said"),
+    [
+        (job(), None, Phase.QUEUED, "not made yet"),
+        (job(), POD, Phase.RUNNING, ""),
+        (job(), {**POD, "status": {"phase": "Pending"}}, Phase.QUEUED, ""),
+        (job(deleted=True), POD, Phase.ENDING, "being deleted"),
+        (job(ended=True), POD, Phase.ENDING, "cp r-x1:/tfcluster/state/runs/r-1 r-1"),
+        (job(ended=True), POD, Phase.ENDING, "`tfcluster attach r-1` fetches them"),
+        (job(ended=True, condition="Complete"), None, Phase.OVER, "failed; its files were not"),
+        (
+            job(ended=True, condition="Complete", claim="runs"),
+            None,
+            Phase.OVER,
+            "in runs/r-1 on the volume runs",
+        ),
+    ],
+)
+def test_the_state_of_a_job(
+    made: dict[str, Any], pod: dict[str, Any] | None, phase: Phase, said: str
+) -> None:
+    state = describe(made, pod)
+    assert state.phase is phase
+    assert said in state.reason
+
+
+def test_the_end_is_the_one_that_the_coordinator_has_left() -> None:
+    end = end_of("r", job(ended=True, condition="Complete", claim="runs"))
+    assert (end.status, end.exit_code, end.reason) == (Status.FAILED, 4, "worker:1 failed")
+    assert "on the volume runs" in end.fix
+
+
+def test_the_end_of_a_job_without_one() -> None:
+    assert end_of("r", None).status is Status.INTERRUPTED
+    assert "BackoffLimitExceeded" in end_of("r", job(condition="Failed")).reason
+    assert "without a word" in end_of("r", job()).reason

@@ -1,0 +1,95 @@
+"""What a coordinator's pod needs travels in Secrets, in pieces."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tfcluster.backends.kubernetes import folder_stream, kube_package
+from tfcluster.errors import SetupError
+from tfcluster.plans.plan import Plan
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire.file_sending import Sent
+
+HOME = "/tfcluster/state"
+PLAN = cast("Plan", SimpleNamespace())
+
+
+def folder(tmp_path: Path, **job: Any) -> RunPaths:
+    """Make the folder of a run that is being submitted."""
+    paths = RunPaths.of("r-1", tmp_path / "home")
+    paths.root.mkdir(parents=True)
+    spec = {"job": {"script": "train.py", "workdir": ".", **job}, "checkpoints": {"to": "results"}}
+    paths.spec.write_text(json.dumps(spec))
+    for path in (paths.plan, paths.launch):
+        path.write_text("{}")
+    paths.state.write_text(json.dumps({"spec_folder": str(tmp_path)}))
+    paths.events.write_text("one\n")
+    return paths
+
+
+def sent(tmp_path: Path, name: str, data: bytes, mode: int = 0o644) -> Sent:
+    source = tmp_path / name.replace("/", "-")
+    source.write_bytes(data)
+    return Sent(name, source, mode=mode)
+
+
+def build(paths: RunPaths, *code: Sent) -> list[bytes]:
+    return kube_package.build(paths, PLAN, code, cluster="https://k/vision", job="r-1", home=HOME)
+
+
+def unpack(tmp_path: Path, pieces: list[bytes]) -> RunPaths:
+    volume, home = tmp_path / "volume", tmp_path / "pod"
+    for path in (volume, home):
+        path.mkdir(exist_ok=True)
+    for number, piece in enumerate(pieces):
+        (volume / f"{kube_package.KEY}-{number:03}").write_bytes(piece)
+    return kube_package.unpack(volume, home, "r-1")
+
+
+def test_run_folder_code_and_secrets_arrive(tmp_path: Path) -> None:
+    (tmp_path / "secrets.env").write_text("KEY=value\n")
+    paths = folder(tmp_path, env_file="secrets.env")
+    noise = os.urandom(1 << 20)
+    pieces = build(
+        paths,
+        sent(tmp_path, "train.py", b"print()", 0o755),
+        sent(tmp_path, "data/noise", noise),
+        Sent("link", Path("unused"), link="train.py"),
+    )
+    assert len(pieces) == 2
+    assert max(map(len, pieces)) <= kube_package.PIECE_BYTES
+    there = unpack(tmp_path, pieces)
+    code = kube_package.code_folder(tmp_path / "pod", "r-1")
+    assert (code / "data/noise").read_bytes() == noise
+    assert (code / "train.py").stat().st_mode & 0o777 == 0o755
+    assert os.readlink(code / "link") == "train.py"
+    spec = json.loads(there.spec.read_text())
+    assert spec["job"]["workdir"] == f"{HOME}/code/r-1"
+    assert spec["job"]["env_file"] == f"{HOME}/env_file-r-1"
+    assert "to" not in spec["checkpoints"]
+    assert (tmp_path / "pod/env_file-r-1").read_text() == "KEY=value\n"
+    assert json.loads((there.root / folder_stream.FOLDER).read_text())["events"] == 4
+
+
+def test_a_folder_that_is_there_stays(tmp_path: Path) -> None:
+    pieces = build(folder(tmp_path))
+    there = unpack(tmp_path, pieces)
+    there.events.write_text("more\n")
+    assert unpack(tmp_path, pieces).events.read_text() == "more\n"
+
+
+def test_a_package_that_is_too_large_says_what_is_large(tmp_path: Path) -> None:
+    paths = folder(tmp_path)
+    large = sent(tmp_path, "large.bin", os.urandom(kube_package.MOST_BYTES + 1))
+    with pytest.raises(SetupError, match=r"large\.bin \(8\.4 MB\)"):
+        build(paths, large)
+    paths.checkpoints.mkdir()
+    (paths.checkpoints / "weights").write_bytes(os.urandom(kube_package.MOST_BYTES + 1))
+    with pytest.raises(SetupError, match="the checkpoint to resume from"):
+        build(paths)
