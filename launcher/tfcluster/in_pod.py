@@ -17,11 +17,11 @@ from typing import NoReturn
 
 from tfcluster import in_job
 from tfcluster.agent import foreign_json
-from tfcluster.backends.kubernetes import kube_own_job, kube_package, rescue
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
-from tfcluster.backends.kubernetes.volume_lease import Lease
+from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
+from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
 from tfcluster.coordinator.foreground import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError

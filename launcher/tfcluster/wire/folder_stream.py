@@ -1,6 +1,6 @@
 """A run folder that is copied while it is written: the side that sends, and the side that applies.
 
-``python -m tfcluster.backends.kubernetes.folder_stream FOLDER`` sends on its stdout, in the
+``python -m tfcluster.wire.folder_stream FOLDER`` sends on its stdout, in the
 coordinator's pod. First it names the folder, which is another one once the pod was replaced
 without a volume. Then it reads one line of JSON, ``{"have": {PATH: [SIZE, MTIME_NS]}}``, from
 stdin, and ends with stdin. Each frame is a line of JSON and so many bytes. Files that grow are

@@ -15,8 +15,8 @@ class KubernetesKind(Kind):
 
     capabilities = Capabilities(makes_nodes=True, in_containers=True, clears_up=True)
     nodes = "tfcluster.backends.kubernetes.kube_nodes:KubeNodes"
-    jobs = "tfcluster.backends.kubernetes.kube_jobs"
-    leftovers = "tfcluster.backends.kubernetes.kube_jobs"
+    jobs = "tfcluster.backends.kubernetes.submitted.kube_jobs"
+    leftovers = "tfcluster.backends.kubernetes.submitted.kube_jobs"
     fetch = (
         "kubectl exec $(kubectl get pod -o name"
         " -l tfcluster.dev/run={run},tfcluster.dev/task={node}) -- tar -C {folder} -c . | tar -x"

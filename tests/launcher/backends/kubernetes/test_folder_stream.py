@@ -12,9 +12,9 @@ from typing import IO
 
 import pytest
 
-from tfcluster.backends.kubernetes import folder_stream
-from tfcluster.backends.kubernetes.folder_stream import Applier, frames
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire import folder_stream
+from tfcluster.wire.folder_stream import Applier, frames
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tfcluster.backends.jobs import Phase
-from tfcluster.backends.kubernetes.kube_job_states import ENDED, describe, end_of
+from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED, describe, end_of
 from tfcluster.rundir.states import Status
 
 END = {"status": "failed", "exit_code": 4, "reason": "worker:1 failed", "hint": None}

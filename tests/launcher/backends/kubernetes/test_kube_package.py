@@ -10,10 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from tfcluster.backends.kubernetes import folder_stream, kube_package
+from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire import folder_stream
 from tfcluster.wire.file_sending import Sent
 
 HOME = "/tfcluster/state"

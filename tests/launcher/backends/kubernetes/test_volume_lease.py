@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfcluster.backends.kubernetes.volume_lease import STALE_S, Lease
+from tfcluster.backends.kubernetes.submitted.volume_lease import STALE_S, Lease
 
 
 @dataclass

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
-from tfcluster.backends.kubernetes import folder_stream
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.wire import folder_stream
 from tfcluster.wire.file_sending import Sent
 
 KEY: Final = "package"
@@ -41,7 +41,8 @@ def build(
 ) -> list[bytes]:
     """Return the pieces of the package of the run in `paths`.
 
-    `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises SetupError if the package is too large.
+    `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises
+    SetupError if the package is too large.
     """
     spec = foreign_json.read_json_object(paths.spec)
     env_file = _path_of(spec, "env_file", paths)

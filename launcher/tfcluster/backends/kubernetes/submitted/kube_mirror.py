@@ -20,7 +20,6 @@ from typing import Final, Protocol
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.backends.kubernetes.folder_stream import Applier, Frame, frames
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.store import deliver, open_for_reading
@@ -29,6 +28,7 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.events import Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import EventLog
+from tfcluster.wire.folder_stream import Applier, Frame, frames
 
 LOCK: Final = ".mirror"
 _RETRY_S: Final = 1.0

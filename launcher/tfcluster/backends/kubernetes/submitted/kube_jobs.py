@@ -28,17 +28,22 @@ from tfcluster.backends.kubernetes.kube_client import (
     Object,
     reach,
 )
-from tfcluster.backends.kubernetes.kube_job_states import describe, end_of, has_stopped, run_of
-from tfcluster.backends.kubernetes.kube_mirror import Mirror
-from tfcluster.backends.kubernetes.kube_own_job import can_come_back as can_come_back
-from tfcluster.backends.kubernetes.kube_own_job import ending as ending
-from tfcluster.backends.kubernetes.kube_own_job import own as own
-from tfcluster.backends.kubernetes.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.kube_submit import TOKEN, write_token
-from tfcluster.backends.kubernetes.kube_submit import hints as hints
-from tfcluster.backends.kubernetes.kube_submit import submit as submit
-from tfcluster.backends.kubernetes.kube_submit import warnings as warnings
 from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, STOP
+from tfcluster.backends.kubernetes.submitted.kube_job_states import (
+    describe,
+    end_of,
+    has_stopped,
+    run_of,
+)
+from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
+from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back as can_come_back
+from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
+from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
+from tfcluster.backends.kubernetes.submitted.kube_own_job import requeue as requeue
+from tfcluster.backends.kubernetes.submitted.kube_submit import TOKEN, write_token
+from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
+from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
+from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RunPaths
@@ -143,7 +148,7 @@ class PodFolder:
         if not token.exists():
             write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
-        module = "tfcluster.backends.kubernetes.folder_stream"
+        module = "tfcluster.wire.folder_stream"
         argv = ["python", "-P", "-m", module, folder]
         return pod_dial.forward_argv(pod, token, argv, namespace=place.namespace, context=context)
 

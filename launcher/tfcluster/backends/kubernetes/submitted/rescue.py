@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from tfcluster.agent.pod_seat import PORT
+from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends.kubernetes import pod_dial
 from tfcluster.backends.kubernetes.kube_client import Cluster, Object
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels

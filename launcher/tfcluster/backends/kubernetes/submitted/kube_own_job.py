@@ -10,10 +10,10 @@ from types import SimpleNamespace
 from typing import Final
 
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.kubernetes import kube_job_states
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
-from tfcluster.backends.kubernetes.kube_job_states import ENDED
 from tfcluster.backends.kubernetes.run_objects import STOP
+from tfcluster.backends.kubernetes.submitted import kube_job_states
+from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir.snapshot import RunSnapshot
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import kube_package, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
 from tfcluster.backends.kubernetes.run_objects import PodRun
+from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
