@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from tfcluster import in_job
 from tfcluster.agent import foreign_json
+from tfcluster.agent.error_text import describe_error
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
@@ -72,7 +73,7 @@ def stop() -> int:
             return 0
         except (OSError, ValueError) as error:
             if time.monotonic() > until:
-                sys.stderr.write(f"{error}\n")
+                sys.stderr.write(f"{describe_error(error)}\n")
                 return 1
         time.sleep(0.2)
 

@@ -201,7 +201,7 @@ def format_spec(spec: Mapping[str, Any], ending: str) -> str:
     fields = {key: value for key, value in spec.items() if key != "$schema"}
     if ending == ".toml":
         return f"#:schema {_SCHEMA}\n\n{_toml(fields)}"
-    from tfcluster.spec import yaml_text  # takes 20 ms
+    from tfcluster.spec.formats import yaml_text  # takes 20 ms
 
     return f"# yaml-language-server: $schema={_SCHEMA}\n{yaml_text.write(fields)}"
 

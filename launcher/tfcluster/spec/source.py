@@ -51,11 +51,11 @@ class Source:
             raise SpecError([Problem(self.name, "the file is empty", fix)])
         try:
             if self.form in ("yaml", "yml"):
-                from tfcluster.spec import yaml_text  # takes 20 ms
+                from tfcluster.spec.formats import yaml_text  # takes 20 ms
 
                 return yaml_text.read(self.text)
             if self.form == "toml":
-                from tfcluster.spec import toml_text  # takes 15 ms
+                from tfcluster.spec.formats import toml_text  # takes 15 ms
 
                 return toml_text.read(self.text)
             return jsonc.read(self.text, comments=self.form == "jsonc")

@@ -82,7 +82,7 @@ class _Sender:
             state = (self.folder / _STATE).read_bytes()
         except FileNotFoundError:
             return False
-        is_over = Status(json.loads(state)["status"]).is_final
+        is_over = Status(foreign_json.parse_json_object(state)["status"]).is_final
         for path in _files(self.folder, everything=is_over):
             self._send_file(path)
         if state != self._state:
@@ -257,7 +257,10 @@ def main() -> None:
         if not (byte := os.read(0, 1)):
             return
         line += byte
-    have = {path: (size, at) for path, (size, at) in json.loads(line)["have"].items()}
+    have = {
+        path: (size, at)
+        for path, (size, at) in foreign_json.parse_json_object(line)["have"].items()
+    }
     send(folder, have, sys.stdout.buffer, pause=pause)
 
 

@@ -18,7 +18,7 @@ from tests.documentation import blocks
 
 from tfcluster.cli.init import format_spec, training_scripts
 from tfcluster.cli.main import COMMANDS, OTHER_WORDS, main
-from tfcluster.spec import toml_text, yaml_text
+from tfcluster.spec.formats import toml_text, yaml_text
 
 ROOT = Path(__file__).parents[3]
 Tfcluster = Callable[..., tuple[int, str]]

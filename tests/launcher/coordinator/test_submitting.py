@@ -32,7 +32,9 @@ def paths(home_dir: Path, monkeypatch: pytest.MonkeyPatch) -> RunPaths:
     """Return the folder of a run that is being submitted, in whose job this process is."""
     for name, value in {"JOB_ID": "7", "JOB_NODELIST": "n1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setattr("tfcluster.backends.slurm.slurm_jobs.cluster", lambda patience_s: "lab")
+    monkeypatch.setattr(
+        "tfcluster.backends.slurm.slurm_jobs.cluster", lambda runtime, patience_s: "lab"
+    )
     return run_writer.make_new(lambda: registry.new_run_id("far", time.time()), home_dir)
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from tfcluster.cli import init
 from tfcluster.errors import SpecError
 from tfcluster.spec import published_schema
+from tfcluster.spec.formats.toml_text import read as read_toml
+from tfcluster.spec.formats.yaml_text import read as read_yaml
 from tfcluster.spec.jsonc import Document, TextError
 from tfcluster.spec.load import load, load_file
-from tfcluster.spec.toml_text import read as read_toml
-from tfcluster.spec.yaml_text import read as read_yaml
 
 from .writing import problems_of
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tfcluster.agent.error_text import describe_error
 from tfcluster.backends.kubernetes.kube_client import Cluster, soon
 from tfcluster.rundir.forked_children import keep_from_children
 
@@ -44,7 +45,9 @@ class Forwarder:
             try:
                 forwarded = await soon(open_port, self._cluster, pod, self._port)
             except ConnectionError as error:
-                writer.write(f"{error}\n".replace("\n", " ").strip().encode() + b"\n")
+                writer.write(
+                    f"{describe_error(error)}\n".replace("\n", " ").strip().encode() + b"\n"
+                )
                 return
             writer.write(b"\n")
             far = await asyncio.open_connection(sock=forwarded, limit=_CHUNK)

@@ -75,7 +75,7 @@ def copy(tmp_path: Path) -> Iterator[Copy]:
     (tmp_path / "far").mkdir()
     made = Copy(tmp_path / "far", near)
     made.state("running")
-    yield made
+    return made
 
 
 def test_files_grow_are_replaced_and_vanish(copy: Copy) -> None:

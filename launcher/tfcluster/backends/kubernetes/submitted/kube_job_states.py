@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any, Final
 
+from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import JobEnd, JobState, Phase
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
 from tfcluster.backends.kubernetes.kube_client import Object
@@ -24,7 +24,7 @@ def run_of(made: Object) -> str:
 def describe(job: Object, pod: Object | None) -> JobState:
     """Return the state of a Job whose newest pod is `pod`."""
     name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
-    ended = f"{json.loads(notes[ENDED])['status']}; " if ENDED in notes else ""
+    ended = f"{foreign_json.parse_json_object(notes[ENDED])['status']}; " if ENDED in notes else ""
     if _condition(job, "Complete", "Failed") is not None:
         return JobState(Phase.OVER, f"{ended}{_where_files_are(job)}", job=name)
     if "deletionTimestamp" in job["metadata"]:
@@ -46,7 +46,7 @@ def end_of(name: str, job: Object | None) -> JobEnd:
         return JobEnd(f"the Job {name} was deleted", status=Status.INTERRUPTED)
     notes = job["metadata"].get("annotations", {})
     if ENDED in notes:
-        end = json.loads(notes[ENDED])
+        end = foreign_json.parse_json_object(notes[ENDED])
         hint = "; ".join(filter(None, (end["hint"], _where_files_are(job))))
         return JobEnd(end["reason"] or "", hint, Status(end["status"]), end["exit_code"])
     if (failed := _condition(job, "Failed")) is not None:
@@ -79,7 +79,7 @@ def _how_to_fetch(job: Object, pod: Object | None) -> str:
 def _where_files_are(job: Object) -> str:
     """Return where the files of a run are whose pod has ended before they were fetched."""
     volumes = job["spec"]["template"]["spec"].get("volumes", ())
-    own = next((each for each in volumes if each["name"] == "tfcluster-runs"), {})
+    own: Object = next((each for each in volumes if each["name"] == "tfcluster-runs"), {})
     if claim := own.get("persistentVolumeClaim"):
         return f"its files are in runs/{run_of(job)} on the volume {claim['claimName']}"
     return "its files were not fetched in time (runtime.kubernetes.collect_s), and are lost"

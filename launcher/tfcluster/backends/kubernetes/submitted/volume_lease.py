@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+from tfcluster.agent import foreign_json
+
 RENEW_S = 5.0
 STALE_S = 30.0
 _POLL_S = 1.0
@@ -89,7 +91,7 @@ class Lease:
         """Return the holder, and all that the file says."""
         try:
             text = self.path.read_text(encoding="utf-8")
-            return str(json.loads(text)["pod"]), text
+            return str(foreign_json.parse_json_object(text)["pod"]), text
         except (FileNotFoundError, ValueError, KeyError):
             return "", ""
 

@@ -1,0 +1,1 @@
+"""Readers of specs in other formats than JSON: YAML, TOML."""
