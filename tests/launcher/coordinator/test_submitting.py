@@ -50,10 +50,10 @@ def types(paths: RunPaths) -> list[str]:
 
 
 def test_a_job_that_starts_at_once_waits_until_it_is_recorded(paths: RunPaths) -> None:
-    writer = writer_of(paths, ELSEWHERE)
-    threading.Timer(0.2, lambda: submitting.record_job(writer.paths, SUBMITTED)).start()
+    writer_of(paths, ELSEWHERE).close(keeps_reserve=True)
+    threading.Timer(0.2, lambda: submitting.record_job(paths, SUBMITTED)).start()
     state = submitting.take_over(paths)
-    assert (state.status, state.job) == (Status.QUEUED, writer.state.job)
+    assert (state.status, (state.job or {})["id"]) == (Status.QUEUED, SUBMITTED.id)
     assert types(paths) == ["job_submitted", "run_queued"]
 
 
@@ -68,10 +68,10 @@ def test_a_submitter_that_was_stopped_for_long_does_not_write_any_more(
     paths: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(submitting, "_HANDOVER_S", 0.0)
-    writer = writer_of(paths, ELSEWHERE)
+    writer_of(paths, ELSEWHERE).close(keeps_reserve=True)
     submitting.take_over(paths)
     before = paths.state.read_bytes(), paths.events.read_bytes()
-    submitting.record_job(writer.paths, SUBMITTED)
+    submitting.record_job(paths, SUBMITTED)
     assert (paths.state.read_bytes(), paths.events.read_bytes()) == before
 
 
