@@ -30,6 +30,8 @@ class Desk:
     def __init__(self, shell: CommandLine, admin: Path, namespace: str) -> None:
         self.shell, self.namespace, self._admin = shell, namespace, admin
         self.server, self.authority = _cluster_of(admin)
+        self.volumes = admin.parent / f"volumes-{namespace}"
+        """For folders that all nodes have: each node has a /tmp of its own."""
         self.config = self._write("admin", _token_of(admin))
         self.kubectl = Kubectl(self.config)
         shell.env["KUBECONFIG"] = str(self.config)

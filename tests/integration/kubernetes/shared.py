@@ -1,4 +1,8 @@
-"""The cluster that all test processes of one pytest share: a process apart, which ends with it."""
+"""The cluster that all test processes of one pytest share: a process apart, which ends with it.
+
+To try tests again and again on one cluster, start it by hand and name what it said:
+`python -m tests.integration.kubernetes up > lab.json`, `KUBERNETES_LAB=lab.json pytest ...`.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +24,8 @@ END_S = 60.0
 
 def shared_cluster() -> dict[str, Any]:
     """Return what the cluster's process says of itself; the first test process starts it."""
+    if by_hand := os.environ.get("KUBERNETES_LAB"):
+        return dict(json.loads(Path(by_hand).read_text()))
     owner = _owner()
     about = _file(owner, "json")
     with exclusive(about.stem):

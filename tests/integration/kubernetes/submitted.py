@@ -86,9 +86,10 @@ def await_checkpoint(desk: Desk, run: Live, name: str) -> None:
 
 
 def release(desk: Desk) -> None:
-    """Have the tasks in all pods end."""
-    for pod in task_pods(desk):
-        desk.kubectl("exec", pod, "--", "touch", RELEASE)
+    """Have the tasks in all pods end; the end of one may take the others with it."""
+    touch = ("--", "touch", RELEASE)
+    done = [desk.kubectl.run("exec", pod, *touch) for pod in task_pods(desk)]
+    assert any(each.returncode == 0 for each in done), done
 
 
 def task_pods(desk: Desk) -> list[str]:

@@ -74,6 +74,7 @@ def test_a_user_of_one_namespace_sees_no_other(desk: Desk) -> None:
 
 
 def test_a_desk_offers_a_runtime_that_gives_both_kinds_of_pods_this_python(desk: Desk) -> None:
+    desk.shell.script("job.py", "")
     spec = desk.shell.spec("s.json", {"script": "job.py"}, runtime=desk.runtime())
     planned = plan_file(str(spec))
     run = PodRun("run", planned.plan, planned.spec.runtime)

@@ -41,7 +41,10 @@ def learned(desk: Desk, *options: str) -> list[float]:
 
 def in_pods(desk: Desk, *options: str) -> list[float]:
     section = desk.runtime()["kubernetes"].items()
-    sets = [f"--set=runtime.kubernetes.{name}={json.dumps(value)}" for name, value in section]
+    sets = [
+        f"--set=runtime.kubernetes.{name}={value if isinstance(value, str) else json.dumps(value)}"
+        for name, value in section
+    ]
     return learned(desk, *sets, *options)
 
 

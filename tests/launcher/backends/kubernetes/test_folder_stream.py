@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -69,7 +68,7 @@ class Copy:
 
 
 @pytest.fixture
-def copy(tmp_path: Path) -> Iterator[Copy]:
+def copy(tmp_path: Path) -> Copy:
     near = RunPaths(tmp_path / "near")
     near.root.mkdir()
     (tmp_path / "far").mkdir()
