@@ -96,7 +96,11 @@ def _rescue(paths: RunPaths) -> None:
 
 
 def _entry() -> NoReturn:
-    code = stop() if sys.argv[1] == "--stop" else main(sys.argv[1])
+    try:
+        code = stop() if sys.argv[1] == "--stop" else main(sys.argv[1])
+    except (TfclusterError, OSError) as error:  # the last line is what the watching `up` shows
+        sys.stderr.write(f"tfcluster: {describe_error(error)}\n")
+        code = 1
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -108,6 +108,8 @@ class Ending:
     """The reason, for the user: ``preempted by a job with a higher priority``."""
     comes_back: bool = False
     """True if the job can go back into the queue, or is there already."""
+    loses_folder: bool = False
+    """True if the run folder ends with this process: its successor needs what the nodes have."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from tfcluster.nodes.git_listing import is_credential
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan, Plan
+from tfcluster.rundir.paths import home
 from tfcluster.wire.file_sending import Sent
 
 MAX_BYTES = 200 * 1000 * 1000
@@ -65,6 +66,8 @@ def snapshot(
 ) -> Snapshot:
     """Return the files of `workdir` to send: those that git tracks or does not ignore.
 
+    Runs are no code: TFCLUSTER_HOME is not sent where it is in the workdir.
+
     `include`: globs of files to send even if git ignores them or they look like credentials;
     `withheld`: paths that are not sent unless `include` names them. Files that git tracks are sent
     whatever their names: committing them was the user's decision.
@@ -75,7 +78,10 @@ def snapshot(
     listed = git_listing.list_files(workdir) or _list_without_git(workdir)
     secret = {Path(path).resolve() for path in withheld}
     credentials = {name for name in listed.untracked if _is_credential(workdir, name)}
-    code = (listed.tracked | listed.untracked) - credentials
+    runs = os.path.relpath(home(), workdir) + "/"
+    code = listed.tracked.union(
+        name for name in listed.untracked - credentials if not name.startswith(runs)
+    )
     found = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
     unreadable = set(listed.unreadable)
     included = {name for glob in include for name in _match(workdir, glob, unreadable)}

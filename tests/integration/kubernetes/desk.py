@@ -30,8 +30,8 @@ class Desk:
     def __init__(self, shell: CommandLine, admin: Path, namespace: str) -> None:
         self.shell, self.namespace, self._admin = shell, namespace, admin
         self.server, self.authority = _cluster_of(admin)
-        self.volumes = admin.parent / f"volumes-{namespace}"
-        """For folders that all nodes have: each node has a /tmp of its own."""
+        self._volumes = admin.parent / f"volumes-{namespace}"
+        """All nodes have this folder; each has a /tmp of its own."""
         self.config = self._write("admin", _token_of(admin))
         self.kubectl = Kubectl(self.config)
         shell.env["KUBECONFIG"] = str(self.config)
@@ -69,6 +69,24 @@ class Desk:
         self.kubectl.apply(*objects)
         return self._write(name, until(lambda: self._token(name), f"a token of {name}"))
 
+    def claim(self, name: str) -> Path:
+        """Make a claim that pods on all nodes can write to; return its folder."""
+        folder, volume = self._volumes / name, f"{name}-{self.namespace}"
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)
+        common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+        size = {"storage": "1Gi"}
+        claimed = {"namespace": self.namespace, "name": name}
+        there = {"capacity": size, "hostPath": {"path": str(folder)}, "claimRef": claimed}
+        asks = {"volumeName": volume, "resources": {"requests": size}}
+        self.kubectl.apply(
+            {**_object("v1", "PersistentVolume", volume), "spec": {**common, **there}},
+            {**_object("v1", "PersistentVolumeClaim", name), "spec": {**common, **asks}},
+        )
+        phase = ("get", "pvc", name, "-o", "jsonpath={.status.phase}")
+        until(lambda: self.kubectl(*phase) == "Bound", f"a volume for {name}")
+        return folder
+
     def left(self) -> list[str]:
         """Return our objects that are in the namespace."""
         return self.kubectl("get", KINDS, "-l", OURS, "-o", "name").split()
@@ -93,6 +111,9 @@ class Desk:
         """Remove the namespace and all in it, without waiting for graces."""
         self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", timeout=100)
         Kubectl(self._admin)("delete", "namespace", self.namespace, timeout=100)
+        for folder in self._volumes.glob("*"):
+            volume = f"{folder.name}-{self.namespace}"
+            Kubectl(self._admin)("delete", "persistentvolume", volume, timeout=100)
 
     def _token(self, name: str) -> str:
         for secret in self.kubectl.json("get", "secrets")["items"]:

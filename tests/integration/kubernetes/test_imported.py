@@ -7,8 +7,7 @@ ours beside the spec stand in for their programs, and this machine's Python for 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -96,30 +95,14 @@ def run_imported(desk: Desk, manifest: Json, **section: Any) -> Json:
     return spec
 
 
-@pytest.fixture
-def claim(desk: Desk, tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A claim that pods may write to, and its folder."""
-    tmp_path.chmod(0o777)
-    name = f"train-{desk.namespace}"
-    size = {"storage": "1Gi"}
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    volume = {**common, "capacity": size, "hostPath": {"path": str(tmp_path)}}
-    asks = {**common, "volumeName": name, "resources": {"requests": size}}
-    for kind, spec in (("PersistentVolume", volume), ("PersistentVolumeClaim", asks)):
-        made = {"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
-        desk.kubectl.apply(made)
-    yield name, tmp_path
-    desk.kubectl("delete", "persistentvolume", name, "--wait=false")
-
-
-def test_one_worker_writes_summaries_to_its_claim(desk: Desk, claim: tuple[str, Path]) -> None:
-    name, folder = claim
+def test_one_worker_writes_summaries_to_its_claim(desk: Desk) -> None:
+    folder = desk.claim("train")
     desk.shell.script("mnist_with_summaries.py", SUMMARIES)
     mounts = [{"mountPath": "/train", "name": "training"}]
     main = container(
         "mnist_with_summaries.py", "--log_dir=/train/logs", "--steps=20", volumeMounts=mounts
     )
-    volumes = [{"name": "training", "persistentVolumeClaim": {"claimName": name}}]
+    volumes = [{"name": "training", "persistentVolumeClaim": {"claimName": "train"}}]
     worker = replica(1, "Never", main, volumes=volumes)
     spec = run_imported(desk, tfjob({"Worker": worker}, cleanPodPolicy="None"))
     assert spec["job"]["kind"] == "plain"
@@ -139,8 +122,8 @@ def test_every_replica_gets_the_cluster_of_service_names(desk: Desk) -> None:
     tasks = [("chief", 0), ("worker", 0), ("ps", 0)]
     clusters = []
     for job, index in tasks:
-        first = desk.shell.log(f"{job}:{index}").splitlines()[0]
-        config = json.loads(first.partition(b"{")[1] + first.partition(b"{")[2])
+        written = desk.shell.log(f"{job}:{index}").splitlines()
+        config = json.loads(next(line for line in written if line.startswith(b"{")))
         assert config["task"] == {"type": job, "index": index}
         clusters.append(config["cluster"])
     assert clusters == [clusters[0]] * len(tasks)

@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.integration.commandline import wait_for
 from tests.integration.live import InBackground
 
 from . import submitted
@@ -107,19 +106,22 @@ def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk)
     await_checkpoint(desk, run, "ckpt-1")
     lost = coordinator(desk)
     desk.kubectl("delete", "pod", lost, "--grace-period=0", "--force", "--wait=false")
-    assert await_attempt(run, 2).startswith("attempt 2 from 1")
+    again = await_attempt(run, 2)
+    saved = int(again.split()[3])  # 2 where the deleted coordinator had the time to stop its tasks
+    assert again.startswith(f"attempt 2 from {saved}")
+    assert saved in (1, 2)
     assert "its folder is lost" in said(run)
     assert coordinator(desk) != lost
     run.process.send_signal(signal.SIGINT)
     ended(run, 130)
-    assert checkpoint(run, "ckpt-3") == "weights 3"
+    assert checkpoint(run, f"ckpt-{saved + 2}") == f"weights {saved + 2}"
     assert run.log("worker:0", 1).startswith("attempt 1 from 0")
     assert "attempt 1" in json.dumps(run.events()) or submitted.of_type(run, "task_started")
     await_nothing_left(desk)
 
 
 def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
-    make_volume(desk)
+    desk.claim("runs")
     run = up(desk, runtime={"run_volume": "runs"})
     await_attempt(run, 1)
     await_checkpoint(desk, run, "ckpt-1")
@@ -131,41 +133,3 @@ def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
     ended(run, 0)
     assert checkpoint(run, "ckpt-2").startswith("weights")
     await_nothing_left(desk)
-
-
-def make_volume(desk: Desk) -> None:
-    """Make a claim that both nodes can mount: they share this machine's disk."""
-    folder = desk.volumes / "runs"
-    folder.mkdir(parents=True)
-    folder.chmod(0o777)
-    name, size = f"runs-{desk.namespace}", {"storage": "1Gi"}
-    volume = {
-        "capacity": size,
-        "accessModes": ["ReadWriteMany"],
-        "hostPath": {"path": str(folder)},
-        "persistentVolumeReclaimPolicy": "Retain",
-        "storageClassName": "",
-        "claimRef": {"namespace": desk.namespace, "name": "runs"},
-    }
-    claim = {
-        "accessModes": ["ReadWriteMany"],
-        "resources": {"requests": size},
-        "storageClassName": "",
-        "volumeName": name,
-    }
-    desk.kubectl.apply(
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
-            "metadata": {"name": name},
-            "spec": volume,
-        },
-        {
-            "apiVersion": "v1",
-            "kind": "PersistentVolumeClaim",
-            "metadata": {"name": "runs"},
-            "spec": claim,
-        },
-    )
-    bound = ("get", "pvc", "runs", "-o", "jsonpath={.status.phase}")
-    wait_for(lambda: desk.kubectl(*bound) == "Bound", timeout=HANG_S)

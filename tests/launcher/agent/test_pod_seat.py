@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,7 +90,13 @@ def test_a_cut_connection_kills_its_process(pod: Pod, tmp_path: Path) -> None:
 
 
 def test_the_pods_sigterm_reaches_an_agent_whose_end_is_the_pods(pod: Pod, tmp_path: Path) -> None:
-    """A guard and its agent have left the process group of the connection that started them."""
+    start_agent(pod)
+    pod.process.terminate()
+    assert pod.process.wait(60) == 9
+
+
+def start_agent(pod: Pod, ends_with: str = "signal.pause()") -> None:
+    """Start a guard and its agent, which leave the process group of their connection."""
     agent = (
         "import os, signal, sys\n"
         "ended, ready = os.pipe()\n"
@@ -99,14 +106,30 @@ def test_the_pods_sigterm_reaches_an_agent_whose_end_is_the_pods(pod: Pod, tmp_p
         "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
         "signal.signal(signal.SIGTERM, lambda *_: os._exit(9))\n"
         "os.write(ready, b'x')\n"
-        "signal.pause()\n"
+        f"{ends_with}\n"
     )
     with subprocess.Popen(
         pod.dial("python", "-c", agent), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as dial:
         dial.communicate(timeout=60)
+
+
+def test_a_pod_whose_agent_has_ended_gives_its_files_for_a_while(pod: Pod, tmp_path: Path) -> None:
+    ended = tmp_path / "ended"
+    start_agent(pod, f"open({str(ended)!r}, 'w').close(); sys.exit(3)")
+    while not ended.exists():
+        assert pod.process.poll() is None
+        time.sleep(0.01)
+    assert pod.run("cat", str(ended)).returncode == 0
     pod.process.terminate()
-    assert pod.process.wait(60) == 9
+    assert pod.process.wait(60) == 3
+
+
+def test_a_pod_ends_some_time_after_its_agent(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "--linger-s=0.1")
+    start_agent(pod, "sys.exit(3)")
+    pod.process.communicate(timeout=60)
+    assert pod.process.returncode == 3
 
 
 def test_a_pod_without_an_agent_ends_by_sigterm(pod: Pod) -> None:

@@ -50,6 +50,12 @@ def test_files_that_git_tracks_or_does_not_ignore_are_sent(workdir: Path) -> Non
     assert sent(workdir, "data/*.bin") == [".gitignore", "data/big.bin", "new.py", "train.py"]
 
 
+def test_runs_are_no_code(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(workdir, "train.py", "home/runs/r-1/checkpoints/ckpt-1.index")
+    monkeypatch.setenv("TFCLUSTER_HOME", str(workdir / "home"))
+    assert sent(workdir) == ["train.py"]
+
+
 def test_a_folder_below_the_repository_is_sent_without_the_rest(workdir: Path) -> None:
     git(workdir, "init", "-q")
     write(workdir, "a.py", "jobs/b.py")

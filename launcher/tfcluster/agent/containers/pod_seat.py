@@ -38,6 +38,7 @@ def main() -> NoReturn:
     parser.add_argument("--token", default=os.path.join(os.path.dirname(sys.argv[0]), "token"))
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--idle-s", type=float, default=1800.0)
+    parser.add_argument("--linger-s", type=float, default=600.0)
     parser.add_argument("--collect-s", type=float, default=3600.0)
     parser.add_argument("--then", nargs=argparse.REMAINDER, default=[])
     options = parser.parse_args()
@@ -48,9 +49,10 @@ class Seat:
     """PID 1 of a pod.
 
     With a program (`--then`) it ends with that program: at once if that fails, else when a
-    connection has sent ``done`` or `--collect-s` seconds have passed. Without one it ends when
-    processes that outlived their connections, the agent, have ended; and if nobody with the token
-    connects for `--idle-s` seconds.
+    connection has sent ``done`` or `--collect-s` seconds have passed. Without one it ends at the
+    pod's SIGTERM, once its agents have ended; if nobody with the token connects for `--idle-s`
+    seconds; and `--linger-s` seconds after the end of its agents, processes that outlived their
+    connections. In that time the files in the pod can still be fetched.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -157,7 +159,7 @@ class Seat:
         if self._options.then:
             is_over = self._code is not None and (self._code or self._is_done or is_late)
             return _as_shell(self._code or 0) if is_over else None
-        if is_late:
+        if is_late and not self._adopted_any:
             sys.stderr.write(f"nobody connected for {self._options.idle_s:.0f} s\n")
             return NOBODY_CAME
         if self._is_terminated and not self._wards():
@@ -166,8 +168,12 @@ class Seat:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         may_end = self._adopted_any or self._is_terminated
-        if may_end and not self._handlers and not _children({os.getpid()}, dead=True):
+        if not may_end or self._handlers or _children({os.getpid()}, dead=True):
+            return None
+        if self._is_terminated or is_late:
             return _as_shell(self._code or 0) if self._adopted_any else _as_shell(-signal.SIGTERM)
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._options.linger_s
         return None
 
 

@@ -175,12 +175,13 @@ class Survey:
             yield from self._judge_pending(name, spec.get("storageClassName"))
 
     def _judge_pending(self, name: str, class_name: str | None) -> Iterator[Obstacle]:
-        found = self._find(f"/apis/storage.k8s.io/v1/storageclasses/{class_name}")
+        """`class_name`: empty for a claim that only waits for a volume made by an administrator."""
+        found = class_name and self._find(f"/apis/storage.k8s.io/v1/storageclasses/{class_name}")
         fix = f"`kubectl describe pvc {name} -n {self.cluster.namespace}` says why"
-        if not class_name or found is False:
+        if class_name is None or found is False:
             what = f"the claim {name} has no volume, and its StorageClass does not exist"
             yield Obstacle("volumes", what, fix)
-        elif isinstance(found, dict) and found.get("volumeBindingMode") != "WaitForFirstConsumer":
+        elif not found or not _binds_late(found):
             yield Obstacle("volumes", f"the claim {name} has no volume yet", fix, is_fatal=False)
 
     def _judge_pull_secret(self, secret: Object) -> Iterator[Obstacle]:
@@ -349,6 +350,14 @@ def _coordinator_rights() -> Iterator[tuple[str, str, str]]:
     for rule in role["rules"]:
         for resource in rule["resources"]:
             yield rule["apiGroups"][0], resource, " ".join(rule["verbs"])
+
+
+def _binds_late(storage_class: Object | bool) -> bool:
+    """Return whether a claim may wait for its first pod; also of a class that nobody may read."""
+    mode = "volumeBindingMode"
+    return storage_class is True or (
+        isinstance(storage_class, dict) and storage_class.get(mode) == "WaitForFirstConsumer"
+    )
 
 
 def _host(registry: str) -> str:

@@ -32,6 +32,7 @@ PACKAGE_FOLDER: Final = "/tfcluster/package"
 HOME_FOLDER: Final = "/tfcluster/home"
 STATE_FOLDER: Final = "/tfcluster/state"
 """The coordinator's TFCLUSTER_HOME: `runtime.kubernetes.run_volume`, or the pod's own."""
+_STATE_VOLUME: Final = "tfcluster-runs"
 SHM: Final = "/dev/shm"
 TASK_CONTAINER, COORDINATOR_CONTAINER = "task", "coordinator"
 JOB: Final = "TFCLUSTER_KUBERNETES_JOB"
@@ -125,6 +126,7 @@ def coordinator_template(
                     *(_secret_variable(run, name) for name in sorted(secrets)),
                 ],
                 "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
+                "terminationMessagePolicy": "FallbackToLogsOnError",
                 "resources": _resources(own.resources),
                 "securityContext": _container_security(),
                 "volumeMounts": _mounts(volumes),
@@ -277,7 +279,14 @@ def _package_volume(run: PodRun) -> Object:
 def _state_volume(settings: Kubernetes) -> Object:
     claim = settings.run_volume
     source: Object = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    return {"name": "tfcluster-runs", "mountPath": STATE_FOLDER, **source}
+    return {"name": _STATE_VOLUME, "mountPath": STATE_FOLDER, **source}
+
+
+def run_volume(job: Object) -> str:
+    """Return the claim with the run folder of a Job's coordinator; empty if the pod has it."""
+    volumes = job["spec"]["template"]["spec"].get("volumes", ())
+    own: Object = next((each for each in volumes if each["name"] == _STATE_VOLUME), {})
+    return str(own.get("persistentVolumeClaim", {}).get("claimName", ""))
 
 
 def _own_folders(shm: str | None, users: Sequence[Volume]) -> list[Object]:

@@ -12,6 +12,20 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED, descr
 from tfcluster.rundir.states import Status
 
 END = {"status": "failed", "exit_code": 4, "reason": "worker:1 failed", "hint": None}
+FAILED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Traceback\nno disk\n"}}
+RESTARTING = {
+    "metadata": {"name": "r-x1", "namespace": "vision"},
+    "status": {
+        "phase": "Running",
+        "containerStatuses": [
+            {
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+                "lastState": FAILED,
+                "restartCount": 2,
+            }
+        ],
+    },
+}
 POD = {"metadata": {"name": "r-x1", "namespace": "vision"}, "status": {"phase": "Running"}}
 
 
@@ -40,6 +54,7 @@ def job(
         (job(), None, Phase.QUEUED, "not made yet"),
         (job(), POD, Phase.RUNNING, ""),
         (job(), {**POD, "status": {"phase": "Pending"}}, Phase.QUEUED, ""),
+        (job(), RESTARTING, Phase.QUEUED, "container has ended 3 times: no disk"),
         (job(deleted=True), POD, Phase.ENDING, "being deleted"),
         (job(ended=True), POD, Phase.ENDING, "cp r-x1:/tfcluster/state/runs/r-1 r-1"),
         (job(ended=True), POD, Phase.ENDING, "`tfcluster attach r-1` fetches them"),

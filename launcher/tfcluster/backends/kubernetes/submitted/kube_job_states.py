@@ -37,7 +37,21 @@ def describe(job: Object, pod: Object | None) -> JobState:
         reason = pod_reasons.explain(pod, ())
         why = f"the coordinator's pod waits: {reason}" if reason else ""
         return JobState(Phase.QUEUED, why, job=name)
+    if why := _starts_again(pod):
+        return JobState(Phase.QUEUED, why, job=name)
     return JobState(Phase.RUNNING, job=name)
+
+
+def _starts_again(pod: Object) -> str:
+    """Return why the coordinator's container ended that waits for its next start; else nothing."""
+    for each in pod["status"].get("containerStatuses") or ():
+        if "waiting" in (each.get("state") or {}):
+            ended = (each.get("lastState") or {}).get("terminated", {})
+            last = str(ended.get("message") or "").strip().rpartition("\n")[2]
+            code = f"exit code {ended.get('exitCode')}, {ended.get('reason')}"
+            times = each.get("restartCount", 0) + 1
+            return f"the coordinator's container has ended {times} times: {last or code}"
+    return ""
 
 
 def end_of(name: str, job: Object | None) -> JobEnd:
@@ -78,8 +92,6 @@ def _how_to_fetch(job: Object, pod: Object | None) -> str:
 
 def _where_files_are(job: Object) -> str:
     """Return where the files of a run are whose pod has ended before they were fetched."""
-    volumes = job["spec"]["template"]["spec"].get("volumes", ())
-    own: Object = next((each for each in volumes if each["name"] == "tfcluster-runs"), {})
-    if claim := own.get("persistentVolumeClaim"):
-        return f"its files are in runs/{run_of(job)} on the volume {claim['claimName']}"
+    if claim := run_pods.run_volume(job):
+        return f"its files are in runs/{run_of(job)} on the volume {claim}"
     return "its files were not fetched in time (runtime.kubernetes.collect_s), and are lost"

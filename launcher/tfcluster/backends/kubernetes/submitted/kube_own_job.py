@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Final
 
 from tfcluster.backends.jobs import Ending
+from tfcluster.backends.kubernetes import run_pods
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted import kube_job_states
@@ -38,12 +39,13 @@ def can_come_back(job: str) -> bool:
 def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
     """Return why this pod ends; None if it does not."""
     place = here()
-    notes = place.get(f"batch/jobs/{job}")["metadata"].get("annotations", {})
-    if STOP in notes:
+    made = place.get(f"batch/jobs/{job}")
+    if STOP in made["metadata"].get("annotations", {}):
         return Ending("the run was stopped")
     pod = place.find(f"pods/{socket.gethostname()}")
     if pod is None or "deletionTimestamp" in pod["metadata"]:
-        return Ending("the coordinator's pod was deleted (drain, eviction or by hand)", True)
+        why = "the coordinator's pod was deleted (drain, eviction or by hand)"
+        return Ending(why, comes_back=True, loses_folder=not run_pods.run_volume(made))
     return None
 
 
