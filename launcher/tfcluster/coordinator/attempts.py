@@ -118,11 +118,12 @@ class Attempts:
             self._lost.add(node)
             self.supervisor.node_lost(node, reason, self.loop.now())
 
-    def leave(self, node: str, reason: str) -> None:
-        """Report to the supervisor that the node is taken away soon."""
+    async def leave(self, node: str, signal: str) -> None:
+        """Report to the supervisor that the node is taken away soon, and why if that is known."""
         if node not in self._lost | self._leaving:
             self._leaving.add(node)
-            self.supervisor.node_leaving(node, reason, self.loop.now())
+            why = await self.hub.explain(node) or f"{node} is taken away ({signal})"
+            self.hub.put(lambda: self.supervisor.node_leaving(node, why, self.loop.now()))
 
     def drop(self, node: str) -> None:
         """Note that the supervisor has given up the node's agent: nothing is sent to it."""
@@ -182,7 +183,7 @@ class Attempts:
         leaving, self._leaving = self._leaving, set()
         for node in sorted(leaving):
             self._lost.add(node)
-            await self.loop.run_alongside(self.hub.drop(node))
+            await self.loop.run_alongside(self.hub.part_from(node))
 
     async def _reconnect(self) -> None:
         """Give lost nodes a new agent; once it answers, no old task lives on the node.

@@ -287,7 +287,7 @@ class Coordinator:
         if not self.plan.node(node).capabilities.in_containers:
             self._end_job(number)
         elif not self._is_closing:
-            self._attempts.leave(node, f"{node} is taken away ({signal_name(number)})")
+            self._background.create_task(self._attempts.leave(node, signal_name(number)))
 
     def _on_task(self, message: msg.TaskMessage, event: Event | None) -> None:
         task, attempt, now = message.task, message.attempt, self._now()
@@ -343,14 +343,10 @@ class Coordinator:
             needs_agents = self._run_gathering.needs_agents
             return await self._loop.run_to_end(self._finish()) if needs_agents else None
         finally:  # no agent and no task may stay, even after an internal error
-            keeps_folders = self._run_gathering.is_incomplete or await self._loses_folder()
-            await self._hub.close(keeps_folders=keeps_folders)
+            ending = await self._ending if self._ending is not None else None
+            loses_folder = ending is not None and ending.loses_folder
+            await self._hub.close(keeps_folders=self._run_gathering.is_incomplete or loses_folder)
             self._curves.close()
-
-    async def _loses_folder(self) -> bool:
-        """Return whether the next start of the run must fetch its checkpoints from the nodes."""
-        ending = await self._ending if self._ending is not None else None
-        return ending is not None and ending.loses_folder and not self.paths.cancelled.exists()
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []

@@ -218,6 +218,16 @@ class Hub:
         heard_at = self._last_heard_at[node] if link is None else link.heard_at
         return heard_at + SILENCE_S + self._lease_s + KILL_S
 
+    async def explain(self, node: str) -> str:
+        """Return why a node that still answers is taken away; empty if nobody says so in time."""
+        link = self._links.get(node)
+        return await link.explain() if link is not None else ""
+
+    async def part_from(self, node: str) -> None:
+        """Have an agent that still answers end, and its node with it; then drop it."""
+        await self._dismiss(node, keeps_folders=False)
+        await self.drop(node)
+
     async def drop(self, node: str) -> None:
         """Close the link to an agent that does not answer.
 

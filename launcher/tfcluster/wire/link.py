@@ -47,6 +47,7 @@ LOCAL_PING_S = 5.0
 """Seconds between two pings to a local agent, which answers pings and sends none of its own."""
 CLOSE_S = 4.0
 """Seconds to wait for a local agent's exit: longer than the agent waits for its tasks."""
+_EXPLAIN_S = 3.0
 
 
 class AgentLink:
@@ -141,6 +142,13 @@ class AgentLink:
         while (message := await self._messages.get()) is not None:
             yield message
         self._messages.put_nowait(None)  # a second iteration ends at once, too
+
+    async def explain(self) -> str:
+        """Return what the node's backend knows of its end; empty if it does not answer in time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_EXPLAIN_S):
+                await self._agent.explain()
+        return self._agent.explanation
 
     async def close(self, *, keeps_folders: bool = False) -> None:
         """Close the connection, which ends a local agent, and wait until the agent is gone."""

@@ -1,14 +1,56 @@
-"""A submitted run does not need the API server once its pods run, and is watched again after it."""
+"""A submitted run outlives the faults of a cluster: what it says of them, and what they cost.
+
+Each test records the kind of the fault and the seconds from it to the next attempt's first line as
+properties: `pytest --junitxml=FILE` writes the table.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import pytest
+from tests.integration.commandline import wait_for
+from tests.integration.live import Live
 from tests.lab.kube import KubeCluster
+from tests.lab.kubectl import Kubectl
 
 from .desk import Desk
-from .submitted import await_attempt, await_nothing_left, checkpoint, ended, release, up
+from .submitted import (
+    HANG_S,
+    await_attempt,
+    await_checkpoint,
+    await_nothing_left,
+    checkpoint,
+    ended,
+    of_type,
+    release,
+    said,
+    up,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+Note = Callable[[str, object], None]
+"""pytest's `record_property`."""
+APART = {
+    "podAntiAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {
+                "weight": 100,
+                "podAffinityTerm": {
+                    "labelSelector": {"matchLabels": {"tfcluster.dev/role": "task"}},
+                    "topologyKey": "lab/node",
+                },
+            }
+        ]
+    }
+}
+SPREAD: dict[str, Any] = {"affinity": APART, "coordinator": {"node_selector": {"lab/node": "n1"}}}
+"""A task on each node, while both are there, and the coordinator on the first one."""
 
 
 def test_a_run_goes_on_without_the_api_server_and_is_fetched_after_it(
@@ -25,3 +67,124 @@ def test_a_run_goes_on_without_the_api_server_and_is_fetched_after_it(
     assert run.log("worker:0").endswith("released\n")
     assert checkpoint(run, "ckpt-1") == "weights 1"
     await_nothing_left(own_desk)
+
+
+def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dead(
+    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+) -> None:
+    limits = {"backoff_s": 0, "max_restarts": 1, "lease_s": 15}
+    run = up(own_desk, runtime=SPREAD, supervision=limits)
+    await_attempt(run, 1)
+    await_checkpoint(own_desk, run, "ckpt-1")
+    lost = task_on(own_desk, "n2")
+    pids = own_desk.processes(lost)
+    since = time.time()
+    own_kube.cut("n2")
+    assert await_attempt(run, 2).startswith("attempt 2 from ")
+    note_fault(record_property, run, since)
+    # The agent's lease has ended the task; only the seat, which holds files, may be left.
+    assert [pid for pid in pids if b"train.py" in command_line(pid)] == []
+    assert f"{lost[:-3]}-g2" in own_desk.kubectl("get", "pods", "-o", "name")
+    own_kube.repair("n2")
+    release(own_desk)
+    ended(run, 0)
+    await_nothing_left(own_desk)
+
+
+def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
+    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+) -> None:
+    run = up(own_desk, runtime=SPREAD)
+    await_attempt(run, 1)
+    lost = task_on(own_desk, "n2")
+    own_kube.kill_kubelet("n2")
+    deleted = ("get", "pod", lost, "-o", "jsonpath={.metadata.deletionTimestamp}")
+    wait_for(lambda: own_desk.kubectl(*deleted), timeout=HANG_S, what="the deletion by the taint")
+    assert of_type(run, "restarting") == []
+    since = time.time()
+    own_kube.start_kubelet("n2")
+    assert await_attempt(run, 2).startswith("attempt 2 from 2")  # it saved first
+    note_fault(record_property, run, since)
+    assert uncounted(run)
+    release(own_desk)
+    ended(run, 0)
+    await_nothing_left(own_desk)
+
+
+def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
+    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+) -> None:
+    run = up(own_desk, runtime=SPREAD)
+    await_attempt(run, 1)
+    admin, since = Kubectl(own_kube.config), time.time()
+    admin("drain", "n2", "--force", "--delete-emptydir-data", "--ignore-daemonsets")
+    try:
+        assert await_attempt(run, 2).startswith("attempt 2 from 2")
+        note_fault(record_property, run, since)
+        assert uncounted(run)
+        release(own_desk)
+        ended(run, 0)
+    finally:
+        admin("uncordon", "n2")
+    await_nothing_left(own_desk)
+
+
+def test_a_pod_with_a_higher_priority_preempts_a_run_that_goes_on_once_it_has_room(
+    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+) -> None:
+    most = {"requests": {"cpu": str(0.6 * own_kube.cpus)}}
+    run = up(own_desk, runtime={**SPREAD, "priority_class": "low", "resources": most})
+    await_attempt(run, 1)
+    since = time.time()
+    own_desk.kubectl.apply(urgent_pod(own_desk, most))
+    wait_for(
+        lambda: "Insufficient cpu" in said(run) or run.is_over(), timeout=HANG_S, what=said(run)
+    )
+    assert "preempted" in said(run)
+    own_desk.kubectl("delete", "pod", "urgent", "--grace-period=1")
+    assert await_attempt(run, 2).startswith("attempt 2 from 2")
+    note_fault(record_property, run, since)
+    assert uncounted(run)
+    release(own_desk)
+    ended(run, 0)
+    await_nothing_left(own_desk)
+
+
+def urgent_pod(desk: Desk, resources: Any) -> dict[str, Any]:
+    container = {"name": "a", "image": desk.small, "command": ["sleep", "600"]}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "urgent"},
+        "spec": {
+            "priorityClassName": "high",
+            "nodeSelector": {"lab/node": "n2"},
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{**container, "resources": resources}],
+        },
+    }
+
+
+def task_on(desk: Desk, node: str) -> str:
+    """Return the name of the task's pod on a node."""
+    where = ("--field-selector", f"spec.nodeName={node}", "-o", "name")
+    (name,) = desk.kubectl("get", "pods", "-l", "tfcluster.dev/role=task", *where).split()
+    return name.removeprefix("pod/")
+
+
+def uncounted(run: Live) -> bool:
+    """Return whether there was one restart, which does not count against `max_restarts`."""
+    (again,) = of_type(run, "restarting")
+    return again["counts"] is False
+
+
+def note_fault(note: Note, run: Live, since: float) -> None:
+    (why,) = of_type(run, "restarting")
+    started = [event["time"] for event in of_type(run, "task_started") if event["attempt"] == 2]
+    note("class", why.get("reason"))
+    note("seconds", round(max(started) - since, 1))
+
+
+def command_line(pid: int) -> bytes:
+    path = Path(f"/proc/{pid}/cmdline")
+    return path.read_bytes() if os.path.exists(path) else b""
