@@ -55,8 +55,8 @@ def spec(desk: Desk, *, code: int = 0, runtime: dict[str, Any] | None = None, **
     return desk.shell.spec("spec.json", job, runtime=desk.runtime(**(runtime or {})), **more)
 
 
-def up(desk: Desk, *args: str, **more: Any) -> Live:
-    return Live(desk.shell, "up", str(spec(desk, **more)), *args)
+def up(desk: Desk, *args: str, name: str = "r", **more: Any) -> Live:
+    return Live(desk.shell, "up", str(spec(desk, **more)), *args, name=name)
 
 
 def await_attempt(run: Live, number: int) -> str:

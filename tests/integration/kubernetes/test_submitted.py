@@ -6,9 +6,13 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.integration.commandline import wait_for
 from tests.integration.live import InBackground
+
+from tfcluster.backends.kubernetes import run_objects
 
 from . import submitted
 from .desk import Desk
@@ -70,6 +74,58 @@ def coordinator_process(desk: Desk) -> int:
         if b"tfcluster.in_pod" in words and b"--then" not in words:
             return pid
     raise AssertionError("no coordinator")
+
+
+def test_two_runs_share_a_namespace_and_are_what_export_prints(desk: Desk) -> None:
+    runs = [up(desk, name=name) for name in ("r", "s")]
+    for run in runs:
+        await_attempt(run, 1)
+    first = runs[0].run_id
+    named = ("--format", "kubernetes", "--set", f"name={first}", "-o", "run.yaml")
+    exported = desk.shell.run("export", "spec.json", *named)
+    assert exported.code == 0, exported.err
+    compared = desk.kubectl.run("diff", "-f", str(desk.shell.cwd / "run.yaml"))
+    assert (compared.returncode, compared.stdout) == (0, ""), compared
+    down = desk.shell.run("down", "--now", first, timeout=HANG_S)
+    assert down.code == 0, down.err
+    wait_for(lambda: not [name for name in desk.left() if first in name], timeout=HANG_S)
+    assert not runs[1].is_over()
+    release(desk)
+    ended(runs[1], 0)
+    assert runs[0].end(HANG_S) == 143
+    await_nothing_left(desk)
+
+
+def test_a_coordinator_has_no_rights_in_another_namespace(desk: Desk) -> None:
+    objects = [*run_objects.account_objects()]
+    desk.kubectl.apply(*objects)
+    account = f"--as=system:serviceaccount:{desk.namespace}:tfcluster"
+    for where, may in ((desk.namespace, "yes"), ("default", "no")):
+        for verb, what in (("delete", "pods"), ("patch", "jobs.batch"), ("list", "events")):
+            asked = desk.kubectl.run("auth", "can-i", verb, what, "-n", where, account)
+            assert asked.stdout.strip() == may, (verb, what, where)
+
+
+def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
+    quota: dict[str, Any] = {"apiVersion": "v1", "kind": "ResourceQuota"}
+    quota |= {"metadata": {"name": "few"}, "spec": {"hard": {"pods": "2"}}}
+    desk.kubectl.apply(quota)
+    refused = desk.shell.run("up", str(submitted.spec(desk)), timeout=HANG_S)
+    assert refused.code == 3, refused.err
+    assert "quota" in refused.err
+    assert desk.left() == []
+    container = {"name": "a", "image": desk.small, "command": ["sleep", "600"]}
+    other: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other"}}
+    quota["spec"]["hard"]["pods"] = "3"
+    desk.kubectl.apply(quota, {**other, "spec": {"containers": [container]}})
+    run = up(desk)
+    wait_for(lambda: "exceeded quota" in said(run) or run.is_over(), timeout=HANG_S)
+    assert not run.is_over(), run.said()
+    desk.kubectl("delete", "pod", "other", "--grace-period=1")
+    await_attempt(run, 1)
+    release(desk)
+    ended(run, 0)
+    await_nothing_left(desk)
 
 
 def test_down_from_another_machine_saves_first(desk: Desk) -> None:

@@ -48,6 +48,15 @@ def job(
     }
 
 
+def test_a_job_whose_pod_is_refused_says_why() -> None:
+    text = "exceeded quota: few, requested: pods=1, used: pods=3, limited: pods=3"
+    message = f'Error creating: pods "r-x1" is forbidden: {text}'
+    event = {"reason": "FailedCreate", "message": message}
+    state = describe(job(), None, [event])
+    assert state.phase is Phase.QUEUED
+    assert "exceeded quota: few" in state.reason
+
+
 @pytest.mark.parametrize(
     ("made", "pod", "phase", "said"),
     [

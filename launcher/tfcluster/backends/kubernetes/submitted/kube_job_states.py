@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
@@ -21,8 +22,8 @@ def run_of(made: Object) -> str:
     return str(metadata.get("annotations", {}).get(RUN_ID, metadata["name"]))
 
 
-def describe(job: Object, pod: Object | None) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`."""
+def describe(job: Object, pod: Object | None, events: Sequence[Object] = ()) -> JobState:
+    """Return the state of a Job whose newest pod is `pod`; `events`: those of the Job."""
     name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
     ended = f"{foreign_json.parse_json_object(notes[ENDED])['status']}; " if ENDED in notes else ""
     if _condition(job, "Complete", "Failed") is not None:
@@ -32,7 +33,9 @@ def describe(job: Object, pod: Object | None) -> JobState:
     if ended:
         return JobState(Phase.ENDING, f"{ended}{_how_to_fetch(job, pod)}", job=name)
     if pod is None:
-        return JobState(Phase.QUEUED, "the coordinator's pod is not made yet", job=name)
+        refused = [each.get("message") or "" for each in events if each["reason"] == "FailedCreate"]
+        why = str(pod_reasons.refused(refused[-1])) if refused else "it is not made yet"
+        return JobState(Phase.QUEUED, f"the coordinator's pod waits: {why}", job=name)
     if pod.get("status", {}).get("phase") == "Pending":
         reason = pod_reasons.explain(pod, ())
         why = f"the coordinator's pod waits: {reason}" if reason else ""

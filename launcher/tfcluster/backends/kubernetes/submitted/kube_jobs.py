@@ -78,8 +78,15 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     with _silence():
         jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
         pods = place.list("pods", labels={MANAGED_BY: "tfcluster", ROLE: "coordinator"})
-    by_job = {pod["metadata"].get("labels", {}).get("job-name"): pod for pod in pods}
-    return {run_of(job): describe(job, by_job.get(job["metadata"]["name"])) for job in jobs}
+        by_job = {pod["metadata"].get("labels", {}).get("job-name"): pod for pod in pods}
+        found = {}
+        for job in jobs:
+            name = job["metadata"]["name"]
+            selector = f"involvedObject.kind=Job,involvedObject.name={name}"
+            is_new = name not in by_job and not job.get("status", {}).get("conditions")
+            events = place.list("events", fieldSelector=selector) if is_new else ()
+            found[run_of(job)] = describe(job, by_job.get(name), events)
+    return found
 
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:

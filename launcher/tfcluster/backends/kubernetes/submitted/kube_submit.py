@@ -142,10 +142,13 @@ def _null_names(value: Any, key: str = "") -> set[str]:
 
 
 def _create_pod(place: Cluster, pod: Object) -> None:
+    """Create a task's pod now already; the coordinator makes one that must wait for a place."""
     try:
         place.create("pods", pod)
     except KubeError as error:
         reason = pod_reasons.refused(error.message)
+        if reason.nature is pod_reasons.Nature.WAITING:
+            return
         raise SetupError(str(reason), fix=reason.fix or error.fix) from error
 
 
