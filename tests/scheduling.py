@@ -15,6 +15,8 @@ TOGETHER = {
     "tests/launcher/ui/test_merged_logs.py::test_800_000_lines": "throughput",
     "tests/integration/slurm/test_contract.py": "contract",
     "tests/integration/kubernetes/test_faults_lab.py": "kubernetes faults",
+    "tests/integration/kubernetes/test_faults_submitted.py": "kubernetes faults",
+    "tests/integration/kubernetes/test_lab.py": "kubernetes faults",
     "tests/integration/hosts/test_many.py": "many hosts",
     "tests/integration/hosts/test_stand_ins.py": "many hosts",
     "tests/launcher/test_api.py": "api",

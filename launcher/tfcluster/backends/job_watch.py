@@ -20,7 +20,7 @@ from pathlib import Path
 from tfcluster.backends import jobs, past_runs
 from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError, RunListing
@@ -96,6 +96,9 @@ class _Scheduler:
 
 _schedulers: dict[tuple[str, str], _Scheduler] = {}
 _followings: dict[RunPaths, Following | None] = {}
+_late: set[str] = set()
+"""Runs whose folder here is behind that of their coordinator."""
+_MAX_NAMED = 3
 """Run → what copies its files to this machine."""
 _files: dict[RunPaths, StateFile] = {}
 for _known in (_schedulers, _files, _followings):
@@ -313,7 +316,7 @@ def list_runs(home_dir: Path | None = None) -> RunListing:
 def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, RunSnapshot]:
     """Return the states of the runs that schedulers have a say about."""
     files: dict[RunPaths, StateFile] = {}
-    followings = list[Following]()
+    followings = dict[RunPaths, Following]()
     schedulers: dict[tuple[str, str], _Scheduler] = {}
     for paths, snapshot in runs:
         if _is_judged(snapshot):
@@ -322,10 +325,11 @@ def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, R
             scheduler = _scheduler_of(snapshot)
             schedulers[scheduler.backend, scheduler.cluster] = scheduler
             if following := _follow(paths, snapshot):
-                followings.append(following)
+                followings[paths] = following
     until = time.monotonic() + PATIENCE_S
-    for following in followings:
-        following.await_news(until - time.monotonic())
+    for paths, following in followings.items():
+        is_current = following.await_news(until - time.monotonic())
+        (_late.discard if is_current else _late.add)(paths.run_id)
     for scheduler in schedulers.values():
         scheduler.ask()
     found = ((paths, file.read_without_asking()) for paths, file in files.items())
@@ -333,8 +337,11 @@ def _judge_all(runs: Sequence[tuple[RunPaths, RunSnapshot]]) -> dict[RunPaths, R
 
 
 def silences() -> list[str]:
-    """Return a sentence for each scheduler that was asked and did not answer."""
-    return [one.silence for one in _schedulers.values() if one.silence]
+    """Return a sentence for each scheduler that did not answer, and each run that is behind."""
+    silent = [one.silence for one in _schedulers.values() if one.silence]
+    late = join_first(sorted(_late), _MAX_NAMED)
+    behind = f"what is shown of {late} may be old: the cluster has not sent the rest in time"
+    return [*silent, *([behind] if _late else [])]
 
 
 def submitted(snapshot: RunSnapshot) -> None:

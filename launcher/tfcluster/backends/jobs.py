@@ -137,8 +137,8 @@ class Outlook:
 class Following(Protocol):
     """A thread that keeps the run folder of this machine up to date."""
 
-    def await_news(self, patience_s: float) -> None:
-        """Wait until the folder is up to date once."""
+    def await_news(self, patience_s: float) -> bool:
+        """Wait until the folder is up to date once, and return whether it is."""
 
 
 class Jobs(Protocol):

@@ -9,6 +9,7 @@ import click
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.api import get_run
+from tfcluster.backends import job_watch
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.cli.completion import run_names
@@ -29,6 +30,7 @@ def command(run: str | None, only_path: bool, target: Path | None, as_json: bool
     """List or copy the checkpoints gathered from the chief of RUN (default: the latest run)."""
     terminal = Terminal()
     found = get_run(run)
+    state = found.state()  # it copies first what a cluster has
     checkpoints = found.checkpoints
     if target is not None:
         newest = _require_newest(found)
@@ -41,8 +43,16 @@ def command(run: str | None, only_path: bool, target: Path | None, as_json: bool
     elif checkpoints:
         rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in checkpoints])
         terminal.out(stdout_text(rows, terminal))
+    elif state.checkpoints and state.job is not None and not state.status.is_final:
+        count, at_end = len(state.checkpoints), f"`tfcluster attach {found.id}` waits for it"
+        terminal.say_wrapped(
+            f"{found.id} has gathered {count} checkpoints where its coordinator runs; they are"
+            f" copied here at its end: {at_end}"
+        )
     else:
         terminal.say(f"{found.id} has gathered no checkpoint")
+    for sentence in job_watch.silences():
+        terminal.say_wrapped(sentence)
 
 
 def _require_newest(run: Run) -> Gathered:

@@ -46,7 +46,7 @@ def all_objects(run: PodRun) -> list[dict[str, Any]]:
     """Return the objects of a run, without its Secrets."""
     template = run_pods.coordinator_template(run, secrets=secret_names(run.plan))
     group = run_objects.pod_group(run)
-    return [
+    objects = [
         *run_objects.account_objects(),
         run_objects.coordinator_job(run, template, server=_SERVER),
         run_objects.service(run),
@@ -54,6 +54,10 @@ def all_objects(run: PodRun) -> list[dict[str, Any]]:
         *([group] if group else []),
         *(run_pods.task_pod(run, node.name, 1) for node in run.plan.nodes),
     ]
+    if (namespace := run.settings.namespace) is not None:
+        for each in objects:
+            each["metadata"] = {**each["metadata"], "namespace": namespace}
+    return objects
 
 
 def yaml_text(comment: Iterable[str], objects: Sequence[dict[str, Any]]) -> str:

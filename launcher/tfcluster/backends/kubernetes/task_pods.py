@@ -148,6 +148,7 @@ async def wait_for_all(
     never will run.
     """
     started, said, explained_s = clock.now(), "", 0.0
+    told = set[str]()
     since: dict[tuple[str, str], float] = {}
     while True:
         listed = await soon(cluster.list, "pods", labels=labels)
@@ -167,9 +168,10 @@ async def wait_for_all(
                     begun = since.setdefault((name, reason.what), clock.now())
                     _require_hope(name, reason.after(clock.now() - begun))
                     why = why or f"{name}: {reason}"
-            if why != said and why:
+            if why and why not in told:  # a pull and its back-off take turns
                 say(why)
-                said = why
+                told.add(why)
+            said = why or said
         if lost:
             return Outcome(lost=lost)
         if is_late:

@@ -28,7 +28,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     Object,
     reach,
 )
-from tfcluster.backends.kubernetes.run_objects import MANAGED_BY, ROLE, RUN, STOP
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, MANAGED_BY, ROLE, RUN, STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
     end_of,
@@ -241,11 +241,14 @@ def _coordinator_pod(place: Cluster, job: str) -> str | None:
 
 
 def _kept_pods(place: Cluster, job: str) -> list[str]:
-    """Return the tasks' pods of a run that nobody deletes, because they hold files."""
+    """Return the tasks' pods of a run that nobody deletes, because they hold files.
+
+    A pod that no coordinator has used holds none.
+    """
     labels = place.get(f"batch/jobs/{job}")["metadata"]["labels"]
     pods = place.list("pods", labels={RUN: labels[RUN], ROLE: "task"})
-    names = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
-    return [f"pod {each['name']}" for each in names]
+    found = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    return [f"pod {each['name']}" for each in found if CLAIMED in each.get("annotations", {})]
 
 
 def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:

@@ -56,9 +56,9 @@ class Mirror:
         threading.Thread(target=self._run, name="mirror", daemon=True).start()
         return self
 
-    def await_news(self, patience_s: float) -> None:
+    def await_news(self, patience_s: float) -> bool:
         """Wait until the folder is up to date once, or there is nobody to ask."""
-        self._has_news.wait(max(0.0, patience_s))
+        return self._has_news.wait(max(0.0, patience_s))
 
     def _run(self) -> None:
         with contextlib.suppress(FileNotFoundError), self._alone():  # the folder was deleted

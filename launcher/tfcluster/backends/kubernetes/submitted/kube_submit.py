@@ -124,11 +124,12 @@ def _version(place: Cluster) -> tuple[int, int]:
 def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that the coordinator's environment must have to plan the spec again.
 
-    These are the values of null variables: those of the launcher's environment, and secrets.
+    These are secrets, and the values of null variables, from the launcher's environment.
     """
     commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    values = {var.name: var.value for command in commands for var in command.env}
-    return {name: values[name] for name in sorted(_null_names(spec)) if name in values}
+    variables = [var for command in commands for var in command.env]
+    names = _null_names(spec).union(var.name for var in variables if var.secret)
+    return {var.name: var.value for var in variables if var.name in names}
 
 
 def _null_names(value: Any, key: str = "") -> set[str]:
