@@ -14,6 +14,7 @@ TOGETHER = {
     "tests/launcher/agent/tasks/test_output.py::test_four_tasks_with_much_output": "throughput",
     "tests/launcher/ui/test_merged_logs.py::test_800_000_lines": "throughput",
     "tests/integration/slurm/test_contract.py": "contract",
+    "tests/integration/kubernetes/test_contract.py": "kubernetes contract",
     "tests/integration/kubernetes/test_faults_lab.py": "kubernetes faults",
     "tests/integration/kubernetes/test_faults_submitted.py": "kubernetes faults",
     "tests/integration/kubernetes/test_lab.py": "kubernetes faults",

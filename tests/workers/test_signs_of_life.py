@@ -105,7 +105,8 @@ def test_a_keras_job_reports_alive_outside_training_and_steps_per_execution(
 SAVES = """
 import os
 import tensorflow as tf
-checkpoint = tf.train.Checkpoint(values=[tf.Variable(tf.random.normal([2000, 2000]))])
+values = [tf.Variable(tf.random.normal([2000, 2000])) for _ in range(8)]  # written slowly enough
+checkpoint = tf.train.Checkpoint(values=values)
 manager = tf.train.CheckpointManager(checkpoint, "ckpt", max_to_keep=5)
 for number in (1, 2, 3):
     manager.save()

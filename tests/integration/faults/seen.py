@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 _CLOCK = re.compile(r"^(\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d[.\d]*: |^[IWEF]\d{4} [\d:.]+ +\d+ ")
+SIGTERM_CAUGHT = "SIGTERM caught"
 _JOBS_OWN = re.compile(r"starting at step|saved step|fault |trained:")
 _VOLATILE = (
     (re.compile(r"(?<=caught at )\S+"), "TIME"),
@@ -55,8 +56,11 @@ def scrub(line: str) -> str:
 
 
 def last_lines(text: str, most: int = 5) -> tuple[str, ...]:
+    """Return the last lines, after the notice of a SIGTERM where it is further up."""
     lines = [scrub(line) for line in text.splitlines() if line.strip()]
-    return tuple(line for line in lines if not _JOBS_OWN.match(line))[-most:]
+    lines = [line for line in lines if not _JOBS_OWN.match(line)]
+    caught = [line for line in lines[:-most] if SIGTERM_CAUGHT in line]
+    return (*caught[-1:], *lines[-most:])
 
 
 def split_at_traceback(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ import pytest
 from tfcluster.supervision.failure import Failure
 
 from .bare import GANG_FAULTS, PYTHONS, RECORDINGS, SITUATIONS
-from .seen import Observation
+from .seen import SIGTERM_CAUGHT, Observation
 
 AT_ONCE = 3
 """The number of situations that run at once; most of the time they wait for a time-out."""
@@ -68,7 +68,7 @@ def is_collateral(observed: Observation) -> bool:
 
 
 def is_sigterm_caught(observed: Observation) -> bool:
-    return any("SIGTERM caught" in line for line in observed.last_lines)
+    return any(SIGTERM_CAUGHT in line for line in observed.last_lines)
 
 
 def test_every_fault_of_a_gang_is_recorded() -> None:

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import signal
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ from tests.lab.kubectl import Kubectl, until
 
 OURS = "app.kubernetes.io/managed-by=tfcluster"
 KINDS = "pods,jobs,services,secrets,networkpolicies"
+ENDS_S = 150.0
+"""Seconds after which an object of an ended run counts as left behind."""
 
 
 class Desk:
@@ -88,8 +91,8 @@ class Desk:
         return folder
 
     def left(self) -> list[str]:
-        """Return our objects that are in the namespace."""
-        return self.kubectl("get", KINDS, "-l", OURS, "-o", "name").split()
+        """Return our objects that stay in the namespace."""
+        return left_in(self.kubectl)
 
     def log(self, pod: str) -> str:
         """Return what a pod has written so far."""
@@ -127,6 +130,19 @@ class Desk:
         path.write_text(kubeconfig(self.server, bearer, self.authority, namespace=self.namespace))
         path.chmod(0o600)
         return path
+
+
+def left_in(kubectl: Kubectl, *where: str) -> list[str]:
+    """Return our objects that stay in a namespace: kubelets end pods in their own time."""
+    deadline = time.monotonic() + ENDS_S
+    while (left := objects_in(kubectl, *where)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return left
+
+
+def objects_in(kubectl: Kubectl, *where: str) -> list[str]:
+    """Return our objects that are in a namespace now."""
+    return kubectl("get", *where, KINDS, "-l", OURS, "-o", "name").split()
 
 
 def _object(version: str, kind: str, name: str) -> dict[str, Any]:

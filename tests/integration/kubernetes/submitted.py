@@ -118,10 +118,6 @@ def ended(run: Live, code: int) -> Live:
     return run
 
 
-def await_nothing_left(desk: Desk) -> None:
-    wait_for(lambda: not desk.left(), timeout=HANG_S, what="an empty namespace")
-
-
 def checkpoint(run: Live, name: str) -> str:
     return (run.folder / "checkpoints" / name / f"{name}.data-00000-of-00001").read_text()
 

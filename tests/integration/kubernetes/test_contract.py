@@ -14,7 +14,7 @@ from tests.backend_contract import NAMES, results
 from tests.lab.kube_images import HOST, host_template
 from tests.lab.kubectl import Kubectl, until
 
-from .desk import KINDS, OURS
+from .desk import left_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
 ROOT = Path(__file__).parents[3]
@@ -38,7 +38,7 @@ def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     more = {"KUBECONFIG": str(kube), "TFCLUSTER_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "tests.backend_contract", str(folder / "facts.json")]
     done = subprocess.run(argv, env=os.environ | more, capture_output=True, text=True, timeout=560)
-    left = admin("-n", namespace, "get", KINDS, "-l", OURS, "-o", "name").split()
+    left = left_in(admin, "-n", namespace)
     admin("delete", "namespace", namespace, timeout=100)
     assert left == []
     return results(done.stdout + done.stderr)

@@ -23,7 +23,6 @@ from .submitted import (
     HANG_S,
     await_attempt,
     await_checkpoint,
-    await_nothing_left,
     checkpoint,
     ended,
     of_type,
@@ -66,7 +65,7 @@ def test_a_run_goes_on_without_the_api_server_and_is_fetched_after_it(
     assert "restarting" not in [event["type"] for event in run.events()]
     assert run.log("worker:0").endswith("released\n")
     assert checkpoint(run, "ckpt-1") == "weights 1"
-    await_nothing_left(own_desk)
+    own_desk.left()
 
 
 def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dead(
@@ -88,7 +87,7 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     own_kube.repair("n2")
     release(own_desk)
     ended(run, 0)
-    await_nothing_left(own_desk)
+    own_desk.left()
 
 
 def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
@@ -108,7 +107,7 @@ def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
     assert uncounted(run)
     release(own_desk)
     ended(run, 0)
-    await_nothing_left(own_desk)
+    own_desk.left()
 
 
 def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
@@ -126,7 +125,7 @@ def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
         ended(run, 0)
     finally:
         admin("uncordon", "n2")
-    await_nothing_left(own_desk)
+    own_desk.left()
 
 
 def test_a_pod_with_a_higher_priority_preempts_a_run_that_goes_on_once_it_has_room(
@@ -147,7 +146,7 @@ def test_a_pod_with_a_higher_priority_preempts_a_run_that_goes_on_once_it_has_ro
     assert uncounted(run)
     release(own_desk)
     ended(run, 0)
-    await_nothing_left(own_desk)
+    own_desk.left()
 
 
 def urgent_pod(desk: Desk, resources: Any) -> dict[str, Any]:

@@ -15,12 +15,11 @@ from tests.integration.live import InBackground
 from tfcluster.backends.kubernetes import run_objects
 
 from . import submitted
-from .desk import Desk
+from .desk import Desk, objects_in
 from .submitted import (
     HANG_S,
     await_attempt,
     await_checkpoint,
-    await_nothing_left,
     checkpoint,
     coordinator,
     elsewhere,
@@ -49,7 +48,7 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     assert b"released" in desk.shell.run("logs", left.id).out
     assert checkpoint(left, "ckpt-1") == "weights 1"
     assert (to / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def test_a_killed_coordinator_goes_on_in_its_pod_and_a_failure_has_its_code(desk: Desk) -> None:
@@ -64,7 +63,7 @@ def test_a_killed_coordinator_goes_on_in_its_pod_and_a_failure_has_its_code(desk
     assert checkpoint(run, "ckpt-2") == "weights 2"
     (again,) = submitted.of_type(run, "run_continued")
     assert again["attempt"] == 2
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def coordinator_process(desk: Desk) -> int:
@@ -88,12 +87,12 @@ def test_two_runs_share_a_namespace_and_are_what_export_prints(desk: Desk) -> No
     assert (compared.returncode, compared.stdout) == (0, ""), compared
     down = desk.shell.run("down", "--now", first, timeout=HANG_S)
     assert down.code == 0, down.err
-    wait_for(lambda: not [name for name in desk.left() if first in name], timeout=HANG_S)
+    wait_for(lambda: first not in " ".join(objects_in(desk.kubectl)), timeout=HANG_S)
     assert not runs[1].is_over()
     release(desk)
     ended(runs[1], 0)
     assert runs[0].end(HANG_S) == 143
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def test_a_coordinator_has_no_rights_in_another_namespace(desk: Desk) -> None:
@@ -125,7 +124,7 @@ def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
     await_attempt(run, 1)
     release(desk)
     ended(run, 0)
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def test_down_from_another_machine_saves_first(desk: Desk) -> None:
@@ -137,7 +136,7 @@ def test_down_from_another_machine_saves_first(desk: Desk) -> None:
     run.end(HANG_S)
     assert run.state()["status"] == "interrupted", run.said()
     assert checkpoint(run, "ckpt-2") == "weights 2"
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def test_a_user_of_one_namespace_needs_the_role_and_ends_a_run_at_once(desk: Desk) -> None:
@@ -153,7 +152,7 @@ def test_a_user_of_one_namespace_needs_the_role_and_ends_a_run_at_once(desk: Des
     assert down.code == 0, down.err
     run.end(HANG_S)
     assert run.state()["status"] == "interrupted", run.said()
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk) -> None:
@@ -173,7 +172,7 @@ def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk)
     assert checkpoint(run, f"ckpt-{saved + 2}") == f"weights {saved + 2}"
     assert run.log("worker:0", 1).startswith("attempt 1 from 0")
     assert "attempt 1" in json.dumps(run.events()) or submitted.of_type(run, "task_started")
-    await_nothing_left(desk)
+    assert desk.left() == []
 
 
 def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
@@ -188,4 +187,4 @@ def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
     release(desk)
     ended(run, 0)
     assert checkpoint(run, "ckpt-2").startswith("weights")
-    await_nothing_left(desk)
+    assert desk.left() == []
