@@ -2,8 +2,8 @@
 
 The pod's first program, the seat, starts it. It unpacks the run's package unless an earlier start
 has done that, does what `in_job` does, and notes the end of the run at its Job. It exits with 0
-once the run has ended, however it did: a failed pod would be started again. With ``--stop`` it asks
-the coordinator in the same pod to stop its run.
+once the run has ended, however it did: a failed pod would be started again. With ``--stop RUN`` it
+asks the coordinator in the same pod to stop its run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from tfcluster.rundir.events import JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
 
-_LISTENS_WITHIN_S = 10.0
+_LISTENS_WITHIN_S = 45.0
+"""The time in which a coordinator unpacks its run and plans it."""
 _AGAIN = 75
 """The exit code of a coordinator whose run goes on in another pod (EX_TEMPFAIL)."""
 
@@ -39,6 +40,8 @@ _AGAIN = 75
 def main(run_id: str) -> int:
     """Run to the end of the run, or of this pod; return the exit code."""
     folder, job = home(), os.environ[JOB_VARIABLE]
+    if kube_own_job.has_run_ended(job):  # the pod was taken away while its files were fetched
+        return 0
     lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
     lease.take()
     lease.keep()
@@ -50,6 +53,8 @@ def main(run_id: str) -> int:
         _rescue(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
+    if kube_own_job.is_stopped(job):
+        paths.cancelled.touch()
     in_job.main(str(paths.root))
     state = registry.load_recorded(paths)
     if not state.status.is_final:
@@ -61,17 +66,16 @@ def main(run_id: str) -> int:
     return 0
 
 
-def stop() -> int:
+def stop(run_id: str) -> int:
     """Ask the coordinator of this pod to stop its run; return the exit code."""
-    until = time.monotonic() + _LISTENS_WITHIN_S
+    paths, until = RunPaths.of(run_id), time.monotonic() + _LISTENS_WITHIN_S
     while True:
-        found = [paths for paths, state in registry.runs() if not state.status.is_final]
         try:
-            for paths in found:
+            if not registry.load_recorded(paths).status.is_final:
                 paths.cancelled.touch()
                 control.stop(paths.control_socket, why="tfcluster down", now=False)
             return 0
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TfclusterError) as error:
             if time.monotonic() > until:
                 sys.stderr.write(f"{describe_error(error)}\n")
                 return 1
@@ -80,6 +84,7 @@ def stop() -> int:
 
 def _rescue(paths: RunPaths) -> None:
     """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
+    kube_own_job.await_predecessors(os.environ[JOB_VARIABLE])
     token = Path(RUN_FOLDER, TOKEN)
     attempt, found = rescue.restore(paths, kube_own_job.here(), token)
     what = f"the run goes on from {', '.join(found)}" if found else "the training starts anew"
@@ -97,7 +102,7 @@ def _rescue(paths: RunPaths) -> None:
 
 def _entry() -> NoReturn:
     try:
-        code = stop() if sys.argv[1] == "--stop" else main(sys.argv[1])
+        code = stop(sys.argv[2]) if sys.argv[1] == "--stop" else main(sys.argv[1])
     except (TfclusterError, OSError) as error:  # the last line is what the watching `up` shows
         sys.stderr.write(f"tfcluster: {describe_error(error)}\n")
         code = 1

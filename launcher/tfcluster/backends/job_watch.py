@@ -96,10 +96,10 @@ class _Scheduler:
 
 _schedulers: dict[tuple[str, str], _Scheduler] = {}
 _followings: dict[RunPaths, Following | None] = {}
+"""Run → what copies its files to this machine."""
 _late: set[str] = set()
 """Runs whose folder here is behind that of their coordinator."""
 _MAX_NAMED = 3
-"""Run → what copies its files to this machine."""
 _files: dict[RunPaths, StateFile] = {}
 for _known in (_schedulers, _files, _followings):
     os.register_at_fork(after_in_child=_known.clear)  # a thread may have held a lock
@@ -175,7 +175,12 @@ class StateFile(registry.StateFile):
         state = answer.jobs.get(self._found.run) if answer is not None else None
         was_started = self._found.status is not Status.QUEUED
         silence = scheduler.silence if found.status is Status.QUEUED else ""
-        return list(self._news.about(state, silence, was_started=was_started))
+        following = _followings.get(self._paths)
+        problem = following.problem if following is not None else ""
+        return [
+            *self._news.about_files(problem),
+            *self._news.about(state, silence, was_started=was_started),
+        ]
 
 
 @dataclass(slots=True)
@@ -185,6 +190,12 @@ class _News:
     _reason: str = ""
     _starts_at: float | None = None
     _silence: str = ""
+    _problem: str = ""
+
+    def about_files(self, problem: str) -> Iterator[str]:
+        if problem and problem != self._problem:
+            yield f"the run's files do not arrive on this machine: {problem}; this is tried on"
+        self._problem = problem
 
     def about(self, state: JobState | None, silence: str, *, was_started: bool) -> Iterator[str]:
         if silence != self._silence:

@@ -137,6 +137,9 @@ class Outlook:
 class Following(Protocol):
     """A thread that keeps the run folder of this machine up to date."""
 
+    problem: str
+    """The reason why files do not arrive; empty if they do."""
+
     def await_news(self, patience_s: float) -> bool:
         """Wait until the folder is up to date once, and return whether it is."""
 

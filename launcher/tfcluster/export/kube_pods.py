@@ -18,8 +18,6 @@ from tfcluster.export.request import Exported, Request, Subject, bullets, secret
 from tfcluster.plans.plan import Plan
 
 BACKEND: Final = "kubernetes"
-_SERVER: Final = (1, 20)
-"""The oldest version of the API server that must understand the file."""
 
 
 def render(subject: Subject, request: Request) -> Exported:
@@ -48,7 +46,7 @@ def all_objects(run: PodRun) -> list[dict[str, Any]]:
     group = run_objects.pod_group(run)
     objects = [
         *run_objects.account_objects(),
-        run_objects.coordinator_job(run, template, server=_SERVER),
+        run_objects.coordinator_job(run, template),
         run_objects.service(run),
         run_objects.network_policy(run),
         *([group] if group else []),
@@ -86,7 +84,8 @@ def image_needs(images: Iterable[str]) -> Iterator[str]:
 
 def _needs(run: PodRun) -> Iterator[str]:
     keys = [f"{run_objects.ENV_KEY}{name}" for name in secret_names(run.plan)]
-    listed = ", ".join([run_objects.TOKEN, run_objects.SEAT, *keys])
+    fixed = [run_objects.TOKEN, run_objects.COORDINATOR_TOKEN, run_objects.SEAT]
+    listed = ", ".join([*fixed, *keys])
     yield f"the Secret {run.name} with the keys {listed}, which `up` makes"
     yield f"the Secret {run_objects.package_name(run, 0)} with spec and code, which `up` makes"
     yield from image_needs(_images(run.plan, run.settings.coordinator.image))

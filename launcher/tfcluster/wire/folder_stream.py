@@ -169,7 +169,10 @@ class Applier:
         for top, _, names in os.walk(self.paths.root):
             for name in names:
                 path = os.path.join(top, name)
-                status = os.stat(path)
+                try:
+                    status = os.stat(path)
+                except FileNotFoundError:
+                    continue
                 shown = os.path.relpath(path, self.paths.root).replace(_COMING, "")
                 if name.endswith(_PART):
                     found[shown.removesuffix(_PART)] = status.st_size, status.st_mtime_ns
@@ -180,7 +183,7 @@ class Applier:
 
     def apply(self, head: Mapping[str, Any], data: bytes) -> None:
         """Apply a frame."""
-        path = _require_inside(head["path"])
+        path = _require_sent(head["path"])
         if path == _STATE:
             if head["over"]:
                 self.final_state = data
@@ -230,6 +233,8 @@ class Applier:
 def frames(stream: IO[bytes]) -> Iterator[Frame]:
     """Yield the frames of a stream until it ends."""
     while line := stream.readline():
+        if not line.endswith(b"\n"):
+            return
         head = foreign_json.parse_json_object(line)
         data = stream.read(head["bytes"])
         if len(data) < head["bytes"]:
@@ -237,10 +242,12 @@ def frames(stream: IO[bytes]) -> Iterator[Frame]:
         yield head, data
 
 
-def _require_inside(path: str) -> str:
-    """Return `path`; raise ValueError for one that leads out of the folder."""
+def _require_sent(path: str) -> str:
+    """Return `path`; raise ValueError for one outside of the folder, or of this side's own."""
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"the coordinator's pod sends a file outside of the run folder: {path}")
+    if path.startswith(".") or path in _OWN - {_STATE}:
+        raise ValueError(f"the coordinator's pod sends a file of this machine: {path}")
     return path
 
 

@@ -122,7 +122,8 @@ class _Exchange:
                 raise ConnectionError("an unknown frame")
             if len(self._received) < end:
                 return
-            self._to_process += self._received[HEADER.size : end]
+            if self._stdin >= 0:  # else the process does not read any more
+                self._to_process += self._received[HEADER.size : end]
             self._ends_stdin = self._ends_stdin or size == 0
             del self._received[:end]
         if not self._to_process:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 PORT = 7077
+IDLE_S = 1800.0
 NOBODY_CAME = 1
 """The exit code of this program without any connection."""
 _MOST_CONNECTIONS = 256
@@ -37,7 +38,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--token", default=os.path.join(os.path.dirname(sys.argv[0]), "token"))
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--idle-s", type=float, default=1800.0)
+    parser.add_argument("--idle-s", type=float, default=IDLE_S)
     parser.add_argument("--linger-s", type=float, default=600.0)
     parser.add_argument("--collect-s", type=float, default=3600.0)
     parser.add_argument("--then", nargs=argparse.REMAINDER, default=[])
@@ -49,8 +50,8 @@ class Seat:
     """PID 1 of a pod.
 
     With a program (`--then`) it ends with that program: at once if that fails, else when a
-    connection has sent ``done`` or `--collect-s` seconds have passed. Without one it ends at the
-    pod's SIGTERM, once its agents have ended; if nobody with the token connects for `--idle-s`
+    connection has sent ``done``, `--collect-s` seconds have passed, or the pod is ended. Without
+    one it ends at SIGTERM, once its agents have ended; if nobody leaves an agent for `--idle-s`
     seconds; and `--linger-s` seconds after the end of its agents, processes that outlived their
     connections. In that time the files in the pod can still be fetched.
     """
@@ -135,6 +136,9 @@ class Seat:
     def _note_end(self, pid: int, code: int) -> None:
         if pid in self._handlers:
             self._handlers.discard(pid)
+            is_used = self._handlers or self._adopted_any or _children({os.getpid()}, dead=True)
+            if self._deadline is None and not (is_used or self._options.then):
+                self._deadline = time.monotonic() + self._options.idle_s
         elif self._options.then:
             if pid == self._program:
                 self._code = code
@@ -157,8 +161,8 @@ class Seat:
         """Return the code to exit with now, or None."""
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._options.then:
-            is_over = self._code is not None and (self._code or self._is_done or is_late)
-            return _as_shell(self._code or 0) if is_over else None
+            may_end = self._code or self._is_done or self._is_terminated or is_late
+            return _as_shell(self._code or 0) if self._code is not None and may_end else None
         if is_late and not self._adopted_any:
             sys.stderr.write(f"nobody connected for {self._options.idle_s:.0f} s\n")
             return NOBODY_CAME

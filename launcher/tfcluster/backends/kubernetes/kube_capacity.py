@@ -127,11 +127,15 @@ def unset(pod: PodNeeds, quotas: Iterable[Object]) -> list[str]:
 
 def _applies(spec: Object, priority_class: str | None) -> bool:
     """Return whether a quota counts the pods of a run, which have no deadline of their own."""
-    if set(spec.get("scopes") or ()) & {"Terminating", "BestEffort"}:
+    rules = (spec.get("scopeSelector") or {}).get("matchExpressions") or ()
+    scopes = {*(spec.get("scopes") or ()), *(rule.get("scopeName") for rule in rules)}
+    if scopes & {"Terminating", "BestEffort", "CrossNamespacePodAffinity", "VolumeAttributesClass"}:
         return False
-    for rule in (spec.get("scopeSelector") or {}).get("matchExpressions") or ():
+    for rule in rules:
         if rule.get("scopeName") == "PriorityClass" and rule.get("operator") == "In":
             return priority_class in (rule.get("values") or ())
+        if rule.get("scopeName") == "PriorityClass" and rule.get("operator") == "Exists":
+            return priority_class is not None
     return True
 
 

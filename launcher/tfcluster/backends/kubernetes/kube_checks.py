@@ -187,9 +187,10 @@ class Survey:
     def _judge_pull_secret(self, secret: Object) -> Iterator[Obstacle]:
         name, image = secret["metadata"]["name"], self.settings.image
         try:
-            text = base64.b64decode((secret.get("data") or {}).get(".dockerconfigjson") or "")
-            parsed = foreign_json.parse_json(text or b"{}")
-            hosts = [_host(each) for each in parsed.get("auths", {})]
+            data = secret.get("data") or {}
+            newer, older = data.get(".dockerconfigjson"), data.get(".dockercfg")
+            parsed = foreign_json.parse_json(base64.b64decode(newer or older or "") or b"{}")
+            hosts = [_host(each) for each in (parsed.get("auths", {}) if newer else parsed)]
         except (binascii.Error, ValueError, AttributeError):
             hosts = []
         first = (image or "").partition("/")[0]

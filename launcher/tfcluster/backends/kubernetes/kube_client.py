@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
+import yaml
+
 from tfcluster.agent import foreign_json
 from tfcluster.errors import SetupError
 
@@ -41,6 +43,9 @@ _TRY_S = 10.0
 """Seconds that one try of a request may take."""
 _AWAY = {429, 500, 502, 503, 504}
 """Answers of an API server that starts, ends, is overloaded or has lost its etcd."""
+
+_DAMAGED = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
+"""The official client's errors for a kubeconfig that it cannot read."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -190,7 +195,14 @@ class Cluster:
         body: Object | None = None,
     ) -> Object:
         answer = self._ask(method, path, what=what, query=query, body=body)
-        parsed: Object = foreign_json.parse_json(answer) if answer else {}
+        try:
+            parsed: Object = foreign_json.parse_json(answer) if answer else {}
+        except ValueError:
+            raise KubeError(
+                f"{self.host} does not answer as a Kubernetes API server does:"
+                f" {_status(answer)['message']}",
+                fix="does a proxy answer in its place? See the cluster's server in the kubeconfig",
+            ) from None
         return parsed
 
     def _ask(
@@ -215,13 +227,13 @@ class Cluster:
                 status, answer = self._send(method, target, body)
                 problem = _status(answer)
                 silence = f"HTTP {status}: {problem.get('message', '')}".rstrip(": ")
-                may_repeat = method != "POST" or status == 429
+                may_repeat = method != "POST" or status in (409, 429)
             except _Unanswered as error:
                 status, answer, silence = 0, b"", str(error)
                 may_repeat = method != "POST" or error.was_not_sent
             if 200 <= status < 300:
                 return answer
-            if status and status not in _AWAY:
+            if status and not _is_away(status, problem):
                 raise _refusal(self, method, what or path, status, _status(answer))
             if not may_repeat or time.monotonic() > deadline:
                 raise KubeSilentError(
@@ -289,12 +301,10 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
             config.load_incluster_config(client_configuration=configuration)
             context_namespace = _pod_namespace()
         else:
-            config.load_kube_config(context=settings.context, client_configuration=configuration)
-            contexts, current = config.list_kube_config_contexts()
-            wanted = settings.context or current["name"]
-            found = next(each for each in contexts if each["name"] == wanted)
-            context_namespace = found["context"].get("namespace")
-    except config.ConfigException as error:
+            loader = _loader(settings.context)
+            loader.load_and_set(configuration)
+            context_namespace = loader.current_context["context"].get("namespace")
+    except (*_DAMAGED, config.ConfigException) as error:
         where = f"context {settings.context}" if settings.context else "cluster"
         raise SetupError(
             f"there is no Kubernetes {where} to use: {error}",
@@ -308,6 +318,34 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
 async def soon(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call a blocking method of a cluster without blocking the event loop."""
     return await asyncio.to_thread(function, *args, **kwargs)
+
+
+def context_names(namespace: str) -> list[str]:
+    """Return the contexts of the kubeconfig, those with this namespace first."""
+    from kubernetes.config import ConfigException, kube_config
+
+    try:
+        merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+        found = [each.value for each in merged.config["contexts"]] if merged.config else []
+    except (*_DAMAGED, ConfigException):
+        return []
+    found.sort(key=lambda each: (each.get("context") or {}).get("namespace") != namespace)
+    return [str(each["name"]) for each in found]
+
+
+def _loader(context: str | None) -> Any:
+    """Return the official client's loader of a context of the kubeconfig; None: the current one."""
+    from kubernetes.config import ConfigException, kube_config
+
+    merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
+    if merged.config is None:
+        raise ConfigException("the kubeconfig is empty")
+    return kube_config.KubeConfigLoader(
+        config_dict=merged.config,
+        config_base_path=None,
+        active_context=context,
+        config_persister=merged.save_changes,
+    )
 
 
 def _has_kubeconfig() -> bool:
@@ -326,6 +364,18 @@ def _pod_namespace() -> str | None:
 def _called(path: str, body: Object) -> str:
     name = body.get("metadata", {}).get("name", "")
     return f"{path}/{name}" if name else path
+
+
+def _is_away(status: int, problem: Object) -> bool:
+    """Return whether the same request may be answered later.
+
+    500 also says that a webhook of the cluster does not answer, and 409 that a quota's object has
+    changed meanwhile (apiserver/pkg/admission/plugin/resourcequota, webhook/errors).
+    """
+    message = str(problem.get("message", ""))
+    if status == 409:
+        return "the object has been modified" in message
+    return status in _AWAY and "failed calling webhook" not in message
 
 
 def _plain(error: Exception) -> str:

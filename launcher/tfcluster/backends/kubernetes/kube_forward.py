@@ -74,10 +74,12 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
     """Return a connection to a pod's port through the API server. Raises ConnectionError."""
-    from kubernetes.client import CoreV1Api
+    from kubernetes.client import ApiClient, CoreV1Api
     from kubernetes.stream import portforward
 
-    open_stream: Callable[..., Any] = CoreV1Api(cluster.api).connect_get_namespaced_pod_portforward
+    open_stream: Callable[..., Any] = CoreV1Api(
+        ApiClient(cluster.api.configuration)  # `portforward` changes it while it connects
+    ).connect_get_namespaced_pod_portforward
     try:
         forwarded = portforward(open_stream, pod, cluster.namespace, ports=str(port))
     except Exception as error:  # of the websocket library, or of the client

@@ -25,6 +25,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
     Cluster,
     KubeError,
+    KubeSilentError,
     Object,
     reach,
     soon,
@@ -40,7 +41,7 @@ from tfcluster.wire.link import SILENCE_S, AgentLink
 
 _PATIENCE_S = 30.0
 _POLL_S = 0.3
-_RESOLVE_S = _DIAL_S = 30.0
+_RESOLVE_S, _DIAL_S = 30.0, 60.0
 _UNUSED_S = 5.0
 """Seconds that a pod without an agent may take to end, before its object is removed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
@@ -236,7 +237,7 @@ class KubeNodes(Nodes):
         results = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
         waits = ""
         for result in results:
-            if isinstance(result, KubeError) and 400 <= result.status < 500:
+            if isinstance(result, KubeError) and not isinstance(result, KubeSilentError):
                 reason = pod_reasons.refused(result.message)
                 if reason.nature is not Nature.WAITING:
                     raise SetupError(str(reason), fix=reason.fix or result.fix) from result

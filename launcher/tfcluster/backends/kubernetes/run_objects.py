@@ -37,6 +37,7 @@ HOME: Final = "tfcluster.dev/home"
 ACCOUNT: Final = "tfcluster"
 """The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
 TOKEN, SEAT = "token", "seat.pyz"
+COORDINATOR_TOKEN: Final = "coordinator-token"
 ENV_KEY: Final = "env."
 """The keys of a run's Secret; that of the secret variable X is ``env.X``."""
 MOST_PIECES: Final = 12
@@ -118,10 +119,17 @@ def with_owner(made: Object, owner: Object) -> Object:
     return {**made, "metadata": {**made["metadata"], "ownerReferences": [owned_by(owner)]}}
 
 
-def secret(run: PodRun, token: str, env: Mapping[str, str]) -> Object:
-    """Return the Secret of a run: the token of its seats, their program, the values of `env`."""
+def secret(run: PodRun, token: str, env: Mapping[str, str], *, own_token: str = "") -> Object:
+    """Return the Secret of a run: the tokens of its seats, their program, the values of `env`.
+
+    `token`: that of the tasks' seats. `own_token`: that of the coordinator's, which the pods of
+    tasks do not have; else a task could use the coordinator's ServiceAccount.
+    """
     values = {f"{ENV_KEY}{name}": env[name].encode() for name in sorted(env)}
-    return _opaque(run, run.name, {TOKEN: token.encode(), SEAT: seat(), **values})
+    tokens = {TOKEN: token.encode()} | (
+        {COORDINATOR_TOKEN: own_token.encode()} if own_token else {}
+    )
+    return _opaque(run, run.name, {**tokens, SEAT: seat(), **values})
 
 
 def seat() -> bytes:
@@ -201,13 +209,12 @@ def pod_group(run: PodRun) -> Object | None:
     }
 
 
-def coordinator_job(run: PodRun, template: Object, *, server: tuple[int, int]) -> Object:
+def coordinator_job(run: PodRun, template: Object) -> Object:
     """Return the Job of the coordinator, whose pods are made from `template`.
 
-    `server`: the version of the API server; from 1.29 on it can wait for the end of a pod before
-    it makes another (KEP 3939).
+    It replaces a pod that is being deleted at once: the end of one on a lost node is never
+    reported. The successor waits for its predecessor (`volume_lease`, `in_pod`).
     """
-    waits = {"podReplacementPolicy": "Failed"} if server >= (1, 29) else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -216,7 +223,6 @@ def coordinator_job(run: PodRun, template: Object, *, server: tuple[int, int]) -
             "backoffLimit": _MOST_FAILURES,
             "completions": 1,
             "parallelism": 1,
-            **waits,
             "ttlSecondsAfterFinished": _KEPT_S,
             "template": template,
         },

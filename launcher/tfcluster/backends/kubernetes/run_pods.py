@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_seat
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
+    COORDINATOR_TOKEN,
     ENV_KEY,
     GENERATION,
     MOST_PIECES,
@@ -35,13 +37,12 @@ STATE_FOLDER: Final = "/tfcluster/state"
 _STATE_VOLUME: Final = "tfcluster-runs"
 SHM: Final = "/dev/shm"
 TASK_CONTAINER, COORDINATOR_CONTAINER = "task", "coordinator"
-JOB: Final = "TFCLUSTER_KUBERNETES_JOB"
-"""The variable with the name of the run's Job, in the coordinator's pod."""
 COORDINATOR: Final = ("python", "-P", "-m", "tfcluster.in_pod")
 """The command of the coordinator, before the id of its run."""
-_NO_ENV: Final[Mapping[str, str]] = {}
 _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
+_UNUSED_S: Final = 600
+"""The time after the deadline in which a coordinator must have come to a pod."""
 _USER: Final = "1000:1000"
 _SCHEDULERS: Final = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 _MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}
@@ -71,7 +72,7 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
                 "name": TASK_CONTAINER,
                 "image": node.container.image,
                 **_pull_policy(node.container.image),
-                "command": [node.python, *_seat()],
+                "command": [node.python, *_seat(), *_patience(run)],
                 "env": _environment(),
                 "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
                 "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
@@ -91,16 +92,15 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     return merged
 
 
-def coordinator_template(
-    run: PodRun, *, secrets: Sequence[str] = (), env: Mapping[str, str] = _NO_ENV
-) -> Object:
+def coordinator_template(run: PodRun, *, secrets: Sequence[str] = ()) -> Object:
     """Return the template of the coordinator's pod.
 
-    `secrets`: the names of the variables whose values the run's Secret has; `env`: more variables.
+    `secrets`: the names of the variables whose values the run's Secret has.
     """
     settings, own = run.settings, run.settings.coordinator
     image = own.image or run.plan.images[0]
-    volumes = [_secret_volume(run), _package_volume(run), _state_volume(settings)]
+    secret = _secret_volume(run, COORDINATOR_TOKEN)
+    volumes = [secret, _package_volume(run), _state_volume(settings)]
     volumes += _own_folders(None, ())
     spec = {
         "restartPolicy": "OnFailure",
@@ -115,6 +115,7 @@ def coordinator_template(
                 "command": [
                     "python3",
                     *_seat(),
+                    f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}",
                     f"--collect-s={settings.collect_s:g}",
                     "--then",
                     *COORDINATOR,
@@ -122,7 +123,7 @@ def coordinator_template(
                 ],
                 "env": [
                     *_environment(),
-                    *variables({JOB: run.name, "TFCLUSTER_HOME": STATE_FOLDER, **env}),
+                    *variables({JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}),
                     *(_secret_variable(run, name) for name in sorted(secrets)),
                 ],
                 "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
@@ -230,6 +231,13 @@ def _seat() -> tuple[str, ...]:
     return ("-I", "-S", f"{RUN_FOLDER}/{SEAT}")
 
 
+def _patience(run: PodRun) -> list[str]:
+    """Return the option for a seat whose pod may wait longer for the others than seats do."""
+    deadline_s = run.plan.supervision.start_deadline_s or 0.0
+    patient_s = math.ceil(deadline_s + _UNUSED_S)
+    return [f"--idle-s={patient_s}"] if patient_s > pod_seat.IDLE_S else []
+
+
 def _environment() -> list[Object]:
     """Return variables for a user that the image's /etc/passwd may not have."""
     values = {"HOME": HOME_FOLDER, "USER": "tfcluster", "LOGNAME": "tfcluster"}
@@ -260,8 +268,8 @@ def _resources(resources: PodResources) -> Object:
     return {name: amounts for name, amounts in found.items() if amounts}
 
 
-def _secret_volume(run: PodRun) -> Object:
-    items = [{"key": key, "path": key} for key in (TOKEN, SEAT)]
+def _secret_volume(run: PodRun, *more_keys: str) -> Object:
+    items = [{"key": key, "path": key} for key in (TOKEN, SEAT, *more_keys)]
     source = {"secret": {"secretName": run.name, "items": items, "defaultMode": 0o440}}
     return {"name": "tfcluster-run", "mountPath": RUN_FOLDER, "readOnly": True, **source}
 

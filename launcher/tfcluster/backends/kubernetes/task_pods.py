@@ -17,7 +17,7 @@ from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION
 from tfcluster.backends.kubernetes.run_pods import TASK_CONTAINER
 from tfcluster.errors import SetupError
 
-_POLL_S = 0.3
+_POLL_S, _LONGEST_POLL_S = 0.3, 3.0
 _END_POLL_S = 0.3
 _GONE_S = 30.0
 _GRACE_S = 1
@@ -176,7 +176,7 @@ async def wait_for_all(
             return Outcome(lost=lost)
         if is_late:
             return Outcome(homeless=said or f"{homeless[0]} has no node")
-        await clock.sleep(_POLL_S)
+        await clock.sleep(min(max(_POLL_S, waited_s / 30), _LONGEST_POLL_S))
 
 
 def _require_hope(pod: str, reason: Reason) -> None:

@@ -43,14 +43,14 @@ RICH = (
 
 
 def objects_of(run: PodRun) -> list[dict[str, Any]]:
-    template = run_pods.coordinator_template(run, secrets=["WANDB"], env={"A": "$(B)"})
+    template = run_pods.coordinator_template(run, secrets=["WANDB"])
     return [
         *run_objects.account_objects(),
-        run_objects.secret(run, "token", {"WANDB": "x"}),
+        run_objects.secret(run, "token", {"WANDB": "x"}, own_token="own"),
         *run_objects.package_secrets(run, "package", [b"a", b"b"]),
         run_objects.service(run),
         run_objects.network_policy(run),
-        run_objects.coordinator_job(run, template, server=(1, 20)),
+        run_objects.coordinator_job(run, template),
         *(run_pods.task_pod(run, node.name, 1) for node in run.plan.nodes),
     ]
 

@@ -26,6 +26,7 @@ from tfcluster.backends.kubernetes.kube_client import (
     KubeError,
     KubeSilentError,
     Object,
+    context_names,
     reach,
 )
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, MANAGED_BY, ROLE, RUN, STOP
@@ -50,6 +51,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
 
 _STOP_S: Final = 20.0
+_TELL_S: Final = 60.0
 _ENDS_S: Final = 5.0
 """Seconds in which the last pods of an ended run usually stop."""
 _POLL_S: Final = 0.3
@@ -78,6 +80,7 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     with _silence():
         jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
         pods = place.list("pods", labels={MANAGED_BY: "tfcluster", ROLE: "coordinator"})
+        pods.sort(key=_newness)
         by_job = {pod["metadata"].get("labels", {}).get("job-name"): pod for pod in pods}
         found = {}
         for job in jobs:
@@ -101,32 +104,38 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
     """Ask the coordinator to stop the run; a Job without a running pod is deleted, or `now`."""
     place, context = _reach(cluster, _STOP_S)
     with _silence():
-        if place.find(f"batch/jobs/{job}") is None:
+        if (found := place.find(f"batch/jobs/{job}")) is None:
             return
         note = {"metadata": {"annotations": {STOP: "now" if now else "down"}}}
         place.patch(f"batch/jobs/{job}", note)
         pod = _coordinator_pod(place, job)
         if pod is not None and not now:
-            _signal(place, context, job, pod)
+            _signal(place, context, run_of(found), pod)
         else:
             _delete_all(place, job, now=now)
 
 
-def _signal(place: Cluster, context: str | None, job: str, pod: str) -> None:
+def _signal(place: Cluster, context: str | None, run: str, pod: str) -> None:
     """Have the coordinator stop its run, as `tfcluster down` does on one machine."""
-    secret = place.get(f"secrets/{job}")
+    secret = place.get(f"secrets/{run_objects.object_name(run)}")
     with _token_file(_decode(secret)) as token:
         argv = pod_dial.forward_argv(
             pod,
             token,
-            ["python", "-P", "-m", "tfcluster.in_pod", "--stop"],
+            ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run],
             namespace=place.namespace,
             context=context,
         )
-        done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
-    if done.returncode:
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, text=True, check=False, timeout=_TELL_S
+            )
+            why = done.stderr.strip() if done.returncode else ""
+        except subprocess.TimeoutExpired:
+            why = f"it does not answer within {_TELL_S:.0f} s"
+    if why:
         raise SetupError(
-            f"the coordinator in the pod {pod} cannot be told to stop: {done.stderr.strip()}",
+            f"the coordinator in the pod {pod} cannot be told to stop: {why}",
             fix="`tfcluster down --now` deletes its Job",
         )
 
@@ -206,20 +215,17 @@ def _reach(name: str, patience_s: float) -> tuple[Cluster, str | None]:
     if JOB_VARIABLE in os.environ:
         return reach(SimpleNamespace(context=None, namespace=None), patience_s=patience_s), None
     host, _, namespace = name.rpartition("/")
-    try:
-        here = reach(SimpleNamespace(context=None, namespace=namespace), patience_s=patience_s)
-        if here.host == host:
-            return here, None
-        from kubernetes import config
-
-        for context in config.list_kube_config_contexts()[0]:
-            wanted = SimpleNamespace(context=context["name"], namespace=namespace)
+    why = f"no context of the kubeconfig leads to {host}"
+    for context in (None, *context_names(namespace)):
+        try:
+            wanted = SimpleNamespace(context=context, namespace=namespace)
             found = reach(wanted, patience_s=patience_s)
-            if found.host == host:
-                return found, str(context["name"])
-    except SetupError as error:
-        raise SilentError(error.message) from error
-    raise SilentError(f"no context of the kubeconfig leads to {host}")
+        except SetupError as error:  # a context that is broken hides no other
+            why = error.message
+            continue
+        if found.host == host:
+            return found, context
+    raise SilentError(why)
 
 
 @contextlib.contextmanager
@@ -232,12 +238,20 @@ def _silence() -> Any:
 
 
 def _coordinator_pod(place: Cluster, job: str) -> str | None:
-    """Return the name of the running pod of a Job."""
-    for pod in place.list("pods", labels={"job-name": job}):
-        is_running = pod.get("status", {}).get("phase") == "Running"
+    """Return the name of the running pod of a Job; one whose container waits runs nothing."""
+    pods = sorted(place.list("pods", labels={"job-name": job}), key=_newness, reverse=True)
+    for pod in pods:
+        statuses = pod.get("status", {}).get("containerStatuses") or ()
+        is_running = any("running" in (each.get("state") or {}) for each in statuses)
         if is_running and "deletionTimestamp" not in pod["metadata"]:
             return str(pod["metadata"]["name"])
     return None
+
+
+def _newness(pod: Object) -> tuple[bool, str]:
+    """Return a key that sorts the pod that counts last."""
+    metadata = pod["metadata"]
+    return "deletionTimestamp" not in metadata, str(metadata.get("creationTimestamp", ""))
 
 
 def _kept_pods(place: Cluster, job: str) -> list[str]:
@@ -275,7 +289,7 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:
 def _decode(secret: Object) -> str:
     import base64
 
-    return base64.b64decode(secret["data"][run_objects.TOKEN]).decode()
+    return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN]).decode()
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ class Mirror:
 
     paths: RunPaths
     source: Source
+    problem: str = ""
     _has_news: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> Mirror:
@@ -62,10 +63,27 @@ class Mirror:
 
     def _run(self) -> None:
         with contextlib.suppress(FileNotFoundError), self._alone():  # the folder was deleted
-            while not self._copy():
+            while self.paths.root.exists() and not self._try_to_copy():
                 self._has_news.set()
                 time.sleep(_RETRY_S)
         self._has_news.set()
+
+    def _try_to_copy(self) -> bool:
+        """Do what `_copy` does; what fails is `problem` until the next success."""
+        try:
+            is_over = self._copy()
+        except (
+            OSError,  # a full disk
+            ValueError,  # a damaged stream, or an older state file
+            KeyError,
+            subprocess.SubprocessError,
+            TfclusterError,
+            SilentError,
+        ) as error:
+            self.problem = describe_error(error)
+            return False
+        self.problem = ""
+        return is_over
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
@@ -123,7 +141,9 @@ class Mirror:
         applier.place_checkpoints()
         deliver_results(self.paths)
         with job_watch.recording_alone(self.paths):  # a view may notice that the Job is gone
-            with contextlib.suppress(TfclusterError, SilentError, OSError):
+            with contextlib.suppress(
+                TfclusterError, SilentError, OSError, subprocess.SubprocessError
+            ):
                 self.source.release()
             applier.finish()
         past_runs.find_leftovers_of(self.paths.run_id)  # forgets a run that left nothing

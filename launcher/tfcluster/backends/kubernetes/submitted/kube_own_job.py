@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Final
 
 from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import run_pods
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, reach
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, Object, reach
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted import kube_job_states
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
@@ -24,6 +25,8 @@ STARTED: Final = "tfcluster.dev/started"
 """The annotation of a Job with the first pod that had a run folder."""
 _STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
+_POLL_S: Final = 1.0
+_SLACK_S: Final = 10.0
 
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:
@@ -40,7 +43,7 @@ def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
     """Return why this pod ends; None if it does not."""
     place = here()
     made = place.get(f"batch/jobs/{job}")
-    if STOP in made["metadata"].get("annotations", {}):
+    if STOP in _notes(made):
         return Ending("the run was stopped")
     pod = place.find(f"pods/{socket.gethostname()}")
     if pod is None or "deletionTimestamp" in pod["metadata"]:
@@ -77,10 +80,39 @@ def has_ended(pod: str) -> bool:
     return kube_job_states.has_stopped(found)
 
 
+def await_predecessors(job: str) -> None:
+    """Wait until earlier pods of the Job that are being ended have ended.
+
+    A coordinator saves its run when its pod is ended. The wait is no longer than the time that a
+    kubelet gives it: that of a lost node reports nothing.
+    """
+    place, me, began = here(), socket.gethostname(), time.monotonic()
+    while True:
+        pods = place.list("pods", labels={"job-name": job})
+        waits_s = [
+            float(pod["spec"].get("terminationGracePeriodSeconds", 30)) + _SLACK_S
+            for pod in pods
+            if pod["metadata"]["name"] != me and not kube_job_states.has_stopped(pod)
+        ]
+        if time.monotonic() - began >= max(waits_s, default=0.0):
+            return
+        time.sleep(_POLL_S)
+
+
+def has_run_ended(job: str) -> bool:
+    """Return whether a coordinator has noted the end of the run at the Job."""
+    return ENDED in _notes(here().get(f"batch/jobs/{job}"))
+
+
+def is_stopped(job: str) -> bool:
+    """Return whether the user has stopped the run."""
+    return STOP in _notes(here().get(f"batch/jobs/{job}"))
+
+
 def is_first(job: str) -> bool:
     """Note at the Job that a coordinator has a folder; return whether none had one before."""
     place = here()
-    if STARTED in place.get(f"batch/jobs/{job}")["metadata"].get("annotations", {}):
+    if STARTED in _notes(place.get(f"batch/jobs/{job}")):
         return False
     place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STARTED: socket.gethostname()}}})
     return True
@@ -100,6 +132,11 @@ def count_start(folder: Path, *, unknown: int) -> int:
     count = int(path.read_text()) + 1 if path.exists() else 1 + unknown
     path.write_text(str(count))
     return count
+
+
+def _notes(made: Object) -> Mapping[str, str]:
+    found: Mapping[str, str] = made["metadata"].get("annotations", {})
+    return found
 
 
 def here() -> Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
@@ -19,7 +19,7 @@ from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 
 TOKEN: Final = ".seat-token"
-"""The file with the token of the run's seats, in the run folder."""
+"""The file with the token of the coordinator's seat, in the run folder."""
 _SUBMIT_S: Final = 30.0
 
 
@@ -38,14 +38,15 @@ def submit(job: Submission) -> str:
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
     token = secrets.token_hex(32)
-    made = [("secrets", run_objects.secret(run, token, values))]
-    made += [("secrets", one) for one in run_objects.package_secrets(run, kube_package.KEY, pieces)]
+    own_token = secrets.token_hex(32)
+    made = [("secrets", run_objects.secret(run, token, values, own_token=own_token))]
     made += [("services", run_objects.service(run))]
     made += [("networking/networkpolicies", run_objects.network_policy(run))]
     if (group := run_objects.pod_group(run)) is not None:
         path = f"/apis/{group['apiVersion']}/namespaces/{place.namespace}/podgroups"
         made.append((path, group))
-    main = run_objects.coordinator_job(run, template, server=_version(place))
+    main = run_objects.coordinator_job(run, template)
+    owner: Object = main
     try:
         owner = main | place.create("batch/jobs", main)
         for path, body in made:
@@ -53,11 +54,17 @@ def submit(job: Submission) -> str:
         for node in job.plan.nodes:
             pod = run_pods.task_pod(run, node.name, 1)
             _create_pod(place, run_objects.with_owner(pod, owner))
-    except BaseException:
-        with contextlib.suppress(SetupError):
-            place.delete(f"batch/jobs/{run.name}", background=False)
+        # Last: with its package the coordinator starts, and makes the pods that it does not find.
+        for body in run_objects.package_secrets(run, kube_package.KEY, pieces):
+            place.create("secrets", run_objects.with_owner(body, owner))
+    except BaseException as error:
+        is_of_another_run = owner is main and isinstance(error, KubeError) and error.is_conflict
+        if not is_of_another_run:
+            with contextlib.suppress(SetupError):
+                uid = owner["metadata"].get("uid")
+                place.delete(f"batch/jobs/{run.name}", background=False, uid=uid)
         raise
-    write_token(paths, token)
+    write_token(paths, own_token)
     return run.name
 
 
@@ -115,12 +122,6 @@ def _require_account(place: Cluster) -> None:
         ) from error
 
 
-def _version(place: Cluster) -> tuple[int, int]:
-    found = place.get("/version")
-    digits: Callable[[str], int] = lambda text: int("".join(filter(str.isdigit, text)) or 0)  # noqa: E731
-    return digits(found["major"]), digits(found["minor"])
-
-
 def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that the coordinator's environment must have to plan the spec again.
 
@@ -154,7 +155,7 @@ def _create_pod(place: Cluster, pod: Object) -> None:
 
 
 def write_token(paths: RunPaths, token: str) -> None:
-    """Note the token of the run's seats in its folder."""
+    """Note the token of the coordinator's seat in the run folder."""
     path = paths.root / TOKEN
     path.touch(mode=0o600)
     path.write_text(token)

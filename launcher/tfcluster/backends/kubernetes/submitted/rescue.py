@@ -10,6 +10,7 @@ from __future__ import annotations
 import subprocess
 import tarfile
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
@@ -21,13 +22,14 @@ from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE,
 from tfcluster.backends.kubernetes.task_pods import is_over
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
+from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.remote_paths import RUN, node_folder
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 
 _COPY_S: Final = 900.0
-_TRIES: Final = 3
+_PATIENCE_S, _PAUSE_S = 300.0, 5.0
 _SAVED: Final = "checkpoints"
 _SEND: Final = """
 import os, sys, tarfile, time
@@ -63,21 +65,32 @@ tar.close()
 def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequence[str]]:
     """Fill a fresh run folder with the checkpoints that the pods of an earlier coordinator have.
 
-    Return the newest attempt (0 if no pod answers), and the names of the checkpoints to continue
-    from. Raises SetupError where the cluster does not answer.
+    Return the newest attempt (0 if no pod has files), and the names of the checkpoints to continue
+    from. Raises SetupError where the cluster does not answer, or a living pod with files does not.
     """
     plan = registry.load_plan(paths)
     node = plan.task(plan.chief).node
     labels = {**run_labels(paths.run_id), ROLE: "task", TASK: node}
-    pods = [pod for pod in cluster.list("pods", labels=labels) if _has_files(pod)]
-    pods.sort(key=lambda pod: -int(pod["metadata"]["labels"][GENERATION]))
-    attempt: int = 0
-    found: Sequence[str] = ()
-    for pod in pods:
-        attempt, found = _fetch(paths, plan, pod["status"]["podIP"], token)
-        if attempt:
-            break
-    return attempt, found
+    until = time.monotonic() + _PATIENCE_S
+    while True:
+        pods = [pod for pod in cluster.list("pods", labels=labels) if _has_files(pod)]
+        pods.sort(key=lambda pod: -int(pod["metadata"]["labels"][GENERATION]))
+        silent = []
+        for pod in pods:
+            fetched = _fetch(paths, plan, pod["status"]["podIP"], token)
+            if fetched is None:
+                silent.append(pod["metadata"]["name"])
+            elif fetched[0]:
+                return fetched
+        if not silent:
+            return 0, ()
+        if time.monotonic() >= until:
+            raise SetupError(
+                f"the pod {silent[0]} has the run's files and does not answer",
+                fix="the coordinator starts again and asks on; without that pod (`kubectl delete`)"
+                " the training starts anew",
+            )
+        time.sleep(_PAUSE_S)
 
 
 def _has_files(pod: Object) -> bool:
@@ -85,8 +98,10 @@ def _has_files(pod: Object) -> bool:
     return is_used and not is_over(pod) and bool(pod.get("status", {}).get("podIP"))
 
 
-def _fetch(paths: RunPaths, plan: Plan, address: str, token: Path) -> tuple[int, Sequence[str]]:
-    """Gather the checkpoints in a pod; return its newest attempt, and what was gathered."""
+def _fetch(
+    paths: RunPaths, plan: Plan, address: str, token: Path
+) -> tuple[int, Sequence[str]] | None:
+    """Gather the checkpoints in a pod; return its newest attempt and what was gathered, or None."""
     node = plan.task(plan.chief).node
     there = PurePosixPath(node_folder(node).replace(RUN, paths.run_id))
     saved = there / paths.task_checkpoints(plan.chief).relative_to(paths.root)
@@ -95,7 +110,7 @@ def _fetch(paths: RunPaths, plan: Plan, address: str, token: Path) -> tuple[int,
     with tempfile.TemporaryDirectory(prefix=".rescued-", dir=paths.root) as made:
         folder = Path(made)
         if not _receive(command, folder):
-            return 0, ()
+            return None
         names = [path.name for path in folder.glob("attempt-*")]
         attempt = max((int(name.removeprefix("attempt-")) for name in names), default=0)
         if plan.checkpoints.dir is not None:
@@ -107,19 +122,17 @@ def _fetch(paths: RunPaths, plan: Plan, address: str, token: Path) -> tuple[int,
 
 def _receive(command: Sequence[str], folder: Path) -> bool:
     """Unpack what a pod sends into `folder`; return whether all arrived."""
-    for _ in range(_TRIES):
-        with tempfile.TemporaryFile(dir=folder) as file:
-            quiet = subprocess.DEVNULL
-            try:
-                done = subprocess.run(
-                    command, stdin=quiet, stdout=file, stderr=quiet, timeout=_COPY_S, check=False
-                )
-            except subprocess.TimeoutExpired:
-                return False
-            if done.returncode:
-                continue
-            file.seek(0)
-            with tarfile.open(fileobj=file) as tar:
-                tar.extractall(folder, filter="data")
-            return True
-    return False
+    with tempfile.TemporaryFile(dir=folder) as file:
+        quiet = subprocess.DEVNULL
+        try:
+            done = subprocess.run(
+                command, stdin=quiet, stdout=file, stderr=quiet, timeout=_COPY_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        if done.returncode:
+            return False
+        file.seek(0)
+        with tarfile.open(fileobj=file) as tar:
+            tar.extractall(folder, filter="data")
+        return True
