@@ -67,6 +67,7 @@ class Scheduler:
         """
         known = self.runs()
         matches = [name for name in known if run in (name, name[-4:])]
+        matches = matches or [name for name in known if name.startswith(f"{run}-")]
         if len(matches) != 1:
             raise UnknownRunError(
                 f"{self._cluster} has {len(matches) or 'no'} runs called {run}",

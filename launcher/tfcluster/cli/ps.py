@@ -70,7 +70,7 @@ def _list_elsewhere(scheduler: Scheduler, *, as_json: bool) -> None:
     for run, state in found:
         terminal.out(f"{run}  {state.phase}{': ' if state.reason else ''}{state.reason}")
     if not found:
-        terminal.say("the scheduler has no run")
+        terminal.say("the scheduler knows no run of tfcluster")
 
 
 def _remarks(survey: RunListing) -> Iterator[str]:

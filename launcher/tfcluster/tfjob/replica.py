@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,6 +98,7 @@ def _map_env(main: Fields) -> tuple[dict[str, str], list[dict[str, Any]]]:
             raise UsageError(f"{one.at('value')} of {name} is not a string", fix=fix)
         else:
             env[name] = _expand(value or "", env)
+            _note_unknown(main, one.path, [env[name]])
     return env, others
 
 
@@ -113,10 +115,7 @@ def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tu
     places = {key: main.at(key) for key in ("command", "args", "workingDir")}
     words = {key: _words(main, key, env) for key in ("command", "args")}
     for key, found in words.items():
-        for name in (match[2] for word in found for match in _REFERENCE.finditer(word)):
-            message = f"$({name}) is not replaced: its value is known only in the pod"
-            fix = f'let a shell read it: "command": ["sh", "-c", "... ${name}"]'
-            main.notes.append(Note("missing", places[key], message, fix))
+        _note_unknown(main, places[key], found)
     command: tuple[str, ...] = words["command"]
     folder: str | None = main.take("workingDir", str)
     if not command:
@@ -134,6 +133,13 @@ def _map_program(main: Fields, env: dict[str, str]) -> tuple[tuple[str, ...], tu
         fix = "write its absolute path, or put the file beside the spec: it is sent along"
         main.notes.append(Note("needed", places["command"], message, fix))
     return command, words["args"]
+
+
+def _note_unknown(main: Fields, place: str, words: Iterable[str]) -> None:
+    for name in (match[2] for word in words for match in _REFERENCE.finditer(word)):
+        message = f"$({name}) is not replaced: its value is known only in the pod"
+        fix = f'let a shell read it: "command": ["sh", "-c", "... ${name}"]'
+        main.notes.append(Note("missing", place, message, fix))
 
 
 def _words(main: Fields, key: str, env: dict[str, str]) -> tuple[str, ...]:
@@ -178,12 +184,13 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
         used.add(name)
         source = _map_source(sources[name].values) if name in sources else None
         known = {"name", "mountPath", "readOnly", "subPath"}
-        if source is None or set(mount.values) - known:
+        number = mounted.count(name)
+        is_shared = bool(number) and source is not None and "empty_dir" in source
+        if source is None or is_shared or set(mount.values) - known:
             raw_mounts.append(mount.values)
-            if name in sources:
+            if name in sources and not is_shared:  # else the spec's volume has that name
                 raw[name] = sources[name].values
             continue
-        number = mounted.count(name)
         mounted.append(name)
         entry = {"name": f"{name}-{number + 1}" if number else name}
         found.append(entry | {"mount": mount.values.get("mountPath")} | source)
@@ -191,6 +198,11 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
             found[-1]["read_only"] = True
         if below := mount.values.get("subPath"):
             found[-1]["sub_path"] = below
+    for init in pod.values.get("initContainers") or ():
+        for mount in init.get("volumeMounts") or ():
+            if (name := str(mount.get("name"))) in sources and name not in used:
+                used.add(name)
+                raw[name] = sources[name].values
     for name, volume in sources.items():
         if name not in used:
             message = f"the volume {name} is mounted nowhere in the task's container"
@@ -281,7 +293,7 @@ def _map_pod_template(pod: Fields, volumes: Raw, container: dict[str, Any]) -> d
         fix = "give runtime.kubernetes.service_account an account that says so"
         pod.note_missing("automountServiceAccountToken", "the coordinator needs its token", fix)
     spec: dict[str, Any] = pod.rest()
-    for key in spec:
+    for key in spec.keys() - {"initContainers"}:
         pod.note_changed(key, f"written into pod_template, so {_COORDINATOR_TOO}")
     if volumes:
         spec["volumes"] = volumes

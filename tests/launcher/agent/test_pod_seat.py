@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tfcluster.agent.containers import pod_connection, pod_seat
@@ -142,6 +143,22 @@ def test_a_pod_that_nobody_dials_ends(tmp_path: Path) -> None:
     _, stderr = pod.process.communicate(timeout=60)
     assert pod.process.returncode == pod_seat.NOBODY_CAME
     assert b"nobody connected" in stderr
+
+
+def test_a_pod_whose_connections_left_no_agent_ends(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "--idle-s=2")
+    assert pod.run("true").returncode == 0
+    pod.process.communicate(timeout=60)
+    assert pod.process.returncode == pod_seat.NOBODY_CAME
+
+
+def test_a_pod_that_is_ended_after_its_program_has_the_programs_exit_code(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "--then", "true")
+    while psutil.Process(pod.process.pid).children():
+        time.sleep(0.01)
+    pod.process.terminate()
+    pod.process.communicate(timeout=60)
+    assert pod.process.returncode == 0
 
 
 def test_a_program_that_failed_ends_the_pod_with_its_exit_code(tmp_path: Path) -> None:

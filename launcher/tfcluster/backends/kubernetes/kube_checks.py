@@ -28,13 +28,14 @@ _PATIENCE_S = 5.0
 _ASKERS = 8
 
 RIGHTS: tuple[tuple[str, str, str], ...] = (
-    ("", "pods", "create get list watch delete patch"),
-    ("", "pods/log", "get"),
+    ("", "pods", "create get list delete patch"),
     ("", "pods/portforward", "create"),
     ("", "secrets", "create get delete"),
     ("", "services", "create get delete"),
+    ("", "serviceaccounts", "get"),
+    ("", "events", "list"),
     ("batch", "jobs", "create get list patch delete"),
-    ("networking.k8s.io", "networkpolicies", "create"),
+    ("networking.k8s.io", "networkpolicies", "create delete"),
 )
 """API group, resource and verbs that the user needs who starts runs."""
 SETUP_RIGHTS: tuple[tuple[str, str, str], ...] = (

@@ -134,10 +134,6 @@ class Cluster:
             if not query["continue"]:
                 return items
 
-    def text(self, path: str, *, what: str = "", **query: object) -> str:
-        """Return an answer that is no JSON, such as ``pods/NAME/log``."""
-        return self._ask("GET", path, what=what, query=query).decode(errors="replace")
-
     def create(self, path: str, body: Object, *, what: str = "") -> Object:
         """Create an object. `path`: its collection, without its name."""
         return self._json("POST", path, what=what or _called(path, body), body=body)

@@ -261,9 +261,7 @@ def _rules() -> list[Object]:
         return {"apiGroups": [group], "resources": [resource], "verbs": [*verbs]}
 
     return [
-        rule("", "pods", "get", "list", "watch", "create", "delete", "patch"),
-        rule("", "pods/log", "get"),
-        rule("", "services", "get", "list"),
+        rule("", "pods", "get", "list", "create", "delete", "patch"),
         rule("", "events", "list"),
         rule("batch", "jobs", "get", "patch"),
     ]

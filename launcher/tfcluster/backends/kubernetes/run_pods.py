@@ -168,9 +168,14 @@ def _are_named(items: Sequence[Any], by: str) -> bool:
 
 
 def _template_for(container: str, template: Mapping[str, Any]) -> Object:
-    """Return the user's template without what is for the other pod's container."""
+    """Return the user's template without what is for the other pod's container.
+
+    Init containers prepare tasks: the coordinator's pod has none of the tasks' volumes.
+    """
     other = {TASK_CONTAINER, COORDINATOR_CONTAINER} - {container}
     spec = dict(template.get("spec", {}))
+    if container == COORDINATOR_CONTAINER:
+        spec.pop("initContainers", None)
     if isinstance(listed := spec.get("containers"), list):
         spec["containers"] = [
             item for item in listed if not (isinstance(item, dict) and item.get("name") in other)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import threading
@@ -134,6 +135,17 @@ def test_another_folder_of_the_run_is_appended(copy: Copy) -> None:
     assert copy.read("events.jsonl") == "submitted\nstarted\nagain\nended\n"
     assert copy.read("logs/attempt-1/worker-0.log") == "first attempt\n"
     assert copy.read("logs/attempt-2/worker-0.log") == "second attempt\n"
+
+
+@pytest.mark.parametrize("path", ["plan.json", "launch.json", ".seat-token", ".cancelled"])
+def test_files_of_this_machine_are_not_overwritten(copy: Copy, path: str) -> None:
+    with pytest.raises(ValueError, match="a file of this machine"):
+        Applier(copy.near).apply({"path": path, "at": 0, "mtime_ns": 0, "last": True}, b"x")
+    assert not (copy.near.root / path).exists()
+
+
+def test_a_stream_that_ends_within_a_line_has_no_more_frames() -> None:
+    assert list(frames(io.BytesIO(b'{"synced": true, "by'))) == []
 
 
 def test_a_path_that_leads_out_of_the_folder_is_refused(copy: Copy) -> None:

@@ -1,0 +1,136 @@
+"""What an API server answers, over real HTTP: some is asked again, some is refused in words."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from kubernetes.config import kube_config
+
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, context_names, reach
+from tfcluster.errors import SetupError
+
+Answer = tuple[int, Any]
+
+
+class Server(ThreadingHTTPServer):
+    """Gives its answers in turn, and keeps the last one."""
+
+    answers: list[Answer]
+    asked: int
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def _answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.server.asked += 1
+        answers = self.server.answers
+        status, body = answers.pop(0) if len(answers) > 1 else answers[0]
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = _answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server(("127.0.0.1", 0), Handler)
+    made.asked = 0
+    thread = threading.Thread(target=made.serve_forever, daemon=True)
+    thread.start()
+    yield made
+    made.shutdown()
+    made.server_close()
+    thread.join()
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "kubeconfig"
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
+    return path
+
+
+def write(path: Path, server: Server, *, current: str | None = "b") -> None:
+    contexts = [
+        {"name": name, "context": {"cluster": "lab", "user": "me", "namespace": f"team-{name}"}}
+        for name in ("a", "b")
+    ]
+    config = {
+        "clusters": [
+            {"name": "lab", "cluster": {"server": f"http://127.0.0.1:{server.server_port}"}}
+        ],
+        "users": [{"name": "me", "user": {}}],
+        "contexts": contexts,
+    }
+    path.write_text(json.dumps(config | ({"current-context": current} if current else {})))
+
+
+def cluster(path: Path, server: Server, *answers: Answer, patience_s: float = 5.0) -> Cluster:
+    server.answers = list(answers)
+    write(path, server)
+    return reach(SimpleNamespace(context=None, namespace=None), patience_s=patience_s)
+
+
+def status(code: int, message: str) -> Answer:
+    return code, {"kind": "Status", "message": message}
+
+
+def test_a_webhook_that_does_not_answer_is_a_refusal_that_names_it(
+    server: Server, kubeconfig: Path
+) -> None:
+    message = 'Internal error occurred: failed calling webhook "v.k8s.io": timeout'
+    place = cluster(kubeconfig, server, status(500, message))
+    with pytest.raises(KubeError, match="failed calling webhook") as refused:
+        place.create("pods", {})
+    assert (type(refused.value), server.asked) == (KubeError, 1)
+
+
+def test_a_quota_that_changed_meanwhile_is_asked_again(server: Server, kubeconfig: Path) -> None:
+    conflict = status(409, "Operation cannot be fulfilled: the object has been modified; try again")
+    place = cluster(kubeconfig, server, conflict, (201, {"metadata": {"name": "p"}}))
+    assert place.create("pods", {})["metadata"]["name"] == "p"
+
+
+def test_an_object_that_exists_is_a_conflict(server: Server, kubeconfig: Path) -> None:
+    place = cluster(kubeconfig, server, status(409, 'pods "p" already exists'))
+    with pytest.raises(KubeError) as refused:
+        place.create("pods", {})
+    assert refused.value.is_conflict
+    assert server.asked == 1
+
+
+def test_an_answer_that_is_no_json_is_told(server: Server, kubeconfig: Path) -> None:
+    place = cluster(kubeconfig, server, (200, b"<html>Sign in</html>"))
+    with pytest.raises(KubeError, match="Sign in"):
+        place.get("pods/p")
+
+
+def test_a_context_can_be_chosen_where_none_is_current(server: Server, kubeconfig: Path) -> None:
+    write(kubeconfig, server, current=None)
+    place = reach(SimpleNamespace(context="a", namespace=None))
+    assert place.namespace == "team-a"
+    assert context_names("team-b") == ["b", "a"]
+
+
+@pytest.mark.parametrize("text", ["", "- 1", "a: [", "contexts: {}", "current-context: a"])
+def test_a_damaged_kubeconfig_is_an_error_of_the_user(kubeconfig: Path, text: str) -> None:
+    kubeconfig.write_text(text)
+    with pytest.raises(SetupError, match="no Kubernetes cluster to use"):
+        reach(SimpleNamespace(context=None, namespace=None))
+    assert context_names("x") == []

@@ -1,0 +1,176 @@
+"""A run is submitted whole or not at all; its coordinator continues what another has begun."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.documentation import ROOT
+
+from tfcluster import in_pod
+from tfcluster.backends.jobs import Submission
+from tfcluster.backends.kubernetes import run_pods
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
+from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, kube_submit, rescue
+from tfcluster.discovery.planning import plan_file
+from tfcluster.errors import SetupError
+from tfcluster.rundir import control, registry
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
+
+SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
+Object = dict[str, Any]
+
+
+class FakePlace:
+    """An API server that notes what it is asked to do."""
+
+    name, namespace = "https://k/vision", "vision"
+
+    def __init__(self) -> None:
+        self.made: list[Object] = []
+        self.deleted: list[tuple[str, str | None]] = []
+        self.refuses: dict[str, KubeError] = {}
+        self.pods: list[Object] = []
+
+    def find(self, path: str) -> Object:
+        return {}
+
+    def create(self, path: str, body: Object) -> Object:
+        if (error := self.refuses.get(path)) is not None:
+            raise error
+        self.made.append(body)
+        return {"metadata": {**body["metadata"], "uid": f"uid-{len(self.made)}"}}
+
+    def delete(self, path: str, *, background: bool, uid: str | None) -> None:
+        self.deleted.append((path, uid))
+
+    def list(self, path: str, *, labels: object) -> list[Object]:
+        return self.pods
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> FakePlace:
+    made = FakePlace()
+    monkeypatch.setattr(kube_submit, "reach", lambda settings, patience_s: made)
+    monkeypatch.setattr(kube_own_job, "here", lambda: made)
+    monkeypatch.setattr(kube_package, "build", lambda *args, **named: [b"one", b"two"])
+    return made
+
+
+def submission(folder: Path) -> Submission:
+    planned = plan_file(SPEC)
+    (folder / "spec.json").write_text("{}")
+    return Submission(
+        "lab-1", folder, (), planned.spec.runtime, nodes=2, tasks_per_node=1, plan=planned.plan
+    )
+
+
+def test_the_package_is_last_so_that_the_coordinator_finds_its_pods(
+    place: FakePlace, tmp_path: Path
+) -> None:
+    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
+    kinds = [made["kind"] for made in place.made]
+    assert kinds == ["Job", "Secret", "Service", "NetworkPolicy", "Pod", "Pod", "Secret", "Secret"]
+    assert place.made[-1]["metadata"]["name"] == "lab-1-package-0"
+
+
+def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
+    kube_submit.submit(submission(tmp_path))
+    secret = place.made[1]
+    job, pod = place.made[0], place.made[4]
+    mounted = [items_of(spec) for spec in (pod["spec"], job["spec"]["template"]["spec"])]
+    assert mounted == [["token", "seat.pyz"], ["token", "seat.pyz", "coordinator-token"]]
+    decoded = [decode(secret, key) for key in ("token", "coordinator-token")]
+    assert (tmp_path / ".seat-token").read_text() == decoded[1] != decoded[0]
+
+
+def items_of(spec: Object) -> list[str]:
+    (found,) = (v for v in spec["volumes"] if v["name"] == "tfcluster-run")
+    return [item["key"] for item in found["secret"]["items"]]
+
+
+def decode(secret: Object, key: str) -> str:
+    import base64
+
+    return base64.b64decode(secret["data"][key]).decode()
+
+
+def test_a_refused_object_takes_back_the_run_and_no_other(place: FakePlace, tmp_path: Path) -> None:
+    place.refuses["services"] = KubeError("no", status=403)
+    with pytest.raises(KubeError):
+        kube_submit.submit(submission(tmp_path))
+    assert place.deleted == [("batch/jobs/lab-1", "uid-1")]
+
+
+def test_the_job_of_another_run_is_left_alone(place: FakePlace, tmp_path: Path) -> None:
+    place.refuses["batch/jobs"] = KubeError("it exists", status=409)
+    with pytest.raises(KubeError):
+        kube_submit.submit(submission(tmp_path))
+    assert place.deleted == []
+
+
+def test_a_run_whose_end_is_noted_does_not_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(JOB_VARIABLE, "lab-1")
+    monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: job == "lab-1")
+    assert in_pod.main("lab-1") == 0
+
+
+def test_a_stop_waits_for_the_folder_of_its_own_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
+    paths, stopped = RunPaths.of("lab-1"), list[Path]()
+
+    def load(asked: RunPaths) -> SimpleNamespace:
+        if not asked.root.exists():  # it is unpacked meanwhile
+            paths.root.mkdir(parents=True)
+            raise SetupError("there is no run")
+        return SimpleNamespace(status=Status.RUNNING)
+
+    monkeypatch.setattr(registry, "load_recorded", load)
+    monkeypatch.setattr(control, "stop", lambda path, *, why, now: stopped.append(path))
+    assert in_pod.stop("lab-1") == 0
+    assert stopped == [paths.control_socket]
+    assert paths.cancelled.exists()
+
+
+def test_a_successor_waits_until_its_predecessor_has_saved(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod: Object = {"metadata": {"name": "before"}, "spec": {"terminationGracePeriodSeconds": 60}}
+    place.pods, slept = [pod], list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        pod["status"] = {"containerStatuses": [{"state": {"terminated": {"exitCode": 75}}}]}
+
+    monkeypatch.setattr("time.sleep", sleep)
+    kube_own_job.await_predecessors("lab-1")
+    assert len(slept) == 1
+
+
+def test_a_living_pod_with_files_is_asked_until_it_answers(
+    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = plan_file(SPEC)
+    run = PodRun("lab-1", planned.plan, planned.spec.runtime)
+    pod = run_pods.task_pod(run, "worker-0", 1)
+    pod["metadata"]["annotations"][CLAIMED] = "a coordinator"
+    pod["status"] = {"phase": "Running", "podIP": "10.0.0.7"}
+    place.pods = [pod]
+    answers: list[tuple[int, Sequence[str]] | None] = [None, None, (3, ["step-40"])]
+    monkeypatch.setattr(rescue, "_fetch", lambda *args: answers.pop(0))
+    monkeypatch.setattr(registry, "load_plan", lambda paths: planned.plan)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    paths = RunPaths(tmp_path / "lab-1")
+    found = rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
+    assert found == (3, ["step-40"])
+    monkeypatch.setattr(rescue, "_fetch", lambda *args: None)
+    monkeypatch.setattr(rescue, "_PATIENCE_S", 0.0)
+    with pytest.raises(SetupError, match="lab-1-worker-0-g1 has the run's files"):
+        rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
