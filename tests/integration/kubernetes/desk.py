@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -108,7 +109,8 @@ class Desk:
     def kill(self, pod: str) -> None:
         """Kill all processes of a pod."""
         for pid in self.processes(pod):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # its first process took it along
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Remove the namespace and all in it, without waiting for graces."""
