@@ -270,6 +270,8 @@ def make_launch(
 
     plan = planned.require()
     its = kinds.get(plan.nodes[0].backend)
+    if options.coordinator == "here":
+        _require_reach(its, plan.nodes[0].backend)
     stays = options.coordinator == "here" or its.is_allocated(os.environ)
     is_submitted = its.jobs is not None and not stays
     faults = parse(options.chaos, plan)
@@ -277,7 +279,7 @@ def make_launch(
         from tfcluster.backends.local.warm_start import keep_warm
 
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
-    if options.detach:
+    if options.detach and not is_submitted:
         plan = with_lease(replace(planned, plan=plan))
     return Launch(
         plan,
@@ -292,14 +294,23 @@ def make_launch(
     )
 
 
+def _require_reach(its: kinds.Kind, backend: str) -> None:
+    """Raise UsageError if a coordinator outside of the scheduler cannot reach the nodes."""
+    if its.jobs is not None and not (its.is_reached_from_outside or its.is_allocated(os.environ)):
+        raise UsageError(
+            f"--coordinator here: {backend} has no nodes for a coordinator outside of a job",
+            fix=f"leave it out, or start it inside an allocation of {backend}",
+        )
+
+
 def with_lease(planned: Planned) -> Plan:
     """Return the plan with the lease of background runs where tasks run on other machines.
 
     The coordinator may be a laptop that goes to sleep, which must not end training elsewhere.
     """
-    from tfcluster.coordinator.cleanup import outliving
-
     plan = planned.plan
-    if "lease_s" in planned.spec.supervision.model_fields_set or not outliving(plan):
+    its = [node.capabilities for node in plan.nodes]
+    sleeps_apart = any(each.has_lease and not each.on_one_machine for each in its)
+    if "lease_s" in planned.spec.supervision.model_fields_set or not sleeps_apart:
         return plan
     return replace(plan, supervision=replace(plan.supervision, lease_s=LEASE_S))

@@ -3,13 +3,15 @@
 The pod's first program, the seat, starts it. It unpacks the run's package unless an earlier start
 has done that, does what `in_job` does, and notes the end of the run at its Job. It exits with 0
 once the run has ended, however it did: a failed pod would be started again. With ``--stop RUN`` it
-asks the coordinator in the same pod to stop its run.
+asks the coordinator in the same pod to stop its run; with ``--remove RUN`` it removes the files of
+a run that have been fetched.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,9 +19,11 @@ from typing import NoReturn
 
 from tfcluster import in_job
 from tfcluster.agent import foreign_json
+from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
-from tfcluster.backends.kubernetes.run_objects import TOKEN
+from tfcluster.backends.kubernetes import pod_dial
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.run_objects import COORDINATOR_TOKEN, ENV_KEY, TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
 from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
@@ -40,7 +44,10 @@ _AGAIN = 75
 def main(run_id: str) -> int:
     """Run to the end of the run, or of this pod; return the exit code."""
     folder, job = home(), os.environ[JOB_VARIABLE]
+    _take_variables(Path(RUN_FOLDER))
     if kube_own_job.has_run_ended(job):  # the pod was taken away while its files were fetched
+        if not RunPaths.of(run_id, folder).state.exists():
+            _release_seat()
         return 0
     lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
     lease.take()
@@ -55,15 +62,33 @@ def main(run_id: str) -> int:
     os.environ[kube_own_job.STARTS] = str(starts)
     if kube_own_job.is_stopped(job):
         paths.cancelled.touch()
+    kube_own_job.keep_history(job, paths)
     in_job.main(str(paths.root))
     state = registry.load_recorded(paths)
     if not state.status.is_final:
         return _AGAIN
+    kube_package.env_file(folder, run_id).unlink(missing_ok=True)
     try:
         kube_own_job.record_end(job, state)
     except TfclusterError as error:  # the end is still in the run folder
         sys.stderr.write(f"tfcluster: {error}\n")
     return 0
+
+
+def _take_variables(folder: Path) -> None:
+    """Take the values of secret variables, and of those that the submitter's environment gives.
+
+    They are files, so that they change neither the start of this program nor its container.
+    """
+    for path in folder.glob(f"{ENV_KEY}*"):
+        os.environ[path.name.removeprefix(ENV_KEY)] = path.read_text()
+
+
+def _release_seat() -> None:
+    """Have this pod end: the files that its seat would wait for are lost."""
+    token = Path(RUN_FOLDER, COORDINATOR_TOKEN)
+    argv = pod_dial.address_argv(f"127.0.0.1:{PORT}", token, [])
+    subprocess.run([*argv, "--done"], check=False, timeout=_LISTENS_WITHIN_S)
 
 
 def stop(run_id: str) -> int:
@@ -86,10 +111,11 @@ def _rescue(paths: RunPaths) -> None:
     """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
     kube_own_job.await_predecessors(os.environ[JOB_VARIABLE])
     token = Path(RUN_FOLDER, TOKEN)
-    attempt, found = rescue.restore(paths, kube_own_job.here(), token)
-    what = f"the run goes on from {', '.join(found)}" if found else "the training starts anew"
+    attempt, found = rescue.restore(paths, kube_own_job.around_pod(), token)
+    what = f"the run goes on from {', '.join(found)}" if found else "training starts again"
     state = open_folder(paths)
     state.attempt = max(state.attempt, attempt)
+    kube_own_job.apply_history(os.environ[JOB_VARIABLE], state)
     writer = RunWriter(state, paths)
     why = (
         "the coordinator's pod was replaced, and its folder is lost"
@@ -102,7 +128,14 @@ def _rescue(paths: RunPaths) -> None:
 
 def _entry() -> NoReturn:
     try:
-        code = stop(sys.argv[2]) if sys.argv[1] == "--stop" else main(sys.argv[1])
+        match sys.argv[1:]:
+            case ["--stop", run_id]:
+                code = stop(run_id)
+            case ["--remove", run_id]:
+                kube_package.remove(home(), run_id)
+                code = 0
+            case _:
+                code = main(sys.argv[1])
     except (TfclusterError, OSError) as error:  # the last line is what the watching `up` shows
         sys.stderr.write(f"tfcluster: {describe_error(error)}\n")
         code = 1

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from tfcluster.backends.jobs import Outlook
+
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import LostRunEnded
     from tfcluster.plans.plan import NodePlan, Plan
@@ -84,6 +86,10 @@ class Nodes(ABC):
 
         Raises SetupError if the agent does not start; the text holds its error output.
         """
+
+    async def examine(self) -> Outlook:
+        """Return what only nodes that are open show, for `doctor --deep`. Raises SetupError."""
+        return Outlook(())
 
     async def repair(self) -> list[str]:
         """Repair the nodes before another attempt; return what was repaired, in sentences."""

@@ -194,14 +194,14 @@ class _News:
 
     def about_files(self, problem: str) -> Iterator[str]:
         if problem and problem != self._problem:
-            yield f"the run's files do not arrive on this machine: {problem}; this is tried on"
+            yield f"the run's files do not arrive here: {problem}; tfcluster keeps trying"
         self._problem = problem
 
     def about(self, state: JobState | None, silence: str, *, was_started: bool) -> Iterator[str]:
         if silence != self._silence:
             self._silence = silence
             if silence:
-                yield f"{silence}; the run waits on"
+                yield f"{silence}; tfcluster keeps asking"
         if state is None:
             return
         if state.phase is not Phase.QUEUED:
@@ -225,7 +225,7 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
         waits_for = f"nodes: {format_wait(state, time.time())}"
         return replace(found, status=Status.QUEUED, waits_for=waits_for)
     if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
-        return replace(found, waits_for="its coordinator, which starts on the job's first node")
+        return replace(found, waits_for="its coordinator, which is starting")
     return found
 
 

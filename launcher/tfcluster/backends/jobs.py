@@ -25,7 +25,6 @@ from tfcluster.errors import SetupError
 from tfcluster.rundir.states import Status
 
 if TYPE_CHECKING:
-    from tfcluster.backends.base import Tell
     from tfcluster.plans.plan import Plan
     from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
@@ -161,10 +160,13 @@ class Jobs(Protocol):
         `thorough`: also ask when it would start, and judge what is only suspicious.
         """
 
-    def run_inside(self, job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
+    def run_inside(
+        self, job: Submission, argv: Sequence[str], *, tell: Callable[[str], None]
+    ) -> None:
         """Run a command of this machine in an allocation like the job's, but of a few minutes.
 
-        `tell` shows that it is waited for. Raises SetupError for a command that fails.
+        `tell` shows that it is waited for. Raises SetupError for a command that fails. A backend
+        that `kinds.Kind.is_reached_from_outside` has no need of it.
         """
 
     def submit(self, job: Submission) -> str:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import click
 
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs
-from tfcluster.cli.elsewhere import Scheduler, scheduler_options
+from tfcluster.cli.elsewhere import scheduler_of, scheduler_options
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui.terminal import Terminal
 
@@ -45,28 +46,20 @@ def command(
     exit code 3, the message names the hosts where tasks may still run, and until when.
     """
     terminal = Terminal()
-    if backend is not None:
+    others = {"all": everything, "warm": warm, "json": as_json}
+    if (scheduler := scheduler_of(backend, context, namespace, **others)) is not None:
         if run is None:
             raise UsageError("--backend needs RUN", fix="`tfcluster ps --backend NAME` lists them")
-        terminal.say_wrapped(Scheduler(backend, context, namespace).stop(run, now=now))
+        terminal.say_wrapped(scheduler.stop(run, now=now))
         return
     if warm:
         _end_warm(run, terminal, as_json=as_json and not everything)
         if not everything:
             return
-    if everything:
-        targets = [paths for paths, state in registry.runs() if registry.is_open(state)]
-    else:
-        targets = _find_run(run, terminal)
+    targets = [paths for paths, state in registry.runs() if registry.is_open(state)]
+    targets = targets if everything else _find_run(run, terminal)
     errors: list[SetupError] = []
-    stopping, ended = [], []
-    for paths in targets:
-        with collecting_errors(errors):
-            stopping.append((paths, _request_stop(paths, now=now, terminal=terminal)))
-    for paths, was_live in stopping:
-        with collecting_errors(errors):
-            _await_end(paths, terminal, was_live=was_live)
-        ended.append(registry.load(paths))
+    ended = _stop_all(targets, terminal, errors, now=now)
     found = [past_runs.find_leftovers_of(state.run, patience_s=_ANSWER_S) for state in ended]
     if everything:
         done = {state.run for state in ended}
@@ -76,6 +69,21 @@ def command(
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
+
+
+def _stop_all(
+    targets: Sequence[RunPaths], terminal: Terminal, errors: list[SetupError], *, now: bool
+) -> list[RunSnapshot]:
+    """Stop all runs, wait until they have ended, and return their states."""
+    stopping, ended = [], []
+    for paths in targets:
+        with collecting_errors(errors):
+            stopping.append((paths, _request_stop(paths, now=now, terminal=terminal)))
+    for paths, was_live in stopping:
+        with collecting_errors(errors):
+            _await_end(paths, terminal, was_live=was_live)
+        ended.append(registry.load(paths))
+    return ended
 
 
 @contextlib.contextmanager

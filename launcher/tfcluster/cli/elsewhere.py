@@ -34,6 +34,26 @@ def scheduler_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def scheduler_of(
+    backend: str | None, context: str | None, namespace: str | None, **others: bool
+) -> Scheduler | None:
+    """Return the scheduler that the options of a command name, or None.
+
+    `others`: options of the command → whether they are given, which make no sense with one.
+    Raises UsageError, SetupError.
+    """
+    if backend is None:
+        if context is not None or namespace is not None:
+            raise UsageError(
+                "--context and --namespace choose a cluster of a scheduler, and none is named",
+                fix="add --backend kubernetes",
+            )
+        return None
+    if wrong := [f"--{name}" for name, is_given in others.items() if is_given]:
+        raise UsageError(f"{' and '.join(wrong)} cannot be combined with --backend")
+    return Scheduler(backend, context, namespace)
+
+
 class Scheduler:
     """The scheduler of a backend, asked about all runs that it has."""
 

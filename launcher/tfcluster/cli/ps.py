@@ -11,7 +11,7 @@ import click
 
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
-from tfcluster.cli.elsewhere import Scheduler, scheduler_options
+from tfcluster.cli.elsewhere import Scheduler, scheduler_of, scheduler_options
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import runtime_dir
 from tfcluster.rundir.registry import RunListing
@@ -37,8 +37,8 @@ def command(
 
     With --backend, list the runs that a scheduler has, whichever machine submitted them.
     """
-    if backend is not None:
-        _list_elsewhere(Scheduler(backend, context, namespace), as_json=as_json)
+    if (scheduler := scheduler_of(backend, context, namespace, all=all_runs)) is not None:
+        _list_elsewhere(scheduler, as_json=as_json)
         return
     terminal, survey = Terminal(), job_watch.list_runs()
     known = [snapshot for _, snapshot in survey.runs]

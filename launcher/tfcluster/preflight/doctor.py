@@ -8,9 +8,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
@@ -18,6 +19,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
 from tfcluster.backends import jobs, open_nodes
 from tfcluster.backends.base import Tell, ignore_event
+from tfcluster.backends.jobs import Outlook
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
@@ -34,6 +36,9 @@ from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import new_run_id
 from tfcluster.typed_json import from_json, to_json
+
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Runtime
 
 _LEASE_S = 10.0
 _PLAN, _REPORT = "plan.json", "report.json"
@@ -73,13 +78,18 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
     if not deep or report.fatal:
         return report
     with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
+        if kinds.get(backend).is_reached_from_outside:
+            run_writer.make_runtime_dir()
+            runtime = planned.spec.runtime
+            found = _examine(plan, Path(scratch), deep=True, runtime=runtime, tell=tell)
+            return report.with_nodes(asyncio.run(found))
         (Path(scratch) / _PLAN).write_text(json.dumps(to_json(plan)))
         try:
             its.run_inside(job, [sys.executable, "-P", "-m", __name__, scratch], tell=tell)
-            found = foreign_json.read_json_object(Path(scratch) / _REPORT)
+            made = foreign_json.read_json_object(Path(scratch) / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
-    return report.with_nodes(PreflightReport.from_json(found))
+    return report.with_nodes(PreflightReport.from_json(made))
 
 
 def main(scratch: Path) -> None:
@@ -115,11 +125,19 @@ def _obstacle_finding(error: SetupError) -> Finding:
 
 
 async def _examine(
-    plan: Plan, scratch: Path, *, deep: bool, open_nodes: OpenNodes = open_nodes
+    plan: Plan,
+    scratch: Path,
+    *,
+    deep: bool,
+    open_nodes: OpenNodes = open_nodes,
+    runtime: Runtime | None = None,
+    tell: Tell = ignore_event,
 ) -> PreflightReport:
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
-    visit = _Visit(plan, Hub(paths, lease_s=_LEASE_S, open_nodes=open_nodes))
+    hub = Hub(paths, _LEASE_S, tell, tell, open_nodes, plan=plan, runtime=runtime)
+    visit = _Visit(plan, hub)
+    outlooks: Mapping[str, Outlook] = {}
     async with asyncio.TaskGroup() as background:
         try:
             findings = await visit.connect_all(background)
@@ -131,10 +149,15 @@ async def _examine(
             report = await probe_nodes(
                 plan, paths, Answers(visit.hub, visit.until), visit.connected, ports, deep=deep
             )
+            if deep and visit.connected:
+                outlooks = await visit.examine(findings)
         finally:
             await visit.hub.close()
     names = tuple(node.name for node in plan.nodes)
-    return replace(report, nodes=names).with_more(findings)
+    report = replace(report, nodes=names).with_more(findings)
+    for backend, outlook in outlooks.items():
+        report = report.with_nodes(PreflightReport.of_job(backend, outlook))
+    return report
 
 
 class _Visit:
@@ -191,6 +214,15 @@ class _Visit:
             self._lost[node] = why
             self.connected.remove(node)
             self.hub.keep(node, msg.StartFailed(task=PREFLIGHT, attempt=0, error=why))
+
+    async def examine(self, findings: list[Finding]) -> Mapping[str, Outlook]:
+        """Return backend → what only open nodes show; add a finding where that cannot be found."""
+        try:
+            return await self.hub.examine()
+        except SetupError as error:
+            backend = self.plan.nodes[0].backend
+            findings.append(Finding(backend, "nodes", error.message, error.fix, is_fatal=False))
+            return {}
 
     async def hold_ports(self) -> list[Finding]:
         """Have the agents hold their ports; return findings for taken ports and lost nodes."""

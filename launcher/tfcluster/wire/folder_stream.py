@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import sys
@@ -32,7 +33,8 @@ Have = dict[str, tuple[int, int]]
 """Path → size and time of the last change, nanoseconds."""
 
 FOLDER: Final = ".folder"
-"""The file with the id of a coordinator's folder, and the bytes of events that it began with."""
+"""The file with the id of a coordinator's folder, and the bytes and lines of events that it began
+with (`describe_folder`)."""
 _MIRRORED: Final = ".mirrored"
 """The file with the id of the folder that was copied last, and where its files begin here."""
 _EVENTS: Final = "events.jsonl"
@@ -41,6 +43,7 @@ _OWN: Final = frozenset({"spec.json", "plan.json", "launch.json", "submitted.jso
 """Files that each side has for itself; the state is sent apart."""
 _AT_THE_END: Final = ("checkpoints", "outputs")
 _NEVER: Final = ("tasks", "tuner")
+_SEQ: Final = re.compile(rb'(\{"seq": )(\d+)')
 _PART: Final = ".part"
 _COMING: Final = ".partial-coming-"
 """The prefix of a checkpoint's folder that is not complete yet; a store ignores it."""
@@ -99,7 +102,7 @@ class _Sender:
         try:
             with (self.folder / path).open("rb") as file:
                 status = os.fstat(file.fileno())
-                size, mtime_ns = status.st_size, status.st_mtime_ns
+                size, mtime_ns, mode = status.st_size, status.st_mtime_ns, status.st_mode & 0o777
                 had, had_mtime_ns = self.sent.get(path, (-1, 0))
                 is_same = _grows(path) or had_mtime_ns == mtime_ns
                 if had == size and is_same:
@@ -109,8 +112,8 @@ class _Sender:
                 while True:
                     data = file.read(min(_SLICE, size - at))
                     is_last = at + len(data) >= size or not data
-                    head = {"path": path, "at": at, "mtime_ns": mtime_ns, "last": is_last}
-                    self._frame(head, data)
+                    about = {"mtime_ns": mtime_ns, "mode": mode, "last": is_last}
+                    self._frame({"path": path, "at": at, **about}, data)
                     at += len(data)
                     if is_last:
                         break
@@ -141,6 +144,48 @@ def _grows(path: str) -> bool:
     return path.endswith((".jsonl", ".log")) or "tfevents" in path.rpartition("/")[2]
 
 
+def describe_folder(folder_id: str, events: Path) -> dict[str, Any]:
+    """Return what `FOLDER` says about a new folder with these events."""
+    data = events.read_bytes()
+    return {"id": folder_id, "events": len(data), "lines": data.count(b"\n")}
+
+
+@dataclass(slots=True)
+class _Renumbered:
+    """The events of a folder that follow those of an earlier one: `seq` has no gap and no repeat.
+
+    Lines are written whole, so that the file here shows how much of the other one has arrived.
+    """
+
+    begins_at: int
+    """Where its events begin in the file of this machine."""
+    skipped: int
+    """The bytes at its beginning that both folders have."""
+    ahead: int
+    """The difference of the numbers."""
+    _partial: bytes = b""
+
+    def size(self, events: Path) -> int:
+        """Return the bytes of the other folder's events that have arrived."""
+        with events.open("rb") as file:
+            file.seek(self.begins_at)
+            return self.skipped + sum(len(self._shift(line, -self.ahead)) for line in file)
+
+    def append(self, events: Path, data: bytes) -> None:
+        whole, end, self._partial = (self._partial + data).rpartition(b"\n")
+        with events.open("ab") as file:
+            file.writelines(
+                self._shift(line, self.ahead) for line in (whole + end).splitlines(True)
+            )
+
+    @staticmethod
+    def _shift(line: bytes, by: int) -> bytes:
+        match = _SEQ.match(line)
+        if match is None:
+            return line
+        return b"%s%d%s" % (match[1], int(match[2]) + by, line[match.end() :])
+
+
 @dataclass(slots=True)
 class Applier:
     """The side that applies frames to its own run folder."""
@@ -149,19 +194,29 @@ class Applier:
     final_state: bytes | None = None
     """The state of a run that is over, which is not applied yet (`finish`)."""
     _shifts: dict[str, int] = field(default_factory=dict)
-    """Path of a file that grows → where its copy begins in the file of this machine."""
+    """Path of a log → where its copy begins in the file of this machine."""
+    _events: _Renumbered | None = None
+    """None for the events of the first folder, which are copied as they are."""
 
     def meet(self, folder: Mapping[str, Any]) -> None:
         """Note which folder is copied. After another one, its events and logs are appended."""
         note = self.paths.root / _MIRRORED
         known = foreign_json.read_json_object(note) if note.exists() else {}
-        if known.get("id") == folder["id"]:
-            self._shifts = dict(known["shifts"])
-            return
-        if known:
-            self._shifts = {path: has[0] for path, has in self.have().items() if _grows(path)}
-            self._shifts[_EVENTS] -= folder["events"]
-        note.write_text(json.dumps({"id": folder["id"], "shifts": self._shifts}))
+        if known.get("id") != folder["id"]:
+            followed = self._follow(folder) if known else {"shifts": {}, "events": None}
+            known = {"id": folder["id"], **followed}
+            note.write_text(json.dumps(known))
+        self._shifts = dict(known["shifts"])
+        events = known["events"]
+        self._events = None if events is None else _Renumbered(*events)
+
+    def _follow(self, folder: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where the files of another folder of the run begin here."""
+        self._events, self._shifts = None, {}
+        shifts = {path: has[0] for path, has in self.have().items() if _grows(path)}
+        begins_at, data = shifts.pop(_EVENTS), self.paths.events.read_bytes()
+        ahead = data.count(b"\n") - folder["lines"]
+        return {"shifts": shifts, "events": [begins_at, folder["events"], ahead]}
 
     def have(self) -> Have:
         """Return what this folder has, also of files that did not arrive whole."""
@@ -179,6 +234,8 @@ class Applier:
                 else:
                     size = max(0, status.st_size - self._shifts.get(shown, 0))
                     found.setdefault(shown, (size, status.st_mtime_ns))
+        if self._events is not None:
+            found[_EVENTS] = self._events.size(self.paths.events), 0
         return found
 
     def apply(self, head: Mapping[str, Any], data: bytes) -> None:
@@ -190,6 +247,9 @@ class Applier:
             else:
                 self._write_state(data)
             return
+        if path == _EVENTS and self._events is not None:
+            self._events.append(self.paths.events, data)
+            return
         target = self._place_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         grown = target if _grows(path) else target.with_name(f"{target.name}{_PART}")
@@ -199,6 +259,7 @@ class Applier:
                 file.truncate()
             file.write(data)
         if not _grows(path):
+            grown.chmod(head["mode"])
             os.utime(grown, ns=(head["mtime_ns"], head["mtime_ns"]))
             if head["last"]:
                 grown.replace(target)

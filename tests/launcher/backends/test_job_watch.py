@@ -133,7 +133,7 @@ def test_a_running_job_is_as_its_coordinator_says(home_dir: Any, fake: Fake) -> 
     state = job_watch.load(queued)
     assert (state.status, state.waits_for) == (
         Status.QUEUED,
-        "its coordinator, which starts on the job's first node",
+        "its coordinator, which is starting",
     )
 
 
@@ -295,7 +295,7 @@ def test_news_are_what_has_changed(
         (said,) = hear(2)
         assert said.startswith("queued: Priority, starts about ")
     fake.error = SilentError("no slurmctld")
-    assert hear(3) == ["slurm does not answer: no slurmctld; the run waits on"]
+    assert hear(3) == ["slurm does not answer: no slurmctld; tfcluster keeps asking"]
     fake.error = None
     fake.states[paths.run_id] = JobState(Phase.QUEUED, "Resources")
     assert hear(4) == ["queued: Resources"]

@@ -50,7 +50,7 @@ def test_a_jobset_holds_valid_jobs_that_pass_restricted(exported: Exporter) -> N
 def test_the_pods_are_those_that_up_makes(exported: Exporter) -> None:
     pods = [one for one in documents(exported("kubernetes", SPEC).text) if one["kind"] == "Pod"]
     assert [pod["spec"]["hostname"] for pod in pods] == ["chief-0", "worker-0", "worker-1"]
-    assert pods[0]["spec"]["containers"][0]["command"][-1] == f"{run_pods.RUN_FOLDER}/seat.pyz"
+    assert f"{run_pods.RUN_FOLDER}/seat.pyz" in pods[0]["spec"]["containers"][0]["command"]
 
 
 def test_secrets_are_needed_and_never_written(exported: Exporter) -> None:

@@ -27,12 +27,16 @@ NOT_FOUND = 127
 """The exit code of a program that cannot be started."""
 _CHUNK = 1 << 18
 _LONGEST_ORDER = 1 << 20
-_SIGN_IN_S = 10.0
+_SIGN_IN_S = 10
 
 
 def serve(connection: socket.socket, token_file: str, note: int) -> None:
-    """Serve one connection, in a process of its own. Raises OSError, ValueError."""
-    connection.settimeout(_SIGN_IN_S)
+    """Serve one connection, in a process of its own, which ends if the sign-in takes too long.
+
+    Raises OSError, ValueError.
+    """
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(_SIGN_IN_S)
     with open(token_file, "rb") as file:
         token = file.read().strip()
     nonce = os.urandom(NONCE_BYTES)
@@ -47,9 +51,9 @@ def serve(connection: socket.socket, token_file: str, note: int) -> None:
         os.write(note, b"d")
         connection.sendall(frame(EXIT, b"0"))
         return
+    signal.alarm(0)
     os.write(note, b"c")
     os.close(note)
-    connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     _Exchange(connection, order["argv"]).run()

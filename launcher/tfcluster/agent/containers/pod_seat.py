@@ -31,6 +31,7 @@ NOBODY_CAME = 1
 """The exit code of this program without any connection."""
 _MOST_CONNECTIONS = 256
 _SUBREAPER = 36
+_LATE_POLL_S = 1.0
 
 
 def main() -> NoReturn:
@@ -77,7 +78,8 @@ class Seat:
     def run(self) -> int:
         """Serve; return the exit code."""
         while True:
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            left = None if self._deadline is None else self._deadline - time.monotonic()
+            left = _LATE_POLL_S if left is not None and left <= 0 else left
             watched = [self._signals, self._notes, self._listener.fileno()]
             ready, _, _ = select.select(watched, [], [], left)
             if self._listener.fileno() in ready:
@@ -161,7 +163,8 @@ class Seat:
         """Return the code to exit with now, or None."""
         is_late = self._deadline is not None and time.monotonic() >= self._deadline
         if self._options.then:
-            may_end = self._code or self._is_done or self._is_terminated or is_late
+            is_left = is_late and not self._handlers  # else its files are being fetched
+            may_end = self._code or self._is_done or self._is_terminated or is_left
             return _as_shell(self._code or 0) if self._code is not None and may_end else None
         if is_late and not self._adopted_any:
             sys.stderr.write(f"nobody connected for {self._options.idle_s:.0f} s\n")

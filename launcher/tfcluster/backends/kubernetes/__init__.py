@@ -16,6 +16,7 @@ class KubernetesKind(Kind):
     capabilities = Capabilities(makes_nodes=True, in_containers=True, clears_up=True)
     nodes = "tfcluster.backends.kubernetes.kube_nodes:KubeNodes"
     jobs = "tfcluster.backends.kubernetes.submitted.kube_jobs"
+    is_reached_from_outside = True
     leftovers = "tfcluster.backends.kubernetes.submitted.kube_jobs"
     fetch = (
         "kubectl exec $(kubectl get pod -o name"

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.backends.kubernetes import kube_capacity, run_objects
+from tfcluster.backends.kubernetes.kube_access import reach
 from tfcluster.backends.kubernetes.kube_capacity import PodNeeds
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
 from tfcluster.errors import SetupError, join_first
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ OLDEST = (1, 20)
 _PATIENCE_S = 5.0
 _ASKERS = 8
 
+_PORT_FORWARD = (("", "pods/portforward", "create"),)
 RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("", "pods", "create get list delete patch"),
-    ("", "pods/portforward", "create"),
+    *_PORT_FORWARD,
     ("", "secrets", "create get delete"),
-    ("", "services", "create get delete"),
+    ("", "services", "create get list delete"),
     ("", "serviceaccounts", "get"),
     ("", "events", "list"),
     ("batch", "jobs", "create get list patch delete"),
@@ -71,6 +73,8 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         found = [*_judge_version(version), *survey.check_objects(), *survey.check_amounts()]
         if thorough:
             found += [*survey.check_gang(), *survey.check_rights(), *survey.check_nodes()]
+        else:  # what would fail only later, when the run's files are copied
+            found += survey.check_rights_of_user(_PORT_FORWARD)
     except SetupError as error:
         return Outlook((Obstacle("cluster", error.message, error.fix),))
     if survey.unread:
@@ -292,10 +296,7 @@ class Survey:
         """Check each verb that this user and the coordinator's account need."""
         namespace = self.cluster.namespace
         account = self.settings.coordinator.service_account or run_objects.ACCOUNT
-        if missing := self._missing(RIGHTS):
-            what = f"this user may not {join_first(missing, 6)} in the namespace {namespace}"
-            fix = f"`kubectl auth can-i --list -n {namespace}` shows the rights; a Role gives them"
-            yield Obstacle("permissions", what, fix)
+        yield from self.check_rights_of_user(RIGHTS)
         found = self._find(f"serviceaccounts/{account}")
         if found is False:
             missing = (
@@ -309,6 +310,14 @@ class Survey:
         elif missing := self._missing(_coordinator_rights(), account=account):
             what = f"the ServiceAccount {account} may not {join_first(missing, 6)} in {namespace}"
             yield Obstacle("permissions", what, "bind it to a Role with these verbs")
+
+    def check_rights_of_user(self, rights: Iterable[tuple[str, str, str]]) -> Iterator[Obstacle]:
+        """Check verbs that this user needs."""
+        namespace = self.cluster.namespace
+        if missing := self._missing(rights):
+            what = f"this user may not {join_first(missing, 6)} in the namespace {namespace}"
+            fix = f"`kubectl auth can-i --list -n {namespace}` shows the rights; a Role gives them"
+            yield Obstacle("permissions", what, fix)
 
     def _missing(
         self, rights: Iterable[tuple[str, str, str]], *, account: str | None = None

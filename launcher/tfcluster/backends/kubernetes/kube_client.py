@@ -1,20 +1,17 @@
 """The API server of a Kubernetes cluster: objects as plain JSON dicts, errors in clear words.
 
-The official client finds the cluster and signs in (kubeconfig, exec plugins, service accounts).
-Its typed models are not used: what is sent is exactly what `tfcluster export` prints.
+The official client signs in (`kube_access`). Its typed models are not used: what is sent is exactly
+what `tfcluster export` prints.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from urllib.parse import quote, urlencode
-
-import yaml
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import SetupError
@@ -25,12 +22,7 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 """An object of the API, as its JSON."""
 
-JOB_VARIABLE = "TFCLUSTER_KUBERNETES_JOB"
-"""Set in the coordinator's pod: the name of its Job."""
-
-_SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 _GROUPS = {
-    "apps": "apps/v1",
     "authorization": "authorization.k8s.io/v1",
     "batch": "batch/v1",
     "networking": "networking.k8s.io/v1",
@@ -44,20 +36,8 @@ _TRY_S = 10.0
 _AWAY = {429, 500, 502, 503, 504}
 """Answers of an API server that starts, ends, is overloaded or has lost its etcd."""
 
-_DAMAGED = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
-"""The official client's errors for a kubeconfig that it cannot read."""
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-
-
-class Settings(Protocol):
-    """The fields of the spec's section `runtime.kubernetes` that lead to a cluster."""
-
-    @property
-    def context(self) -> str | None: ...
-    @property
-    def namespace(self) -> str | None: ...
 
 
 class KubeError(SetupError):
@@ -91,9 +71,13 @@ class Cluster:
     ``networking/networkpolicies``) or, with a leading ``/``, absolute. All methods block.
     """
 
-    def __init__(self, api: ApiClient, *, namespace: str, patience_s: float) -> None:
+    def __init__(
+        self, api: ApiClient, *, namespace: str, patience_s: float, context: str | None = None
+    ) -> None:
         self.namespace = namespace
         self.api = api
+        self.context = context
+        """The kubeconfig's context that leads here; None around a pod."""
         self.patience_s = patience_s
         """Seconds for which an API server that is away is asked again."""
 
@@ -103,8 +87,12 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """The name of cluster and namespace for the list of jobs."""
-        return f"{self.host}/{self.namespace}"
+        """The name of cluster, namespace and user for the list of jobs (`kube_access.reach_again`).
+
+        Contexts of several users, or clusters behind one gateway, have the same host.
+        """
+        context = f" (context {self.context})" if self.context else ""
+        return f"{self.host}/{self.namespace}{context}"
 
     def get(self, path: str, *, what: str = "", **query: object) -> Object:
         """Return one object."""
@@ -278,83 +266,9 @@ class _Unanswered(Exception):
         self.was_not_sent = was_not_sent
 
 
-def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
-    """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
-    kubeconfig's context, else the pod's own one.
-
-    Raises SetupError without the official client, or without a cluster.
-    """
-    try:
-        from kubernetes import client, config
-    except ImportError:
-        raise SetupError(
-            "the backend kubernetes needs Kubernetes' official client",
-            fix="install it: `pip install 'tfcluster[kubernetes]'`",
-        ) from None
-    configuration = client.Configuration()
-    try:
-        if JOB_VARIABLE in os.environ or not (settings.context or _has_kubeconfig()):
-            config.load_incluster_config(client_configuration=configuration)
-            context_namespace = _pod_namespace()
-        else:
-            loader = _loader(settings.context)
-            loader.load_and_set(configuration)
-            context_namespace = loader.current_context["context"].get("namespace")
-    except (*_DAMAGED, config.ConfigException) as error:
-        where = f"context {settings.context}" if settings.context else "cluster"
-        raise SetupError(
-            f"there is no Kubernetes {where} to use: {error}",
-            fix="`kubectl config get-contexts` lists those of the kubeconfig (KUBECONFIG, else"
-            " ~/.kube/config); runtime.kubernetes.context chooses one",
-        ) from None
-    namespace = settings.namespace or context_namespace or "default"
-    return Cluster(client.ApiClient(configuration), namespace=namespace, patience_s=patience_s)
-
-
 async def soon(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call a blocking method of a cluster without blocking the event loop."""
     return await asyncio.to_thread(function, *args, **kwargs)
-
-
-def context_names(namespace: str) -> list[str]:
-    """Return the contexts of the kubeconfig, those with this namespace first."""
-    from kubernetes.config import ConfigException, kube_config
-
-    try:
-        merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
-        found = [each.value for each in merged.config["contexts"]] if merged.config else []
-    except (*_DAMAGED, ConfigException):
-        return []
-    found.sort(key=lambda each: (each.get("context") or {}).get("namespace") != namespace)
-    return [str(each["name"]) for each in found]
-
-
-def _loader(context: str | None) -> Any:
-    """Return the official client's loader of a context of the kubeconfig; None: the current one."""
-    from kubernetes.config import ConfigException, kube_config
-
-    merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
-    if merged.config is None:
-        raise ConfigException("the kubeconfig is empty")
-    return kube_config.KubeConfigLoader(
-        config_dict=merged.config,
-        config_base_path=None,
-        active_context=context,
-        config_persister=merged.save_changes,
-    )
-
-
-def _has_kubeconfig() -> bool:
-    places = os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
-    return any(os.path.exists(place) for place in places.split(os.pathsep) if place)
-
-
-def _pod_namespace() -> str | None:
-    try:
-        with open(f"{_SERVICE_ACCOUNT}/namespace", encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return None
 
 
 def _called(path: str, body: Object) -> str:

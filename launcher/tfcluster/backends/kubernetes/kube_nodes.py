@@ -13,27 +13,35 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.backends.kubernetes import pod_dial, pod_reasons, run_objects, run_pods, task_pods
+from tfcluster.backends.jobs import Outlook
+from tfcluster.backends.kubernetes import (
+    pod_dial,
+    pod_reasons,
+    policy_probe,
+    run_objects,
+    run_pods,
+    task_pods,
+)
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach
 from tfcluster.backends.kubernetes.kube_client import (
-    JOB_VARIABLE,
     Cluster,
     KubeError,
     KubeSilentError,
     Object,
-    reach,
     soon,
 )
-from tfcluster.backends.kubernetes.kube_forward import Forwarder
+from tfcluster.backends.kubernetes.outside import Outside, to_the_end
 from tfcluster.backends.kubernetes.pod_reasons import Nature
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, ROLE, TASK, PodRun
-from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
+from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan
@@ -48,7 +56,8 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 _KILL_S = 3.0
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class KubeNodes(Nodes):
@@ -72,12 +81,12 @@ class KubeNodes(Nodes):
         """Node → the generation of its newest pod."""
         self._reached: set[str] = set()
         """Pods that had an agent."""
-        self._me = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
+        self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         """The name by which pods are claimed; a coordinator that starts again has another."""
         self._token, self._is_open = _TOKEN, False
         self._owner: Object
         self._cluster: Cluster
-        self._forwarder: Forwarder | None = None
+        self._outside: Outside | None = None
 
     async def __aenter__(self) -> Self:
         """Make the pods and wait until all run. Raises SetupError."""
@@ -86,13 +95,13 @@ class KubeNodes(Nodes):
         self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
             if self._job is None:
-                await self._make_shared_objects()
+                await self._open_outside()
                 self.run.tell(
                     "the coordinator runs here, outside the cluster: if this machine sleeps or"
                     f" loses its network for more than {self.run.lease_s:g} s, the tasks end"
                 )
             else:
-                self._owner = await soon(self._cluster.get, f"batch/jobs/{self._job}")
+                self._owner = await self._ask(self._cluster.get, f"batch/jobs/{self._job}")
                 await self._take_over()
             await self._have_running(self.planned)
             self._is_open = True
@@ -110,12 +119,18 @@ class KubeNodes(Nodes):
         Raises SetupError.
         """
         pod = self._pods.get(node.name)
-        if pod is None or pod.name in self._reached or await pod.is_over():
+        if pod is None or pod.name in self._reached or await self._persist(pod.is_over):
             pod = await self._replace(node, pod, is_fenced=is_fenced)
-        if pod.user != self._me:
-            await pod.claim(self._me)
+        if pod.user != self._user:
+            await self._persist(partial(pod.claim, self._user))
         self._reached.add(pod.name)
         return await self._dial(node, pod, token)
+
+    async def examine(self) -> Outlook:
+        """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""
+        first = self._pods[self.planned[0].name]
+        pod = await soon(self._cluster.get, f"pods/{first.name}")
+        return await policy_probe.probe(self._cluster, self._pod_run, self._owner, pod)
 
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
@@ -151,7 +166,7 @@ class KubeNodes(Nodes):
 
     async def _take_over(self) -> None:
         """Adopt the pods that nobody has used yet, and end those of an earlier coordinator."""
-        listed = await soon(self._cluster.list, "pods", labels=self._labels)
+        listed = await self._ask(self._cluster.list, "pods", labels=self._labels)
         former: list[TaskPod] = []
         newest_first = sorted(listed, key=lambda pod: -TaskPod(self._cluster, pod).generation)
         for each in newest_first:
@@ -162,7 +177,8 @@ class KubeNodes(Nodes):
             else:
                 former.append(pod)
         top = max((TaskPod(self._cluster, each).generation for each in listed), default=0)
-        self._generation = dict.fromkeys(self.hosts, top)
+        noted = int(self._owner["metadata"].get("annotations", {}).get(NEWEST, 0))
+        self._generation = dict.fromkeys(self.hosts, max(top, noted))
         ended = await asyncio.gather(*(pod.end() for pod in former))
         silent = [pod for pod, is_gone in zip(former, ended, strict=True) if not is_gone]
         if any(pod.user for pod in silent):
@@ -179,40 +195,45 @@ class KubeNodes(Nodes):
         Pods that are lost meanwhile are made anew. If not all are given a place in time, all are
         given back, so that no half of a gang keeps others from running. Raises SetupError.
         """
-        pause_s, deadline_s = 0.0, self._deadline_s
+        pause_s, began = 0.0, self._clock.now()
         while True:
-            homeless = await self._make_missing(nodes)
-            outcome = task_pods.Outcome(homeless=homeless)
-            if not homeless:
-                outcome = await task_pods.wait_for_all(
-                    self._cluster,
-                    {self._pods[node.name].name for node in nodes},
-                    self._labels,
-                    say=self._say,
-                    clock=self._clock,
-                    deadline_s=deadline_s,
-                )
-            if not (outcome.lost or outcome.homeless):
+            outcome = Outcome(unplaced=await self._make_missing(nodes))
+            if not outcome.unplaced:
+                deadline_s = self._deadline_s
+                wait = Wait(self._cluster, self._labels, self._say, self._clock, deadline_s)
+                outcome = await wait.until_running({self._pods[node.name].name for node in nodes})
+            if not (outcome.lost or outcome.unplaced):
                 return
-            left = [n for n in nodes if outcome.homeless or self._name_of(n) in outcome.lost]
+            left = [n for n in nodes if outcome.unplaced or self._name_of(n) in outcome.lost]
             await asyncio.gather(*(self._give_back(node) for node in left))
-            if outcome.homeless:
-                pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
-                wait_s = pause_s * (0.75 + self._clock.jitter() / 2)
-                self._say(
-                    f"no place for all pods ({outcome.homeless}); all are given back, and made"
-                    f" again in {wait_s:.0f} s"
-                )
-                await self._clock.sleep(wait_s)
-            else:
+            if outcome.lost:
                 await self._clock.sleep(1.0)
+                continue
+            if self._is_open and self._is_late(began):
+                names = ", ".join(node.name for node in nodes)
+                raise NodeLostError(f"no place for {names} in time: {outcome.unplaced}")
+            pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+            wait_s = pause_s * (0.75 + self._clock.jitter() / 2)
+            self._say(
+                f"no place for all pods ({outcome.unplaced}); all are given back, and made"
+                f" again in {wait_s:.0f} s"
+            )
+            await self._clock.sleep(wait_s)
 
     @property
     def _deadline_s(self) -> float | None:
-        """The time in which the first pods must all be given a node."""
-        if self._settings.gang != "none" or self._is_open:
+        """The time in which pods must all be given a node; None: as long as it takes.
+
+        If the place of a lost pod is late, the run gives all its places back by going back into
+        the queue (`can_come_back`). Outside of the cluster nothing would start it again.
+        """
+        if self._settings.gang != "none" or (self._is_open and self._job is None):
             return None
         return self._pod_run.plan.supervision.start_deadline_s
+
+    def _is_late(self, began: float) -> bool:
+        deadline_s = self._deadline_s
+        return deadline_s is not None and self._clock.now() - began >= deadline_s
 
     def _name_of(self, node: NodePlan) -> str:
         pod = self._pods.get(node.name)
@@ -237,7 +258,7 @@ class KubeNodes(Nodes):
         results = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
         waits = ""
         for result in results:
-            if isinstance(result, KubeError) and not isinstance(result, KubeSilentError):
+            if isinstance(result, KubeError):
                 reason = pod_reasons.refused(result.message)
                 if reason.nature is not Nature.WAITING:
                     raise SetupError(str(reason), fix=reason.fix or result.fix) from result
@@ -247,21 +268,58 @@ class KubeNodes(Nodes):
         return waits
 
     async def _make(self, node: NodePlan) -> None:
-        """Create the pod of the next generation, which is claimed from the start."""
+        """Create the pod of the next generation, which is claimed from the start.
+
+        Raises KubeError for one that is refused. Where an answer was lost, the pod may exist.
+        """
         generation = self._generation.get(node.name, 0) + 1
+        await self._note_generation(generation)
         self._generation[node.name] = generation
         body = run_pods.task_pod(self._pod_run, node.name, generation)
         body = run_objects.with_owner(body, self._owner)
-        body["metadata"]["annotations"] = {**body["metadata"]["annotations"], CLAIMED: self._me}
-        made = await _to_the_end(soon(self._cluster.create, "pods", body))
+        body["metadata"]["annotations"] = {**body["metadata"]["annotations"], CLAIMED: self._user}
+        try:
+            made = await self._ask(self._cluster.create, "pods", body)
+        except KubeError as error:
+            own = await self._find_own(body) if error.is_conflict else None
+            if own is None:
+                raise
+            made = own
         self._pods[node.name] = TaskPod(self._cluster, made)
+
+    async def _ask(self, method: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Return what the API server answers to one request, however long it is away."""
+        return await self._persist(lambda: to_the_end(soon(method, *args, **kwargs)))
+
+    async def _persist(self, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Return what `work` returns, done again while the API server is away."""
+        while True:
+            try:
+                return await work()
+            except KubeSilentError as error:
+                self._say(f"{error.message}; tfcluster keeps asking")
+                await self._clock.sleep(1.0)
+
+    async def _find_own(self, body: Object) -> Object | None:
+        """Return the pod of that name if a request of ours, whose answer was lost, has made it."""
+        found = await self._ask(self._cluster.find, f"pods/{body['metadata']['name']}")
+        notes = {} if found is None else found["metadata"].get("annotations", {})
+        return found if notes.get(CLAIMED) == self._user else None
+
+    async def _note_generation(self, generation: int) -> None:
+        """Note at the Job which names are taken for ever, for a later coordinator."""
+        if self._job is None or generation <= max(self._generation.values(), default=0):
+            return
+        body = {"metadata": {"annotations": {NEWEST: str(generation)}}}
+        await self._ask(self._cluster.patch, f"batch/jobs/{self._job}", body)
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
         """Return the transport to a pod."""
         starter = ["python", "-I", "-S", "-c", STARTER]
-        if self._forwarder is not None:
-            return pod_dial.through_argv(self._forwarder.path, pod.name, self._token, starter)
-        found = await soon(self._cluster.get, f"pods/{pod.name}")
+        if self._outside is not None:
+            path = self._outside.forwarder.path
+            return pod_dial.through_argv(path, pod.name, self._token, starter)
+        found = await self._ask(self._cluster.get, f"pods/{pod.name}")
         address = str(found["status"]["podIP"])
         await self._await_name(self.hosts[node.name], address)
         return pod_dial.address_argv(f"{address}:{PORT}", self._token, starter)
@@ -280,42 +338,26 @@ class KubeNodes(Nodes):
             await asyncio.sleep(_POLL_S)
         self.run.tell(f"the cluster's DNS does not resolve {host} to {address}")
 
-    async def _make_shared_objects(self) -> None:
-        """Make what a submitted run's Job owns; here the Service owns it."""
-        token = secrets.token_hex(32)
-        self._token = self.run.runtime_dir / f"{self._name}.token"
-        self._token.touch(mode=0o600)
-        self._token.write_text(token)
-        self._forwarder = Forwarder(
-            self._cluster, self.run.runtime_dir / f"{self._name}.pods", PORT
-        )
-        await self._forwarder.open()
-        service = run_objects.service(self._pod_run)
-        made = await _to_the_end(soon(self._cluster.create, "services", service))
-        self._owner = service | made
-        owned = {
-            "secrets": run_objects.secret(self._pod_run, token, {}),
-            "networking/networkpolicies": run_objects.network_policy(self._pod_run),
-        }
-        if (group := run_objects.pod_group(self._pod_run)) is not None:
-            owned[self._groups(group)] = group
-        for path, body in owned.items():
-            body = run_objects.with_owner(body, self._owner)
-            await _to_the_end(soon(self._cluster.create, path, body))
-
-    def _groups(self, group: Object) -> str:
-        return f"/apis/{group['apiVersion']}/namespaces/{self._cluster.namespace}/podgroups"
+    async def _open_outside(self) -> None:
+        backend, folder = self.planned[0].backend, self.run.runtime_dir
+        outside = Outside(self._cluster, self._pod_run, backend=backend, folder=folder)
+        self._outside, self._token = outside, outside.token
+        await outside.open()
+        self._owner = outside.owner
 
     async def _end(self) -> None:
         """Delete the pods, unless files in them must stay, and what they share."""
-        if self.keeps_folders:
-            names = ", ".join(pod.name for pod in self._pods.values())
-            self.run.warn_at_end(f"files were not gathered, so the pods stay: {names}")
-            return
         try:
-            await self._end_pods()
-            if self._job is None:
-                await self._remove_shared_objects()
+            if self.keeps_folders:
+                names = ", ".join(pod.name for pod in self._pods.values())
+                self.run.warn_at_end(
+                    "files were not gathered, so the pods stay for"
+                    f" {self._settings.collect_s / 3600:.3g} h: {names}"
+                )
+            else:
+                await self._end_pods()
+            if self._outside is not None:
+                await self._outside.close(keeps_objects=self.keeps_folders)
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 
@@ -332,26 +374,3 @@ class KubeNodes(Nodes):
                 await pod.force()
         if names := ", ".join(pod.name for pod in silent if pod not in unused):
             self.run.warn_at_end(f"no kubelet has confirmed the end of the deleted pods {names}")
-
-    async def _remove_shared_objects(self) -> None:
-        self._token.unlink(missing_ok=True)
-        if self._forwarder is not None:
-            await self._forwarder.close()
-        paths = [f"{kind}/{self._name}" for kind in ("networking/networkpolicies", "secrets")]
-        if (group := run_objects.pod_group(self._pod_run)) is not None:
-            paths.append(f"{self._groups(group)}/{self._name}")
-        for path in (*paths, f"services/{self._name}"):
-            await soon(self._cluster.delete, path)
-
-
-async def _to_the_end(request: Awaitable[T]) -> T:
-    """Return what a request returns; also a cancelled caller waits for its answer.
-
-    The thread of a request cannot be stopped: the object would be made after the end.
-    """
-    task = asyncio.ensure_future(request)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

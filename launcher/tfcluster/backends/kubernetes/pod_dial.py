@@ -146,7 +146,7 @@ def _forward(pod: str, port: int, namespace: str, context: str | None) -> socket
     """Return a connection to a pod's port through the API server. Raises ConnectionError."""
     from types import SimpleNamespace
 
-    from tfcluster.backends.kubernetes.kube_client import reach
+    from tfcluster.backends.kubernetes.kube_access import reach
     from tfcluster.backends.kubernetes.kube_forward import open_port
 
     return open_port(reach(SimpleNamespace(context=context, namespace=namespace)), pod, port)

@@ -19,8 +19,13 @@ from typing import Any
 from tfcluster.backends.kubernetes import pod_words
 from tfcluster.backends.kubernetes.kube_capacity import parse_amounts
 from tfcluster.backends.kubernetes.pod_words import Words
+from tfcluster.backends.kubernetes.run_pods import COORDINATOR_CONTAINER, TASK_CONTAINER
 
 Object = Mapping[str, Any]
+_OWN = frozenset({TASK_CONTAINER, COORDINATOR_CONTAINER})
+"""The containers of ours; a template or an admission webhook may add others."""
+_STARTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
+"""Events of a pod whose network and volumes are there."""
 
 
 class Nature(StrEnum):
@@ -50,14 +55,13 @@ class Reason:
     """The server's text."""
     patience_s: float | None = None
     """Seconds after which a waiting reason is permanent; None: as long as the run waits."""
-    tries: int = 0
-    """The number of attempts of the kubelet so far, where it counts them."""
+    has_failed_often: bool = False
+    """True once the kubelet has tried in vain as often as it may."""
 
     def after(self, lasted_s: float) -> Reason:
         """Return the reason as it is to be judged when a pod has had it for `lasted_s`."""
-        is_over = self.patience_s is not None and (
-            lasted_s >= self.patience_s or (self.patience_s > 0 and self.tries >= LAST_TRY)
-        )
+        is_late = self.patience_s is not None and lasted_s >= self.patience_s
+        is_over = is_late or self.has_failed_often
         if self.nature is Nature.WAITING and is_over:
             return replace(self, nature=Nature.PERMANENT)
         return self
@@ -71,17 +75,11 @@ class Reason:
         return f"its pod {pod} is lost ({self.nature}): {self}"
 
 
-LAST_TRY = 3
-"""The attempt of the kubelet after which a reason with a time limit is permanent."""
-
-
-def explain(
-    pod: Object | None, events: Sequence[Object] = (), node: Object | None = None
-) -> Reason | None:
+def explain(pod: Object | None, events: Sequence[Object] = ()) -> Reason | None:
     """Return why a pod does not run or does not answer, or None if nothing is wrong.
 
-    `pod`: None if its object does not exist any more; `events`: the pod's own; `node`: its node,
-    where the caller may read it.
+    `pod`: None if its object does not exist any more; `events`: the pod's own. Nobody reads the
+    node: the coordinator's account has rights in its namespace only.
     """
     ordered = sorted(events, key=_time)
     if pod is None:
@@ -89,12 +87,12 @@ def explain(
     phase = _status(pod).get("phase")
     finders = (_out_of_memory, _disrupted, _ended_by_status, _exited)
     for find in finders:
-        if (found := find(pod, ordered, node)) is not None:
+        if (found := find(pod, ordered)) is not None:
             return found
     if phase in ("Failed", "Succeeded"):
         return _as_it_is(pod)
     if phase == "Running":
-        return _silent(pod, ordered, node)
+        return _silent(pod, ordered)
     return _waits(pod, ordered)
 
 
@@ -125,7 +123,7 @@ def _amounts(message: str, word: str) -> dict[str, float]:
     return parse_amounts({name: value for name, _, value in pairs})
 
 
-def _out_of_memory(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+def _out_of_memory(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason of a container that the kernel killed for its memory limit.
 
     It comes first: what deletes the pod later is not its cause.
@@ -136,64 +134,73 @@ def _out_of_memory(pod: Object, events: Sequence[Object], node: Object | None) -
     return None
 
 
-def _disrupted(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+def _disrupted(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason of a pod that somebody or something removes."""
     for type_ in ("DisruptionTarget", "TerminationTarget"):
         condition = _condition(pod, type_)
         if condition is not None and condition.get("status") == "True":
-            found = _by_condition(type_, condition, pod, events, node)
+            found = _by_condition(type_, condition, pod, events)
             if found is not None:
                 return found
     if (event := _last(events, "Preempted")) is not None:
         return _reason(pod_words.PREEMPTED, event)
     if pod["metadata"].get("deletionTimestamp") is None:
         return None
-    if (lost := _node_lost(pod, events, node)) is not None:
-        return lost
-    if node is not None and node.get("spec", {}).get("unschedulable"):
-        return _reason(pod_words.DRAINED, "", node=_node_name(pod))
-    return _reason(pod_words.DELETED, "")
+    return _node_lost(pod, events) or _reason(pod_words.DELETED, "")
 
 
 def _by_condition(
-    type_: str, condition: Object, pod: Object, events: Sequence[Object], node: Object | None
+    type_: str, condition: Object, pod: Object, events: Sequence[Object]
 ) -> Reason | None:
     reason, message = str(condition.get("reason", "")), str(condition.get("message", ""))
     if type_ == "TerminationTarget":
         return _reason(pod_words.BY_QUEUE, message)
     if reason == "TerminationByKubelet":
-        return _ended_by_status(pod, events, node) or _reason(pod_words.BY_KUBELET, message)
+        return _ended_by_status(pod, events) or _reason(pod_words.BY_KUBELET, message)
     if reason == "DeletionByTaintManager":
-        return _node_lost(pod, events, node) or _reason(pod_words.TAINTED, message)
+        return _node_lost(pod, events) or _reason(pod_words.TAINTED, message)
     words = pod_words.DISRUPTIONS.get(reason)
     if words is None:
         return Reason(f"the cluster ends the pod ({reason})", Nature.PREEMPTION, event=message)
     return _reason(words, message, node=_node_name(pod))
 
 
-def _node_lost(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
-    """Return the reason of a pod whose node does not answer.
-
-    Who may not read nodes sees it on the pod: the node controller sets its Ready condition to
-    False although its containers are said to run (pkg/controller/util/node/controller_utils.go).
-    """
+def _node_lost(pod: Object, events: Sequence[Object]) -> Reason | None:
+    """Return the reason of a pod whose node does not answer."""
     name = _node_name(pod)
     if _status(pod).get("reason") == "NodeLost":
         return _reason(pod_words.NODE_LOST, str(_status(pod).get("message", "")), node=name)
-    if node is not None:
-        ready = _condition(node, "Ready") or {}
-        if ready.get("status") == "True":
-            return None
-        return _reason(pod_words.NODE_LOST, str(ready.get("message", "")), node=name)
     event = _last(events, "NodeNotReady")
-    ready = _condition(pod, "Ready") or {}
-    runs = any("running" in (each.get("state") or {}) for each in _containers(pod))
-    if ready.get("status") == "True" or not runs or event is None:
+    if event is None or not is_on_silent_node(pod):
         return None
     return _reason(pod_words.NODE_LOST, event, node=name)
 
 
-def _ended_by_status(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+def is_on_silent_node(pod: Object) -> bool:
+    """Return whether the node controller takes the pod's node for lost.
+
+    It sets the pod's Ready condition to False although its containers are said to run
+    (pkg/controller/util/node/controller_utils.go).
+    """
+    ready = _condition(pod, "Ready") or {}
+    return ready.get("status") != "True" and any(map(_is_running, _containers(pod)))
+
+
+def has_terminated(pod: Object) -> bool:
+    """Return whether the kubelet has reported that no process of ours in a pod is alive.
+
+    The phase alone proves nothing: a controller writes Failed for a pod whose node is lost. With
+    a reason beside it, it is the kubelet that refused the pod or evicted it.
+    """
+    status = _status(pod)
+    own = [each for each in status.get("containerStatuses") or () if each.get("name") in _OWN]
+    if own and all(_terminated(each) is not None for each in own):
+        return True
+    is_refused = status.get("phase") == "Failed" and status.get("reason") not in (None, "NodeLost")
+    return is_refused and not any(map(_is_running, own))
+
+
+def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason that the kubelet or a controller wrote into the pod's status."""
     word, message = (str(_status(pod).get(key) or "") for key in ("reason", "message"))
     if word == "Evicted":
@@ -207,7 +214,7 @@ def _ended_by_status(pod: Object, events: Sequence[Object], node: Object | None)
     return _reason(words, message, node=_node_name(pod)) if words is not None else None
 
 
-def _exited(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+def _exited(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason of a container that ended by itself."""
     for ended in _terminations(pod):
         word, code = str(ended.get("reason") or ""), ended.get("exitCode")
@@ -230,13 +237,13 @@ def _as_it_is(pod: Object) -> Reason:
     return Reason(f"the pod ended ({word})", Nature.INFRASTRUCTURE, event=message)
 
 
-def _silent(pod: Object, events: Sequence[Object], node: Object | None) -> Reason | None:
+def _silent(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return why a pod that is said to run may not answer."""
     for each in _containers(pod):
         waiting = (each.get("state") or {}).get("waiting")
         if waiting is not None:
             return _container_waits(pod, waiting, events)
-    return _node_lost(pod, events, node)
+    return _node_lost(pod, events)
 
 
 def _waits(pod: Object, events: Sequence[Object]) -> Reason | None:
@@ -248,9 +255,11 @@ def _waits(pod: Object, events: Sequence[Object]) -> Reason | None:
         waiting = (each.get("state") or {}).get("waiting")
         if waiting is not None and waiting.get("reason") not in pod_words.NORMAL:
             return _container_waits(pod, waiting, events)
+    if any(each.get("reason") in _STARTS for each in events):
+        return None  # what failed before has worked since
     for word in ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"):
         if (event := _last(events, word)) is not None:
-            return _counted(_from_table(pod_words.STARTS, event), events, word)
+            return _from_table(pod_words.STARTS, event)
     return None
 
 
@@ -268,19 +277,18 @@ def _unscheduled(pod: Object, condition: Object | None, events: Sequence[Object]
     return found
 
 
-def _container_waits(pod: Object, waiting: Object, events: Sequence[Object]) -> Reason:
+def _container_waits(pod: Object, waiting: Object, events: Sequence[Object]) -> Reason | None:
     word, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if word in pod_words.IMAGE:
         # Before 1.31 the text of a back-off does not hold the registry's answer; an event does.
         pulls = [text for text in _texts(events, "Failed") if "pull image" in text]
         text = pulls[-1] if pulls and message.startswith("Back-off") else message
-        found = _from_table(pod_words.PULLS, text or word, image=_image(pod))
-        return _counted(found, events, "Failed", "pull image")
+        tries = sum(_count(each) for each in events if _is_failed_pull(each))
+        return _from_table(pod_words.PULLS, text or word, tries=tries, image=_image(pod))
     words = pod_words.CONTAINERS.get(word)
     if words is None:
         return Reason(f"its container waits ({word})", Nature.WAITING, event=message)
-    found = _from_table(pod_words.CONFIGS, message) or _reason(words, message)
-    return _counted(found, events, "Failed")
+    return _from_table(pod_words.CONFIGS, message) or _reason(words, message)
 
 
 def _gone(events: Sequence[Object]) -> Reason:
@@ -292,28 +300,29 @@ def _gone(events: Sequence[Object]) -> Reason:
     return _reason(pod_words.DELETED, "")
 
 
-def _from_table(table: Iterable[tuple[str, Words]], text: str, **names: str) -> Reason | None:
+def _from_table(
+    table: Iterable[tuple[str, Words]], text: str, *, tries: int = 0, **names: str
+) -> Reason | None:
     """Return the reason of the first row whose pattern occurs in `text`."""
     for pattern, words in table:
         if re.search(pattern, text, re.IGNORECASE):
-            return _reason(words, text, **names)
+            return _reason(words, text, tries=tries, **names)
     return None
 
 
-def _reason(words: Words, event: str, **names: str) -> Reason:
+def _reason(words: Words, event: str, *, tries: int = 0, **names: str) -> Reason:
     return Reason(
         words.what.format(**names),
         Nature(words.nature),
         fix=words.fix.format(**names),
         event=event.strip(),
         patience_s=words.patience_s,
+        has_failed_often=words.tries is not None and tries >= words.tries,
     )
 
 
-def _counted(reason: Reason | None, events: Sequence[Object], word: str, part: str = "") -> Reason:
-    assert reason is not None  # the last row of each table fits every text
-    found = [each for each in events if each.get("reason") == word and part in _message(each)]
-    return replace(reason, tries=sum(map(_count, found)))
+def _is_failed_pull(event: Object) -> bool:
+    return event.get("reason") == "Failed" and "pull image" in _message(event)
 
 
 def _status(pod: Object) -> Object:
@@ -337,10 +346,26 @@ def _containers(pod: Object) -> Iterator[Object]:
 
 
 def _terminations(pod: Object) -> Iterator[Object]:
-    for each in _containers(pod):
-        ended = (each.get("state") or {}).get("terminated")
-        if ended is not None:
+    """Yield the ends of the containers that a pod needs.
+
+    An init container that ended with 0 has done its work, and a sidecar's end is no end of ours.
+    """
+    status = _status(pod)
+    for each in status.get("initContainerStatuses") or ():
+        if (ended := _terminated(each)) is not None and ended.get("exitCode") != 0:
             yield ended
+    for each in status.get("containerStatuses") or ():
+        if (ended := _terminated(each)) is not None and each.get("name") in _OWN:
+            yield ended
+
+
+def _terminated(container: Object) -> Object | None:
+    ended: Object | None = (container.get("state") or {}).get("terminated")
+    return ended
+
+
+def _is_running(container: Object) -> bool:
+    return "running" in (container.get("state") or {})
 
 
 def _condition(item: Object, type_: str) -> Object | None:

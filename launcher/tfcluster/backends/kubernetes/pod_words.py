@@ -1,8 +1,7 @@
 """The words for what Kubernetes reports about a pod: tables of texts, and what follows (data).
 
-A waiting reason with a limit (`Words.patience_s`) is permanent after that time, or after the
-kubelet's third attempt: what a Secret that is created a moment later would fix, or a registry
-that is away for a moment, must not end a run.
+A waiting reason with a limit (`Words.patience_s`) is permanent after that time: what a Secret that
+is created a moment later would fix, or a registry that is away for a moment, must not end a run.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Final, NamedTuple
 _WAITING, _PERMANENT = "waiting", "permanent"
 _INFRASTRUCTURE, _PREEMPTION, _FAILURE = "infrastructure", "preemption", "failure"
 
-_PULL_S: Final = 60.0
-"""Seconds for an image that the registry does not give."""
+_PULL_S, _PULLS = 60.0, 3
+"""Seconds, and attempts of the kubelet, for an image that the registry does not give."""
 _AWAY_S: Final = 300.0
 """Seconds for what is away: a registry, a webhook."""
 _MISSING_S: Final = 60.0
@@ -31,6 +30,8 @@ class Words(NamedTuple):
     nature: str
     fix: str = ""
     patience_s: float | None = None
+    tries: int | None = None
+    """The attempt of the kubelet after which the reason is permanent, too."""
 
 
 Table = tuple[tuple[str, Words], ...]
@@ -141,14 +142,14 @@ PULLS: Table = (
             _WAITING,
             "does the image exist? A private one needs a Secret: `kubectl create secret"
             " docker-registry NAME ...`, named in runtime.kubernetes.image_pull_secrets",
-            _PULL_S,
+            *(_PULL_S, _PULLS),
         ),
     ),
     (
         r"not found|manifest unknown|NAME_UNKNOWN|does not exist",
-        Words("the image {image} does not exist", _WAITING, _CHECK_IMAGE, _PULL_S),
+        Words("the image {image} does not exist", _WAITING, _CHECK_IMAGE, _PULL_S, _PULLS),
     ),
-    (r"", Words("the image {image} cannot be pulled", _WAITING, _CHECK_IMAGE, _PULL_S)),
+    (r"", Words("the image {image} cannot be pulled", _WAITING, _CHECK_IMAGE, _PULL_S, _PULLS)),
 )
 _NOT_STARTED = Words("the container cannot be started", _WAITING, READ_MESSAGE, _MISSING_S)
 CONTAINERS: Mapping[str, Words] = {
@@ -305,7 +306,6 @@ PREEMPTED = Words(
     _PREEMPTION,
     "runtime.kubernetes.priority_class decides which pods may be preempted",
 )
-DRAINED = Words("its node {node} is being drained", _PREEMPTION)
 EVICTED_BY_API = Words("it was evicted (kubectl drain, an autoscaler or a rebalancer)", _PREEMPTION)
 DELETED = Words("the pod was deleted (kubectl delete, or a controller of the cluster)", _PREEMPTION)
 TAINTED = Words("its node got a taint that the pod does not tolerate", _PREEMPTION)

@@ -31,8 +31,11 @@ MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 RUN_ID: Final = "tfcluster.dev/run-id"
 STOP: Final = "tfcluster.dev/stop"
 CLAIMED: Final = "tfcluster.dev/claimed"
-HOME: Final = "tfcluster.dev/home"
-"""Annotations: the full id of a run, why its Job is stopped, who uses a pod, where it came from."""
+COORDINATOR: Final = "tfcluster.dev/coordinator"
+NEWEST: Final = "tfcluster.dev/newest-generation"
+"""Annotations: the full id of a run, why its Job is stopped, who uses a pod, the coordinator of a
+run outside of the cluster, and the highest generation of a run's pods, for which a name may be
+taken for ever."""
 
 ACCOUNT: Final = "tfcluster"
 """The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
@@ -207,6 +210,11 @@ def pod_group(run: PodRun) -> Object | None:
         "metadata": run.metadata(run.name),
         "spec": spec,
     }
+
+
+def pod_groups(group: Object, namespace: str) -> str:
+    """Return the path of the collection that a `pod_group` is made in."""
+    return f"/apis/{group['apiVersion']}/namespaces/{namespace}/podgroups"
 
 
 def coordinator_job(run: PodRun, template: Object) -> Object:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_seat
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     COORDINATOR_TOKEN,
@@ -95,11 +95,12 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
 def coordinator_template(run: PodRun, *, secrets: Sequence[str] = ()) -> Object:
     """Return the template of the coordinator's pod.
 
-    `secrets`: the names of the variables whose values the run's Secret has.
+    `secrets`: the names of the variables whose values the run's Secret has; they are mounted.
     """
     settings, own = run.settings, run.settings.coordinator
     image = own.image or run.plan.images[0]
-    secret = _secret_volume(run, COORDINATOR_TOKEN)
+    keys = (f"{ENV_KEY}{name}" for name in sorted(secrets))
+    secret = _secret_volume(run, COORDINATOR_TOKEN, *keys)
     volumes = [secret, _package_volume(run), _state_volume(settings)]
     volumes += _own_folders(None, ())
     spec = {
@@ -124,7 +125,6 @@ def coordinator_template(run: PodRun, *, secrets: Sequence[str] = ()) -> Object:
                 "env": [
                     *_environment(),
                     *variables({JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}),
-                    *(_secret_variable(run, name) for name in sorted(secrets)),
                 ],
                 "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
                 "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -237,10 +237,11 @@ def _seat() -> tuple[str, ...]:
 
 
 def _patience(run: PodRun) -> list[str]:
-    """Return the option for a seat whose pod may wait longer for the others than seats do."""
+    """Return the options of a seat whose pod may wait longer for the others, or with its files."""
     deadline_s = run.plan.supervision.start_deadline_s or 0.0
     patient_s = math.ceil(deadline_s + _UNUSED_S)
-    return [f"--idle-s={patient_s}"] if patient_s > pod_seat.IDLE_S else []
+    idle = [f"--idle-s={patient_s}"] if patient_s > pod_seat.IDLE_S else []
+    return [*idle, f"--linger-s={run.settings.collect_s:g}"]
 
 
 def _environment() -> list[Object]:
@@ -252,11 +253,6 @@ def _environment() -> list[Object]:
 def variables(values: Mapping[str, str]) -> list[Object]:
     """Return a container's variables; Kubernetes would replace ``$(NAME)`` in their values."""
     return [{"name": name, "value": value.replace("$(", "$$(")} for name, value in values.items()]
-
-
-def _secret_variable(run: PodRun, name: str) -> Object:
-    source = {"secretKeyRef": {"name": run.name, "key": f"{ENV_KEY}{name}"}}
-    return {"name": name, "valueFrom": source}
 
 
 def _env_source(entry: Any) -> Iterator[tuple[str, Any]]:

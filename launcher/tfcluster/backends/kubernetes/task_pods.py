@@ -1,4 +1,4 @@
-"""The pods of a run's tasks: their certain end (`TaskPod`), and the wait until all run."""
+"""The pods of a run's tasks: their certain end (`TaskPod`), and the wait until all run (`Wait`)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.kubernetes import pod_reasons
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, soon
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
+from tfcluster.backends.kubernetes.kube_client import (
+    Cluster,
+    KubeError,
+    KubeSilentError,
+    Object,
+    soon,
+)
+from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason, has_terminated
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION
-from tfcluster.backends.kubernetes.run_pods import TASK_CONTAINER
 from tfcluster.errors import SetupError
 
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
@@ -109,7 +114,8 @@ class TaskPod:
         if pod is None:
             self._is_gone = self._is_gone or self._leaves_orderly
         else:
-            self._leaves_orderly = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
+            has_grace = bool(pod["metadata"].get("deletionGracePeriodSeconds"))
+            self._leaves_orderly = has_grace and not pod_reasons.is_on_silent_node(pod)
             self._is_gone = has_terminated(pod)
         return pod
 
@@ -129,54 +135,80 @@ class Outcome:
 
     lost: Collection[str] = ()
     """Pods that ended or were deleted before all ran."""
-    homeless: str = ""
+    unplaced: str = ""
     """The reason why not all pods were given a node in time."""
 
 
-async def wait_for_all(
-    cluster: Cluster,
-    names: Collection[str],
-    labels: Mapping[str, str],
-    *,
-    say: Tell,
-    clock: Clock,
-    deadline_s: float | None = None,
-) -> Outcome:
-    """Wait until all these pods, which have `labels`, run; `say` why they do not.
+@dataclass(slots=True)
+class Wait:
+    """The wait until all of a run's pods run."""
 
-    `deadline_s`: the time in which all must be given a node. Raises SetupError for a pod that
-    never will run.
-    """
-    started, said, explained_s = clock.now(), "", 0.0
-    told = set[str]()
-    since: dict[tuple[str, str], float] = {}
-    while True:
-        listed = await soon(cluster.list, "pods", labels=labels)
+    cluster: Cluster
+    labels: Mapping[str, str]
+    """The labels of the run's pods, by which they are listed at once."""
+    say: Tell
+    clock: Clock
+    deadline_s: float | None = None
+    """The time in which all must be given a node."""
+    _started: float = field(init=False)
+    _explained_at: float = field(init=False)
+    _reason: str = ""
+    """The newest reason why a pod waits."""
+    _told: set[str] = field(default_factory=set)
+    _since: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Pod and reason → since when the pod has it."""
+
+    def __post_init__(self) -> None:
+        self._started = self._explained_at = self.clock.now()
+
+    async def until_running(self, names: Collection[str]) -> Outcome:
+        """Wait, and `say` why they do not run. Raises SetupError for a pod that never will."""
+        while True:
+            began = self.clock.now()
+            try:
+                if (outcome := await self._check(names)) is not None:
+                    return outcome
+            except KubeSilentError as error:
+                self._tell(f"{error.message}; tfcluster keeps asking")
+                self._started += self.clock.now() - began
+            waited_s = self.clock.now() - self._started
+            await self.clock.sleep(min(max(_POLL_S, waited_s / 30), _LONGEST_POLL_S))
+
+    async def _check(self, names: Collection[str]) -> Outcome | None:
+        listed = await soon(self.cluster.list, "pods", labels=self.labels)
         found = {each["metadata"]["name"]: each for each in listed}
         waiting = [name for name in sorted(names) if not _is_running(found.get(name))]
         if not waiting:
             return Outcome()
-        waited_s = clock.now() - started
+        now = self.clock.now()
         lost = [name for name in waiting if name not in found or is_over(found[name])]
-        homeless = [name for name in waiting if not _has_node(found.get(name))]
-        is_late = deadline_s is not None and waited_s >= deadline_s and bool(homeless)
-        if lost or is_late or waited_s >= explained_s + _EXPLAIN_S:
-            why, explained_s = "", waited_s
-            for name in (lost or homeless or waiting)[:_EXPLAINED]:
-                reason = await explain(cluster, name, found.get(name))
-                if reason is not None:
-                    begun = since.setdefault((name, reason.what), clock.now())
-                    _require_hope(name, reason.after(clock.now() - begun))
-                    why = why or f"{name}: {reason}"
-            if why and why not in told:  # a pull and its back-off take turns
-                say(why)
-                told.add(why)
-            said = why or said
+        unplaced = [name for name in waiting if not _has_node(found.get(name))]
+        is_late = self.deadline_s is not None and now - self._started >= self.deadline_s
+        if lost or (is_late and unplaced) or now >= self._explained_at + _EXPLAIN_S:
+            self._explained_at = now
+            await self._explain({name: found.get(name) for name in lost or unplaced or waiting})
         if lost:
             return Outcome(lost=lost)
-        if is_late:
-            return Outcome(homeless=said or f"{homeless[0]} has no node")
-        await clock.sleep(min(max(_POLL_S, waited_s / 30), _LONGEST_POLL_S))
+        if is_late and unplaced:
+            return Outcome(unplaced=self._reason or f"{unplaced[0]} has no node")
+        return None
+
+    async def _explain(self, pods: Mapping[str, Object | None]) -> None:
+        """Say why the first pods wait; raise SetupError for one that another pod would follow."""
+        reason = ""
+        for name, pod in [*pods.items()][:_EXPLAINED]:
+            if (why := await explain(self.cluster, name, pod)) is not None:
+                since = self._since.setdefault((name, why.what), self.clock.now())
+                _require_hope(name, why.after(self.clock.now() - since))
+                reason = reason or f"{name}: {why}"
+        self._reason = reason or self._reason
+        if reason:
+            self._tell(reason)
+
+    def _tell(self, sentence: str) -> None:
+        if sentence not in self._told:  # a pull and its back-off take turns
+            self.say(sentence)
+            self._told.add(sentence)
 
 
 def _require_hope(pod: str, reason: Reason) -> None:
@@ -189,21 +221,6 @@ async def explain(cluster: Cluster, name: str, pod: Object | None) -> Reason | N
     """Return why a pod does not run or does not answer, or None. Raises SetupError."""
     events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.name={name}")
     return pod_reasons.explain(pod, events)
-
-
-def has_terminated(pod: Mapping[str, Any]) -> bool:
-    """Return whether the kubelet has reported that no process of a pod's task is alive.
-
-    The phase alone proves nothing: a controller writes Failed for a pod whose node is lost. With
-    a reason beside it, it is the kubelet that refused the pod or evicted it.
-    """
-    status = pod.get("status", {})
-    containers = status.get("containerStatuses") or ()
-    states = {each["name"]: each.get("state") or {} for each in containers}
-    if "terminated" in states.get(TASK_CONTAINER, {}):
-        return True
-    is_refused = status.get("phase") == "Failed" and status.get("reason") not in (None, "NodeLost")
-    return is_refused and not any("running" in state for state in states.values())
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:

@@ -24,7 +24,8 @@ class Copy:
     far: Path
     near: RunPaths
     id: str = "first"
-    base: int = 0
+    base: str = ""
+    """The events that the folder began with."""
     applied: list[str] = field(default_factory=list)
 
     def write(self, path: str, text: str, *, append: bool = False) -> None:
@@ -42,7 +43,7 @@ class Copy:
     def pull(self, *, most: int | None = None) -> Applier:
         """Copy once; after `most` frames the connection breaks."""
         applier = Applier(self.near)
-        applier.meet({"id": self.id, "events": self.base})
+        applier.meet({"id": self.id, "events": len(self.base), "lines": self.base.count("\n")})
         ours, theirs = socket.socketpair()
         sending = threading.Thread(target=self._send, args=[theirs, applier.have()])
         sending.start()
@@ -120,27 +121,42 @@ def test_a_broken_connection_is_resumed_where_it_broke(copy: Copy) -> None:
     assert copy.applied.count("outputs/model.bin") == 3
 
 
-def test_another_folder_of_the_run_is_appended(copy: Copy) -> None:
-    copy.write("events.jsonl", "submitted\nstarted\n")
+def events(*numbers: int, word: str) -> str:
+    return "".join(f'{{"seq": {number}, "type": "{word}"}}\n' for number in numbers)
+
+
+def test_another_folder_of_the_run_is_appended_and_its_events_are_renumbered(copy: Copy) -> None:
+    base = events(1, word="submitted")
+    copy.write("events.jsonl", base + events(2, 3, 4, 5, 6, 7, 8, 9, word="first"))
     copy.write("logs/attempt-1/worker-0.log", "first attempt\n")
     copy.pull()
     for path in ("events.jsonl", "logs/attempt-1/worker-0.log"):
         (copy.far / path).unlink()
-    copy.id, copy.base = "second", len("submitted\n")
-    copy.write("events.jsonl", "submitted\nagain\n")
+    copy.id, copy.base = "second", base
+    copy.write("events.jsonl", base + events(2, word="second") + '{"seq": 3, "ty')
     copy.write("logs/attempt-2/worker-0.log", "second attempt\n")
     copy.pull()
-    copy.write("events.jsonl", "ended\n", append=True)
+    copy.write("events.jsonl", 'pe": "torn"}\n' + events(4, word="second"), append=True)
     copy.pull()
-    assert copy.read("events.jsonl") == "submitted\nstarted\nagain\nended\n"
+    found = [json.loads(line) for line in copy.read("events.jsonl").splitlines()]
+    assert [each["seq"] for each in found] == [*range(1, 13)]
+    assert [each["type"] for each in found[8:]] == ["first", "second", "torn", "second"]
     assert copy.read("logs/attempt-1/worker-0.log") == "first attempt\n"
     assert copy.read("logs/attempt-2/worker-0.log") == "second attempt\n"
+
+
+def test_programs_stay_executable(copy: Copy) -> None:
+    copy.write("outputs/run.sh", "true")
+    (copy.far / "outputs/run.sh").chmod(0o755)
+    copy.state("succeeded")
+    copy.pull()
+    assert (copy.near.root / "outputs/run.sh").stat().st_mode & 0o777 == 0o755
 
 
 @pytest.mark.parametrize("path", ["plan.json", "launch.json", ".seat-token", ".cancelled"])
 def test_files_of_this_machine_are_not_overwritten(copy: Copy, path: str) -> None:
     with pytest.raises(ValueError, match="a file of this machine"):
-        Applier(copy.near).apply({"path": path, "at": 0, "mtime_ns": 0, "last": True}, b"x")
+        Applier(copy.near).apply({"path": path, "at": 0}, b"x")
     assert not (copy.near.root / path).exists()
 
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from kubernetes.config import kube_config
 
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, context_names, reach
+from tfcluster.backends.kubernetes.kube_access import reach, reach_again
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
 from tfcluster.errors import SetupError
 
 Answer = tuple[int, Any]
@@ -125,7 +126,20 @@ def test_a_context_can_be_chosen_where_none_is_current(server: Server, kubeconfi
     write(kubeconfig, server, current=None)
     place = reach(SimpleNamespace(context="a", namespace=None))
     assert place.namespace == "team-a"
-    assert context_names("team-b") == ["b", "a"]
+
+
+def test_a_run_is_asked_about_with_the_context_that_started_it(
+    server: Server, kubeconfig: Path
+) -> None:
+    write(kubeconfig, server, current="b")
+    name = reach(SimpleNamespace(context="a", namespace="vision")).name
+    assert name == f"http://127.0.0.1:{server.server_port}/vision (context a)"
+    again = reach_again(name, patience_s=1)
+    assert (again.context, again.namespace) == ("a", "vision")
+    gone = name.replace("context a", "context that was removed")
+    assert reach_again(gone, patience_s=1).context in ("a", "b")
+    with pytest.raises(SetupError, match="no context of the kubeconfig leads to https://other:1"):
+        reach_again("https://other:1/vision (context a)", patience_s=1)
 
 
 @pytest.mark.parametrize("text", ["", "- 1", "a: [", "contexts: {}", "current-context: a"])
@@ -133,4 +147,5 @@ def test_a_damaged_kubeconfig_is_an_error_of_the_user(kubeconfig: Path, text: st
     kubeconfig.write_text(text)
     with pytest.raises(SetupError, match="no Kubernetes cluster to use"):
         reach(SimpleNamespace(context=None, namespace=None))
-    assert context_names("x") == []
+    with pytest.raises(SetupError):
+        reach_again("https://lab:1/x", patience_s=1)

@@ -13,10 +13,12 @@ from tests.documentation import ROOT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, task_pods
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError, Object
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.kube_client import KubeError, KubeSilentError, Object
 from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
-from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod, has_terminated
+from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun
+from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import NodeLostError, SetupError
 
@@ -36,10 +38,13 @@ class FakeCluster:
         self.refusal = ""
         self.waiting: Mapping[str, str] | None = None
         self.kubelets_answer = True
+        self.notes: dict[str, str] = {}
+        self.silent = 0
+        """The requests that are not answered from now on; a pod is made all the same."""
 
     def get(self, path: str) -> Object:
         if path.startswith("batch/jobs/"):
-            about = {"name": path.rpartition("/")[2], "uid": "job-uid"}
+            about = {"name": path.rpartition("/")[2], "uid": "job-uid", "annotations": self.notes}
             return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about}
         return self.pods[path.removeprefix("pods/")]
 
@@ -47,12 +52,20 @@ class FakeCluster:
         return self.pods.get(path.removeprefix("pods/"))
 
     def list(self, path: str, **query: object) -> list[Object]:
+        self._fall_silent()
         return [*self.pods.values()] if path == "pods" else []
+
+    def _fall_silent(self) -> None:
+        if self.silent:
+            self.silent -= 1
+            raise KubeSilentError("the API server does not answer")
 
     def create(self, path: str, body: Object) -> Object:
         if self.refusal:
             raise KubeError(self.refusal, status=403)
         name = body["metadata"]["name"]
+        if name in self.pods:
+            raise KubeError(f"{name} already exists", status=409)
         self.made.append(name)
         made = body | {"metadata": body["metadata"] | {"uid": f"uid-{len(self.made)}"}}
         self.pods[name] = made
@@ -67,9 +80,13 @@ class FakeCluster:
         else:
             why = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes: too full"}
             made["status"] = {"phase": "Pending", "conditions": [why]}
+        self._fall_silent()
         return made
 
     def patch(self, path: str, body: Object) -> Object:
+        if path.startswith("batch/jobs/"):
+            self.notes.update(body["metadata"]["annotations"])
+            return body
         pod = self.pods[path.removeprefix("pods/")]
         assert pod["metadata"]["uid"] == body["metadata"]["uid"]
         pod["metadata"].setdefault("annotations", {}).update(body["metadata"]["annotations"])
@@ -159,7 +176,7 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.setenv(JOB_VARIABLE, "lab-1")
     monkeypatch.setattr(kube_nodes, "reach", lambda settings, patience_s: made.cluster)
     monkeypatch.setattr(kube_nodes, "_UNUSED_S", 0.05)
-    monkeypatch.setattr(task_pods, "_GONE_S", 0.05)
+    monkeypatch.setattr(task_pods, "_GONE_S", 60.0)
     monkeypatch.setattr(task_pods, "_END_POLL_S", 0.002)
     monkeypatch.setattr(relayed, "connect", connect)
     monkeypatch.setattr(KubeNodes, "_argv", argv)
@@ -205,9 +222,16 @@ def test_pods_of_an_earlier_coordinator_end_first(desk: Desk) -> None:
     assert desk.slept == []
 
 
-def test_silent_pods_of_an_earlier_coordinator_are_outwaited(desk: Desk) -> None:
-    desk.given("worker-0", 1, user="earlier")
+def silence_kubelets(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     desk.cluster.kubelets_answer = False
+    monkeypatch.setattr(task_pods, "_GONE_S", 0.05)
+
+
+def test_silent_pods_of_an_earlier_coordinator_are_outwaited(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.given("worker-0", 1, user="earlier")
+    silence_kubelets(desk, monkeypatch)
 
     async def use() -> None:
         async with desk.nodes():
@@ -249,6 +273,42 @@ def test_half_a_gang_is_given_back_and_tried_again_with_growing_pauses(desk: Des
     assert desk.slept == [30, 60, 120]
     assert "too full" in desk.queued[0]
     assert "all are given back, and made again in 30 s" in desk.queued[1]
+
+
+def test_an_api_server_that_is_away_is_asked_on(desk: Desk) -> None:
+    desk.cluster.silent = 5
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert sorted(desk.cluster.pods) == [desk.name(0, 1), desk.name(1, 1)]
+
+    asyncio.run(use())
+    assert desk.cluster.made == [desk.name(0, 1), desk.name(1, 1)]
+    assert "does not answer; tfcluster keeps asking" in desk.queued[0]
+
+
+def test_names_of_pods_that_no_list_shows_any_more_are_not_used_again(desk: Desk) -> None:
+    desk.cluster.notes[NEWEST] = "7"
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert sorted(desk.cluster.pods) == [desk.name(0, 8), desk.name(1, 8)]
+
+    asyncio.run(use())
+    assert desk.cluster.notes[NEWEST] == "8"
+
+
+def test_a_lost_pod_without_a_place_in_time_gives_up_its_node(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            node = nodes.planned[1]
+            await nodes.connect(node, token="t")
+            desk.cluster.places = 1
+            with pytest.raises(NodeLostError, match=r"no place for worker-1 in time: .* too full"):
+                await nodes.connect(node, token="t")
+            assert sorted(desk.cluster.pods) == [desk.name(0, 1)]
+
+    asyncio.run(use())
 
 
 def test_a_full_quota_is_waited_for(desk: Desk) -> None:
@@ -297,17 +357,20 @@ def test_a_pod_that_is_deleted_before_all_run_is_made_anew(desk: Desk) -> None:
     asyncio.run(use())
 
 
-def test_a_pod_is_replaced_only_once_it_is_gone_or_fenced(desk: Desk) -> None:
+def test_a_pod_is_replaced_only_once_it_is_gone_or_fenced(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def use() -> None:
         async with desk.nodes() as nodes:
             node = nodes.planned[1]
             await nodes.connect(node, token="t")
-            desk.cluster.kubelets_answer = False
+            silence_kubelets(desk, monkeypatch)
             with pytest.raises(NodeLostError, match="worker-1 may still run"):
                 await nodes.connect(node, token="t")
             await nodes.connect(node, token="t", is_fenced=True)
             assert desk.name(1, 1) in desk.cluster.forced
             desk.cluster.kubelets_answer = True
+            monkeypatch.setattr(task_pods, "_GONE_S", 60.0)
             await nodes.connect(node, token="t")
             assert sorted(desk.cluster.pods) == [desk.name(0, 1), desk.name(1, 3)]
             found = desk.cluster.pods[desk.name(1, 3)]

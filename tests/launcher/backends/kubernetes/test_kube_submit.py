@@ -13,7 +13,8 @@ from tests.documentation import ROOT
 from tfcluster import in_pod
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import run_pods
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.kube_client import KubeError
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, kube_submit, rescue
 from tfcluster.discovery.planning import plan_file
@@ -57,7 +58,7 @@ class FakePlace:
 def place(monkeypatch: pytest.MonkeyPatch) -> FakePlace:
     made = FakePlace()
     monkeypatch.setattr(kube_submit, "reach", lambda settings, patience_s: made)
-    monkeypatch.setattr(kube_own_job, "here", lambda: made)
+    monkeypatch.setattr(kube_own_job, "around_pod", lambda: made)
     monkeypatch.setattr(kube_package, "build", lambda *args, **named: [b"one", b"two"])
     return made
 
@@ -147,9 +148,10 @@ def test_a_successor_waits_until_its_predecessor_has_saved(
 
     def sleep(seconds: float) -> None:
         slept.append(seconds)
-        pod["status"] = {"containerStatuses": [{"state": {"terminated": {"exitCode": 75}}}]}
+        state = {"terminated": {"exitCode": 75}}
+        pod["status"] = {"containerStatuses": [{"name": "coordinator", "state": state}]}
 
-    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setattr(kube_own_job, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     kube_own_job.await_predecessors("lab-1")
     assert len(slept) == 1
 
@@ -166,7 +168,7 @@ def test_a_living_pod_with_files_is_asked_until_it_answers(
     answers: list[tuple[int, Sequence[str]] | None] = [None, None, (3, ["step-40"])]
     monkeypatch.setattr(rescue, "_fetch", lambda *args: answers.pop(0))
     monkeypatch.setattr(registry, "load_plan", lambda paths: planned.plan)
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr(rescue, "_PAUSE_S", 0.0)
     paths = RunPaths(tmp_path / "lab-1")
     found = rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
     assert found == (3, ["step-40"])

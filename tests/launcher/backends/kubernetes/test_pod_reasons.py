@@ -11,7 +11,6 @@ from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.supervision.failure import Failure, Kind
 
 Object = dict[str, Any]
-NODE: Object = {"metadata": {"name": "n1"}, "spec": {}, "status": {"conditions": []}}
 
 
 def pod(
@@ -336,6 +335,43 @@ def test_a_missing_image_is_permanent_after_a_minute_or_three_tries() -> None:
     assert _natures(often, 0) == [Nature.PERMANENT]
 
 
+def test_only_pulls_are_over_after_three_tries() -> None:
+    """A kubelet tries to mount again after 0.5, 1, 2 s, ..."""
+    mount = "MountVolume.SetUp failed for volume c: driver name csi.x not found"
+    for reason, message in (
+        ("FailedMount", mount),
+        ("FailedMount", 'secret "keys" not found'),
+        ("FailedAttachVolume", "Multi-Attach error for volume v"),
+        ("FailedCreatePodSandBox", "failed to set up sandbox: cni plugin not initialized"),
+    ):
+        found = pod_reasons.explain(waiting("ContainerCreating"), [event(reason, message, count=9)])
+        assert _natures(found, 4, 59) == [Nature.WAITING, Nature.WAITING]
+
+
+def test_a_mount_that_has_worked_since_is_no_reason_while_the_image_is_pulled() -> None:
+    failed = event("FailedMount", "driver not found", at=1)
+    pulling = event("Pulling", 'Pulling image "tf:1"', at=2)
+    assert pod_reasons.explain(waiting("ContainerCreating"), [failed, pulling]) is None
+
+
+def test_an_init_container_that_has_done_its_work_and_a_sidecars_end_are_no_failure() -> None:
+    done = {"terminated": {"reason": "Completed", "exitCode": 0}}
+    found = waiting("PodInitializing")
+    found["status"]["initContainerStatuses"] = [{"name": "data", "state": done}]
+    assert pod_reasons.explain(found) is None
+    found = running()
+    found["status"]["containerStatuses"].append({"name": "sidecar", "state": done})
+    assert pod_reasons.explain(found) is None
+
+
+def test_an_init_container_that_failed_is_the_reason() -> None:
+    failed = {"terminated": {"reason": "Error", "exitCode": 4, "message": "no data"}}
+    found = pod("Failed", initContainerStatuses=[{"name": "data", "state": failed}])
+    reason = pod_reasons.explain(found)
+    assert reason is not None
+    assert (reason.nature, reason.event) == (Nature.FAILURE, "no data")
+
+
 def test_a_pod_waits_for_a_node_as_long_as_the_run_does() -> None:
     full = pod_reasons.explain(unscheduled("Insufficient cpu"))
     assert _natures(full, 86400) == [Nature.WAITING]
@@ -344,25 +380,6 @@ def test_a_pod_waits_for_a_node_as_long_as_the_run_does() -> None:
 def _natures(reason: Reason | None, *lasted: float) -> list[Nature]:
     assert reason is not None
     return [reason.after(seconds).nature for seconds in lasted]
-
-
-@pytest.mark.parametrize(
-    ("unschedulable", "ready", "what", "nature"),
-    [
-        (True, "True", "is being drained", Nature.PREEMPTION),
-        (False, "Unknown", "does not answer", Nature.INFRASTRUCTURE),
-        (False, "True", "was deleted", Nature.PREEMPTION),
-    ],
-)
-def test_the_node_tells_a_drain_from_a_loss(
-    unschedulable: bool, ready: str, what: str, nature: Nature
-) -> None:
-    node = NODE | {"spec": {"unschedulable": unschedulable}}
-    node |= {"status": {"conditions": [condition("Ready", status=ready)]}}
-    reason = pod_reasons.explain(pod("Running", deleted=True), [], node)
-    assert reason is not None
-    assert what in reason.what
-    assert reason.nature is nature
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import kubernetes_validate
@@ -93,9 +94,11 @@ def test_a_pod_has_the_host_name_of_its_task() -> None:
 def test_a_secret_is_never_in_a_pod() -> None:
     run = run_with()
     template = run_pods.coordinator_template(run, secrets=["WANDB"])
-    (found,) = (v for v in template["spec"]["containers"][0]["env"] if v["name"] == "WANDB")
+    volume = next(v for v in template["spec"]["volumes"] if v["name"] == "tfcluster-run")
     made = run_objects.secret(run, "token", {"WANDB": "s3cret"})
-    assert found["valueFrom"]["secretKeyRef"] == {"name": "lab-1", "key": "env.WANDB"}
+    assert volume["secret"]["secretName"] == made["metadata"]["name"]
+    assert {"key": "env.WANDB", "path": "env.WANDB"} in volume["secret"]["items"]
+    assert "WANDB" not in json.dumps(run_pods.task_pod(run, "worker-0", 1))
     assert base64.b64decode(made["data"]["env.WANDB"]) == b"s3cret"
 
 

@@ -71,12 +71,6 @@ def end_of(name: str, job: Object | None) -> JobEnd:
     return JobEnd(f"the coordinator of the Job {name} ended without a word")
 
 
-def has_stopped(pod: Object) -> bool:
-    """Return whether a kubelet has reported that no process of a pod is alive."""
-    statuses = pod.get("status", {}).get("containerStatuses") or ()
-    return bool(statuses) and all("terminated" in (each.get("state") or {}) for each in statuses)
-
-
 def _condition(job: Object, *kinds: str) -> dict[str, Any] | None:
     conditions = job.get("status", {}).get("conditions") or ()
     found = (one for one in conditions if one["type"] in kinds and one["status"] == "True")

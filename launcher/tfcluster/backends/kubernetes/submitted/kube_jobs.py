@@ -13,30 +13,30 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Final
 
-from tfcluster.backends.base import Tell
-from tfcluster.backends.jobs import JobEnd, JobState, Submission
+from tfcluster.backends import past_runs
+from tfcluster.backends.jobs import JobEnd, JobState
 from tfcluster.backends.kubernetes import pod_dial, run_objects, run_pods
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach, reach_again
 from tfcluster.backends.kubernetes.kube_checks import check as check
-from tfcluster.backends.kubernetes.kube_client import (
-    JOB_VARIABLE,
-    Cluster,
-    KubeError,
-    KubeSilentError,
-    Object,
-    context_names,
-    reach,
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, KubeSilentError, Object
+from tfcluster.backends.kubernetes.pod_reasons import has_terminated
+from tfcluster.backends.kubernetes.run_objects import (
+    CLAIMED,
+    COORDINATOR,
+    MANAGED_BY,
+    ROLE,
+    RUN,
+    STOP,
 )
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, MANAGED_BY, ROLE, RUN, STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
     end_of,
-    has_stopped,
     run_of,
 )
 from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
+from tfcluster.backends.kubernetes.submitted.kube_own_job import STARTED
 from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back as can_come_back
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
@@ -45,7 +45,7 @@ from tfcluster.backends.kubernetes.submitted.kube_submit import TOKEN, write_tok
 from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
 from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
-from tfcluster.backends.past_runs import SilentError, is_live_job
+from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
@@ -55,6 +55,10 @@ _TELL_S: Final = 60.0
 _ENDS_S: Final = 5.0
 """Seconds in which the last pods of an ended run usually stop."""
 _POLL_S: Final = 0.3
+_TOLD: Final = "told"
+"""The note about a stop once the coordinator knows of it: the next one does not ask again."""
+_OWNERS: Final = {"Job": "batch/jobs", "Service": "services"}
+"""The object that owns all others of a run: its Job, or without one its Service."""
 
 
 def cluster(of: str | Runtime, *, patience_s: float) -> str:
@@ -62,21 +66,14 @@ def cluster(of: str | Runtime, *, patience_s: float) -> str:
     if JOB_VARIABLE in os.environ:
         return str(of)
     if isinstance(of, str):
-        return _reach(of, patience_s)[0].name
+        _reach(of, patience_s)
+        return of
     return reach(of.kubernetes, patience_s=patience_s).name
-
-
-def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
-    """Refuse: no pod has the paths of this machine."""
-    raise SetupError(
-        "`doctor --deep` does not run in a Kubernetes cluster",
-        fix="`tfcluster up SPEC` checks each pod before the tasks start",
-    )
 
 
 def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
     """Return run → the state of its Job."""
-    place, _ = _reach(cluster, patience_s)
+    place = _reach(cluster, patience_s)
     with _silence():
         jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
         pods = place.list("pods", labels={MANAGED_BY: "tfcluster", ROLE: "coordinator"})
@@ -94,28 +91,39 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     """Return the end that the coordinator has left at its Job, else what became of the Job."""
-    place, _ = _reach(cluster, patience_s)
+    place = _reach(cluster, patience_s)
     with _silence():
         found = place.find(f"batch/jobs/{job}")
     return end_of(job, found)
 
 
 def stop(job: str, *, cluster: str, now: bool) -> None:
-    """Ask the coordinator to stop the run; a Job without a running pod is deleted, or `now`."""
-    place, context = _reach(cluster, _STOP_S)
+    """Ask the coordinator to stop the run, or the next one if its pod is being replaced.
+
+    All is deleted `now`, the second time, and if no coordinator has ever started.
+    """
+    place = _reach(cluster, _STOP_S)
     with _silence():
         if (found := place.find(f"batch/jobs/{job}")) is None:
             return
-        note = {"metadata": {"annotations": {STOP: "now" if now else "down"}}}
-        place.patch(f"batch/jobs/{job}", note)
+        notes = found["metadata"].get("annotations", {})
+        now = now or notes.get(STOP) == _TOLD
+        _note_stop(place, job, "now" if now else "asked")
         pod = _coordinator_pod(place, job)
-        if pod is not None and not now:
-            _signal(place, context, run_of(found), pod)
-        else:
+        if now or (pod is None and STARTED not in notes):
             _delete_all(place, job, now=now)
+            return
+        if pod is not None:
+            _signal(place, run_of(found), pod)
+        _note_stop(place, job, _TOLD)
 
 
-def _signal(place: Cluster, context: str | None, run: str, pod: str) -> None:
+def _note_stop(place: Cluster, job: str, word: str) -> None:
+    """Note at the Job that the run is to stop, for a coordinator that starts later."""
+    place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STOP: word}}})
+
+
+def _signal(place: Cluster, run: str, pod: str) -> None:
     """Have the coordinator stop its run, as `tfcluster down` does on one machine."""
     secret = place.get(f"secrets/{run_objects.object_name(run)}")
     with _token_file(_decode(secret)) as token:
@@ -124,7 +132,7 @@ def _signal(place: Cluster, context: str | None, run: str, pod: str) -> None:
             token,
             ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run],
             namespace=place.namespace,
-            context=context,
+            context=place.context,
         )
         try:
             done = subprocess.run(
@@ -156,49 +164,62 @@ class PodFolder:
     cluster: str
 
     def command(self) -> list[str] | None:
-        place, context = _reach(self.cluster, 5.0)
-        pod = _coordinator_pod(place, self.job)
-        if pod is None:
-            return None
-        token = self.paths.root / TOKEN
-        if not token.exists():
-            write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
+        place = _reach(self.cluster, 5.0)
+        with _silence():
+            pod = _coordinator_pod(place, self.job)
+            if pod is None:
+                return None
+            if not (self.paths.root / TOKEN).exists():
+                write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
         module = "tfcluster.wire.folder_stream"
-        argv = ["python", "-P", "-m", module, folder]
-        return pod_dial.forward_argv(pod, token, argv, namespace=place.namespace, context=context)
+        return self._dial(place, pod, ["python", "-P", "-m", module, folder])
 
     def release(self) -> None:
-        place, context = _reach(self.cluster, 5.0)
+        """Have the pod end, without the run's files on a volume, and delete all of the run."""
+        place = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
-            token = self.paths.root / TOKEN
-            argv = pod_dial.forward_argv(pod, token, [], namespace=place.namespace, context=context)
-            subprocess.run([*argv, "--done"], capture_output=True, check=False, timeout=60)
-        if not _kept_pods(place, self.job):
+            remove = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
+            for argv in (self._dial(place, pod, remove), [*self._dial(place, pod, []), "--done"]):
+                subprocess.run(argv, capture_output=True, check=False, timeout=_TELL_S)
+        owner = place.find(f"batch/jobs/{self.job}")
+        if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job)
+
+    def _dial(self, place: Cluster, pod: str, argv: Sequence[str]) -> list[str]:
+        """Return the command that runs `argv` in the coordinator's pod."""
+        token, namespace = self.paths.root / TOKEN, place.namespace
+        return pod_dial.forward_argv(pod, token, argv, namespace=namespace, context=place.context)
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
-    """Return run → its Job, with its pods that were kept (`backends.past_runs.Finder`)."""
-    place, _ = _reach(endpoint, patience_s)
-    with _silence():
-        jobs = place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"})
+    """Return run → its Job, or its Service if a coordinator outside of the cluster has left it,
+    with the pods that were kept (`backends.past_runs.Finder`)."""
+    place = _reach(endpoint, patience_s)
+    labels = {MANAGED_BY: "tfcluster"}
     found: dict[str, list[str]] = {}
-    for job in jobs:
-        run = run_of(job)
-        folder = RunPaths.of(run).root
-        is_left = folder.exists() and not is_live_job(folder)
-        if "deletionTimestamp" in job["metadata"]:
-            continue
-        if run == run_id or (run_id is None and is_left):
-            name = job["metadata"]["name"]
-            found[run] = [f"Job {name}", *_kept_pods(place, name)]
+    with _silence(KubeError):
+        for kind, path in _OWNERS.items():
+            for owner in place.list(path, labels=labels):
+                run, metadata = run_of(owner), owner["metadata"]
+                if "deletionTimestamp" in metadata or "ownerReferences" in metadata:
+                    continue
+                if run == run_id or (run_id is None and _is_left(owner)):
+                    found[run] = [f"{kind} {metadata['name']}", *_kept_pods(place, owner)]
     return found
 
 
+def _is_left(owner: Object) -> bool:
+    """Return whether no coordinator is there for a run that this machine has started."""
+    if (coordinator := owner["metadata"].get("annotations", {}).get(COORDINATOR)) is not None:
+        return past_runs.is_orphan(coordinator)
+    folder = RunPaths.of(run_of(owner)).root
+    return folder.exists() and not past_runs.is_live_job(folder)
+
+
 def remove(endpoint: str, run_id: str) -> str:
-    """Delete the run's Job, and all it owns."""
-    place, _ = _reach(endpoint, _STOP_S)
+    """Delete the object that owns all others of the run."""
+    place = _reach(endpoint, _STOP_S)
     try:
         with _silence():
             _delete_all(place, run_objects.object_name(run_id))
@@ -207,33 +228,20 @@ def remove(endpoint: str, run_id: str) -> str:
     return ""
 
 
-def _reach(name: str, patience_s: float) -> tuple[Cluster, str | None]:
-    """Return the cluster called `name`, and the kubeconfig's context that leads to it.
-
-    Raises SilentError where none does.
-    """
-    if JOB_VARIABLE in os.environ:
-        return reach(SimpleNamespace(context=None, namespace=None), patience_s=patience_s), None
-    host, _, namespace = name.rpartition("/")
-    why = f"no context of the kubeconfig leads to {host}"
-    for context in (None, *context_names(namespace)):
-        try:
-            wanted = SimpleNamespace(context=context, namespace=namespace)
-            found = reach(wanted, patience_s=patience_s)
-        except SetupError as error:  # a context that is broken hides no other
-            why = error.message
-            continue
-        if found.host == host:
-            return found, context
-    raise SilentError(why)
+def _reach(name: str, patience_s: float) -> Cluster:
+    """Return the cluster called `name`; raise SilentError where nothing leads to it."""
+    try:
+        return reach_again(name, patience_s=patience_s)
+    except SetupError as error:
+        raise SilentError(error.message) from error
 
 
 @contextlib.contextmanager
-def _silence() -> Any:
-    """Turn the error of a cluster that does not answer into SilentError."""
+def _silence(kind: type[KubeError] = KubeSilentError) -> Any:
+    """Turn errors of this kind, by default of a cluster that does not answer, into SilentError."""
     try:
         yield
-    except KubeSilentError as error:
+    except kind as error:
         raise SilentError(error.message) from error
 
 
@@ -254,32 +262,33 @@ def _newness(pod: Object) -> tuple[bool, str]:
     return "deletionTimestamp" not in metadata, str(metadata.get("creationTimestamp", ""))
 
 
-def _kept_pods(place: Cluster, job: str) -> list[str]:
+def _kept_pods(place: Cluster, owner: Object) -> list[str]:
     """Return the tasks' pods of a run that nobody deletes, because they hold files.
 
     A pod that no coordinator has used holds none.
     """
-    labels = place.get(f"batch/jobs/{job}")["metadata"]["labels"]
-    pods = place.list("pods", labels={RUN: labels[RUN], ROLE: "task"})
-    found = [pod["metadata"] for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+    labels = {RUN: owner["metadata"]["labels"][RUN], ROLE: "task"}
+    pods = [pod["metadata"] for pod in place.list("pods", labels=labels)]
+    found = [pod for pod in pods if "deletionTimestamp" not in pod]
     return [f"pod {each['name']}" for each in found if CLAIMED in each.get("annotations", {})]
 
 
 def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:
-    """Delete the Job and, before it is gone, all that it owns.
+    """Delete the Job, or the Service without one, and, before it is gone, all that it owns.
 
     A kubelet keeps the object of an ended pod for up to a minute: it is removed here. `now`: the
     tasks get no time to save.
     """
-    job = place.find(f"batch/jobs/{name}")
-    if job is None:
+    paths = (f"{path}/{name}" for path in _OWNERS.values())
+    path, owner = next(((p, found) for p in paths if (found := place.find(p))), ("", None))
+    if owner is None:
         return
-    place.delete(f"batch/jobs/{name}", background=False)
-    labels, until = {RUN: job["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
+    place.delete(path, background=False)
+    labels, until = {RUN: owner["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
     while (pods := place.list("pods", labels=labels)) and time.monotonic() < until:
         for pod in pods:
-            if has_stopped(pod) or now:
-                grace_s = 0 if has_stopped(pod) else 1
+            if has_terminated(pod) or now:
+                grace_s = 0 if has_terminated(pod) else 1
                 with contextlib.suppress(KubeError):  # another pod has that name meanwhile
                     path, uid = f"pods/{pod['metadata']['name']}", pod["metadata"]["uid"]
                     place.delete(path, grace_s=grace_s, uid=uid)

@@ -11,12 +11,13 @@ import contextlib
 import fcntl
 import json
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import IO, Final, Protocol
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
@@ -52,6 +53,8 @@ class Mirror:
     source: Source
     problem: str = ""
     _has_news: threading.Event = field(default_factory=threading.Event)
+    _failures: int = 0
+    """The failures in a row to begin a copy."""
 
     def start(self) -> Mirror:
         threading.Thread(target=self._run, name="mirror", daemon=True).start()
@@ -102,21 +105,24 @@ class Mirror:
             return True
         try:
             argv = self.source.command()
-        except (TfclusterError, SilentError):
+        except SilentError:  # views say so
             return False
         if argv is None:
             return False
-        quiet = subprocess.DEVNULL
-        with subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet
-        ) as stream:
+        pipe = subprocess.PIPE
+        with (
+            tempfile.TemporaryFile() as errors,
+            subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors) as stream,
+        ):
             assert stream.stdin is not None
             assert stream.stdout is not None
             try:
                 applier = Applier(self.paths)
                 received = frames(stream.stdout)
                 if (first := next(received, None)) is None:
+                    self._note_failure(errors)
                     return False
+                self._failures = 0
                 applier.meet(first[0]["folder"])
                 with contextlib.suppress(BrokenPipeError):
                     stream.stdin.write(json.dumps({"have": applier.have()}).encode() + b"\n")
@@ -125,6 +131,17 @@ class Mirror:
             finally:
                 stream.kill()
         return self._finish(applier)
+
+    def _note_failure(self, errors: IO[bytes]) -> None:
+        """Raise ConnectionError with what the transport has said, from the second failure on.
+
+        The first one may be a pod that does not listen yet.
+        """
+        self._failures += 1
+        errors.seek(0)
+        last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        if self._failures > 1:
+            raise ConnectionError(last or "the coordinator's pod sends nothing")
 
     def _apply(self, applier: Applier, received: Iterator[Frame]) -> None:
         for head, data in received:

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
 
+from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Ending
-from tfcluster.backends.kubernetes import run_pods
-from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, Cluster, Object, reach
+from tfcluster.backends.kubernetes import pod_reasons, run_pods
+from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeSilentError, Object
 from tfcluster.backends.kubernetes.run_objects import STOP
-from tfcluster.backends.kubernetes.submitted import kube_job_states
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.errors import TfclusterError
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
 STARTED: Final = "tfcluster.dev/started"
 """The annotation of a Job with the first pod that had a run folder."""
+HISTORY: Final = "tfcluster.dev/history"
+"""The annotation of a Job with what its coordinators have used of the run's limits."""
+_HISTORY_POLL_S, _HISTORY_S = 5.0, 600.0
+_MOST_RESTARTS: Final = 500
+"""The newest restarts, which are noted: all annotations of an object have 256 KiB."""
 _STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 _POLL_S: Final = 1.0
@@ -40,16 +50,29 @@ def can_come_back(job: str) -> bool:
 
 
 def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
-    """Return why this pod ends; None if it does not."""
-    place = here()
-    made = place.get(f"batch/jobs/{job}")
-    if STOP in _notes(made):
-        return Ending("the run was stopped")
-    pod = place.find(f"pods/{socket.gethostname()}")
+    """Return why this pod ends; None if it does not.
+
+    The user's `down` comes through the control socket, never as a signal. So a signal says that
+    the cluster ends the pod, which shows on the pod later, or never (kubelet: nodeshutdown).
+    """
+    place = around_pod()
+    try:
+        made = place.find(f"batch/jobs/{job}")
+        if made is None or "deletionTimestamp" in made["metadata"]:
+            return Ending(f"the Job {job} was deleted")
+        if STOP in _notes(made):
+            return Ending("the run was stopped")
+        pod = place.find(f"pods/{socket.gethostname()}")
+    except KubeSilentError:
+        why = "the coordinator's pod is ended, and the API server does not answer"
+        return None if signal is None else Ending(why, comes_back=True, loses_folder=True)
     if pod is None or "deletionTimestamp" in pod["metadata"]:
         why = "the coordinator's pod was deleted (drain, eviction or by hand)"
-        return Ending(why, comes_back=True, loses_folder=not run_pods.run_volume(made))
-    return None
+    elif signal is not None:
+        why = "the coordinator's pod is ended by its node (shutdown, or pressure)"
+    else:
+        return None
+    return Ending(why, comes_back=True, loses_folder=not run_pods.run_volume(made))
 
 
 def requeue(job: str) -> None:
@@ -65,7 +88,7 @@ def record_end(job: str, state: RunSnapshot) -> None:
         "hint": state.hint,
     }
     body = {"metadata": {"annotations": {ENDED: json.dumps(end)}}}
-    here().patch(f"batch/jobs/{job}", body)
+    around_pod().patch(f"batch/jobs/{job}", body)
 
 
 def has_ended(pod: str) -> bool:
@@ -74,10 +97,10 @@ def has_ended(pod: str) -> bool:
     An object that is missing proves nothing: the pod of a lost node may have been removed by force.
     """
     try:
-        found = here().find(f"pods/{pod}") or {}
+        found = around_pod().find(f"pods/{pod}") or {}
     except TfclusterError:
         return False
-    return kube_job_states.has_stopped(found)
+    return pod_reasons.has_terminated(found)
 
 
 def await_predecessors(job: str) -> None:
@@ -86,13 +109,13 @@ def await_predecessors(job: str) -> None:
     A coordinator saves its run when its pod is ended. The wait is no longer than the time that a
     kubelet gives it: that of a lost node reports nothing.
     """
-    place, me, began = here(), socket.gethostname(), time.monotonic()
+    place, me, began = around_pod(), socket.gethostname(), time.monotonic()
     while True:
         pods = place.list("pods", labels={"job-name": job})
         waits_s = [
             float(pod["spec"].get("terminationGracePeriodSeconds", 30)) + _SLACK_S
             for pod in pods
-            if pod["metadata"]["name"] != me and not kube_job_states.has_stopped(pod)
+            if pod["metadata"]["name"] != me and not pod_reasons.has_terminated(pod)
         ]
         if time.monotonic() - began >= max(waits_s, default=0.0):
             return
@@ -101,17 +124,17 @@ def await_predecessors(job: str) -> None:
 
 def has_run_ended(job: str) -> bool:
     """Return whether a coordinator has noted the end of the run at the Job."""
-    return ENDED in _notes(here().get(f"batch/jobs/{job}"))
+    return ENDED in _notes(around_pod().get(f"batch/jobs/{job}"))
 
 
 def is_stopped(job: str) -> bool:
     """Return whether the user has stopped the run."""
-    return STOP in _notes(here().get(f"batch/jobs/{job}"))
+    return STOP in _notes(around_pod().get(f"batch/jobs/{job}"))
 
 
 def is_first(job: str) -> bool:
     """Note at the Job that a coordinator has a folder; return whether none had one before."""
-    place = here()
+    place = around_pod()
     if STARTED in _notes(place.get(f"batch/jobs/{job}")):
         return False
     place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STARTED: socket.gethostname()}}})
@@ -128,10 +151,48 @@ def count_start(folder: Path, *, unknown: int) -> int:
 
     `unknown`: starts whose folders are lost.
     """
-    path = folder / _STARTS
+    path, fresh = folder / _STARTS, folder / f"{_STARTS}.new"
     count = int(path.read_text()) + 1 if path.exists() else 1 + unknown
-    path.write_text(str(count))
+    fresh.write_text(str(count))
+    fresh.replace(path)
     return count
+
+
+def keep_history(job: str, paths: RunPaths) -> None:
+    """Note at the Job, in a thread, what a successor without the run folder must know.
+
+    These are the attempts and restarts so far, which have limits, and how long the run has run.
+    """
+    threading.Thread(target=_keep_history, args=(job, paths), name="history", daemon=True).start()
+
+
+def _keep_history(job: str, paths: RunPaths) -> None:
+    noted, due = None, 0.0
+    while True:
+        with contextlib.suppress(TfclusterError, OSError):
+            state = registry.load_recorded(paths)
+            key = (state.attempt, len(state.restarts))
+            if key != noted or time.monotonic() >= due:
+                restarts = state.restarts[-_MOST_RESTARTS:]
+                history = {"attempt": state.attempt, "restarts": restarts, "ran_s": _ran_s(state)}
+                body = {"metadata": {"annotations": {HISTORY: json.dumps(history)}}}
+                around_pod().patch(f"batch/jobs/{job}", body)
+                noted, due = key, time.monotonic() + _HISTORY_S
+        time.sleep(_HISTORY_POLL_S)
+
+
+def _ran_s(state: RunSnapshot) -> float:
+    before = float((state.continued or {}).get("ran_s", 0.0))
+    return round(before + (0.0 if state.began_at is None else time.time() - state.began_at), 3)
+
+
+def apply_history(job: str, state: RunSnapshot) -> None:
+    """Apply what earlier coordinators have noted (`keep_history`) to the state of the run."""
+    notes = _notes(around_pod().get(f"batch/jobs/{job}"))
+    history = foreign_json.parse_json_object(notes.get(HISTORY, "{}"))
+    state.attempt = max(state.attempt, history.get("attempt", 0))
+    state.restarts[:] = history.get("restarts", [])
+    state.continued = {"attempt": state.attempt + 1, "ran_s": history.get("ran_s", 0.0)}
 
 
 def _notes(made: Object) -> Mapping[str, str]:
@@ -139,6 +200,6 @@ def _notes(made: Object) -> Mapping[str, str]:
     return found
 
 
-def here() -> Cluster:
+def around_pod() -> Cluster:
     """Return the cluster that this pod runs in."""
     return reach(SimpleNamespace(context=None, namespace=None), patience_s=_PATIENCE_S)

@@ -45,7 +45,7 @@ def build(
     SetupError if the package is too large.
     """
     spec = foreign_json.read_json_object(paths.spec)
-    env_file = _path_of(spec, "env_file", paths)
+    variables = _path_of(spec, "env_file", paths)
     submitted = {"id": job, "cluster": cluster}
     buffer = io.BytesIO()
     with (
@@ -58,8 +58,8 @@ def build(
             tar.add(path, f"run/{path.name}")
         if paths.checkpoints.exists():
             tar.add(paths.checkpoints, f"run/{paths.checkpoints.name}")
-        if env_file is not None:
-            tar.add(env_file, _ENV_FILE)
+        if variables is not None:
+            tar.add(variables, _ENV_FILE)
         _add_folder(tar, "code")
         for file in code:
             _add_code(tar, file)
@@ -85,17 +85,29 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     package = b"".join(piece.read_bytes() for piece in sorted(folder.glob(f"{KEY}-*")))
     with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
         tar.extractall(fresh, filter="tar")
-    env_file = fresh / _ENV_FILE
-    if env_file.exists():
-        env_file.replace(home / f"{_ENV_FILE}-{run_id}")
-    (fresh / "run" / paths.logs.name).mkdir()
-    events = fresh / "run" / paths.events.name
-    about = {"id": secrets.token_hex(8), "events": events.stat().st_size}
-    (fresh / "run" / folder_stream.FOLDER).write_text(json.dumps(about))
+    if (packed := fresh / _ENV_FILE).exists():
+        packed.replace(env_file(home, run_id))
+    run = fresh / "run"
+    about = folder_stream.describe_folder(secrets.token_hex(8), run / paths.events.name)
+    (run / folder_stream.FOLDER).write_text(json.dumps(about))
+    (run / paths.logs.name).mkdir()
     (fresh / "code").rename(code)
-    (fresh / "run").rename(paths.root)
+    run.rename(paths.root)
     fresh.rmdir()
     return paths
+
+
+def remove(home: Path, run_id: str) -> None:
+    """Remove all that `unpack` and the run have made, which has been fetched."""
+    for folder in (RunPaths.of(run_id, home).root, code_folder(home, run_id)):
+        shutil.rmtree(folder, ignore_errors=True)
+    for file in (env_file(home, run_id), *home.glob(f".coordinator-{run_id}*")):
+        file.unlink(missing_ok=True)
+
+
+def env_file(home: Path, run_id: str) -> Path:
+    """Return the copy of ``job.env_file``, which may hold secrets."""
+    return home / f"{_ENV_FILE}-{run_id}"
 
 
 def code_folder(home: Path, run_id: str) -> Path:
@@ -108,7 +120,7 @@ def _spec_in_pod(spec: dict[str, Any], run_id: str, home: str) -> dict[str, Any]
     changed = copy.deepcopy(spec)
     changed["job"]["workdir"] = str(code_folder(Path(home), run_id))
     if changed["job"].get("env_file") is not None:
-        changed["job"]["env_file"] = f"{home}/{_ENV_FILE}-{run_id}"
+        changed["job"]["env_file"] = str(env_file(Path(home), run_id))
     changed.get("checkpoints", {}).pop("to", None)
     return changed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -11,7 +12,8 @@ from typing import Any, Final
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
+from tfcluster.backends.kubernetes.kube_access import reach
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
@@ -43,8 +45,7 @@ def submit(job: Submission) -> str:
     made += [("services", run_objects.service(run))]
     made += [("networking/networkpolicies", run_objects.network_policy(run))]
     if (group := run_objects.pod_group(run)) is not None:
-        path = f"/apis/{group['apiVersion']}/namespaces/{place.namespace}/podgroups"
-        made.append((path, group))
+        made.append((run_objects.pod_groups(group, place.namespace), group))
     main = run_objects.coordinator_job(run, template)
     owner: Object = main
     try:
@@ -101,6 +102,7 @@ def _require_account(place: Cluster) -> None:
     account, *others = run_objects.account_objects()
     try:
         if place.find(f"serviceaccounts/{name}") is not None:
+            _extend_role(place, others[0]["rules"])
             return
         paths = ("rbac/roles", "rbac/rolebindings", "serviceaccounts")
         for path, body in zip(paths, (*others, account), strict=True):
@@ -122,15 +124,35 @@ def _require_account(place: Cluster) -> None:
         ) from error
 
 
+def _extend_role(place: Cluster, rules: Sequence[Object]) -> None:
+    """Add what a newer coordinator needs to the Role, if this user may read Roles."""
+    path = f"rbac/roles/{run_objects.ACCOUNT}"
+    try:
+        found = (place.find(path) or {}).get("rules") or []
+    except KubeError as error:
+        if error.status != 403:
+            raise
+        return
+    missing = [rule for rule in rules if not any(_covers(has, rule) for has in found)]
+    if found and missing:
+        place.patch(path, {"rules": [*found, *missing]})
+
+
+def _covers(has: Object, wanted: Object) -> bool:
+    parts = ("apiGroups", "resources", "verbs")
+    return all(
+        {*wanted[part]} <= {*has.get(part, ())} or "*" in has.get(part, ()) for part in parts
+    )
+
+
 def _environment(plan: Plan, spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that the coordinator's environment must have to plan the spec again.
 
-    These are secrets, and the values of null variables, from the launcher's environment.
+    These are secrets, and null variables, whose values are those of the launcher's environment.
     """
     commands = (*(task.command for task in plan.tasks), *plan.prepare.values())
-    variables = [var for command in commands for var in command.env]
-    names = _null_names(spec).union(var.name for var in variables if var.secret)
-    return {var.name: var.value for var in variables if var.name in names}
+    found = {var.name: var.value for each in commands for var in each.env if var.secret}
+    return found | {name: os.environ[name] for name in _null_names(spec) if name in os.environ}
 
 
 def _null_names(value: Any, key: str = "") -> set[str]:
