@@ -72,7 +72,9 @@ test-extended: setup $(KERAS) ## run all other tests: hosts, containers, Slurm, 
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
 test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two nodes (at most 12 minutes)
-	@$(PYTEST) $(SLOWEST) -n 3 $(KUBERNETES)
+	@$(BIN)/python -m tests.lab.kube_binaries
+	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(KUBERNETES)
+	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(KUBERNETES)
 
 ALL_SLOW := integration/docker integration/hosts integration/slurm integration/kubernetes integration/jobs workers/keras3 web  # importing them takes a second per process
 test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow

@@ -42,6 +42,8 @@ class CommandLine:
     root: Path
     """A short path, because sockets are made below it."""
     server: ForkServer | None = None
+    patience_s: float = 60.0
+    """Seconds after which a command, or what it is to do, counts as hung."""
     forks: bool = True
     """Lets the fork server (if any) start commands; False for tests that measure the command."""
     env: dict[str, str] = field(init=False)
@@ -99,13 +101,13 @@ class CommandLine:
     def _server(self) -> ForkServer | None:
         return self.server if self.forks and not differs(self.env) else None
 
-    def run(self, *args: str, timeout: float = 60, **options: Any) -> Done:
+    def run(self, *args: str, timeout: float | None = None, **options: Any) -> Done:
         """Run `tfcluster ARGS` to its end; `input` may be given as bytes."""
         given = options.pop("input", None)
         if given is not None:
             options["stdin"] = subprocess.PIPE
         process = self.start(*args, **options)
-        out, err = process.communicate(given, timeout=timeout)
+        out, err = process.communicate(given, timeout=timeout or self.patience_s)
         return Done(process.returncode, out or b"", (err or b"").decode(errors="replace"))
 
     def shell(self, script: str, *, timeout: float = 60) -> Done:

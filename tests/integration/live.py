@@ -56,7 +56,8 @@ class Live:
         def look() -> list[Path]:
             return list(self.shell.home.glob(f"runs/{self.name}-*/state.json"))
 
-        return wait_for(look, what=f"a run called {self.name}; {self.said()}")[0].parent
+        what = f"a run called {self.name}; {self.said()}"
+        return wait_for(look, timeout=self.shell.patience_s, what=what)[0].parent
 
     @property
     def run_id(self) -> str:
@@ -94,6 +95,7 @@ class Live:
         for task in tasks or ("worker:0", "worker:1"):
             wait_for(
                 lambda task=task: self.has_line(text, task) or self.is_over(),  # type: ignore[misc]
+                timeout=self.shell.patience_s,
                 what=f"{text!r} of {task}; {self.said()}",
             )
             assert self.has_line(text, task), self.said()
@@ -101,9 +103,9 @@ class Live:
     def is_over(self) -> bool:
         return self.process.poll() is not None
 
-    def end(self, timeout: float = 60) -> int:
+    def end(self, timeout: float | None = None) -> int:
         """Wait until the command has ended, and return its exit code."""
-        return self.process.wait(timeout)
+        return self.process.wait(timeout or self.shell.patience_s)
 
     def end_timed(self, timeout: float = 30) -> tuple[int, float]:
         """Wait until the command has ended; return its exit code and the seconds from now."""
@@ -182,7 +184,7 @@ class InBackground(Live):
         self, shell: CommandLine, command: str, *args: str, name: str = "r", **options: Any
     ) -> None:
         super().__init__(shell, command, "-d", *args, name=name, **options)
-        assert self.process.wait(30) == 0, self.said()
+        assert self.process.wait(self.shell.patience_s) == 0, self.said()
         self.id = self.out.read_text().strip()
 
     @property

@@ -1,7 +1,8 @@
 """The programs of Kubernetes 1.20, the newest whose servers Debian can build.
 
 They come from an archive beside the checkout if there is one, else from Debian's source package,
-built once. Either way they are kept in the tests' cache.
+built once. Either way they are kept in the tests' cache. ``python -m tests.lab.kube_binaries`` gets
+them before a test has a time limit.
 """
 
 from __future__ import annotations
@@ -80,3 +81,7 @@ def _run(argv: list[str], folder: Path, limit_s: float) -> None:
     )
     if done.returncode != 0:
         raise LabError(f"{argv[0]}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
+
+
+if __name__ == "__main__":
+    programs()

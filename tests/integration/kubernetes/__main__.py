@@ -41,7 +41,8 @@ def stay_up(nodes: int, owner: int | None) -> None:
     owners = [] if owner is None else [os.pidfd_open(owner)]  # it tells of an end that nobody reaps
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # not while it is being made or removed
-    with KubeCluster(nodes=nodes) as cluster:
+    # A busy machine is no lost node: faults are for the clusters of the tests that make them.
+    with KubeCluster(nodes=nodes, silence_s=40, grace_s=300) as cluster:
         about = {
             "KUBECONFIG": str(cluster.config),
             "kubectl": str(programs() / "kubectl"),

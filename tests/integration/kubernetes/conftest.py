@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +25,27 @@ from .desk import Desk
 from .shared import end_shared_cluster, shared_cluster
 
 _numbers = itertools.count(1)
+HAS_FAILED = pytest.StashKey[bool]()
+_TEST_S = 900
+"""More than the limits within a test together, each of which says what it waited for."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            # By a signal: a test process that is killed says nothing, and takes its cluster along.
+            item.add_marker(pytest.mark.timeout(_TEST_S, method="signal"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note whether a test has failed: what it leaves then is not waited for."""
+    report = yield
+    item.stash[HAS_FAILED] = item.stash.get(HAS_FAILED, False) or report.failed
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -35,9 +56,9 @@ def kube() -> Path:
 
 
 @pytest.fixture
-def desk(kube: Path, shell: CommandLine) -> Iterator[Desk]:
+def desk(request: pytest.FixtureRequest, kube: Path, shell: CommandLine) -> Iterator[Desk]:
     """A namespace of the shared cluster, and a command line."""
-    with _desk(kube, shell) as made:
+    with _desk(request, kube, shell) as made:
         yield made
 
 
@@ -57,9 +78,11 @@ def own_kube(one_kube: KubeCluster) -> Iterator[KubeCluster]:
 
 
 @pytest.fixture
-def own_desk(own_kube: KubeCluster, shell: CommandLine) -> Iterator[Desk]:
+def own_desk(
+    request: pytest.FixtureRequest, own_kube: KubeCluster, shell: CommandLine
+) -> Iterator[Desk]:
     """A namespace of `own_kube`, and a command line."""
-    with _desk(own_kube.config, shell) as made:
+    with _desk(request, own_kube.config, shell) as made:
         try:
             yield made
         finally:
@@ -67,11 +90,11 @@ def own_desk(own_kube: KubeCluster, shell: CommandLine) -> Iterator[Desk]:
 
 
 @contextmanager
-def _desk(config: Path, shell: CommandLine) -> Iterator[Desk]:
+def _desk(request: pytest.FixtureRequest, config: Path, shell: CommandLine) -> Iterator[Desk]:
     made = Desk(shell, config, f"desk-{os.getpid()}-{next(_numbers)}")
     try:
         yield made
-        left = made.left()
+        left = [] if request.node.stash.get(HAS_FAILED, False) else made.left()
     finally:
         made.close()
     assert not left, f"left in the cluster: {left}"

@@ -21,6 +21,8 @@ from tests.lab.kubectl import Kubectl, until
 
 OURS = "app.kubernetes.io/managed-by=tfcluster"
 KINDS = "pods,jobs,services,secrets,networkpolicies"
+HANG_S = 150.0
+"""Seconds after which what pods are to do counts as hung: two clusters share two cores."""
 ENDS_S = 150.0
 """Seconds after which an object of an ended run counts as left behind."""
 
@@ -38,7 +40,7 @@ class Desk:
         """All nodes have this folder; each has a /tmp of its own."""
         self.config = self._write("admin", _token_of(admin))
         self.kubectl = Kubectl(self.config)
-        shell.env["KUBECONFIG"] = str(self.config)
+        shell.env["KUBECONFIG"], shell.patience_s = str(self.config), HANG_S
         Kubectl(admin)("create", "namespace", namespace)
         account = ("get", "serviceaccount", "default")
         until(lambda: self.kubectl.run(*account).returncode == 0, "the service account")
@@ -102,9 +104,13 @@ class Desk:
     def processes(self, pod: str) -> list[int]:
         """Return this machine's ids of the processes of a pod, without its sandbox's."""
         uid = self.kubectl("get", "pod", pod, "-o", "jsonpath={.metadata.uid}")
-        found = (CGROUPS / "pids").glob(f"kube-*/kubepods/**/pod{uid}/*/")
-        pids = [int(pid) for path in found for pid in (path / "cgroup.procs").read_text().split()]
-        return [pid for pid in pids if b"2147483647" not in _command_line(pid)]
+        pids = list[int]()
+        for top in (CGROUPS / "pids").glob(f"{self._admin.parent.name}-*"):
+            for folder, _, names in os.walk(top):  # which forgives that other pods end meanwhile
+                if f"/pod{uid}/" in folder and "cgroup.procs" in names:
+                    with contextlib.suppress(OSError):
+                        pids += map(int, Path(folder, "cgroup.procs").read_text().split())
+        return [pid for pid in pids if b"2147483647" not in command_line(pid)]
 
     def kill(self, pod: str) -> None:
         """Kill all processes of a pod."""
@@ -113,12 +119,13 @@ class Desk:
                 os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Remove the namespace and all in it, without waiting for graces."""
+        """Remove the namespace and all in it, without waiting for graces, or for its end."""
+        self.kubectl.run("delete", "jobs", "--all", "--cascade=orphan")  # they make no pods again
         self.kubectl("delete", "pods", "--all", "--grace-period=0", "--force", timeout=100)
-        Kubectl(self._admin)("delete", "namespace", self.namespace, timeout=100)
+        Kubectl(self._admin)("delete", "namespace", self.namespace, "--wait=false", timeout=100)
         for folder in self._volumes.glob("*"):
             volume = f"{folder.name}-{self.namespace}"
-            Kubectl(self._admin)("delete", "persistentvolume", volume, timeout=100)
+            Kubectl(self._admin)("delete", "persistentvolume", volume, "--wait=false", timeout=100)
 
     def _token(self, name: str) -> str:
         for secret in self.kubectl.json("get", "secrets")["items"]:
@@ -164,6 +171,9 @@ def _read(config: Path) -> Any:
     return json.loads(config.read_text())
 
 
-def _command_line(pid: int) -> bytes:
-    path = Path(f"/proc/{pid}/cmdline")
-    return path.read_bytes() if path.exists() else b""
+def command_line(pid: int) -> bytes:
+    """Return the words of a process, each with a zero; empty for one that has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

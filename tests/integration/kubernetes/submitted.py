@@ -9,9 +9,8 @@ from typing import Any
 from tests.integration.commandline import CommandLine, wait_for
 from tests.integration.live import Live
 
-from .desk import Desk
+from .desk import HANG_S, Desk
 
-HANG_S = 150.0
 RELEASE = "/tmp/release"
 JOB = f"""
 import os, signal, struct, sys, time
@@ -87,9 +86,13 @@ def await_checkpoint(desk: Desk, run: Live, name: str) -> None:
 
 def release(desk: Desk) -> None:
     """Have the tasks in all pods end; the end of one may take the others with it."""
-    touch = ("--", "touch", RELEASE)
-    done = [desk.kubectl.run("exec", pod, *touch) for pod in task_pods(desk)]
-    assert any(each.returncode == 0 for each in done), done
+    for pod in task_pods(desk):
+        wait_for(lambda pod=pod: _is_released(desk, pod), timeout=HANG_S, what=pod)  # type: ignore[misc]
+
+
+def _is_released(desk: Desk, pod: str) -> bool:
+    touched = desk.kubectl.run("exec", pod, "--", "touch", RELEASE)
+    return touched.returncode == 0 or pod not in task_pods(desk)
 
 
 def task_pods(desk: Desk) -> list[str]:
@@ -139,7 +142,7 @@ def of_type(run: Live, kind: str) -> list[dict[str, Any]]:
     return [event for event in run.events() if event["type"] == kind]
 
 
-def objects_in(text: str) -> list[dict[str, Any]]:
+def objects_of(text: str) -> list[dict[str, Any]]:
     """Return the objects that a message asks an administrator to apply."""
     listed = text.partition("<<'END'")[2].rpartition("END")[0]
     found: list[dict[str, Any]] = json.loads(" ".join(listed.split()))["items"]

@@ -14,10 +14,11 @@ from tests.backend_contract import NAMES, results
 from tests.lab.kube_images import HOST, host_template
 from tests.lab.kubectl import Kubectl, until
 
-from .desk import left_in
+from .desk import HANG_S, left_in
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(590)]
+pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
+CONTRACT_S = 700
 JOB = {"module": "tfcluster_workers.jobs.keras_mnist"}
 SPEC = {"version": 1, "cluster": {"worker": 3}, "job": JOB}
 
@@ -33,13 +34,17 @@ def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     section = {"image": HOST, "namespace": namespace, "pod_template": host_template()}
     runtime = {"backend": "kubernetes", "kubernetes": section}
     (folder / "spec.json").write_text(json.dumps({**SPEC, "runtime": runtime}))
-    facts = {"spec": str(folder / "spec.json"), "broken_image": "A:::"}
+    facts = {"spec": str(folder / "spec.json"), "broken_image": "A:::", "hang_s": HANG_S}
     (folder / "facts.json").write_text(json.dumps(facts))
     more = {"KUBECONFIG": str(kube), "TFCLUSTER_HOME": str(folder), "PYTHONPATH": str(ROOT)}
     argv = [sys.executable, "-m", "tests.backend_contract", str(folder / "facts.json")]
-    done = subprocess.run(argv, env=os.environ | more, capture_output=True, text=True, timeout=560)
-    left = left_in(admin, "-n", namespace)
-    admin("delete", "namespace", namespace, timeout=100)
+    try:
+        done = subprocess.run(
+            argv, env=os.environ | more, capture_output=True, text=True, timeout=CONTRACT_S
+        )
+        left = left_in(admin, "-n", namespace)
+    finally:
+        admin("delete", "namespace", namespace, "--wait=false")
     assert left == []
     return results(done.stdout + done.stderr)
 

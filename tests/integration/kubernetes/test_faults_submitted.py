@@ -6,10 +6,8 @@ properties: `pytest --junitxml=FILE` writes the table.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,9 +16,8 @@ from tests.integration.live import Live
 from tests.lab.kube import KubeCluster
 from tests.lab.kubectl import Kubectl
 
-from .desk import Desk
+from .desk import HANG_S, Desk, command_line
 from .submitted import (
-    HANG_S,
     await_attempt,
     await_checkpoint,
     checkpoint,
@@ -31,7 +28,7 @@ from .submitted import (
     up,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow]
 
 Note = Callable[[str, object], None]
 """pytest's `record_property`."""
@@ -77,6 +74,7 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     await_checkpoint(own_desk, run, "ckpt-1")
     lost = task_on(own_desk, "n2")
     pids = own_desk.processes(lost)
+    assert [pid for pid in pids if b"train.py" in command_line(pid)]
     since = time.time()
     own_kube.cut("n2")
     assert await_attempt(run, 2).startswith("attempt 2 from ")
@@ -182,8 +180,3 @@ def note_fault(note: Note, run: Live, since: float) -> None:
     started = [event["time"] for event in of_type(run, "task_started") if event["attempt"] == 2]
     note("class", why.get("reason"))
     note("seconds", round(max(started) - since, 1))
-
-
-def command_line(pid: int) -> bytes:
-    path = Path(f"/proc/{pid}/cmdline")
-    return path.read_bytes() if os.path.exists(path) else b""

@@ -15,7 +15,7 @@ import yaml
 
 from .desk import Desk
 
-pytestmark = [pytest.mark.slow, pytest.mark.tensorflow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.tensorflow]
 
 Json = dict[str, Any]
 HANG_S = 300

@@ -24,7 +24,7 @@ from tfcluster.discovery.planning import plan_file
 from .conftest import need_tools
 from .desk import Desk
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow]
 MEET = """
 import os, socket, time
 while True:

@@ -11,11 +11,10 @@ import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
 
-from .desk import Desk
+from .desk import HANG_S, Desk
+from .submitted import RELEASE, ended, of_type, said
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-HANG_S = 150.0
-RELEASE = "/tmp/release"
+pytestmark = [pytest.mark.slow]
 
 
 def spec(desk: Desk, script: str, *, runtime: dict[str, Any] | None = None, **more: Any) -> Path:
@@ -29,21 +28,14 @@ def up(desk: Desk, script: str, **more: Any) -> Live:
     return Live(desk.shell, "up", str(spec(desk, script, **more)), "--coordinator", "here")
 
 
-def ended(run: Live, code: int = 0) -> Live:
-    assert run.end(HANG_S) == code, run.said()
-    return run
-
-
-def of_type(run: Live, kind: str) -> list[dict[str, Any]]:
-    return [event for event in run.events() if event["type"] == kind]
-
-
 def pods(desk: Desk) -> list[str]:
     return sorted(desk.kubectl("get", "pods", "-o", "name").split())
 
 
-def said(run: Live) -> str:
-    return " ".join(run.said().split())
+def tasks_lines(desk: Desk, pod: str) -> list[str]:
+    """Return what a pod has written, without the talk of its seat."""
+    written = desk.log(pod).splitlines()
+    return [line for line in written if not line.startswith(("listening", "connection ended"))]
 
 
 LOOK = f"""
@@ -67,19 +59,21 @@ def test_each_task_has_a_pod_that_its_peers_find_by_name(desk: Desk) -> None:
         hosts = [peer.rpartition(":")[0] for peer in fact["peers"]]
         assert hosts == [f"worker-{n}.{run.run_id}" for n in (0, 1)]
         assert fact["host"] == name
-        written = desk.kubectl("logs", pod).splitlines()
-        assert json.loads(written[-1]) == fact
-        talk = ("listening", "connection ended")  # the second of a dial that was tried again
-        assert [line for line in written if not line.startswith(talk)] == written[-1:]
+        # The seat talks, too: "connection ended" is that of a dial that was tried again.
+        wait_for(
+            lambda pod=pod, fact=fact: [json.dumps(fact)] == tasks_lines(desk, pod),  # type: ignore[misc]
+            timeout=HANG_S,
+            what=desk.log(pod),
+        )
         made = desk.kubectl.json("get", "pod", pod)
         assert made["metadata"]["ownerReferences"][0]["kind"] == "Service"
     for number in (0, 1):
         pod = f"{run.run_id}-worker-{number}-g1"
         desk.kubectl("exec", pod, "--", "touch", RELEASE)
-    ended(run)
+    ended(run, 0)
     assert len([line for line in run.log("worker:0").splitlines() if line.startswith("found")]) == 2
     assert "the coordinator runs here, outside the cluster" in said(run)
-    assert pods(desk) == []
+    assert desk.left() == []
 
 
 LOSSES = """
@@ -143,13 +137,40 @@ def test_a_deleted_pod_lets_the_gang_save_and_costs_no_restart(desk: Desk) -> No
     ended(run, 130)
     (gathered, *_) = of_type(run, "checkpoint_gathered")
     assert (run.folder / f"{gathered['path']}.data-00000-of-00001").read_text() == "weights"
-    assert pods(desk) == []
+    assert desk.left() == []
+
+
+REGISTRY_PORT = 5077
+
+
+def registry(desk: Desk) -> dict[str, Any]:
+    """Return a pod that is a registry without images for the node n1: it answers 404."""
+    container: dict[str, Any] = {"name": "registry", "image": desk.small}
+    container |= {"command": ["python3", "-m", "http.server", str(REGISTRY_PORT)]}
+    spec = {"hostNetwork": True, "nodeSelector": ON_N1, "containers": [container]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "registry"}, "spec": spec}
+
+
+ON_N1 = {"lab/node": "n1"}
 
 
 def test_an_image_that_does_not_exist_is_a_clear_end(desk: Desk) -> None:
-    run = ended(up(desk, LOOK, runtime={"image": "localhost/none:1"}), 3)
-    assert "localhost/none:1" in said(run)
+    desk.kubectl.apply(registry(desk))
+    phase = ("get", "pod", "registry", "-o", "jsonpath={.status.phase}")
+    wait_for(lambda: desk.kubectl(*phase) == "Running", timeout=HANG_S, what="the registry")
+    image = f"localhost:{REGISTRY_PORT}/none:1"
+    run = ended(up(desk, LOOK, runtime={"image": image, "node_selector": ON_N1}), 3)
+    assert f"the image {image} does not exist" in said(run)
     assert "image" in run.state()["reason"]
+    assert desk.left() == []
+
+
+def test_an_image_that_no_node_has_ends_at_once_where_none_is_pulled(desk: Desk) -> None:
+    runtime = desk.runtime(image="localhost/none:1")["kubernetes"]
+    never = {"name": "task", "imagePullPolicy": "Never"}
+    runtime["pod_template"] = {"spec": {"containers": [never]}}
+    run = ended(up(desk, LOOK, runtime=runtime), 3)
+    assert "pull policy is Never" in said(run)
     assert desk.left() == []
 
 

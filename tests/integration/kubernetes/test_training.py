@@ -11,7 +11,7 @@ from tests.integration.live import Live
 
 from .desk import Desk
 
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 SMALL = ("--", "--epochs=2", "--examples=960")
 HANG_S = 240.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -146,7 +147,7 @@ def test_a_pod_that_nobody_dials_ends(tmp_path: Path) -> None:
 
 
 def test_a_pod_whose_connections_left_no_agent_ends(tmp_path: Path) -> None:
-    pod = Pod(tmp_path, "--idle-s=2")
+    pod = Pod(tmp_path, "--idle-s=10")
     assert pod.run("true").returncode == 0
     pod.process.communicate(timeout=60)
     assert pod.process.returncode == pod_seat.NOBODY_CAME
@@ -178,3 +179,26 @@ def test_a_connection_without_an_agent_does_not_keep_a_pod_that_is_to_end(pod: P
         pod.process.terminate()
         assert pod.process.wait(60) == 128 + signal.SIGTERM
         dial.communicate(timeout=60)
+
+
+def test_files_that_are_being_fetched_keep_a_seat_that_is_over(tmp_path: Path) -> None:
+    pod = Pod(tmp_path, "--collect-s=0.2", "--then", "true")
+    reading = subprocess.Popen(pod.dial("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert reading.stdin is not None
+    assert reading.stdout is not None
+    reading.stdin.write(b"begun\n")
+    reading.stdin.flush()
+    assert reading.stdout.readline() == b"begun\n"
+    time.sleep(1)  # its time is over long since
+    assert pod.process.poll() is None
+    reading.communicate(b"whole", timeout=60)
+    pod.process.communicate(timeout=60)
+    assert pod.process.returncode == 0
+
+
+def test_a_caller_that_does_not_sign_in_is_cut_off(pod: Pod) -> None:
+    host, _, port = pod.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as caller:
+        assert len(caller.recv(64)) == pod_connection.NONCE_BYTES
+        caller.settimeout(60)
+        assert caller.recv(1) == b""  # after 10 s, whatever it trickles

@@ -179,15 +179,16 @@ class KubeNodes(Nodes):
         top = max((TaskPod(self._cluster, each).generation for each in listed), default=0)
         noted = int(self._owner["metadata"].get("annotations", {}).get(NEWEST, 0))
         self._generation = dict.fromkeys(self.hosts, max(top, noted))
-        ended = await asyncio.gather(*(pod.end() for pod in former))
-        silent = [pod for pod, is_gone in zip(former, ended, strict=True) if not is_gone]
-        if any(pod.user for pod in silent):
+        silent = await _end_all(former, _UNUSED_S)
+        used = [pod for pod in silent if pod.user]
+        if used:
             wait_s = self.run.lease_s + SILENCE_S + _KILL_S
-            names = ", ".join(pod.name for pod in silent)
+            names = ", ".join(pod.name for pod in used)
             self._say(f"pods of an earlier coordinator may run for {wait_s:.0f} s more: {names}")
-            await self._clock.sleep(wait_s)
+            used = await _end_all(used, wait_s)
         for pod in silent:
-            await pod.force()
+            if not pod.user or pod in used:
+                await pod.force()
 
     async def _have_running(self, nodes: Sequence[NodePlan]) -> None:
         """Have a running pod for each of `nodes`.
@@ -365,12 +366,15 @@ class KubeNodes(Nodes):
         listed = await soon(self._cluster.list, "pods", labels=self._labels)
         pods = [TaskPod(self._cluster, each) for each in listed]
         unused = [pod for pod in pods if pod.name not in self._reached]
-        ended = await asyncio.gather(
-            *(pod.end(_UNUSED_S if pod in unused else None) for pod in pods)
-        )
-        silent = [pod for pod, is_gone in zip(pods, ended, strict=True) if not is_gone]
-        for pod in silent:
-            if pod in unused:
-                await pod.force()
-        if names := ", ".join(pod.name for pod in silent if pod not in unused):
+        used = [pod for pod in pods if pod.name in self._reached]
+        silent, unended = await asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))
+        for pod in unended:
+            await pod.force()
+        if names := ", ".join(pod.name for pod in silent):
             self.run.warn_at_end(f"no kubelet has confirmed the end of the deleted pods {names}")
+
+
+async def _end_all(pods: Sequence[TaskPod], within_s: float | None = None) -> list[TaskPod]:
+    """Delete pods; return those that may still have a living process after that time."""
+    ended = await asyncio.gather(*(pod.end(within_s) for pod in pods))
+    return [pod for pod, is_gone in zip(pods, ended, strict=True) if not is_gone]

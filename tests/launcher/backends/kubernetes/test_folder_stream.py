@@ -12,6 +12,7 @@ from typing import IO
 
 import pytest
 
+from tfcluster.rundir.events import Warned, to_line
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire import folder_stream
 from tfcluster.wire.folder_stream import Applier, frames
@@ -122,7 +123,8 @@ def test_a_broken_connection_is_resumed_where_it_broke(copy: Copy) -> None:
 
 
 def events(*numbers: int, word: str) -> str:
-    return "".join(f'{{"seq": {number}, "type": "{word}"}}\n' for number in numbers)
+    made = (to_line(Warned(message=word), seq=number, time=1.0) for number in numbers)
+    return b"".join(made).decode()
 
 
 def test_another_folder_of_the_run_is_appended_and_its_events_are_renumbered(copy: Copy) -> None:
@@ -133,14 +135,15 @@ def test_another_folder_of_the_run_is_appended_and_its_events_are_renumbered(cop
     for path in ("events.jsonl", "logs/attempt-1/worker-0.log"):
         (copy.far / path).unlink()
     copy.id, copy.base = "second", base
-    copy.write("events.jsonl", base + events(2, word="second") + '{"seq": 3, "ty')
+    torn = events(3, word="torn")
+    copy.write("events.jsonl", base + events(2, word="second") + torn[:12])
     copy.write("logs/attempt-2/worker-0.log", "second attempt\n")
     copy.pull()
-    copy.write("events.jsonl", 'pe": "torn"}\n' + events(4, word="second"), append=True)
+    copy.write("events.jsonl", torn[12:] + events(4, word="second"), append=True)
     copy.pull()
     found = [json.loads(line) for line in copy.read("events.jsonl").splitlines()]
     assert [each["seq"] for each in found] == [*range(1, 13)]
-    assert [each["type"] for each in found[8:]] == ["first", "second", "torn", "second"]
+    assert [each["message"] for each in found[8:]] == ["first", "second", "torn", "second"]
     assert copy.read("logs/attempt-1/worker-0.log") == "first attempt\n"
     assert copy.read("logs/attempt-2/worker-0.log") == "second attempt\n"
 

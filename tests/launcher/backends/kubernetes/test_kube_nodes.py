@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,6 +233,9 @@ def test_silent_pods_of_an_earlier_coordinator_are_outwaited(
 ) -> None:
     desk.given("worker-0", 1, user="earlier")
     silence_kubelets(desk, monkeypatch)
+    monkeypatch.setattr(kube_nodes, "SILENCE_S", 0.0)
+    monkeypatch.setattr(kube_nodes, "_KILL_S", 0.0)
+    desk.run = replace(desk.run, lease_s=0.1)
 
     async def use() -> None:
         async with desk.nodes():
@@ -239,9 +243,21 @@ def test_silent_pods_of_an_earlier_coordinator_are_outwaited(
             assert desk.cluster.made == [desk.name(0, 2), desk.name(1, 2)]
 
     asyncio.run(use())
-    assert desk.slept
-    assert desk.slept[0] > desk.run.lease_s
-    assert "an earlier coordinator" in desk.queued[0]
+    assert "may run for 0 s more: lab-1-worker-0-g1" in desk.queued[0]
+
+
+def test_a_kubelet_that_answers_late_ends_the_wait_for_an_earlier_coordinators_pod(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = desk.given("worker-0", 1, user="earlier")
+    desk.cluster.kubelets_answer = False
+    desk.run = replace(desk.run, queued=lambda sentence: end_of(pod))
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert desk.cluster.made == [desk.name(0, 2), desk.name(1, 2)]
+
+    asyncio.run(asyncio.wait_for(use(), 30))
 
 
 def test_a_pod_that_never_runs_ends_the_start(desk: Desk) -> None:

@@ -1,0 +1,214 @@
+"""Runs are stopped, found and removed by the objects that own all others; the API is a fake."""
+
+from __future__ import annotations
+
+import base64
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tfcluster.backends import past_runs
+from tfcluster.backends.kubernetes.kube_client import KubeError, KubeSilentError
+from tfcluster.backends.kubernetes.run_objects import COORDINATOR, MANAGED_BY, RUN, RUN_ID, STOP
+from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
+from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY, STARTED
+from tfcluster.backends.past_runs import SilentError
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+
+Object = dict[str, Any]
+
+
+class FakePlace:
+    """A namespace with objects by their paths."""
+
+    namespace, context = "vision", None
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Object] = {}
+        self.deleted: list[str] = []
+        self.error: KubeError | None = None
+
+    def add(self, path: str, *, notes: Mapping[str, str] = {}, **more: Any) -> Object:
+        name = path.rpartition("/")[2]
+        labels = {MANAGED_BY: "tfcluster", RUN: "lab-1"}
+        metadata = {"name": name, "labels": labels, "annotations": {RUN_ID: "lab-1", **notes}}
+        self.objects[path] = {"metadata": {**metadata, **more}}
+        return self.objects[path]
+
+    def find(self, path: str) -> Object | None:
+        if self.error is not None:
+            raise self.error
+        return self.objects.get(path)
+
+    def get(self, path: str) -> Object:
+        found = self.find(path)
+        assert found is not None, path
+        return found
+
+    def list(self, path: str, **query: object) -> list[Object]:
+        if self.error is not None:
+            raise self.error
+        return [one for at, one in self.objects.items() if at.startswith(f"{path}/")]
+
+    def patch(self, path: str, body: Object) -> None:
+        self.objects[path]["metadata"]["annotations"] |= body["metadata"]["annotations"]
+
+    def delete(self, path: str, **how: object) -> None:
+        self.deleted.append(path)
+        self.objects.pop(path, None)
+
+
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakePlace:
+    made = FakePlace()
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
+    monkeypatch.setattr(kube_jobs, "reach_again", lambda name, patience_s: made)
+    monkeypatch.setattr(kube_own_job, "around_pod", lambda: made)
+    return made
+
+
+def running_pod() -> Object:
+    return {"containerStatuses": [{"name": "coordinator", "state": {"running": {}}}]}
+
+
+def notes_of(job: Object) -> Mapping[str, str]:
+    found: Mapping[str, str] = job["metadata"]["annotations"]
+    return found
+
+
+def stop(place: FakePlace, *, now: bool = False) -> None:
+    kube_jobs.stop("lab-1", cluster="https://k/vision", now=now)
+
+
+def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(kube_jobs, "_signal", lambda place, run, pod: told.append(pod))
+    job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    place.add("pods/lab-1-x")["status"] = running_pod()
+    stop(place)
+    assert (told, notes_of(job)[STOP], place.deleted) == (["lab-1-x"], "told", [])
+    place.objects.pop("pods/lab-1-x")
+    stop(place)
+    assert place.deleted == ["batch/jobs/lab-1"]
+
+
+def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(place: object, run: str, pod: str) -> None:
+        raise KubeError("no answer")
+
+    monkeypatch.setattr(kube_jobs, "_signal", fail)
+    place.add("batch/jobs/lab-1")
+    place.add("pods/lab-1-x")["status"] = running_pod()
+    for _ in range(2):
+        with pytest.raises(KubeError):
+            stop(place)
+    assert place.deleted == []
+
+
+def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_stops_it(
+    place: FakePlace,
+) -> None:
+    job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    stop(place)
+    assert place.deleted == []
+    assert notes_of(job)[STOP] == "told"
+
+
+def test_a_run_that_never_started_is_deleted(place: FakePlace) -> None:
+    place.add("batch/jobs/lab-1")
+    stop(place)
+    assert place.deleted == ["batch/jobs/lab-1"]
+
+
+def find(place: FakePlace, run: str | None = None) -> Mapping[str, Any]:
+    return kube_jobs.find("https://k/vision", run, patience_s=1)
+
+
+def test_the_service_of_a_coordinator_that_was_killed_here_is_found_with_its_pods(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.add("services/lab-1", notes={COORDINATOR: "host/0/1/2"})
+    place.add("services/of-a-job", ownerReferences=[{}])
+    place.add("pods/lab-1-worker-0-g1", notes={"tfcluster.dev/claimed": "x"})
+    assert find(place) == {}
+    monkeypatch.setattr(past_runs, "is_orphan", lambda name: name == "host/0/1/2")
+    assert find(place) == {"lab-1": ["Service lab-1", "pod lab-1-worker-0-g1"]}
+    place.objects.pop("pods/lab-1-worker-0-g1")
+    assert kube_jobs.remove("https://k/vision", "lab-1") == ""
+    assert place.deleted == ["services/lab-1"]
+
+
+@pytest.mark.parametrize("error", [KubeError("no", status=403), KubeSilentError("away")])
+def test_a_cluster_that_does_not_say_what_it_has_is_silent(
+    place: FakePlace, error: KubeError
+) -> None:
+    place.error = error
+    with pytest.raises(SilentError):
+        find(place)
+
+
+@pytest.mark.parametrize(
+    ("signal", "job", "pod", "comes_back", "why"),
+    [
+        (15, {}, {"deletionTimestamp": "now"}, True, "was deleted"),
+        (15, {}, {}, True, "ended by its node"),
+        (None, {}, {}, None, ""),
+        (15, {"notes": {STOP: "told"}}, {}, False, "stopped"),
+        (15, {"deletionTimestamp": "now"}, {}, False, "the Job lab-1 was deleted"),
+    ],
+)
+def test_why_the_coordinators_pod_ends(
+    place: FakePlace,
+    monkeypatch: pytest.MonkeyPatch,
+    signal: int | None,
+    job: Any,
+    pod: Any,
+    comes_back: bool | None,
+    why: str,
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "lab-1-x")
+    made = place.add("batch/jobs/lab-1", **job)
+    made["spec"] = {"template": {"spec": {"volumes": []}}}
+    place.add("pods/lab-1-x", **pod)
+    found = kube_own_job.ending("lab-1", restarts=0, signal=signal)
+    if comes_back is None:
+        assert found is None
+        return
+    assert found is not None
+    assert (found.comes_back, found.loses_folder) == (comes_back, comes_back)
+    assert why in found.why
+
+
+def test_a_pod_that_ends_while_the_api_server_is_away_comes_back(place: FakePlace) -> None:
+    place.error = KubeSilentError("away")
+    found = kube_own_job.ending("lab-1", restarts=0, signal=15)
+    assert found is not None
+    assert found.comes_back
+
+
+def test_a_successor_knows_the_restarts_of_a_folder_that_is_lost(place: FakePlace) -> None:
+    history = '{"attempt": 4, "restarts": [{"attempt": 4, "of": 5}], "ran_s": 90.5}'
+    place.add("batch/jobs/lab-1", notes={HISTORY: history})
+    state = RunSnapshot("lab-1", "lab", Status.QUEUED, [], "h", "b", 1, 1, 0.0)
+    kube_own_job.apply_history("lab-1", state)
+    assert (state.attempt, state.restarts) == (4, [{"attempt": 4, "of": 5}])
+    assert state.continued == {"attempt": 5, "ran_s": 90.5}
+
+
+def test_a_start_that_was_cut_off_on_a_full_disk_leaves_the_count(tmp_path: Path) -> None:
+    assert kube_own_job.count_start(tmp_path, unknown=0) == 1
+    (tmp_path / ".starts.new").write_text("")
+    assert kube_own_job.count_start(tmp_path, unknown=0) == 2
+
+
+def test_the_token_of_the_coordinators_seat_is_decoded() -> None:
+    secret = {"data": {"coordinator-token": base64.b64encode(b"abc").decode()}}
+    assert kube_jobs._decode(secret) == "abc"
