@@ -19,12 +19,14 @@ ROLE = [
 ]
 
 
-def doctor(shell: CommandLine, folder: Path, runtime: dict[str, Any]) -> tuple[int, str]:
+def doctor(
+    shell: CommandLine, folder: Path, runtime: dict[str, Any], *options: str
+) -> tuple[int, str]:
     spec = {"version": 1, "cluster": {"worker": 2}, "runtime": runtime}
     spec["job"] = {"module": "tfcluster_workers.jobs.keras_mnist"}
     path = folder / "spec.json"
     path.write_text(json.dumps(spec))
-    ended = shell.run("doctor", str(path))
+    ended = shell.run("doctor", str(path), *options)
     return ended.code, " ".join((ended.out.decode() + ended.err).split())
 
 
@@ -32,6 +34,16 @@ def test_a_run_that_the_cluster_can_start_passes(desk: Desk, tmp_path: Path) -> 
     code, text = doctor(desk.shell, tmp_path, desk.runtime())
     assert code == 0, text
     assert "All checks passed" in text
+
+
+def test_a_deep_look_imports_tensorflow_in_pods_and_tries_the_network(
+    desk: Desk, tmp_path: Path
+) -> None:
+    code, text = doctor(desk.shell, tmp_path, desk.runtime(), "--deep")
+    assert code == 0, text
+    assert "does not enforce NetworkPolicies" in text  # the lab's network plugin does not
+    assert "worker-1" in text
+    assert desk.left() == []
 
 
 def test_what_the_spec_names_must_exist(desk: Desk, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
+from tests.lab.kube_images import host_template
 
 from .desk import HANG_S, Desk
 from .submitted import RELEASE, ended, of_type, said
@@ -51,7 +52,11 @@ for address in config["cluster"]["worker"]:
 
 
 def test_each_task_has_a_pod_that_its_peers_find_by_name(desk: Desk) -> None:
-    run = up(desk, LOOK)
+    template = host_template()
+    template["spec"]["initContainers"] = [
+        {"name": "before", "image": desk.small, "command": ["true"]}
+    ]
+    run = up(desk, LOOK, runtime={"pod_template": template})
     run.wait_for_line('"peers"')
     for number in (0, 1):
         name, pod = f"worker-{number}", f"{run.run_id}-worker-{number}-g1"
@@ -137,6 +142,18 @@ def test_a_deleted_pod_lets_the_gang_save_and_costs_no_restart(desk: Desk) -> No
     ended(run, 130)
     (gathered, *_) = of_type(run, "checkpoint_gathered")
     assert (run.folder / f"{gathered['path']}.data-00000-of-00001").read_text() == "weights"
+    assert desk.left() == []
+
+
+def test_down_removes_what_a_coordinator_that_was_killed_here_has_left(desk: Desk) -> None:
+    run = up(desk, LOOK)
+    run.wait_for_line('"peers"')
+    run.process.kill()
+    run.end()
+    assert f"kubernetes still has Service {run.run_id}" in desk.shell.run("ps").err
+    down = desk.shell.run("down", run.run_id, timeout=HANG_S)
+    assert down.code == 0, down.err
+    assert f"Service {run.run_id}" in " ".join(down.err.split())
     assert desk.left() == []
 
 

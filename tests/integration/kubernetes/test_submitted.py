@@ -171,7 +171,7 @@ def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk)
 
 
 def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
-    desk.claim("runs")
+    folder = desk.claim("runs")
     run = up(desk, runtime={"run_volume": "runs"})
     await_attempt(run, 1)
     await_checkpoint(desk, run, "ckpt-1")
@@ -183,3 +183,4 @@ def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
     ended(run, 0)
     assert checkpoint(run, "ckpt-2").startswith("weights")
     assert desk.left() == []
+    assert [path for path in folder.rglob("*") if path.is_file()] == []

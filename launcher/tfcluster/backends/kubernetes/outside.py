@@ -28,9 +28,9 @@ class Outside:
     def __init__(self, cluster: Cluster, run: PodRun, *, backend: str, folder: Path) -> None:
         """`folder`: for the sockets and tokens of this machine's runs."""
         self._cluster, self._run, self._backend = cluster, run, backend
-        self.token = folder / f"{run.name}.token"
+        self.token, pods = _files(run.name, folder)
         """The file with the token of the pods' seats."""
-        self.forwarder = Forwarder(cluster, folder / f"{run.name}.pods", PORT)
+        self.forwarder = Forwarder(cluster, pods, PORT)
         self.owner: Object
         """The object that owns all others of the run."""
 
@@ -67,6 +67,17 @@ class Outside:
             paths.append(f"{run_objects.pod_groups(group, namespace)}/{name}")
         for path in (*paths, f"services/{name}"):
             await soon(self._cluster.delete, path)
+
+
+def _files(name: str, folder: Path) -> tuple[Path, Path]:
+    """Return the file with the token, and the socket for transports."""
+    return folder / f"{name}.token", folder / f"{name}.pods"
+
+
+def remove_files(name: str, folder: Path) -> None:
+    """Remove what a coordinator that was killed has left on this machine."""
+    for path in _files(name, folder):
+        path.unlink(missing_ok=True)
 
 
 async def to_the_end(request: Awaitable[T]) -> T:

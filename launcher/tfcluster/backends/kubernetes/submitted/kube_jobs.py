@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState
-from tfcluster.backends.kubernetes import pod_dial, run_objects, run_pods
+from tfcluster.backends.kubernetes import outside, pod_dial, run_objects, run_pods
 from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach, reach_again
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, KubeSilentError, Object
@@ -47,7 +47,7 @@ from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
-from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.spec.sections import Runtime
 
 _STOP_S: Final = 20.0
@@ -218,11 +218,12 @@ def _is_left(owner: Object) -> bool:
 
 
 def remove(endpoint: str, run_id: str) -> str:
-    """Delete the object that owns all others of the run."""
+    """Delete the object that owns all others of the run, and what a coordinator here has left."""
     place = _reach(endpoint, _STOP_S)
+    outside.remove_files(run_objects.object_name(run_id), runtime_dir())
     try:
         with _silence():
-            _delete_all(place, run_objects.object_name(run_id))
+            _delete_all(place, run_objects.object_name(run_id), now=True)
     except KubeError as error:
         return error.message
     return ""
