@@ -284,16 +284,22 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:
     path, owner = next(((p, found) for p in paths if (found := place.find(p))), ("", None))
     if owner is None:
         return
-    place.delete(path, background=False)
     labels, until = {RUN: owner["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
+    if now:  # first: a kubelet that has begun to wait for a grace does not shorten it
+        for pod in place.list("pods", labels={**labels, ROLE: "task"}):
+            _delete_pod(place, pod, grace_s=1)
+    place.delete(path, background=False)
     while (pods := place.list("pods", labels=labels)) and time.monotonic() < until:
         for pod in pods:
             if has_terminated(pod) or now:
-                grace_s = 0 if has_terminated(pod) else 1
-                with contextlib.suppress(KubeError):  # another pod has that name meanwhile
-                    path, uid = f"pods/{pod['metadata']['name']}", pod["metadata"]["uid"]
-                    place.delete(path, grace_s=grace_s, uid=uid)
+                _delete_pod(place, pod, grace_s=0 if has_terminated(pod) else 1)
         time.sleep(_POLL_S)
+
+
+def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:
+    with contextlib.suppress(KubeError):  # another pod has that name meanwhile
+        path, uid = f"pods/{pod['metadata']['name']}", pod["metadata"]["uid"]
+        place.delete(path, grace_s=grace_s, uid=uid)
 
 
 def _decode(secret: Object) -> str:
