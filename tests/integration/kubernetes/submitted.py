@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,23 @@ def said(run: Live) -> str:
 
 def of_type(run: Live, kind: str) -> list[dict[str, Any]]:
     return [event for event in run.events() if event["type"] == kind]
+
+
+def note_fault(run: Live, since: float, fault: str, attempt: int = 2) -> None:
+    """Add a row to the table of faults: class, outcome, and seconds until all tasks run again.
+
+    `since`: the time of the fault. The environment variable KUBERNETES_FAULTS names the file.
+    """
+    if (path := os.environ.get("KUBERNETES_FAULTS")) is None:
+        return
+    starts = [each["time"] for each in of_type(run, "task_started") if each["attempt"] == attempt]
+    causes = [each["root_cause"]["kind"] for each in of_type(run, "diagnosis")]
+    again = [each for each in of_type(run, "restarting") if each["attempt"] == attempt]
+    counted = "free" if again and again[0].get("counts") is False else "counted"
+    outcome = f"attempt {attempt}, {counted if again else 'the coordinator goes on'}"
+    with open(path, "a") as file:
+        row = (fault, causes[attempt - 2] if causes else "", outcome, f"{max(starts) - since:.1f}")
+        file.write(f"| {' | '.join(row)} |\n")
 
 
 def objects_of(text: str) -> list[dict[str, Any]]:

@@ -1,13 +1,8 @@
-"""A submitted run outlives the faults of a cluster: what it says of them, and what they cost.
-
-Each test records the kind of the fault and the seconds from it to the next attempt's first line as
-properties: `pytest --junitxml=FILE` writes the table.
-"""
+"""A submitted run outlives the faults of a cluster: what it says of them, and what they cost."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +17,7 @@ from .submitted import (
     await_checkpoint,
     checkpoint,
     ended,
+    note_fault,
     of_type,
     release,
     said,
@@ -30,8 +26,6 @@ from .submitted import (
 
 pytestmark = [pytest.mark.slow]
 
-Note = Callable[[str, object], None]
-"""pytest's `record_property`."""
 APART = {
     "podAntiAffinity": {
         "preferredDuringSchedulingIgnoredDuringExecution": [
@@ -66,7 +60,7 @@ def test_a_run_goes_on_without_the_api_server_and_is_fetched_after_it(
 
 
 def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dead(
-    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+    own_kube: KubeCluster, own_desk: Desk
 ) -> None:
     limits = {"backoff_s": 0, "max_restarts": 1, "lease_s": 15}
     run = up(own_desk, runtime=SPREAD, supervision=limits)
@@ -78,7 +72,7 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     since = time.time()
     own_kube.cut("n2")
     assert await_attempt(run, 2).startswith("attempt 2 from ")
-    note_fault(record_property, run, since)
+    note_fault(run, since, "a node is cut off (lease_s 15)")
     # The agent's lease has ended the task; only the seat, which holds files, may be left.
     assert [pid for pid in pids if b"train.py" in command_line(pid)] == []
     assert f"{lost[:-3]}-g2" in own_desk.kubectl("get", "pods", "-o", "name")
@@ -89,7 +83,7 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
 
 
 def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
-    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+    own_kube: KubeCluster, own_desk: Desk
 ) -> None:
     run = up(own_desk, runtime=SPREAD)
     await_attempt(run, 1)
@@ -101,7 +95,7 @@ def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
     since = time.time()
     own_kube.start_kubelet("n2")
     assert await_attempt(run, 2).startswith("attempt 2 from 2")  # it saved first
-    note_fault(record_property, run, since)
+    note_fault(run, since, "a kubelet is back after its pods were deleted")
     assert uncounted(run)
     release(own_desk)
     ended(run, 0)
@@ -109,7 +103,7 @@ def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
 
 
 def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
-    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+    own_kube: KubeCluster, own_desk: Desk
 ) -> None:
     run = up(own_desk, runtime=SPREAD)
     await_attempt(run, 1)
@@ -117,7 +111,7 @@ def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
     admin("drain", "n2", "--force", "--delete-emptydir-data", "--ignore-daemonsets")
     try:
         assert await_attempt(run, 2).startswith("attempt 2 from 2")
-        note_fault(record_property, run, since)
+        note_fault(run, since, "drain")
         assert uncounted(run)
         release(own_desk)
         ended(run, 0)
@@ -127,7 +121,7 @@ def test_a_drained_nodes_tasks_save_and_go_on_elsewhere(
 
 
 def test_a_pod_with_a_higher_priority_preempts_a_run_that_goes_on_once_it_has_room(
-    own_kube: KubeCluster, own_desk: Desk, record_property: Note
+    own_kube: KubeCluster, own_desk: Desk
 ) -> None:
     most = {"requests": {"cpu": str(0.6 * own_kube.cpus)}}
     run = up(own_desk, runtime={**SPREAD, "priority_class": "low", "resources": most})
@@ -140,7 +134,7 @@ def test_a_pod_with_a_higher_priority_preempts_a_run_that_goes_on_once_it_has_ro
     assert "preempted" in said(run)
     own_desk.kubectl("delete", "pod", "urgent", "--grace-period=1")
     assert await_attempt(run, 2).startswith("attempt 2 from 2")
-    note_fault(record_property, run, since)
+    note_fault(run, since, "preemption by priority, until there is room again")
     assert uncounted(run)
     release(own_desk)
     ended(run, 0)
@@ -173,10 +167,3 @@ def uncounted(run: Live) -> bool:
     """Return whether there was one restart, which does not count against `max_restarts`."""
     (again,) = of_type(run, "restarting")
     return again["counts"] is False
-
-
-def note_fault(note: Note, run: Live, since: float) -> None:
-    (why,) = of_type(run, "restarting")
-    started = [event["time"] for event in of_type(run, "task_started") if event["attempt"] == 2]
-    note("class", why.get("reason"))
-    note("seconds", round(max(started) - since, 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.integration.live import Live
 from tests.lab.kube_images import host_template
 
 from .desk import HANG_S, Desk
-from .submitted import RELEASE, ended, of_type, said
+from .submitted import RELEASE, ended, note_fault, of_type, said
 
 pytestmark = [pytest.mark.slow]
 
@@ -98,10 +99,14 @@ def test_a_killed_task_restarts_in_its_pod_and_a_killed_pod_is_replaced(desk: De
     wait_for(lambda: "attempt 2" in run.log("worker:1", 2) or run.is_over(), timeout=HANG_S)
     first = [f"pod/{run.run_id}-worker-{number}-g1" for number in (0, 1)]
     assert pods(desk) == first, run.said()
+    since = time.time()
     desk.kill(f"{run.run_id}-worker-1-g1")
     wait_for(lambda: len(of_type(run, "restarting")) == 2 or run.is_over(), timeout=HANG_S)
     wait_for(lambda: "-g2" in str(pods(desk)) or run.is_over(), timeout=HANG_S)
     ended(run, 1)
+    killed = next(each["time"] for each in of_type(run, "task_exited"))
+    note_fault(run, killed, "a task is killed")
+    note_fault(run, since, "a pod's container is killed", attempt=3)
     causes = [event["root_cause"] for event in of_type(run, "diagnosis")]
     assert [cause["kind"] for cause in causes] == ["signal", "node_lost", "exit_code"], causes
     assert "its pod" in causes[1]["reason"]
@@ -132,8 +137,10 @@ time.sleep(600)
 def test_a_deleted_pod_lets_the_gang_save_and_costs_no_restart(desk: Desk) -> None:
     run = up(desk, SAVES, supervision={"backoff_s": 0, "max_restarts": 0})
     run.wait_for_line("attempt 1")
+    since = time.time()
     desk.kubectl("delete", "pod", f"{run.run_id}-worker-1-g1", "--wait=false")
     wait_for(lambda: "attempt 2" in run.log("worker:1", 2) or run.is_over(), timeout=HANG_S)
+    note_fault(run, since, "a pod is deleted")
     names = [f"pod/{run.run_id}-worker-{where}" for where in ("0-g1", "1-g2")]
     assert [name for name in pods(desk) if not name.endswith("1-g1")] == names, run.said()
     (again,) = of_type(run, "restarting")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from .submitted import (
     coordinator,
     elsewhere,
     ended,
+    note_fault,
     release,
     said,
     up,
@@ -52,8 +54,10 @@ def test_a_killed_coordinator_goes_on_in_its_pod_and_a_failure_has_its_code(desk
     run = up(desk, code=7)
     assert await_attempt(run, 1).startswith("attempt 1 from 0")
     await_checkpoint(desk, run, "ckpt-1")
+    since = time.time()
     os.kill(coordinator_process(desk), signal.SIGKILL)
     assert await_attempt(run, 2).startswith("attempt 2 from 1")
+    note_fault(run, since, "the coordinator's process is killed")
     release(desk)
     ended(run, 1)
     assert "exit 7" in said(run)
@@ -124,8 +128,18 @@ def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
     assert desk.left() == []
 
 
-def test_down_from_another_machine_saves_first(desk: Desk) -> None:
-    run = up(desk)
+READ_ONLY = {
+    "spec": {
+        "containers": [
+            {"name": name, "securityContext": {"readOnlyRootFilesystem": True}}
+            for name in ("task", "coordinator")
+        ]
+    }
+}
+
+
+def test_down_from_another_machine_saves_first_also_in_read_only_pods(desk: Desk) -> None:
+    run = up(desk, runtime={"image": desk.small, "pod_template": READ_ONLY})
     await_attempt(run, 1)
     ended_there = elsewhere(desk).run("down", run.run_id, "--backend", "kubernetes", timeout=HANG_S)
     assert ended_there.code == 0, ended_there.err
@@ -156,9 +170,10 @@ def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk)
     run = up(desk)
     await_attempt(run, 1)
     await_checkpoint(desk, run, "ckpt-1")
-    lost = coordinator(desk)
+    lost, since = coordinator(desk), time.time()
     desk.kubectl("delete", "pod", lost, "--grace-period=0", "--force", "--wait=false")
     saved = int(await_attempt(run, 2).removeprefix("attempt 2 from ").split()[0])
+    note_fault(run, since, "the coordinator's pod is deleted by force, no run_volume")
     assert saved in (1, 2)  # 2 where the deleted coordinator had the time to stop its tasks
     wait_for(lambda: "its folder is lost" in said(run), timeout=HANG_S)
     assert coordinator(desk) != lost
@@ -175,8 +190,10 @@ def test_a_run_goes_on_in_its_folder_on_a_volume(desk: Desk) -> None:
     run = up(desk, runtime={"run_volume": "runs"})
     await_attempt(run, 1)
     await_checkpoint(desk, run, "ckpt-1")
+    since = time.time()
     desk.kubectl("delete", "pod", coordinator(desk), "--wait=false")
     assert await_attempt(run, 2).startswith("attempt 2 from ")
+    note_fault(run, since, "the coordinator's pod is deleted, run_volume")
     (again,) = submitted.of_type(run, "run_continued")
     assert again["attempt"] == 2
     release(desk)

@@ -51,7 +51,7 @@ _PATIENCE_S = 30.0
 _POLL_S = 0.3
 _RESOLVE_S, _DIAL_S = 30.0, 60.0
 _UNUSED_S = 5.0
-"""Seconds that a pod without an agent may take to end, before its object is removed."""
+"""Seconds that a pod without a living task may take to end, before its object is removed."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
 _KILL_S = 3.0
 _TOKEN = Path("/tfcluster/run/token")
@@ -155,7 +155,7 @@ class KubeNodes(Nodes):
     async def _replace(self, node: NodePlan, pod: TaskPod | None, *, is_fenced: bool) -> TaskPod:
         """Return the running pod of the next generation, once the old one is gone."""
         if pod is not None:
-            if not await pod.end():
+            if not await pod.end(_UNUSED_S if is_fenced else None):
                 if not is_fenced and pod.name in self._reached:
                     why = pod.explanation or "its kubelet has not reported its end"
                     raise NodeLostError(f"{node.name} may still run: {why}")
