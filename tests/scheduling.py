@@ -17,7 +17,7 @@ TOGETHER = {
     "tests/integration/kubernetes/test_contract.py": "kubernetes contract",
     "tests/integration/kubernetes/test_faults_lab.py": "kubernetes faults",
     "tests/integration/kubernetes/test_faults_submitted.py": "kubernetes faults",
-    "tests/integration/kubernetes/test_lab.py": "kubernetes faults",
+    "tests/integration/kubernetes/test_lab.py": "kubernetes lab",
     "tests/integration/hosts/test_many.py": "many hosts",
     "tests/integration/hosts/test_stand_ins.py": "many hosts",
     "tests/launcher/test_api.py": "api",
