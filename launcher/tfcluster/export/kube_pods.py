@@ -87,7 +87,8 @@ def _needs(run: PodRun) -> Iterator[str]:
     fixed = [run_objects.TOKEN, run_objects.COORDINATOR_TOKEN, run_objects.SEAT]
     listed = ", ".join([*fixed, *keys])
     yield f"the Secret {run.name} with the keys {listed}, which `up` makes"
-    yield f"the Secret {run_objects.package_name(run, 0)} with spec and code, which `up` makes"
+    package = run_objects.package_name(run, 0)
+    yield f"the Secret {package} with spec and code, which `up` makes, and more for much code"
     yield from image_needs(_images(run.plan, run.settings.coordinator.image))
 
 

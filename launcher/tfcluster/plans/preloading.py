@@ -109,7 +109,7 @@ def _explain_cold_tasks(plan: Plan) -> Iterator[str]:
 
 def preload_on(plan: Plan, node: str) -> Preload | None:
     """Return the preloader of `node`, or None; it is worth it for several tasks or restarts."""
-    if not plan.preload or plan.node(node).capabilities.in_containers:
+    if not plan.preload:
         return None
     tasks = [task for task in plan.tasks if task.node == node and not task.has_own_command]
     is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0

@@ -1,19 +1,20 @@
-"""The cluster that a spec, a run or a pod means: found in the kubeconfig, or around this pod.
-
-The official client reads the kubeconfig and signs in (exec plugins, service accounts).
-"""
+"""The cluster that a spec, a run or a pod means: found in the kubeconfig, or around this pod."""
 
 from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import yaml
 
 from tfcluster.backends.kubernetes.kube_client import Cluster
 from tfcluster.errors import SetupError
+
+if TYPE_CHECKING:
+    import urllib3
 
 JOB_VARIABLE: Final = "TFCLUSTER_KUBERNETES_JOB"
 """Set in the coordinator's pod: the name of its Job."""
@@ -33,12 +34,77 @@ class Settings(Protocol):
     def namespace(self) -> str | None: ...
 
 
+class ClientAccess:
+    """The cluster of a context of the kubeconfig, by the official client."""
+
+    def __init__(self, configuration: Any) -> None:
+        from kubernetes.client import ApiClient
+
+        self._configuration = configuration
+        self.host = str(configuration.host).rstrip("/")
+        self.pool: urllib3.PoolManager = ApiClient(configuration).rest_client.pool_manager
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that sign in; the client renews a token that ends."""
+        settings = self._configuration.auth_settings().values()
+        return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
+
+    def client_configuration(self) -> Any:
+        return self._configuration
+
+
+class PodAccess:
+    """The cluster around this pod, by the token of its ServiceAccount, which the kubelet renews.
+
+    The rules are those of client-go (rest/config.go: InClusterConfig). The official client would
+    take half a second of a core for its import, at each start of a coordinator. Raises KeyError and
+    OSError outside of a pod.
+    """
+
+    def __init__(self) -> None:
+        import urllib3
+
+        host, port = (os.environ[f"KUBERNETES_SERVICE_{part}"] for part in ("HOST", "PORT"))
+        self.host = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
+        self._folder = Path(_SERVICE_ACCOUNT)
+        self.namespace = (self._folder / "namespace").read_text().strip()
+        self.pool = urllib3.PoolManager(ca_certs=str(self._folder / "ca.crt"))
+
+    def headers(self) -> dict[str, str]:
+        return {"authorization": f"Bearer {(self._folder / 'token').read_text().strip()}"}
+
+    def client_configuration(self) -> Any:
+        from kubernetes import client, config
+
+        made = client.Configuration()
+        config.load_incluster_config(client_configuration=made)
+        return made
+
+
 def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
     """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
     kubeconfig's context, else the pod's own one.
 
     Raises SetupError without the official client, or without a cluster.
     """
+    is_around = JOB_VARIABLE in os.environ or not (settings.context or _has_kubeconfig())
+    try:
+        if is_around:
+            around = PodAccess()
+            namespace = settings.namespace or around.namespace
+            return Cluster(around, namespace=namespace, patience_s=patience_s)
+        return _of_context(settings, patience_s)
+    except (*_DAMAGED, _NoContextError) as error:
+        where = f"context {settings.context}" if settings.context else "cluster"
+        why = "no kubeconfig, and this is no pod" if is_around else str(error)
+        raise SetupError(
+            f"there is no Kubernetes {where} to use: {why}",
+            fix="`kubectl config get-contexts` lists those of the kubeconfig (KUBECONFIG, else"
+            " ~/.kube/config); runtime.kubernetes.context chooses one",
+        ) from None
+
+
+def _of_context(settings: Settings, patience_s: float) -> Cluster:
     try:
         from kubernetes import client, config
     except ImportError:
@@ -48,24 +114,18 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
         ) from None
     configuration = client.Configuration()
     try:
-        if JOB_VARIABLE in os.environ or not (settings.context or _has_kubeconfig()):
-            config.load_incluster_config(client_configuration=configuration)
-            context, context_namespace = None, _pod_namespace()
-        else:
-            loader = _loader(settings.context)
-            loader.load_and_set(configuration)
-            context = str(loader.current_context["name"])
-            context_namespace = loader.current_context["context"].get("namespace")
-    except (*_DAMAGED, config.ConfigException) as error:
-        where = f"context {settings.context}" if settings.context else "cluster"
-        raise SetupError(
-            f"there is no Kubernetes {where} to use: {error}",
-            fix="`kubectl config get-contexts` lists those of the kubeconfig (KUBECONFIG, else"
-            " ~/.kube/config); runtime.kubernetes.context chooses one",
-        ) from None
-    namespace = settings.namespace or context_namespace or "default"
-    api = client.ApiClient(configuration)
-    return Cluster(api, namespace=namespace, patience_s=patience_s, context=context)
+        loader = _loader(settings.context)
+        loader.load_and_set(configuration)
+        current = loader.current_context
+    except config.ConfigException as error:
+        raise _NoContextError(str(error)) from None
+    namespace = settings.namespace or current["context"].get("namespace") or "default"
+    access, name = ClientAccess(configuration), str(current["name"])
+    return Cluster(access, namespace=namespace, patience_s=patience_s, context=name)
+
+
+class _NoContextError(Exception):
+    """The kubeconfig has no such context, or none that can be used."""
 
 
 def reach_again(name: str, *, patience_s: float) -> Cluster:
@@ -122,11 +182,3 @@ def _loader(context: str | None) -> Any:
 def _has_kubeconfig() -> bool:
     places = os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
     return any(os.path.exists(place) for place in places.split(os.pathsep) if place)
-
-
-def _pod_namespace() -> str | None:
-    try:
-        with open(f"{_SERVICE_ACCOUNT}/namespace", encoding="utf-8") as file:
-            return file.read().strip()
-    except OSError:
-        return None

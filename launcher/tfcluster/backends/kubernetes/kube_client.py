@@ -1,6 +1,6 @@
 """The API server of a Kubernetes cluster: objects as plain JSON dicts, errors in clear words.
 
-The official client signs in (`kube_access`). Its typed models are not used: what is sent is exactly
+`kube_access` signs in. The official client's typed models are not used: what is sent is exactly
 what `tfcluster export` prints.
 """
 
@@ -10,14 +10,14 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
 from tfcluster.agent import foreign_json
 from tfcluster.errors import SetupError
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
+    import urllib3
 
 Object = dict[str, Any]
 """An object of the API, as its JSON."""
@@ -38,6 +38,23 @@ _AWAY = {429, 500, 502, 503, 504}
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+
+
+class Access(Protocol):
+    """An API server, and how to sign in there (`kube_access`)."""
+
+    @property
+    def host(self) -> str:
+        """``https://HOST:PORT``."""
+
+    @property
+    def pool(self) -> urllib3.PoolManager: ...
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that sign in now."""
+
+    def client_configuration(self) -> Any:
+        """Return the official client's configuration, for what only that can (port-forward)."""
 
 
 class KubeError(SetupError):
@@ -72,10 +89,10 @@ class Cluster:
     """
 
     def __init__(
-        self, api: ApiClient, *, namespace: str, patience_s: float, context: str | None = None
+        self, access: Access, *, namespace: str, patience_s: float, context: str | None = None
     ) -> None:
         self.namespace = namespace
-        self.api = api
+        self.access = access
         self.context = context
         """The kubeconfig's context that leads here; None around a pod."""
         self.patience_s = patience_s
@@ -83,7 +100,7 @@ class Cluster:
 
     @property
     def host(self) -> str:
-        return str(self.api.configuration.host).rstrip("/")
+        return self.access.host
 
     @property
     def name(self) -> str:
@@ -164,11 +181,6 @@ class Cluster:
             return f"/apis/{_GROUPS[group]}/namespaces/{self.namespace}/{quote(rest)}"
         return f"/api/v1/namespaces/{self.namespace}/{quote(path)}"
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that sign in; the client renews a token that ends."""
-        settings = self.api.configuration.auth_settings().values()
-        return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
-
     def _json(
         self,
         method: str,
@@ -232,13 +244,12 @@ class Cluster:
 
         kinds = {"PATCH": "application/merge-patch+json"}
         headers = {
-            **self.headers(),
+            **self.access.headers(),
             "Accept": "application/json, */*",
             "Content-Type": kinds.get(method, "application/json"),
         }
-        pool: urllib3.PoolManager = self.api.rest_client.pool_manager
         try:
-            response = pool.request(
+            response = self.access.pool.request(
                 method,
                 target,
                 body=None if body is None else json.dumps(body).encode(),

@@ -77,9 +77,9 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
     from kubernetes.client import ApiClient, CoreV1Api
     from kubernetes.stream import portforward
 
-    open_stream: Callable[..., Any] = CoreV1Api(
-        ApiClient(cluster.api.configuration)  # `portforward` changes it while it connects
-    ).connect_get_namespaced_pod_portforward
+    # A client of its own: `portforward` changes it while it connects.
+    client = ApiClient(cluster.access.client_configuration())
+    open_stream: Callable[..., Any] = CoreV1Api(client).connect_get_namespaced_pod_portforward
     try:
         forwarded = portforward(open_stream, pod, cluster.namespace, ports=str(port))
     except Exception as error:  # of the websocket library, or of the client

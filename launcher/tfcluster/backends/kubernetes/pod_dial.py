@@ -1,9 +1,8 @@
 """The transport to a pod: runs a command at its seat (`agent.containers`), with our streams.
 
 ``python -I -S pod_dial.py --address 10.0.0.7:7077 --token FILE ARGV...`` connects directly, from
-within the cluster, and imports nothing but the standard library. With ``--pod`` the connection goes
-through the API server (port-forward), from anywhere that `kubectl` works; with ``--through`` as
-well, another process makes it.
+within the cluster. With ``--pod`` and ``--through`` another process connects through the API server
+(`kube_forward`). It imports nothing but the standard library.
 
 The exit code is that of the command, 128 + N for a signal; 255 without a connection, with the
 reason on stderr.
@@ -27,7 +26,6 @@ from typing import Any, NoReturn
 STDIN, STDOUT, STDERR, EXIT = b"0123"
 HEADER = struct.Struct("!BI")
 """The kinds and the head of frames, as in `pod_connection`; this file runs without its package."""
-PORT = 7077
 NO_CONNECTION = 255
 _NONCE_BYTES = 32
 _CHUNK = 1 << 18
@@ -45,9 +43,6 @@ def main() -> NoReturn:
     parser.add_argument("--address", help="HOST:PORT")
     parser.add_argument("--pod")
     parser.add_argument("--through", help="the socket of a process that reaches the pod")
-    parser.add_argument("--namespace")
-    parser.add_argument("--context")
-    parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--token", required=True, help="the file with the run's token")
     parser.add_argument("--done", action="store_true", help="release the seat's program")
     parser.add_argument("argv", nargs=argparse.REMAINDER)
@@ -74,15 +69,6 @@ def through_argv(path: Path, pod: str, token: Path, argv: Sequence[str]) -> list
     """Return the command that runs `argv` in this pod through the socket of a `Forwarder`."""
     start = [sys.executable, "-I", "-S", __file__]
     return [*start, "--through", str(path), "--pod", pod, "--token", str(token), *argv]
-
-
-def forward_argv(
-    pod: str, token: Path, argv: Sequence[str], *, namespace: str, context: str | None
-) -> list[str]:
-    """Return the command that runs `argv` in this pod through the API server."""
-    where = ["--pod", pod, "--namespace", namespace]
-    where += ["--context", context] if context else []
-    return [sys.executable, "-m", __spec__.name, *where, "--token", str(token), *argv]
 
 
 def sign_in(connection: socket.socket, token: bytes, order: Mapping[str, Any]) -> None:
@@ -137,19 +123,7 @@ def _connect(options: argparse.Namespace) -> socket.socket:
             raise DialError(f"cannot connect to the pod at {options.address}: {error!r}") from None
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
-    if options.through:
-        return _through(options.through, options.pod)
-    return _forward(options.pod, options.port, options.namespace, options.context)
-
-
-def _forward(pod: str, port: int, namespace: str, context: str | None) -> socket.socket:
-    """Return a connection to a pod's port through the API server. Raises ConnectionError."""
-    from types import SimpleNamespace
-
-    from tfcluster.backends.kubernetes.kube_access import reach
-    from tfcluster.backends.kubernetes.kube_forward import open_port
-
-    return open_port(reach(SimpleNamespace(context=context, namespace=namespace)), pod, port)
+    return _through(options.through, options.pod)
 
 
 def _through(path: str, pod: str) -> socket.socket:

@@ -43,8 +43,6 @@ TOKEN, SEAT = "token", "seat.pyz"
 COORDINATOR_TOKEN: Final = "coordinator-token"
 ENV_KEY: Final = "env."
 """The keys of a run's Secret; that of the secret variable X is ``env.X``."""
-MOST_PIECES: Final = 12
-"""The most Secrets with a piece of the run's package."""
 _KEPT_S: Final = 7 * 86400
 _MOST_FAILURES: Final = 1000
 _LONGEST_NAME: Final = 40
@@ -152,15 +150,10 @@ def package_name(run: PodRun, number: int) -> str:
 
 
 def package_secrets(run: PodRun, key: str, pieces: Sequence[bytes]) -> list[Object]:
-    """Return a Secret for each piece of the run's package, with the key ``KEY-000`` and so on.
-
-    The coordinator's pod starts as soon as the first one exists, so that is created last and
-    returned last.
-    """
-    assert len(pieces) <= MOST_PIECES
+    """Return a Secret for each piece of the run's package, with the key ``KEY-000`` and so on."""
     return [
         _opaque(run, package_name(run, number), {f"{key}-{number:03}": piece})
-        for number, piece in reversed([*enumerate(pieces)])
+        for number, piece in enumerate(pieces)
     ]
 
 

@@ -18,7 +18,6 @@ from tfcluster.backends.kubernetes.run_objects import (
     COORDINATOR_TOKEN,
     ENV_KEY,
     GENERATION,
-    MOST_PIECES,
     ROLE,
     SEAT,
     TASK,
@@ -92,16 +91,18 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     return merged
 
 
-def coordinator_template(run: PodRun, *, secrets: Sequence[str] = ()) -> Object:
+def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: int = 1) -> Object:
     """Return the template of the coordinator's pod.
 
     `secrets`: the names of the variables whose values the run's Secret has; they are mounted.
+    `pieces`: the number of Secrets with the run's package. A kubelet lists and watches each Secret
+    of a pod, at 5 requests per second before Kubernetes 1.27.
     """
     settings, own = run.settings, run.settings.coordinator
     image = own.image or run.plan.images[0]
     keys = (f"{ENV_KEY}{name}" for name in sorted(secrets))
     secret = _secret_volume(run, COORDINATOR_TOKEN, *keys)
-    volumes = [secret, _package_volume(run), _state_volume(settings)]
+    volumes = [secret, _package_volume(run, pieces), _state_volume(settings)]
     volumes += _own_folders(None, ())
     spec = {
         "restartPolicy": "OnFailure",
@@ -275,12 +276,9 @@ def _secret_volume(run: PodRun, *more_keys: str) -> Object:
     return {"name": "tfcluster-run", "mountPath": RUN_FOLDER, "readOnly": True, **source}
 
 
-def _package_volume(run: PodRun) -> Object:
-    """Return the volume with the run's package, of which only the first piece must exist."""
-    sources = [
-        {"secret": {"name": package_name(run, number), "optional": number > 0}}
-        for number in range(MOST_PIECES)
-    ]
+def _package_volume(run: PodRun, pieces: int) -> Object:
+    """Return the volume with the run's package."""
+    sources = [{"secret": {"name": package_name(run, number)}} for number in range(pieces)]
     source = {"projected": {"sources": sources, "defaultMode": 0o440}}
     return {"name": "tfcluster-package", "mountPath": PACKAGE_FOLDER, "readOnly": True, **source}
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
+import io
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,8 +15,6 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 
-FAILS = "import sys; sys.exit('no port-forward to the pod: Forbidden')"
-
 
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +22,23 @@ def running(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "load_recorded", lambda paths: state)
 
 
-class Source:
-    """A pod whose transport ends at once."""
+class Failing(io.RawIOBase):
+    """A process in the pod that ends at once."""
 
-    def command(self) -> list[str] | None:
-        return [sys.executable, "-c", FAILS]
+    last_words = "No module named tfcluster.wire.folder_stream"
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return 0
+
+
+class Source:
+    """The pod."""
+
+    def open(self) -> Any:
+        return Failing()
 
     def release(self) -> None:
         raise AssertionError("there is nothing to release")
@@ -39,13 +50,13 @@ def test_the_second_failure_to_begin_is_said_in_the_transports_words(tmp_path: P
     assert not mirror._try_to_copy()
     assert mirror.problem == ""  # the pod may not listen yet
     assert not mirror._try_to_copy()
-    assert "no port-forward to the pod: Forbidden" in mirror.problem
+    assert "No module named tfcluster" in mirror.problem
 
 
 @pytest.mark.usefixtures("running")
 def test_a_refusal_of_the_api_server_is_said_at_once(tmp_path: Path) -> None:
     class Refusing(Source):
-        def command(self) -> list[str] | None:
+        def open(self) -> Any:
             raise SetupError("this user may not list pods")
 
     mirror = Mirror(RunPaths(tmp_path), Refusing())

@@ -37,6 +37,11 @@ class FakePlace:
         self.deleted: list[tuple[str, str | None]] = []
         self.refuses: dict[str, KubeError] = {}
         self.pods: list[Object] = []
+        self.patched: list[tuple[str, Object, int]] = []
+        """Path, change, and how many objects there were."""
+
+    def patch(self, path: str, body: Object) -> None:
+        self.patched.append((path, body, len(self.made)))
 
     def find(self, path: str) -> Object:
         return {}
@@ -71,19 +76,19 @@ def submission(folder: Path) -> Submission:
     )
 
 
-def test_the_package_is_last_so_that_the_coordinator_finds_its_pods(
+def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
     place: FakePlace, tmp_path: Path
 ) -> None:
     assert kube_submit.submit(submission(tmp_path)) == "lab-1"
     kinds = [made["kind"] for made in place.made]
-    assert kinds == ["Job", "Secret", "Service", "NetworkPolicy", "Pod", "Pod", "Secret", "Secret"]
-    assert place.made[-1]["metadata"]["name"] == "lab-1-package-0"
+    assert kinds == ["Job", "Secret", "Service", "NetworkPolicy", "Secret", "Secret", "Pod", "Pod"]
+    assert place.made[0]["spec"]["parallelism"] == 0
+    assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(kinds))]
 
 
 def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
     kube_submit.submit(submission(tmp_path))
-    secret = place.made[1]
-    job, pod = place.made[0], place.made[4]
+    job, secret, pod = place.made[0], place.made[1], place.made[-1]
     mounted = [items_of(spec) for spec in (pod["spec"], job["spec"]["template"]["spec"])]
     assert mounted == [["token", "seat.pyz"], ["token", "seat.pyz", "coordinator-token"]]
     decoded = [decode(secret, key) for key in ("token", "coordinator-token")]

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState
-from tfcluster.backends.kubernetes import outside, pod_dial, run_objects, run_pods
+from tfcluster.backends.kubernetes import outside, run_objects, run_pods, seat_process
 from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach, reach_again
 from tfcluster.backends.kubernetes.kube_checks import check as check
 from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, KubeSilentError, Object
@@ -30,6 +28,7 @@ from tfcluster.backends.kubernetes.run_objects import (
     RUN,
     STOP,
 )
+from tfcluster.backends.kubernetes.seat_process import SeatProcess
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
     end_of,
@@ -126,22 +125,8 @@ def _note_stop(place: Cluster, job: str, word: str) -> None:
 def _signal(place: Cluster, run: str, pod: str) -> None:
     """Have the coordinator stop its run, as `tfcluster down` does on one machine."""
     secret = place.get(f"secrets/{run_objects.object_name(run)}")
-    with _token_file(_decode(secret)) as token:
-        argv = pod_dial.forward_argv(
-            pod,
-            token,
-            ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run],
-            namespace=place.namespace,
-            context=place.context,
-        )
-        try:
-            done = subprocess.run(
-                argv, capture_output=True, text=True, check=False, timeout=_TELL_S
-            )
-            why = done.stderr.strip() if done.returncode else ""
-        except subprocess.TimeoutExpired:
-            why = f"it does not answer within {_TELL_S:.0f} s"
-    if why:
+    argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run]
+    if why := seat_process.run(place, pod, _decode(secret).encode(), argv, timeout_s=_TELL_S):
         raise SetupError(
             f"the coordinator in the pod {pod} cannot be told to stop: {why}",
             fix="`tfcluster down --now` deletes its Job",
@@ -163,7 +148,7 @@ class PodFolder:
     job: str
     cluster: str
 
-    def command(self) -> list[str] | None:
+    def open(self) -> SeatProcess | None:
         place = _reach(self.cluster, 5.0)
         with _silence():
             pod = _coordinator_pod(place, self.job)
@@ -172,24 +157,19 @@ class PodFolder:
             if not (self.paths.root / TOKEN).exists():
                 write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
-        module = "tfcluster.wire.folder_stream"
-        return self._dial(place, pod, ["python", "-P", "-m", module, folder])
+        argv = ["python", "-P", "-m", "tfcluster.wire.folder_stream", folder]
+        return SeatProcess(place, pod, self.paths.root / TOKEN, argv)
 
     def release(self) -> None:
         """Have the pod end, without the run's files on a volume, and delete all of the run."""
         place = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
             remove = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
-            for argv in (self._dial(place, pod, remove), [*self._dial(place, pod, []), "--done"]):
-                subprocess.run(argv, capture_output=True, check=False, timeout=_TELL_S)
+            for argv in (remove, []):
+                seat_process.run(place, pod, self.paths.root / TOKEN, argv, timeout_s=_TELL_S)
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job)
-
-    def _dial(self, place: Cluster, pod: str, argv: Sequence[str]) -> list[str]:
-        """Return the command that runs `argv` in the coordinator's pod."""
-        token, namespace = self.paths.root / TOKEN, place.namespace
-        return pod_dial.forward_argv(pod, token, argv, namespace=namespace, context=place.context)
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
@@ -306,13 +286,3 @@ def _decode(secret: Object) -> str:
     import base64
 
     return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN]).decode()
-
-
-@contextlib.contextmanager
-def _token_file(token: str) -> Any:
-    import tempfile
-
-    with tempfile.NamedTemporaryFile("w", prefix="tfcluster-") as file:
-        file.write(token)
-        file.flush()
-        yield Path(file.name)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Final, Protocol
+from typing import Final, Protocol
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
+from tfcluster.backends.kubernetes.seat_process import SeatProcess
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.store import deliver, open_for_reading
@@ -38,8 +39,8 @@ _RETRY_S: Final = 1.0
 class Source(Protocol):
     """The coordinator's pod, as the copy needs it. Its methods raise TfclusterError."""
 
-    def command(self) -> list[str] | None:
-        """Return the command that sends the folder; None while no pod runs."""
+    def open(self) -> SeatProcess | None:
+        """Start the process that sends the folder; None while no pod runs."""
 
     def release(self) -> None:
         """Remove all that the cluster has of the run."""
@@ -103,45 +104,33 @@ class Mirror:
         """Copy until the stream ends; return whether the run is over."""
         if registry.load_recorded(self.paths).status.is_final:
             return True
+        applier = Applier(self.paths)
         try:
-            argv = self.source.command()
+            if not self._copy_with(applier):
+                return False
         except SilentError:  # views say so
             return False
-        if argv is None:
+        except ConnectionError:
+            self._failures += 1
+            if self._failures > 1:  # the first one may be a pod that does not listen yet
+                raise
             return False
-        pipe = subprocess.PIPE
-        with (
-            tempfile.TemporaryFile() as errors,
-            subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=errors) as stream,
-        ):
-            assert stream.stdin is not None
-            assert stream.stdout is not None
-            try:
-                applier = Applier(self.paths)
-                received = frames(stream.stdout)
-                if (first := next(received, None)) is None:
-                    self._note_failure(errors)
-                    return False
-                self._failures = 0
-                applier.meet(first[0]["folder"])
-                with contextlib.suppress(BrokenPipeError):
-                    stream.stdin.write(json.dumps({"have": applier.have()}).encode() + b"\n")
-                    stream.stdin.flush()
-                self._apply(applier, received)
-            finally:
-                stream.kill()
         return self._finish(applier)
 
-    def _note_failure(self, errors: IO[bytes]) -> None:
-        """Raise ConnectionError with what the transport has said, from the second failure on.
-
-        The first one may be a pod that does not listen yet.
-        """
-        self._failures += 1
-        errors.seek(0)
-        last = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-        if self._failures > 1:
-            raise ConnectionError(last or "the coordinator's pod sends nothing")
+    def _copy_with(self, applier: Applier) -> bool:
+        """Apply what the pod sends; return whether it has sent anything."""
+        if (sending := self.source.open()) is None:
+            return False
+        with sending:
+            received = frames(io.BufferedReader(sending))
+            if (first := next(received, None)) is None:
+                raise ConnectionError(sending.last_words or "the coordinator's pod sends nothing")
+            self._failures = 0
+            applier.meet(first[0]["folder"])
+            with contextlib.suppress(BrokenPipeError):
+                sending.send(json.dumps({"have": applier.have()}).encode() + b"\n")
+            self._apply(applier, received)
+        return True
 
     def _apply(self, applier: Applier, received: Iterator[Frame]) -> None:
         for head, data in received:

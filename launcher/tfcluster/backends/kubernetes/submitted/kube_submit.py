@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
@@ -36,37 +36,62 @@ def submit(job: Submission) -> str:
         paths, job.plan, job.code(), cluster=place.name, job=run.name, home=home
     )
     values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
-    template = run_pods.coordinator_template(run, secrets=sorted(values))
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
-    token = secrets.token_hex(32)
     own_token = secrets.token_hex(32)
-    made = [("secrets", run_objects.secret(run, token, values, own_token=own_token))]
-    made += [("services", run_objects.service(run))]
-    made += [("networking/networkpolicies", run_objects.network_policy(run))]
-    if (group := run_objects.pod_group(run)) is not None:
-        made.append((run_objects.pod_groups(group, place.namespace), group))
-    main = run_objects.coordinator_job(run, template)
-    owner: Object = main
+    _make_all(place, run, values, pieces, own_token)
+    write_token(paths, own_token)
+    return run.name
+
+
+def _make_all(
+    place: Cluster,
+    run: PodRun,
+    values: Mapping[str, str],
+    pieces: Sequence[bytes],
+    own_token: str,
+) -> None:
+    """Make the Job, all that it owns, and last its pod; delete the Job if that fails.
+
+    A pod that is made before its Secrets waits for the kubelet's next try to mount them.
+    """
+    secret_names, count = sorted(values), len(pieces)
+    template = run_pods.coordinator_template(run, secrets=secret_names, pieces=count)
+    job = run_objects.coordinator_job(run, template)
+    owner: Object = job
     try:
-        owner = main | place.create("batch/jobs", main)
-        for path, body in made:
+        owner = job | place.create("batch/jobs", {**job, "spec": job["spec"] | {"parallelism": 0}})
+        for path, body in _owned(place, run, values, pieces, own_token):
             place.create(path, run_objects.with_owner(body, owner))
-        for node in job.plan.nodes:
+        for node in run.plan.nodes:
             pod = run_pods.task_pod(run, node.name, 1)
             _create_pod(place, run_objects.with_owner(pod, owner))
-        # Last: with its package the coordinator starts, and makes the pods that it does not find.
-        for body in run_objects.package_secrets(run, kube_package.KEY, pieces):
-            place.create("secrets", run_objects.with_owner(body, owner))
+        place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
     except BaseException as error:
-        is_of_another_run = owner is main and isinstance(error, KubeError) and error.is_conflict
+        is_of_another_run = owner is job and isinstance(error, KubeError) and error.is_conflict
         if not is_of_another_run:
             with contextlib.suppress(SetupError):
                 uid = owner["metadata"].get("uid")
                 place.delete(f"batch/jobs/{run.name}", background=False, uid=uid)
         raise
-    write_token(paths, own_token)
-    return run.name
+
+
+def _owned(
+    place: Cluster,
+    run: PodRun,
+    values: Mapping[str, str],
+    pieces: Sequence[bytes],
+    own_token: str,
+) -> Iterator[tuple[str, Object]]:
+    """Yield the objects that a Job owns besides pods, and where they are made."""
+    token = secrets.token_hex(32)
+    yield "secrets", run_objects.secret(run, token, values, own_token=own_token)
+    yield "services", run_objects.service(run)
+    yield "networking/networkpolicies", run_objects.network_policy(run)
+    if (group := run_objects.pod_group(run)) is not None:
+        yield run_objects.pod_groups(group, place.namespace), group
+    for body in run_objects.package_secrets(run, kube_package.KEY, pieces):
+        yield "secrets", body
 
 
 def warnings(job: Submission) -> Sequence[str]:
