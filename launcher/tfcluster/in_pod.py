@@ -21,8 +21,8 @@ from tfcluster import in_job
 from tfcluster.agent import foreign_json
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes import pod_dial
-from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.cluster import pod_dial
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import COORDINATOR_TOKEN, ENV_KEY, TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue

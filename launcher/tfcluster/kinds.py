@@ -48,7 +48,7 @@ class Capabilities:
     """The nodes exist only for the run, so a spec has numbers of tasks instead of addresses."""
     in_containers: bool = False
     """Each node is a container for one task: from an image, with limits, all ports to itself and
-    a network of the run. Its files end with it, and nothing is imported ahead in it."""
+    a network of the run. Its files end with it."""
     on_one_machine: bool = False
     """All nodes share the cores and GPUs of one machine."""
     sees_files: bool = False

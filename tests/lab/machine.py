@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfcluster.agent.relay import PROCESS_NAME
+from tfcluster.agent.processes import AGENT_NAME
 
 CARD = "eth0"
 
@@ -78,7 +78,7 @@ class Machine:
         found = []
         for pid in sorted(self.processes()):
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if Path(f"/proc/{pid}/comm").read_text() == f"{PROCESS_NAME}\n":
+                if Path(f"/proc/{pid}/comm").read_text() == f"{AGENT_NAME}\n":
                     found.append(pid)
         return found
 

@@ -14,6 +14,8 @@ REFUSED = b"refused "
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from tfcluster.agent import NoReturn
+    from tfcluster.agent.agent import Agent
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
 
@@ -41,6 +43,11 @@ def main() -> None:
     agent = Agent(config, recorder, guard_alive, host_spawner)
     os.write(ready, READY)
     os.close(ready)
+    serve(agent)
+
+
+def serve(agent: Agent) -> NoReturn:
+    """Run an agent, and those of later runs as long as it stays warm; exit."""
     agent.run()
     while (next_run := agent.wait_for_next_run()) is not None:
         agent, peer = next_run

@@ -24,6 +24,8 @@ if IS_LINUX:
 
 REQUESTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that schedulers, users and terminals send to all processes at once."""
+AGENT_NAME = "tfcluster-agent"
+"""The process name of agent and guard, whose command line is the relay's."""
 
 
 def die_with_parent(parent: int) -> None:

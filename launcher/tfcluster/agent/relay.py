@@ -20,15 +20,19 @@ import time
 from tfcluster.agent import Any, NoReturn, fencing
 from tfcluster.agent.net.listener import process_of
 from tfcluster.agent.net.private_folders import make_private, place_of
-from tfcluster.agent.processes import REQUESTS, close_from, die_with_parent, set_process_name
+from tfcluster.agent.processes import (
+    AGENT_NAME,
+    REQUESTS,
+    close_from,
+    die_with_parent,
+    set_process_name,
+)
 
 _CHUNK = 1 << 18
 _LOCK_S = 20.0
 _CONTAINER_S = 10.0
 LOCK = ".lock"
 """The suffix of the lock file beside an agent's socket; one relay at a time holds it."""
-PROCESS_NAME = "tfcluster-agent"
-"""The process name of agent and guard, whose command line is the relay's."""
 AGENT_GONE = 76
 """The exit code of a relay whose agent has provably ended."""
 NOT_REACHED = 77
@@ -103,7 +107,7 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
             _end_unclaimed(running)
         if "seat" in config:
             _start_agent_in_container(config)
-        else:
+        elif not (config.get("early") and _start_early_agent(config)):
             _start_agent(config)
         return _connect(path)
     finally:
@@ -185,6 +189,19 @@ def _start_agent_in_container(config: dict[str, Any]) -> None:
             raise RelayError(_NOT_STARTED)
 
 
+def _start_early_agent(config: dict[str, Any]) -> bool:
+    """Have the agent that waits in this pod (`early_agent`) begin; return whether there is one."""
+    from tfcluster.agent.containers.pod_seat import early_socket
+
+    try:
+        waiting = _connect(early_socket())
+    except OSError:
+        return False
+    with waiting, waiting.makefile("rb") as file:
+        waiting.sendall(json.dumps(config).encode() + b"\n")
+        return bool(file.readline())
+
+
 def _await_container(path: str) -> socket.socket:
     """Connect to the container's first process, which may not listen yet."""
     deadline = time.monotonic() + _CONTAINER_S
@@ -225,7 +242,7 @@ def _become_agent(config: int, ready: int) -> NoReturn:
         os.dup2(config, 0)
         os.dup2(ready, 1)
         close_from(3)
-        set_process_name(PROCESS_NAME)
+        set_process_name(AGENT_NAME)
         from tfcluster.agent.entry import main as agent
 
         agent()

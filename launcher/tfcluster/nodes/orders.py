@@ -19,7 +19,7 @@ from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.nodes.task_reports import last_text
-from tfcluster.plans import remote_paths
+from tfcluster.plans import preloading, remote_paths
 from tfcluster.plans.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.plans.preloading import Preload, preload_on
 from tfcluster.plans.resources import (
@@ -144,7 +144,7 @@ def start(
     `proxy_env`: keeps gRPC off the node's proxies; `assigned`: resources from the node's probe.
     """
     plan, paths = attempt.plan, site.paths
-    preloading = preload_on(plan, site.node)
+    preloaded = preload_on(plan, site.node)
     tasks = []
     for task in (plan.task(task_id) for task_id in only):
         if task.node != site.node:
@@ -164,21 +164,16 @@ def start(
         share = assigned.get(task.id, AssignedResources((), task.cores))
         log, command = paths.task_log(task.id, attempt.number), site.command(task.command)
         order = _task_order(str(task.id), command, log, share.env + extra)
-        is_fork = preloading is not None and str(task.id) in preloading.tasks
+        is_fork = preloaded is not None and str(task.id) in preloaded.tasks
         cores = None if share.cores is None else list(share.cores)
         tasks.append(replace(order, cores=cores, preload=is_fork))
     return msg.Start(attempt=attempt.number, tasks=tasks)
 
 
-def preload(preloading: Preload, node: NodePlan, site: Site) -> msg.Preload:
+def preload(found: Preload, node: NodePlan, site: Site) -> msg.Preload:
     """Have the node's agent start the process that imports for its tasks."""
-    key = node.warm.key if node.warm is not None else None
-    # A warm process also serves other runs: the clean-up after this run must not find it.
-    mark = "TFCLUSTER_WARM" if key is not None else "TFCLUSTER_RUN_ID"
-    extra = (EnvVar(mark, key or site.run_id, "tfcluster"),)
-    command = site.command(preloading.command)
-    process = msg.Process(argv=command.argv, env=_env(command, extra), unset=command.unset)
-    return msg.Preload(key=key, process=process)
+    warm = node.warm.key if node.warm is not None else None
+    return preloading.order(site.command(found.command), site.run_id, warm=warm)
 
 
 def start_prepare(command: Command, site: Site) -> msg.Start:

@@ -159,7 +159,7 @@ class _Renumbered:
     """
 
     begins_at: int
-    """Where its events begin in the file of this machine."""
+    """The place of its first event in the file of this machine, in bytes."""
     skipped: int
     """The bytes at its beginning that both folders have."""
     ahead: int
@@ -197,7 +197,7 @@ class Applier:
     _shifts: dict[str, int] = field(default_factory=dict)
     """Path of a log → where its copy begins in the file of this machine."""
     _events: _Renumbered | None = None
-    """None for the events of the first folder, which are copied as they are."""
+    """The events of a later folder; those of the first are copied as they are."""
 
     def meet(self, folder: Mapping[str, Any]) -> None:
         """Note which folder is copied. After another one, its events and logs are appended."""

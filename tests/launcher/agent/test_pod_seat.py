@@ -16,7 +16,8 @@ import psutil
 import pytest
 
 from tfcluster.agent.containers import pod_connection, pod_seat
-from tfcluster.backends.kubernetes import pod_dial, run_objects
+from tfcluster.backends.kubernetes import run_objects
+from tfcluster.backends.kubernetes.cluster import pod_dial
 
 
 class Pod:

@@ -11,8 +11,8 @@ import tfcluster.plans
 
 MODULES = sorted(Path(tfcluster.plans.__file__).parent.glob("*.py"))
 ALLOWED = {
-    "__future__", "ast", "collections", "dataclasses", "functools", "ipaddress", "itertools",
-    "json", "posixpath", "re", "shlex", "tfcluster", "types", "typing",
+    "__future__", "ast", "collections", "dataclasses", "functools", "hashlib", "ipaddress",
+    "itertools", "json", "posixpath", "re", "shlex", "tfcluster", "types", "typing",
 }  # fmt: skip
 EFFECTS = {"open", "print", "input", "exec", "eval", "__import__"}
 

@@ -31,6 +31,14 @@ NOBODY_CAME = 1
 """The exit code of this program without any connection."""
 _MOST_CONNECTIONS = 256
 _SUBREAPER = 36
+BUNDLE, ORDERS = "bundle.zip", "preload.json"
+"""Files beside the seat: the bundle, and ``{"digest": …, "orders": […], "of": {NODE: NUMBER}}``
+with a `catalogue.Preload` for each node."""
+_START_EARLY = (
+    f"import sys; sys.path.append(sys.argv[1] + '/{BUNDLE}/agent');"
+    "from tfcluster.agent.early_agent import main; main(*sys.argv[1:])"
+)
+"""The program of the early agent (`early_agent`); its arguments are the folder and the node."""
 _LATE_POLL_S = 1.0
 
 
@@ -39,6 +47,7 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--token", default=os.path.join(os.path.dirname(sys.argv[0]), "token"))
     parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--preload", metavar="NODE", help="begin the imports of NODE's task")
     parser.add_argument("--idle-s", type=float, default=IDLE_S)
     parser.add_argument("--linger-s", type=float, default=600.0)
     parser.add_argument("--collect-s", type=float, default=3600.0)
@@ -69,7 +78,11 @@ class Seat:
         self._notes, self._note = os.pipe()
         """The processes of connections report to this one through them."""
         self._listener = _listen(options.port)
-        self._program = 0
+        self._program = self._early = 0
+        if options.preload:
+            folder = os.path.dirname(sys.argv[0])
+            argv = ["python", "-I", "-S", "-c", _START_EARLY, folder, options.preload]
+            self._early = start(argv, None)
         if options.then:
             self._deadline = None
             self._program = start(options.then, None)
@@ -138,9 +151,12 @@ class Seat:
     def _note_end(self, pid: int, code: int) -> None:
         if pid in self._handlers:
             self._handlers.discard(pid)
-            is_used = self._handlers or self._adopted_any or _children({os.getpid()}, dead=True)
+            is_used = self._handlers or self._adopted_any or self._has_agents()
             if self._deadline is None and not (is_used or self._options.then):
                 self._deadline = time.monotonic() + self._options.idle_s
+        elif pid == self._early and os.path.lexists(early_socket()):
+            os.unlink(early_socket())  # it failed before it was an agent: a relay starts one
+            self._early = 0
         elif self._options.then:
             if pid == self._program:
                 self._code = code
@@ -148,6 +164,12 @@ class Seat:
         else:
             self._adopted_any = True
             self._code = self._code or code
+
+    def _has_agents(self) -> bool:
+        """Return whether a process is left that a coordinator has started, or that ends."""
+        found = _children({os.getpid()}, dead=True)
+        is_waiting = not self._is_terminated and os.path.lexists(early_socket())
+        return bool(found - {self._early} if is_waiting else found)
 
     def _wards(self) -> set[int]:
         """Return the processes that get the pod's SIGTERM: the program, or each guard and agent.
@@ -175,13 +197,18 @@ class Seat:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         may_end = self._adopted_any or self._is_terminated
-        if not may_end or self._handlers or _children({os.getpid()}, dead=True):
+        if not may_end or self._handlers or self._has_agents():
             return None
         if self._is_terminated or is_late:
             return _as_shell(self._code or 0) if self._adopted_any else _as_shell(-signal.SIGTERM)
         if self._deadline is None:
             self._deadline = time.monotonic() + self._options.linger_s
         return None
+
+
+def early_socket() -> str:
+    """Return the path of the socket on which the early agent of this pod waits."""
+    return os.path.expanduser("~/.cache/tfcluster/early")
 
 
 def _listen(port: int) -> socket.socket:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.backends.kubernetes import kube_capacity, run_objects
-from tfcluster.backends.kubernetes.kube_access import reach
+from tfcluster.backends.kubernetes.cluster.kube_access import reach
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
 from tfcluster.backends.kubernetes.kube_capacity import PodNeeds
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
 from tfcluster.errors import SetupError, join_first
 
 if TYPE_CHECKING:

@@ -23,15 +23,15 @@ from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.jobs import Outlook
 from tfcluster.backends.kubernetes import (
-    pod_dial,
     pod_reasons,
     policy_probe,
     run_objects,
     run_pods,
     task_pods,
 )
-from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach
-from tfcluster.backends.kubernetes.kube_client import (
+from tfcluster.backends.kubernetes.cluster import pod_dial
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
+from tfcluster.backends.kubernetes.cluster.kube_client import (
     Cluster,
     KubeError,
     KubeSilentError,
@@ -135,7 +135,7 @@ class KubeNodes(Nodes):
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
-        settings = {"announces": True, "echo": "/proc/1/fd/1"}
+        settings = {"announces": True, "echo": "/proc/1/fd/1", "early": True}
         until = self._clock.now() + _DIAL_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Whether the cluster's network enforces NetworkPolicies, tried with a pod that they keep out.
+"""A try with a pod that NetworkPolicies keep out: does the cluster's network enforce them?
 
 The API server accepts policies whether or not the network plugin (CNI) enforces them, so only a
 connection tells.
@@ -12,7 +12,7 @@ from typing import Final
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends.jobs import Obstacle, Outlook
 from tfcluster.backends.kubernetes import run_objects, run_pods
-from tfcluster.backends.kubernetes.kube_client import Cluster, Object, soon
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object, soon
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import RUN, PodRun
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_connection, pod_seat
@@ -37,6 +38,8 @@ NEWEST: Final = "tfcluster.dev/newest-generation"
 run outside of the cluster, and the highest generation of a run's pods, for which a name may be
 taken for ever."""
 
+HOME_FOLDER: Final = "/tfcluster/home"
+"""The home of a pod's processes."""
 ACCOUNT: Final = "tfcluster"
 """The name of the coordinators' ServiceAccount, its Role and its RoleBinding."""
 TOKEN, SEAT = "token", "seat.pyz"
@@ -120,17 +123,25 @@ def with_owner(made: Object, owner: Object) -> Object:
     return {**made, "metadata": {**made["metadata"], "ownerReferences": [owned_by(owner)]}}
 
 
-def secret(run: PodRun, token: str, env: Mapping[str, str], *, own_token: str = "") -> Object:
+def secret(
+    run: PodRun,
+    token: str,
+    env: Mapping[str, str],
+    files: Mapping[str, bytes] = MappingProxyType({}),
+    *,
+    own_token: str = "",
+) -> Object:
     """Return the Secret of a run: the tokens of its seats, their program, the values of `env`.
 
     `token`: that of the tasks' seats. `own_token`: that of the coordinator's, which the pods of
-    tasks do not have; else a task could use the coordinator's ServiceAccount.
+    tasks do not have; else a task could use the coordinator's ServiceAccount. `files`: more for
+    the tasks' seats (`early_start.files`).
     """
     values = {f"{ENV_KEY}{name}": env[name].encode() for name in sorted(env)}
     tokens = {TOKEN: token.encode()} | (
         {COORDINATOR_TOKEN: own_token.encode()} if own_token else {}
     )
-    return _opaque(run, run.name, {**tokens, SEAT: seat(), **values})
+    return _opaque(run, run.name, {**tokens, SEAT: seat(), **files, **values})
 
 
 def seat() -> bytes:

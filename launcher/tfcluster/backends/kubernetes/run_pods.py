@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_seat
-from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes import early_start
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     COORDINATOR_TOKEN,
     ENV_KEY,
     GENERATION,
+    HOME_FOLDER,
     ROLE,
     SEAT,
     TASK,
@@ -30,7 +32,6 @@ from tfcluster.spec.kubernetes import Kubernetes, PodResources, Volume
 
 RUN_FOLDER: Final = "/tfcluster/run"
 PACKAGE_FOLDER: Final = "/tfcluster/package"
-HOME_FOLDER: Final = "/tfcluster/home"
 STATE_FOLDER: Final = "/tfcluster/state"
 """The coordinator's TFCLUSTER_HOME: `runtime.kubernetes.run_volume`, or the pod's own."""
 _STATE_VOLUME: Final = "tfcluster-runs"
@@ -58,7 +59,8 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     settings, node = run.settings, run.plan.node(task)
     assert node.container is not None
     shm = SHM if any("/" in name for name in settings.resources.limits) else None
-    volumes = [_secret_volume(run), *_own_folders(shm, settings.volumes)]
+    early = early_start.FILES if early_start.is_used(run) else ()
+    volumes = [_secret_volume(run, *early), *_own_folders(shm, settings.volumes)]
     spec = {
         "restartPolicy": "Never",
         "hostname": task,
@@ -71,7 +73,12 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
                 "name": TASK_CONTAINER,
                 "image": node.container.image,
                 **_pull_policy(node.container.image),
-                "command": [node.python, *_seat(), *_patience(run)],
+                "command": [
+                    node.python,
+                    *_seat(),
+                    *_patience(run),
+                    *early_start.seat_options(run, task),
+                ],
                 "env": _environment(),
                 "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
                 "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],

@@ -9,8 +9,8 @@ import pytest
 
 from tfcluster.backends.jobs import Obstacle
 from tfcluster.backends.kubernetes import kube_capacity
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.backends.kubernetes.kube_checks import Survey
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
 from tfcluster.spec.kubernetes import Kubernetes
 
 Object = dict[str, Any]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from kubernetes.config import kube_config
 
-from tfcluster.backends.kubernetes.kube_access import reach, reach_again
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
+from tfcluster.backends.kubernetes.cluster.kube_access import reach, reach_again
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.errors import SetupError
 
 Answer = tuple[int, Any]

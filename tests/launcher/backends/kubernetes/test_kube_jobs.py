@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tfcluster.backends import past_runs
-from tfcluster.backends.kubernetes.kube_client import KubeError, KubeSilentError
+from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
 from tfcluster.backends.kubernetes.run_objects import COORDINATOR, MANAGED_BY, RUN, RUN_ID, STOP
 from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
 from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY, STARTED

@@ -14,8 +14,8 @@ from tests.documentation import ROOT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, task_pods
-from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.kube_client import KubeError, KubeSilentError, Object
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError, Object
 from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun

@@ -13,8 +13,8 @@ from tests.documentation import ROOT
 from tfcluster import in_pod
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import run_pods
-from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.kube_client import KubeError
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.cluster.kube_client import KubeError
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, kube_submit, rescue
 from tfcluster.discovery.planning import plan_file
@@ -81,14 +81,15 @@ def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
 ) -> None:
     assert kube_submit.submit(submission(tmp_path)) == "lab-1"
     kinds = [made["kind"] for made in place.made]
-    assert kinds == ["Job", "Secret", "Service", "NetworkPolicy", "Secret", "Secret", "Pod", "Pod"]
+    tasks = ["Secret", "NetworkPolicy", "Pod", "Pod"]
+    assert kinds == ["Job", *tasks, "Service", "Secret", "Secret"]
     assert place.made[0]["spec"]["parallelism"] == 0
     assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(kinds))]
 
 
 def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
     kube_submit.submit(submission(tmp_path))
-    job, secret, pod = place.made[0], place.made[1], place.made[-1]
+    job, secret, _, pod = place.made[:4]
     mounted = [items_of(spec) for spec in (pod["spec"], job["spec"]["template"]["spec"])]
     assert mounted == [["token", "seat.pyz"], ["token", "seat.pyz", "coordinator-token"]]
     decoded = [decode(secret, key) for key in ("token", "coordinator-token")]

@@ -15,10 +15,17 @@ from typing import Any, Final
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState
-from tfcluster.backends.kubernetes import outside, run_objects, run_pods, seat_process
-from tfcluster.backends.kubernetes.kube_access import JOB_VARIABLE, reach, reach_again
+from tfcluster.backends.kubernetes import outside, run_objects, run_pods
+from tfcluster.backends.kubernetes.cluster import seat_process
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
+from tfcluster.backends.kubernetes.cluster.kube_client import (
+    Cluster,
+    KubeError,
+    KubeSilentError,
+    Object,
+)
+from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
 from tfcluster.backends.kubernetes.kube_checks import check as check
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, KubeSilentError, Object
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
     CLAIMED,
@@ -28,7 +35,6 @@ from tfcluster.backends.kubernetes.run_objects import (
     RUN,
     STOP,
 )
-from tfcluster.backends.kubernetes.seat_process import SeatProcess
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
     end_of,

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
-from tfcluster.backends.kubernetes.kube_access import reach
-from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object
+from tfcluster.backends.kubernetes import early_start, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes.cluster.kube_access import reach
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
@@ -53,7 +53,8 @@ def _make_all(
 ) -> None:
     """Make the Job, all that it owns, and last its pod; delete the Job if that fails.
 
-    A pod that is made before its Secrets waits for the kubelet's next try to mount them.
+    A pod that is made before its Secrets waits for the kubelet's next try to mount them. What takes
+    longest comes first: the tasks' pods, which begin their imports (`early_start`).
     """
     secret_names, count = sorted(values), len(pieces)
     template = run_pods.coordinator_template(run, secrets=secret_names, pieces=count)
@@ -61,11 +62,14 @@ def _make_all(
     owner: Object = job
     try:
         owner = job | place.create("batch/jobs", {**job, "spec": job["spec"] | {"parallelism": 0}})
-        for path, body in _owned(place, run, values, pieces, own_token):
+        for path, body in _needed_by_tasks(place, run, values, own_token):
             place.create(path, run_objects.with_owner(body, owner))
         for node in run.plan.nodes:
             pod = run_pods.task_pod(run, node.name, 1)
             _create_pod(place, run_objects.with_owner(pod, owner))
+        place.create("services", run_objects.with_owner(run_objects.service(run), owner))
+        for body in run_objects.package_secrets(run, kube_package.KEY, pieces):
+            place.create("secrets", run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
     except BaseException as error:
         is_of_another_run = owner is job and isinstance(error, KubeError) and error.is_conflict
@@ -76,22 +80,16 @@ def _make_all(
         raise
 
 
-def _owned(
-    place: Cluster,
-    run: PodRun,
-    values: Mapping[str, str],
-    pieces: Sequence[bytes],
-    own_token: str,
+def _needed_by_tasks(
+    place: Cluster, run: PodRun, values: Mapping[str, str], own_token: str
 ) -> Iterator[tuple[str, Object]]:
-    """Yield the objects that a Job owns besides pods, and where they are made."""
+    """Yield the objects that the tasks' pods must not be without, and where they are made."""
     token = secrets.token_hex(32)
-    yield "secrets", run_objects.secret(run, token, values, own_token=own_token)
-    yield "services", run_objects.service(run)
+    files = early_start.files(run)
+    yield "secrets", run_objects.secret(run, token, values, files, own_token=own_token)
     yield "networking/networkpolicies", run_objects.network_policy(run)
     if (group := run_objects.pod_group(run)) is not None:
         yield run_objects.pod_groups(group, place.namespace), group
-    for body in run_objects.package_secrets(run, kube_package.KEY, pieces):
-        yield "secrets", body
 
 
 def warnings(job: Submission) -> Sequence[str]:

@@ -16,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from tfcluster.agent.containers.pod_seat import PORT
-from tfcluster.backends.kubernetes import pod_dial
-from tfcluster.backends.kubernetes.kube_client import Cluster, Object
+from tfcluster.backends.kubernetes.cluster import pod_dial
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
 from tfcluster.backends.kubernetes.task_pods import is_over
 from tfcluster.checkpoints.gatherer import Gatherer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import yaml
 
-from tfcluster.backends.kubernetes.kube_client import Cluster
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
 from tfcluster.errors import SetupError
 
 if TYPE_CHECKING:

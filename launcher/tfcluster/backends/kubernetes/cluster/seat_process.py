@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import IO, Final, Self
 
 from tfcluster.agent.containers.pod_seat import PORT
-from tfcluster.backends.kubernetes import kube_forward, pod_dial
-from tfcluster.backends.kubernetes.kube_client import Cluster
-from tfcluster.backends.kubernetes.pod_dial import EXIT, HEADER, STDIN, STDOUT
+from tfcluster.agent.error_text import describe_error
+from tfcluster.backends.kubernetes.cluster import kube_forward, pod_dial
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
+from tfcluster.backends.kubernetes.cluster.pod_dial import EXIT, HEADER, STDIN, STDOUT
 
 _MOST_ERRORS: Final = 1 << 16
 
@@ -113,4 +114,4 @@ def run(
     except TimeoutError:
         return f"it does not answer within {timeout_s:.0f} s"
     except OSError as error:
-        return str(error)
+        return describe_error(error)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.kube_client import Cluster, soon
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, soon
 from tfcluster.rundir.forked_children import keep_from_children
 
 _CHUNK = 1 << 18
@@ -73,15 +71,23 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
-    """Return a connection to a pod's port through the API server. Raises ConnectionError."""
-    from kubernetes.client import ApiClient, CoreV1Api
-    from kubernetes.stream import portforward
+    """Return a connection to a pod's port through the API server. Raises ConnectionError.
 
-    # A client of its own: `portforward` changes it while it connects.
-    client = ApiClient(cluster.access.client_configuration())
-    open_stream: Callable[..., Any] = CoreV1Api(client).connect_get_namespaced_pod_portforward
+    The official client's call for it, `CoreV1Api`, would import all its models, which takes half a
+    second of a core while the pods start.
+    """
+    from kubernetes.stream import ws_client
+
+    access = cluster.access
+    url = f"{access.host}/api/v1/namespaces/{cluster.namespace}/pods/{pod}/portforward"
     try:
-        forwarded = portforward(open_stream, pod, cluster.namespace, ports=str(port))
+        forwarded = ws_client.portforward_call(
+            access.client_configuration(),
+            "GET",
+            url,
+            query_params=[("ports", str(port))],
+            headers=access.headers(),
+        )
     except Exception as error:  # of the websocket library, or of the client
         why = getattr(error, "reason", "") or error
         raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None

@@ -1,0 +1,1 @@
+"""The cluster that a run is in, as this process reaches it: its API server, and the pods' seats."""
