@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
@@ -35,6 +36,9 @@ from tfcluster.supervision.decisions import Outcome
 from tfcluster.typed_json import to_json
 from tfcluster.wire.file_sending import Sent
 
+if TYPE_CHECKING:
+    from tfcluster.spec.sections import Runtime
+
 _POLL_S = 0.1
 _HANDOVER_S = 30.0
 """Seconds for which a job that has started waits for its submitter on another machine."""
@@ -46,21 +50,14 @@ def submit(launch: Launch) -> RunPaths:
 
     The folder is not kept if the scheduler does not take the job.
     """
+    assert launch.runtime is not None
     backend = launch.plan.nodes[0].backend
     its = jobs.of_backend(backend)
     assert its is not None
     paths, state = make_folder(launch)
     writer = RunWriter(state, paths)
     try:
-        in_job = replace(launch.options, detach=False)  # this process leaves, the job does not
-        run_writer.require_json(paths.launch, to_json(in_job))
-        if launch.resume is not None:
-            seed(launch.resume, paths.checkpoints)
-        assert launch.runtime is not None
-        submission = replace(
-            jobs.submission_of(launch.plan, launch.runtime, paths.root),
-            code=partial(_list_code, launch.plan),
-        )
+        submission = _fill_folder(launch, launch.runtime, paths)
         if launch.options.runs_preflight:
             PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
         for warning in its.warnings(submission):
@@ -84,6 +81,16 @@ def submit(launch: Launch) -> RunPaths:
     record_job(paths, JobSubmitted(backend=backend, id=job, cluster=cluster))
     job_watch.submitted(registry.load_recorded(paths))
     return paths
+
+
+def _fill_folder(launch: Launch, runtime: Runtime, paths: RunPaths) -> jobs.Submission:
+    """Write what the job needs into its run folder; return what is submitted."""
+    in_job = replace(launch.options, detach=False)  # this process leaves, the job does not
+    run_writer.require_json(paths.launch, to_json(in_job))
+    if launch.resume is not None:
+        seed(launch.resume, paths.checkpoints)
+    submission = jobs.submission_of(launch.plan, runtime, paths.root)
+    return replace(submission, code=partial(_list_code, launch.plan))
 
 
 def _list_code(plan: Plan) -> Sequence[Sent]:

@@ -171,6 +171,16 @@ def _map_env_from(main: Fields) -> list[dict[str, str]]:
 Raw = list[dict[str, Any]]
 
 
+def _map_mount(name: str, mount: Fields, source: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec's volume for a mount of what `source` says."""
+    entry = {"name": name, "mount": mount.values.get("mountPath"), **source}
+    if mount.values.get("readOnly"):
+        entry["read_only"] = True
+    if below := mount.values.get("subPath"):
+        entry["sub_path"] = below
+    return entry
+
+
 def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
     """Return the spec's volumes, then the volumes and mounts that only `pod_template` can say."""
     sources = {str(one.values.get("name")): one for one in pod.each("volumes")}
@@ -192,12 +202,7 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
                 raw[name] = sources[name].values
             continue
         mounted.append(name)
-        entry = {"name": f"{name}-{number + 1}" if number else name}
-        found.append(entry | {"mount": mount.values.get("mountPath")} | source)
-        if mount.values.get("readOnly"):
-            found[-1]["read_only"] = True
-        if below := mount.values.get("subPath"):
-            found[-1]["sub_path"] = below
+        found.append(_map_mount(f"{name}-{number + 1}" if number else name, mount, source))
     for init in pod.values.get("initContainers") or ():
         for mount in init.get("volumeMounts") or ():
             if (name := str(mount.get("name"))) in sources and name not in used:

@@ -56,8 +56,7 @@ def pod_name(run: PodRun, task: str, generation: int) -> str:
 
 def task_pod(run: PodRun, task: str, generation: int) -> Object:
     """Return the pod of a task (``worker-0``); its command is the seat that waits for us."""
-    settings, node = run.settings, run.plan.node(task)
-    assert node.container is not None
+    settings = run.settings
     shm = SHM if any("/" in name for name in settings.resources.limits) else None
     early = early_start.FILES if early_start.is_used(run) else ()
     volumes = [_secret_volume(run, *early), *_own_folders(shm, settings.volumes)]
@@ -68,25 +67,7 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
         "automountServiceAccountToken": False,
         **_common_spec(run, settings.tolerations, settings.node_selector),
         **_scheduling(settings),
-        "containers": [
-            {
-                "name": TASK_CONTAINER,
-                "image": node.container.image,
-                **_pull_policy(node.container.image),
-                "command": [
-                    node.python,
-                    *_seat(),
-                    *_patience(run),
-                    *early_start.seat_options(run, task),
-                ],
-                "env": _environment(),
-                "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
-                "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
-                "resources": _resources(settings.resources),
-                "securityContext": _container_security(),
-                "volumeMounts": [*_mounts(volumes), *map(_user_mount, settings.volumes)],
-            }
-        ],
+        "containers": [_task_container(run, task, volumes)],
         "volumes": [*map(_source, volumes), *map(_user_volume, settings.volumes)],
     }
     labels = {ROLE: "task", TASK: task, GENERATION: str(generation)}
@@ -98,6 +79,31 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     return merged
 
 
+def _task_container(run: PodRun, task: str, volumes: Sequence[Object]) -> Object:
+    settings, node = run.settings, run.plan.node(task)
+    assert node.container is not None
+    options = [*_patience(run), *early_start.seat_options(run, task)]
+    return {
+        **_seat_container(TASK_CONTAINER, node.container.image, [node.python, *_seat(), *options]),
+        "env": _environment(),
+        "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
+        "resources": _resources(settings.resources),
+        "volumeMounts": [*_mounts(volumes), *map(_user_mount, settings.volumes)],
+    }
+
+
+def _seat_container(name: str, image: str, command: Sequence[str]) -> Object:
+    """Return the fields that the containers of tasks and of the coordinator have alike."""
+    return {
+        "name": name,
+        "image": image,
+        **_pull_policy(image),
+        "command": [*command],
+        "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
+        "securityContext": _container_security(),
+    }
+
+
 def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: int = 1) -> Object:
     """Return the template of the coordinator's pod.
 
@@ -106,7 +112,6 @@ def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: in
     of a pod, at 5 requests per second before Kubernetes 1.27.
     """
     settings, own = run.settings, run.settings.coordinator
-    image = own.image or run.plan.images[0]
     keys = (f"{ENV_KEY}{name}" for name in sorted(secrets))
     secret = _secret_volume(run, COORDINATOR_TOKEN, *keys)
     volumes = [secret, _package_volume(run, pieces), _state_volume(settings)]
@@ -116,31 +121,7 @@ def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: in
         "serviceAccountName": own.service_account or ACCOUNT,
         "automountServiceAccountToken": True,
         **_common_spec(run, own.tolerations, own.node_selector),
-        "containers": [
-            {
-                "name": COORDINATOR_CONTAINER,
-                "image": image,
-                **_pull_policy(image),
-                "command": [
-                    "python3",
-                    *_seat(),
-                    f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}",
-                    f"--collect-s={settings.collect_s:g}",
-                    "--then",
-                    *COORDINATOR,
-                    run.run_id,
-                ],
-                "env": [
-                    *_environment(),
-                    *variables({JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}),
-                ],
-                "ports": [{"name": "seat", "containerPort": pod_seat.PORT, "protocol": "TCP"}],
-                "terminationMessagePolicy": "FallbackToLogsOnError",
-                "resources": _resources(own.resources),
-                "securityContext": _container_security(),
-                "volumeMounts": _mounts(volumes),
-            }
-        ],
+        "containers": [_coordinator_container(run, volumes)],
         "volumes": [*map(_source, volumes)],
     }
     metadata = run.metadata(run.name, **{ROLE: "coordinator"})
@@ -149,6 +130,23 @@ def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: in
     template = {"metadata": metadata, "spec": _without_empty(spec)}
     merged: Object = merge(template, _template_for(COORDINATOR_CONTAINER, settings.pod_template))
     return merged
+
+
+def _coordinator_container(run: PodRun, volumes: Sequence[Object]) -> Object:
+    own = run.settings.coordinator
+    options = [
+        f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}",
+        f"--collect-s={run.settings.collect_s:g}",
+    ]
+    command = ["python3", *_seat(), *options, "--then", *COORDINATOR, run.run_id]
+    state = {JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}
+    return {
+        **_seat_container(COORDINATOR_CONTAINER, own.image or run.plan.images[0], command),
+        "env": [*_environment(), *variables(state)],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "resources": _resources(own.resources),
+        "volumeMounts": _mounts(volumes),
+    }
 
 
 def merge(base: Any, over: Any, key: str = "") -> Any:
