@@ -31,6 +31,7 @@ sed 's/^Types: deb$/Types: deb-src/' /etc/apt/sources.list.d/debian.sources > so
 apt() {{ apt-get -qq -o Dir::Etc::SourceParts=- -o Dir::Etc::SourceList="$PWD/src.sources" "$@"; }}
 mv sources.list.sources src.sources
 apt-get install -y -qq --no-install-recommends {BUILD_TOOLS} >/dev/null
+mkdir -p lists/partial
 apt -o Dir::State::Lists="$PWD/lists" update
 apt -o Dir::State::Lists="$PWD/lists" source kubernetes
 cd kubernetes-*/
