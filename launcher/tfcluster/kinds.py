@@ -15,12 +15,15 @@ from typing import Any
 
 from tfcluster.errors import SetupError
 
+SIMULATED = "simulated"
+"""The backend of a spec whose `runtime.network` is to be simulated."""
 REGISTRY: dict[str, str] = {
     "local": "tfcluster.backends.local",
     "ssh": "tfcluster.backends.ssh",
     "docker": "tfcluster.backends.docker",
     "slurm": "tfcluster.backends.slurm",
     "kubernetes": "tfcluster.backends.kubernetes",
+    SIMULATED: "tfcluster.backends.simulated",
 }
 """The name that users write → the module with its `KIND`."""
 ALLOCATIONS: dict[str, str] = {

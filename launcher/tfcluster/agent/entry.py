@@ -35,7 +35,7 @@ def main() -> None:
 
     config = json.loads(config_json)
     raise_limit(config.get("descriptors"))
-    host_spawner = _enter_private_network() if config.get("network") == "private" else None
+    host_spawner = _enter_network(config.get("network", "host"))
     from tfcluster.agent.agent import Agent
 
     ready = os.dup(1)
@@ -57,18 +57,24 @@ def serve(agent: Agent) -> NoReturn:
     os._exit(0)
 
 
-def _enter_private_network() -> HostNetworkSpawner:
-    """Move into a private network and return the spawner that stays outside it.
+def _enter_network(network: str | dict[str, str]) -> HostNetworkSpawner | None:
+    """Move into a private network, new or with these doors (`namespaces.join_network`).
 
-    Where the system refuses, write why to stdout and exit.
+    Return the spawner that stays outside it. Where the system refuses, write why to stdout and
+    exit.
     """
-    from tfcluster.agent.node.namespaces import PrivateNetworkRefused, enter_private_network
+    if network == "host":
+        return None
+    from tfcluster.agent.node import namespaces
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
     host_spawner = HostNetworkSpawner()
     try:
-        enter_private_network()
-    except PrivateNetworkRefused as refused:
+        if isinstance(network, dict):
+            namespaces.join_network(network)
+        else:
+            namespaces.enter_private_network()
+    except namespaces.PrivateNetworkRefused as refused:
         import json
 
         refusal = json.dumps({"message": refused.message, "fix": refused.fix})

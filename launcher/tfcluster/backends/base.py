@@ -15,6 +15,7 @@ from tfcluster.backends.jobs import Outlook
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import LostRunEnded
     from tfcluster.plans.plan import NodePlan, Plan
+    from tfcluster.rundir.chaos import Fault
     from tfcluster.spec.sections import Runtime
     from tfcluster.wire.link import AgentLink
 
@@ -94,6 +95,13 @@ class Nodes(ABC):
     async def repair(self) -> list[str]:
         """Repair the nodes before another attempt; return what was repaired, in sentences."""
         return []
+
+    def disturb(self, fault: Fault) -> None:
+        """Begin a fault of a node (`rundir.chaos.OF_NODES`), and end it when its time is over.
+
+        Only for nodes whose network is simulated; tells the end, and why it could not be done.
+        """
+        raise NotImplementedError
 
     @staticmethod
     async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:

@@ -334,6 +334,10 @@ class RelayedNodes(Words, Nodes):
     def argv(cls, node: NodePlan) -> list[str]:
         """Return the command that starts a Python with `STARTER` on the node."""
 
+    def settings(self, node: NodePlan) -> Mapping[str, Any]:
+        """Return further settings of the node's agent (`agent.Agent`)."""
+        return {}
+
     @classmethod
     def fix(cls, node: NodePlan, why: str) -> str:
         """Return what to do about a message of the command, or of a program behind it."""
@@ -351,6 +355,7 @@ class RelayedNodes(Words, Nodes):
                 is_fenced=is_fenced,
                 is_tied=node.capabilities.ties_agents,
                 words=type(self),
+                settings=self.settings(node),
             )
         self._agents[node.name] = link.welcome.identity
         return link

@@ -315,9 +315,8 @@ class Coordinator:
         if (event := event_of_task(task, attempt, report)) is not None:
             self._record(event)
         is_chief = self._is_chief(message)
-        fault = report.fault if isinstance(report, msg.Chaos) else ""
-        if (ordered := chaos.order(self._launch.faults, fault)) is not None:
-            self._hub.send(*ordered)
+        if isinstance(report, msg.Chaos):
+            self._hub.inject(chaos.ordered(self._launch.faults, report.fault))
         self._supervisor.reported(task, attempt, report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report.path, report.step, report.at_ns)

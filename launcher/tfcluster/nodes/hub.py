@@ -21,6 +21,7 @@ from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import step_of
 from tfcluster.plans.plan import NodePlan, Plan
+from tfcluster.rundir import chaos
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
@@ -28,6 +29,7 @@ from tfcluster.wire.link import SILENCE_S, AgentLink
 from tfcluster.wire.messages import Log, Unknown
 
 if TYPE_CHECKING:
+    from tfcluster.rundir.chaos import Fault
     from tfcluster.spec.sections import Runtime
 
 OpenNodes = Callable[[Sequence[NodePlan], RunContext], Nodes]
@@ -218,6 +220,16 @@ class Hub:
         link = self._links.get(node)
         heard_at = self._last_heard_at[node] if link is None else link.heard_at
         return heard_at + SILENCE_S + self._lease_s + KILL_S
+
+    def inject(self, fault: Fault | None) -> None:
+        """Inject a fault that its task has reported, unless the task itself does that."""
+        if fault is None:
+            return
+        if (order := chaos.order(fault)) is not None:
+            self.send(fault.node, order)
+        if fault.is_of_node:
+            assert self._plan is not None
+            self._nodes[self._plan.node(fault.node).backend].disturb(fault)
 
     async def explain(self, node: str) -> str:
         """Return why a node that still answers is taken away; empty if nobody says so in time."""

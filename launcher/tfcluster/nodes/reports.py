@@ -9,14 +9,13 @@ from typing import Any
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import Message
+from tfcluster.agent.tasks.host_network_spawner import PREPARE as PREPARE
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.supervision.failure import signal_name
 from tfcluster.wire.messages import LinkBack, LinkCut
 
-PREPARE = "prepare"
-"""The name of a node's prepare step, in the place of a task's."""
 PREFLIGHT = "preflight"
 """The name of the probe before the start."""
 LINKS = "links"

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from tfcluster import kinds
 from tfcluster.plans import command, preloading, remote_paths, secrets
 from tfcluster.plans.checks import needs_estimator, needs_tensorflow
 from tfcluster.plans.context import LOCAL, PlanContext
@@ -37,6 +38,7 @@ from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
     Interpreter,
+    Network,
     NodePlan,
     Plan,
     Resources,
@@ -134,7 +136,7 @@ class _PlanBuilder:
                 backend=first.backend,
                 interpreter=self.context.interpreters.get(name) if runs_python else None,
                 workdir=self._workdir(name),
-                network=self.spec.runtime.network,
+                network=_network(self.spec),
                 destination=self._destination(first),
                 container=made,
                 wrap=tuple(self.spec.runtime.wrap),
@@ -208,6 +210,13 @@ class _PlanBuilder:
     def _python(self, node: str) -> str:
         python = self.context.interpreters.get(node)
         return python.path if python is not None else "python3"
+
+
+def _network(spec: ClusterSpec) -> Network:
+    written = spec.runtime.network
+    if spec.runtime.backend == kinds.SIMULATED or not isinstance(written, str):
+        return "simulated"
+    return written
 
 
 def _shares(

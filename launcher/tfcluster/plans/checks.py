@@ -307,6 +307,7 @@ def _check_private_network(plan: Plan) -> Iterator[SetupError]:
         fix = "give numbers instead of addresses (--set cluster.worker=2), or localhost:0"
         yield SetupError(message, fix=f"{fix}; or --set runtime.network=host")
     storage = plan.checkpoints.dir or ""
+    private |= {n.name for n in plan.nodes if n.network == "simulated"}
     if private and "://" in storage and not storage.startswith("file://"):
         message = f"a private network cannot reach checkpoints.dir {storage}"
         fix = "gather checkpoints instead (leave checkpoints.dir out)"

@@ -15,7 +15,7 @@ from tfcluster.spec import JOBS
 from tfcluster.typed_json import ONLY_IF_SET, from_json, object_to_json
 
 Kind = Literal["training", "tuner", "plain"]
-Network = Literal["host", "private"]
+Network = Literal["host", "private", "simulated"]
 
 MASK: Final = "********"
 """The text that hides a secret."""
@@ -143,7 +143,8 @@ class NodePlan:
     """The Python of its tasks; None for a `command` job, and if only the node knows it."""
     workdir: str
     network: Network = "host"
-    """``private``: its tasks have their own network, with loopback only."""
+    """``private``: its tasks have their own network, with loopback only; ``simulated``: they reach
+    the run's other nodes, too."""
     destination: str | None = None
     """The destination for ssh, if it is not the node's name."""
     container: Container | None = field(default=None, metadata=ONLY_IF_SET)

@@ -4,18 +4,20 @@
 
     kill worker:1 at step 50
     exit 3 worker:0 at save 2 in attempt 2; stop worker:1 at join
+    partition worker:1 for 20s; slow worker:1 to 10mbit at step 50
 
 A task injects a fault into itself, exactly at its place: the fault is in the task's
 ``TFCLUSTER_SETTINGS`` of the attempt it is meant for (see tfcluster_workers/chaos.py). Faults that
 a task cannot inject are ordered by the coordinator as soon as a task reports the place: the death
-of a node's agent, and the faults of a task that serves, because it takes no steps.
+of a node's agent, the faults of a simulated network, which its backend carries out, and those of
+a task that serves, because it takes no steps.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -28,12 +30,18 @@ from tfcluster.rundir.events import Event
 from tfcluster.rundir.snapshot import RunSnapshot
 
 KILL_AGENT: Final = "kill-agent"
-VERBS: Final = ("kill", "stop", "term", "hang", "raise", "exit", KILL_AGENT)
+PARTITION: Final = "partition"
+SLOW: Final = "slow"
+POWER_OFF: Final = "power-off"
+OF_NODES: Final = (PARTITION, SLOW, POWER_OFF)
+"""Faults of a node of a simulated network (`backends.base.Nodes.disturb`)."""
+VERBS: Final = ("kill", "stop", "term", "hang", "raise", "exit", KILL_AGENT, *OF_NODES)
 PLACES: Final = ("step", "start", "join", "save")
 GRAMMAR: Final = (
     "write WHAT TASK WHERE [in attempt N], several separated by ;. WHAT: kill, stop, term, "
     "hang, raise, exit CODE, or kill-agent (with a task or a node). WHERE: at step N, at start, "
-    "at join, at save [N]. For example: kill worker:1 at step 50"
+    "at join, at save [N]. For example: kill worker:1 at step 50. In a simulated network also: "
+    "partition TASK, slow TASK to RATE, power-off TASK, each [WHERE] [for DURATION]"
 )
 
 _SIGNALS: Final = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
@@ -56,11 +64,20 @@ class Fault:
     """The number of the step or of the save."""
     attempt: int = 1
     exit_code: int | None = None
+    for_s: float | None = None
+    """The seconds until a node is as before; None: it stays so."""
+    rate: float | None = None
+    """The bits per second that ``slow`` leaves."""
+
+    @property
+    def is_of_node(self) -> bool:
+        """True if the backend injects it into the node (`OF_NODES`)."""
+        return self.verb in OF_NODES
 
     @property
     def is_ordered(self) -> bool:
         """True if the coordinator injects it once the witness has reported the place."""
-        return self.verb == KILL_AGENT or self.witness != self.task
+        return self.verb == KILL_AGENT or self.is_of_node or self.witness != self.task
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -116,19 +133,22 @@ def injected(faults: Iterable[Fault], text: str, *, by: str, attempt: int) -> Fa
     return None
 
 
-def order(faults: Iterable[Fault], text: str) -> tuple[str, msg.Order] | None:
-    """Return the node and the order to send it once a task has reported the fault `text`.
+def ordered(faults: Iterable[Fault], text: str) -> Fault | None:
+    """Return the fault that is to be ordered once a task has reported the fault `text`.
 
     Returns None for a fault that the task injects into itself.
     """
-    fault = next((f for f in faults if f.text == text and f.is_ordered), None)
-    if fault is None:
+    return next((fault for fault in faults if fault.text == text and fault.is_ordered), None)
+
+
+def order(fault: Fault) -> msg.Order | None:
+    """Return the order to the agent of the fault's node; None if only the backend acts."""
+    if fault.verb in (KILL_AGENT, POWER_OFF):
+        return msg.Die()
+    if fault.is_of_node:
         return None
-    if fault.verb == KILL_AGENT:
-        return fault.node, msg.Die()
     # Unlike after `stop`, the end counts as the task's own failure, which is to be diagnosed.
-    number = int(_SIGNALS[fault.verb])
-    return fault.node, msg.Signal(tasks=[str(fault.task)], signal=number)
+    return msg.Signal(tasks=[str(fault.task)], signal=int(_SIGNALS[fault.verb]))
 
 
 class _FaultParser:
@@ -144,9 +164,10 @@ class _FaultParser:
         verb = self._one_of(VERBS, "a fault")
         code = self._number("an exit code", most=255, least=0) if verb == "exit" else None
         task, node = self._node_or_task() if verb == KILL_AGENT else self._task()
-        self._expect("at")
-        place = self._one_of(PLACES, "a place")
-        number = self._place_number(place)
+        self._check_network(verb, node)
+        rate = self._rate() if verb == SLOW else None
+        place, number = self._place(verb)
+        for_s = self._duration() if verb in OF_NODES and self._follows("for") else None
         attempt = 1
         if self.at < len(self.words):
             self._expect("in")
@@ -156,13 +177,52 @@ class _FaultParser:
             self._fail("unexpected text at the end")
         witness = self._witness(verb, task, place)
         self._check_reportable(place, witness)
-        return Fault(self.text, verb, task, witness, node, place, number, attempt, code)
+        return Fault(
+            self.text, verb, task, witness, node, place, number, attempt, code, for_s, rate
+        )
+
+    def _check_network(self, verb: str, node: str) -> None:
+        if verb in OF_NODES and self.plan.node(node).network != "simulated":
+            raise UsageError(
+                f"--chaos '{self.text}' is not possible: {verb} needs a simulated network",
+                fix='--set \'runtime.network={"rate": "1gbit"}\', or another rate',
+            )
+
+    def _place(self, verb: str) -> tuple[str, int | None]:
+        """Return the place and its number; a fault of a node without one comes at step 1."""
+        if verb in OF_NODES and not self._follows("at"):
+            return "step", 1
+        self._expect("at")
+        place = self._one_of(PLACES, "a place")
+        return place, self._place_number(place)
+
+    def _follows(self, word: str) -> bool:
+        return self.at < len(self.words) and self.words[self.at] == word
+
+    def _rate(self) -> float:
+        from tfcluster.spec.network import parse_rate  # imports pydantic
+
+        self._expect("to")
+        return self._value(parse_rate, "a rate")
+
+    def _duration(self) -> float:
+        from tfcluster.spec.fields import parse_duration
+
+        self._expect("for")
+        return self._value(parse_duration, "a duration")
+
+    def _value(self, parse: Callable[[str], float], what: str) -> float:
+        word = self._word(what)
+        try:
+            return parse(word)
+        except ValueError as error:
+            self._fail(str(error), last=True)
 
     def _place_number(self, place: str) -> int | None:
         if place == "step":
             return self._number("a step")
         if place == "save":
-            follows = self.at < len(self.words) and self.words[self.at] != "in"
+            follows = self.at < len(self.words) and self.words[self.at] not in ("in", "for")
             return self._number("a save") if follows else 1
         return None
 
@@ -199,7 +259,7 @@ class _FaultParser:
         """Return the task that reports `place`: the chief for the steps of a task that serves."""
         if place not in {"step", "save"} or not self.plan.task(task).serves:
             return task
-        if verb not in {*_SIGNALS, KILL_AGENT}:
+        if verb not in {*_SIGNALS, KILL_AGENT, *OF_NODES}:
             raise UsageError(
                 f"--chaos '{self.text}' is not possible: {task} only serves, so its {place}s are "
                 f"those of {self.plan.chief}",
@@ -287,11 +347,11 @@ def _shows_effect(event: Event, record: dict[str, Any]) -> bool:
         case ev.TaskError() | ev.TaskFrozen():
             return event.task == task
         case ev.NodeLost():
-            return bool(verb == KILL_AGENT)
+            return verb in {KILL_AGENT, POWER_OFF}
         case ev.Diagnosis():
             return str(event.root_cause.get("task")) == task
         case ev.Stalled():
-            return verb in {"hang", "stop"}
+            return verb in {"hang", "stop", PARTITION, SLOW}
     return False
 
 

@@ -124,7 +124,7 @@ def _check_ipv4(host: str, shown: str) -> None:
 
 MAX_TASKS = 10_000
 
-TAGS = frozenset({"<number>", "<list>", "<all>"})
+TAGS = frozenset({"<number>", "<list>", "<all>", "<word>", "<network>"})
 """Names of union branches that pydantic puts into the path of an error; not part of the spec."""
 
 

@@ -102,6 +102,7 @@ class ClusterSpec(Section):
                 *self._check_secrets(),
                 *self._check_counts(),
                 *self._check_task_steps(),
+                *self._check_network(),
                 *_check_search(self),
                 *_check_pods(self.runtime, self.resources, self.checkpoints),
             )
@@ -205,6 +206,17 @@ class ClusterSpec(Section):
                 listed = ", ".join([*jobs, *tasks][:_MAX_LISTED])
                 message = f"the cluster has no {key}"
                 yield Mistake(("job", "per_task", key), message, f"it has {listed}", on_key=True)
+
+    def _check_network(self) -> Iterator[Mistake]:
+        network, backend = self.runtime.network, self.runtime.backend
+        if isinstance(network, str):
+            return
+        if backend != kinds.SIMULATED:
+            message = f"{backend} has its own network: only one on this machine is simulated"
+            fix = "leave the backend out, or the rate, delay, jitter, loss and links"
+            yield Mistake(("runtime", "network"), message, fix)
+        for mistake in network.find_mistakes(self.cluster):
+            yield mistake.below("runtime", "network")
 
     def _check_counts(self) -> Iterator[Mistake]:
         least, trainers = self.supervision.min_workers, self.trainer_count

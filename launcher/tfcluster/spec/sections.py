@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
-from tfcluster.kinds import AUTO, REGISTRY
+from tfcluster.kinds import AUTO, REGISTRY, SIMULATED
 from tfcluster.spec import shorten
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
@@ -22,6 +22,7 @@ from tfcluster.spec.fields import (
 )
 from tfcluster.spec.job import Text
 from tfcluster.spec.kubernetes import Kubernetes
+from tfcluster.spec.network import Network, NetworkChoice
 
 DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
 """The image that `tfcluster build` makes and that containers use if the spec names none."""
@@ -179,7 +180,8 @@ class Runtime(Section):
         AUTO,
         "`auto`: tasks at this machine's addresses run locally, others through ssh; `docker`: each "
         "task runs in its own container; `slurm`: a job of Slurm; `kubernetes`: each task runs in "
-        "its own pod. Inside an allocation of Slurm, `auto` runs numbers of tasks on its nodes.",
+        "its own pod; `simulated`: each task runs on this machine, behind a network card of its "
+        "own. Inside an allocation of Slurm, `auto` runs numbers of tasks on its nodes.",
         "local",
     )
     image: Text | None = documented(
@@ -205,9 +207,11 @@ class Runtime(Section):
         "`nobody`. Kubernetes: UID[:GID]; null: 1000:1000.",
         "root",
     )
-    network: Literal["host", "private"] = documented(
+    network: NetworkChoice = documented(
         "host",
-        "`private`: other users cannot reach TensorFlow's ports, which ask for no password.",
+        "`private`: other users cannot reach TensorFlow's ports, which ask for no password. An "
+        "object: a simulated network on this machine, with a node for each task and links of "
+        "this rate and delay.",
         "private",
     )
     preload: Literal["auto", "on", "off"] = documented(
@@ -231,6 +235,13 @@ class Runtime(Section):
     kubernetes: Kubernetes = documented(
         Kubernetes.model_construct(), "The pods of `--backend kubernetes`.", {"namespace": "vision"}
     )
+
+    @model_validator(mode="after")
+    def _choose_simulated(self) -> Self:
+        """A simulated network is made on this machine, with a node for each task."""
+        if isinstance(self.network, Network) and self.backend in (AUTO, "local"):
+            return self.model_copy(update={"backend": SIMULATED})
+        return self
 
     def of_host(
         self, host: str, name: Literal["python", "data_dir", "ssh", "workdir"]

@@ -84,7 +84,7 @@ def describe_ports(plan: Plan, ports: Sequence[int]) -> str:
     `ports` are the ports of the tasks that listen, 0 for a port to be chosen.
     """
     known = sorted({port for port in ports if port})
-    if all(node.has_private_network for node in plan.nodes):
+    if all(node.has_private_network or node.network == "simulated" for node in plan.nodes):
         return "none: the network is private to the tasks of this run"
     if not known:
         shown = f"{plural(len(ports), 'port')}, chosen at start"

@@ -71,8 +71,9 @@ def test_several_faults_and_later_attempts_can_be_given() -> None:
 def test_the_coordinator_kills_agents_and_tasks_inject_other_faults() -> None:
     faults = chaos.parse(["kill-agent local at step 7", "kill worker:1 at step 7"], plan_of())
     assert faults[0].witness == W0, "the chief counts the steps"
-    assert chaos.order(faults, faults[0].text) == ("local", msg.Die())
-    assert chaos.order(faults, faults[1].text) is None
+    assert chaos.ordered(faults, faults[0].text) == faults[0]
+    assert chaos.order(faults[0]) == msg.Die()
+    assert chaos.ordered(faults, faults[1].text) is None
 
 
 def test_the_step_of_a_fault_in_a_serving_task_is_counted_by_the_chief() -> None:
@@ -81,7 +82,8 @@ def test_the_step_of_a_fault_in_a_serving_task_is_counted_by_the_chief() -> None
     (record,) = chaos.settings_for([fault], TaskId("chief", 0), 1)
     assert (record["do"], record["task"]) == ("report", "ps:0")
     order = msg.Signal(tasks=["ps:0"], signal=signal.SIGKILL)
-    assert chaos.order([fault], fault.text) == ("local", order)
+    assert chaos.ordered([fault], fault.text) == fault
+    assert (fault.node, chaos.order(fault)) == ("local", order)
     assert parse_one("hang ps:0 at start", plan).witness == TaskId("ps", 0)
     assert "ps:0 only serves" in error_of("hang ps:0 at step 50", plan)
 

@@ -1,4 +1,5 @@
-"""The private network of a local run: a network namespace that has only loopback.
+"""The private network of a local run: a network namespace that has only loopback, or one of a
+simulated network (`join_network`).
 
 TensorFlow listens on every address. The agent enters a new network namespace before it starts
 anything, so all tasks are in it and no other process can reach their ports. Without root this needs
@@ -15,7 +16,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.processes import IS_LINUX, read_bytes
@@ -47,6 +48,39 @@ def enter_private_network() -> None:
         raise why_refused(error) from error
 
 
+def join_network(doors: Mapping[str, str]) -> None:
+    """Move this process, which must have one thread, into namespaces that another one made.
+
+    `doors`: paths of the namespaces, by kind; ``user`` before ``net``. Raises
+    PrivateNetworkRefused; the process must then exit.
+    """
+    try:
+        for kind in sorted(doors, reverse=True):
+            namespace = os.open(doors[kind], os.O_RDONLY | os.O_CLOEXEC)
+            enter_namespace(namespace)
+            os.close(namespace)
+    except OSError as error:
+        raise PrivateNetworkRefused(
+            f"the simulated network is gone ({reason_of(error)})", "start the run again"
+        ) from error
+
+
+def new_network() -> None:
+    """Move this process into a further network, as enter_private_network does; raises OSError."""
+    _unshare_flags(_NEW_NETWORK)
+    _raise_loopback()
+
+
+def open_network() -> int:
+    """Return a descriptor of this process's network namespace, which keeps that alive."""
+    return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def enter_namespace(namespace: int) -> None:
+    """Move this process into the namespace of a descriptor; raises OSError."""
+    _check(_libc().setns(namespace, 0))
+
+
 def _unshare() -> None:
     uid, gid = os.geteuid(), os.getegid()
     try:
@@ -60,9 +94,15 @@ def _unshare() -> None:
 
 
 def _unshare_flags(flags: int) -> None:
-    if hasattr(os, "unshare"):  # Python 3.12
-        os.unshare(flags)
-    elif ctypes.CDLL(None, use_errno=True).unshare(flags) != 0:
+    _check(_libc().unshare(flags))  # os.unshare is new in Python 3.12
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> None:
+    if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -18,7 +18,7 @@ from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import kill_descendants
 from tfcluster.agent.tasks import stray_processes
-from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
+from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, Fork, StartError, Task, fork_and_exec
@@ -47,7 +47,7 @@ class TaskRunner:
     ) -> None:
         """Prepare; the caller sets `link` before the first task is started.
 
-        `host_spawner` starts attempt 0, `prepare`, where the tasks' network is private.
+        `host_spawner` starts `prepare`, in attempt 0, where the tasks' network is private.
         """
         self._recorder, self._selector, self._host_spawner = recorder, selector, host_spawner
         self._preloader, self._log_streams = preloader, log_streams
@@ -101,7 +101,7 @@ class TaskRunner:
         return task
 
     def _choose_fork(self, order: msg.TaskOrder, attempt: int) -> Fork:
-        if attempt == 0 and self._host_spawner is not None:
+        if attempt == 0 and order.task == PREPARE and self._host_spawner is not None:
             return self._host_spawner.fork
         return self._preloader.fork if order.preload else fork_and_exec
 
