@@ -1,9 +1,9 @@
 """What every backend must do, checked with real nodes: ``python -m tests.backend_contract FILE``.
 
 FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see
-`Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image. Prints
-one line per check: its name, then ``ok`` or the error. The checks run as a process of their own,
-since a backend may only be reachable from another network namespace.
+`Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image, if one
+is given. Prints one line per check: its name, then ``ok`` or the error. The checks run as a process
+of their own, since a backend may only be reachable from another network namespace.
 """
 
 from __future__ import annotations
@@ -235,6 +235,8 @@ def _read_nodes(
         nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
         return nodes, from_json(NodePlan, facts["broken"]) if facts.get("broken") else None, None
     planned = plan_file(facts["spec"])
+    if "broken_image" not in facts:
+        return list(planned.plan.nodes), None, planned
     *nodes, last = planned.plan.nodes
     broken = replace(last, container=Container(facts["broken_image"]))
     plan = replace(planned.plan, nodes=(*nodes, broken))

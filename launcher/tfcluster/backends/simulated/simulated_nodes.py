@@ -7,6 +7,7 @@ import contextlib
 import json
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -28,8 +29,8 @@ class SimulatedNodes(RelayedNodes):
     async def __aenter__(self) -> Self:
         """Start the switch; raises SetupError where the system refuses."""
         self._doors: Mapping[str, Mapping[str, str]] = {}
-        self._off: set[str] = set()
-        """Nodes without power."""
+        self._power: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
+        """Node that was without power → set when it has some again."""
         self._asking = asyncio.Lock()
         self._disturbances: list[asyncio.Task[None]] = []
         self._switch = await asyncio.create_subprocess_exec(
@@ -67,8 +68,13 @@ class SimulatedNodes(RelayedNodes):
         return {"addresses": addresses, "shape": network.to_json(), "links": links}
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
-        if node.name in self._off:
-            raise NodeLostError(f"{node.name} cannot be reached: it has no power")
+        if node.name in self._power:  # a host that is off does not refuse, it is silent
+            try:
+                async with asyncio.timeout(self.run.lease_s):
+                    await self._power[node.name].wait()
+            except TimeoutError as error:
+                message = f"{node.name} cannot be reached: it has no power"
+                raise NodeLostError(message) from error
         return await super().connect(node, token=token, is_fenced=is_fenced)
 
     def disturb(self, fault: Fault) -> None:
@@ -79,7 +85,7 @@ class SimulatedNodes(RelayedNodes):
         if fault.verb == SLOW:
             order = {"op": "rate", "node": fault.node, "rate": fault.rate}
         if fault.verb == POWER_OFF:
-            self._off.add(fault.node)
+            self._power[fault.node].clear()
         try:
             await self._ask(order)
             if fault.for_s is None:
@@ -89,7 +95,8 @@ class SimulatedNodes(RelayedNodes):
         except SetupError as error:
             self.run.tell(f"'{fault.text}': {error.message}")
         else:
-            self._off.discard(fault.node)
+            if fault.verb == POWER_OFF:
+                self._power[fault.node].set()
             self.run.tell(f"'{fault.text}' is over: {fault.node} is as before")
 
     @classmethod
