@@ -68,6 +68,11 @@ METRICS: Mapping[str, Entry] = {
         for workers in (2, 3, 4, 8)
     },
     "thousand-tasks": Entry("thousand_tasks:thousand_tasks", "1,000 stubs on 50 agents here"),
+    "four-thousand-tasks": Entry(
+        "thousand_tasks:thousand_tasks",
+        "4,000 stubs on 50 agents here (16 GB)",
+        options={"thousands": 4},
+    ),
     "many-hosts": Entry("many_hosts:many_hosts_up", "start of 64 hosts through ssh (sshd)"),
     "containers": Entry("containers:containers", "start of four containers (docker)"),
     "slurm": Entry("slurm:first_step", "submit to first step at Slurm (root)", options=_NEWEST),

@@ -1,4 +1,4 @@
-"""A thousand tasks on fifty nodes of one machine: start, idle, a crash, stop; and a shell baseline.
+"""Thousands of tasks on fifty nodes of one machine: start, idle, a crash, stop; a shell baseline.
 
 A node is a folder: the first `ssh` on PATH is a fake that runs commands here
 (`tests.lab.stand_ins`); everything else is the same as on fifty machines. Each of those would do a
@@ -136,11 +136,12 @@ def _peak_mb(pid: int) -> float:
     return next((int(x.split()[1]) / 1000 for x in lines if x.startswith("VmHWM")), 0.0)
 
 
-def thousand_tasks(*, quick: bool) -> Metric:
+def thousand_tasks(*, quick: bool, thousands: int = 1) -> Metric:
     """Return the metric; it needs 4 GB for a thousand small Pythons, but neither root nor sshd."""
-    size = Size(20, 4) if quick else Size(1000, 50)
+    size = Size(20, 4) if quick else Size(1000 * thousands, 50)
     tenth = Size(size.tasks // 10, size.nodes)
     small = f"a tenth of the tasks, {tenth.tasks}"
+    at_most, stretch = (30.0, 12.0) if thousands == 1 else (None, None)
     return Metric(
         title=f"{size.tasks} stub tasks on {size.nodes} agents of one machine",
         quantities={
@@ -158,7 +159,7 @@ def thousand_tasks(*, quick: bool) -> Metric:
             "shell": Arm(lambda: _shell(size), "COMMAND &  … N times, then `wait`"),
         },
         claims=[
-            Claim("Enter to all running", "all run", "tfcluster", at_most=30.0, stretch=12.0),
+            Claim("Enter to all running", "all run", "tfcluster", at_most=at_most, stretch=stretch),
             Claim("tfcluster : shell", "all run", "tfcluster", "shell"),
             Claim("a crash to all running again", "again", "tfcluster"),
             Claim(
