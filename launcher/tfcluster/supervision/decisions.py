@@ -231,3 +231,4 @@ class NextAttempt:
     """The tasks of the attempt, with an evaluator that still runs."""
     delay_s: float
     fresh_ports: bool = False
+    reason: str = ""

@@ -130,6 +130,12 @@ class Gang:
         """The time since which a core member has waited for its peers: the longest wait."""
         return next(iter(self._waiting.values()), None)
 
+    @property
+    def is_nearly_over(self) -> bool:
+        """True if a trainer has ended, or the chief has taken the last step that it announced."""
+        chief = self.get(str(self.chief))
+        return any(m.is_over and m.is_core for m in self) or (chief is not None and chief.is_done)
+
     def judge(self) -> Next:
         """Return the next step of the run."""
         chief = self._standing.get(str(self.chief))
