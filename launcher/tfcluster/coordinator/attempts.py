@@ -11,14 +11,16 @@ from typing import Any, Final
 from tfcluster.agent.error_text import reason_of
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
+from tfcluster.coordinator.returning import Returning
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
-from tfcluster.rundir.events import Event, NodesAllocated, Warned
+from tfcluster.rundir.events import Event, NodeLost, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
+from tfcluster.supervision.membership import can_resize
 from tfcluster.supervision.supervisor import Supervisor
 
 POLL_S: Final = 2.0
@@ -44,6 +46,13 @@ class Attempts:
     """Nodes that answer, but are taken away: the next start replaces them."""
     _given_up: set[str] = field(default_factory=set)
     """Lost nodes that could not be reconnected."""
+    returning: Returning = field(init=False)
+    """The given-up nodes of a gang that can grow again."""
+
+    def __post_init__(self) -> None:
+        self.returning = Returning(
+            self.startup, self.connect, self._take_back, self._note_lost_again
+        )
 
     @property
     def plan(self) -> Plan:
@@ -114,9 +123,13 @@ class Attempts:
 
     def lose(self, node: str, reason: str) -> None:
         """Report to the supervisor that the node's agent is gone; once for each connection."""
-        if node not in self._lost:
-            self._lost.add(node)
-            self.supervisor.node_lost(node, reason, self.loop.now())
+        if node in self._lost:
+            self.returning.note_broken(node, reason)
+            return
+        self._lost.add(node)
+        self.supervisor.node_lost(node, reason, self.loop.now())
+        if self.supervisor.is_spare(node):  # no restart has to wait for it
+            self._give_up(node, reason)
 
     async def leave(self, node: str, signal: str) -> None:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
@@ -197,12 +210,13 @@ class Attempts:
             self.run_writer.wait_for(f"the agent of {node.name}")
             try:
                 await self._replace_agent(node)
+                self.supervisor.node_back(node.name, self.loop.now())
             except PortInUseError:
                 raise
             except SetupError as error:
                 is_reached = node.name not in self._lost  # then the old agent is not the reason
                 if is_reached or node.name in waited or not await self._await_lease(node.name):
-                    self._give_up(node.name, error)
+                    self._give_up(node.name, error.message)
                 waited.add(node.name)
 
     async def _replace_agent(self, node: NodePlan) -> None:
@@ -232,11 +246,25 @@ class Attempts:
         await self.loop.pause(until)
         return True
 
-    def _give_up(self, node: str, error: SetupError) -> None:
-        """Report to the supervisor that nothing can live on the node any more."""
+    def _give_up(self, node: str, why: str) -> None:
+        """Report to the supervisor that nothing can live on the node any more.
+
+        A gang that goes on without it may grow again: the node is tried again in the background.
+        """
         self._lost.add(node)
         self._given_up.add(node)
-        self.supervisor.node_gone(node, error.message, self.loop.now())
+        self.supervisor.node_gone(node, why, self.loop.now())
+        if can_resize(self.plan):
+            self.returning.give_up(node)
+
+    def _take_back(self, node: str) -> None:
+        """Report to the supervisor that a node that was given up is set up again."""
+        self._given_up.discard(node)
+        self._lost.discard(node)
+        self.supervisor.node_back(node, self.loop.now())
+
+    def _note_lost_again(self, node: str, why: str) -> None:
+        self.record(NodeLost(node=node, reason=why))
 
 
 async def follow_peers(
