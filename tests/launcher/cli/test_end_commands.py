@@ -153,7 +153,7 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     used_lost_docker: Callable[[RunPaths], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfcluster.run_handle.LISTENS_WITHIN_S", 0.0)
+    monkeypatch.setattr("tfcluster.rundir.requests.LISTENS_WITHIN_S", 0.0)
     silent = make_run("silent", "running", age_s=DAY_S)
     contained = make_run("contained", age_s=DAY_S)
     used_lost_docker(contained)
