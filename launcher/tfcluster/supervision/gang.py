@@ -88,7 +88,8 @@ class Gang:
     def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
         """Begin attempt `number` of `members`; return the tasks to start.
 
-        An evaluator that runs, or has ended for good, stays in its attempt.
+        An evaluator that runs, or has ended for good, stays in its attempt. A task may be new:
+        the gang grows.
         """
         before, requested, to_start = self._members, set(members), []
         self.chief = chief_among(self.plan, requested)
@@ -97,7 +98,7 @@ class Gang:
         for task in self.plan.tasks:
             if task.id not in requested:
                 continue
-            member = before[str(task.id)]
+            member = before.get(str(task.id)) or member_of(self.plan, task, number)
             must_start = member.is_lost or member.is_restart_due or member.is_to_start
             if number == 1 or member.is_core or must_start:
                 self._drop_failures(member)
