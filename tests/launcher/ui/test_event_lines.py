@@ -54,6 +54,18 @@ from tfcluster.ui.event_lines import format_event
         ),
         (ev.Warned(message="mind the gap"), "mind the gap"),
         (
+            ev.NodeBack(node="gpu3", tasks=["worker:2"], joins_in_s=0.0),
+            "node gpu3 is back: worker:2 can join at the next checkpoint",
+        ),
+        (
+            ev.NodeBack(node="gpu3", tasks=["worker:2"], joins_in_s=300.0),
+            "node gpu3 is back: worker:2 can join at the next checkpoint after 5 min 00 s",
+        ),
+        (
+            ev.NodeBack(node="gpu3", tasks=["worker:2"]),
+            "node gpu3 is back: `tfcluster scale-to` can take worker:2 in again",
+        ),
+        (
             ev.Restarting(
                 reason="worker:1: killed by SIGKILL", attempt=2, of=4, from_step=1200, delay_s=2.0
             ),
