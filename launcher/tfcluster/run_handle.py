@@ -21,7 +21,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.backends import job_watch
 from tfcluster.coordinator.exit_delay import delaying_exit, stop_at_exit
 from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
-from tfcluster.rundir import control, registry, requests
+from tfcluster.rundir import control, registry, waiting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure
 from tfcluster.rundir.states import Status
@@ -208,7 +208,7 @@ class Run:
         command = f"tfcluster scale-to {self.id} {workers}"
         send = partial(control.scale_to, workers=workers)
         try:
-            answer = block(requests.ask(self.paths, self.state, send, command))
+            answer = block(waiting.ask_coordinator(self.paths, self.state, send, command))
         except UsageError as error:
             raise UsageError(f"{self.id}: {error.message}", fix=error.fix) from error
         if answer is None:
@@ -291,7 +291,7 @@ class Run:
             return True
 
         command = f"tfcluster down {self.id}"
-        has_asked = yield from requests.ask(self.paths, self.state, send, command)
+        has_asked = yield from waiting.ask_coordinator(self.paths, self.state, send, command)
         if has_asked and state.allocation is not None:  # a new start of the job must not continue
             self.paths.cancelled.touch()
         return bool(has_asked)

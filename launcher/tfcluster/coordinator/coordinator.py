@@ -16,8 +16,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.backends import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
-from tfcluster.coordinator.attempts import Attempts, follow_peers
-from tfcluster.coordinator.closing_warnings import closing_warnings
+from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import Launch, Startup
@@ -29,7 +28,7 @@ from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
-from tfcluster.preflight.probes import probe_links
+from tfcluster.preflight.probes import follow_peers, probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -155,11 +154,9 @@ class Coordinator:
         following: list[asyncio.Task[None]] = []
         try:
             await self._attempts.start_first()
-            following += [
-                self._background.create_task(self._run_gathering.follow(self._put_event)),
-                self._background.create_task(self._follow_external_peers()),
-                self._background.create_task(self._attempts.returning.follow()),
-            ]
+            follow = (self._run_gathering.follow(self._put_event), self._follow_external_peers())
+            returning = self._attempts.returning.follow()
+            following += map(self._background.create_task, (*follow, returning))
             await self._attempts.run_restarts()
         except RunOver:
             pass
@@ -168,7 +165,7 @@ class Coordinator:
         finally:
             for task in following:
                 task.cancel()
-            await asyncio.gather(*following[-1:], return_exceptions=True)
+            await asyncio.gather(*following[-1:], return_exceptions=True)  # it connects to nodes
         return None
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
@@ -373,8 +370,10 @@ class Coordinator:
             assert error is not None
             outcome = Outcome.of(error)
         outcome = await self._explain(outcome)
-        facts = self._hub, self._supervisor, self._launch.faults, self.run_writer.state
-        for warning in closing_warnings(*facts) if not outcome.comes_back else ():
+        faults, unread = self._launch.faults, self._supervisor.gang.unread_settings()
+        missed = chaos.not_injected(faults, self.run_writer.state)
+        warnings = filter(None, (unread, *self._hub.closing_warnings(), *missed))
+        for warning in warnings if not outcome.comes_back else ():
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome

@@ -137,7 +137,7 @@ class NodeBack(Event):
     node: str
     tasks: list[str]
     joins_in_s: float | None = None
-    """They join at the first checkpoint after this time; None: only `scale-to` takes them in."""
+    """The time after which they join at a checkpoint; None: only ``scale-to`` takes them in."""
 
 
 class PortsHeld(Event):

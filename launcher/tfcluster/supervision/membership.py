@@ -22,14 +22,14 @@ _START_AGAIN: Final = (
 
 
 class Absence(Enum):
-    """The reason why a task is left out of the gang."""
+    """The reason why a task is left out of the gang.
+
+    A lost node that is back brings its tasks back. Failures never end: they would occur again.
+    """
 
     NODE = "its node is lost"
-    """It comes back by itself once the node is back."""
     FAILED = "it cannot be restarted any more"
-    """It never comes back: it would fail the same way."""
     REQUEST = "`tfcluster scale-to` left it out"
-    """It comes back on request only."""
 
 
 def can_resize(plan: Plan) -> bool:

@@ -153,7 +153,7 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     used_lost_docker: Callable[[RunPaths], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfcluster.rundir.requests.LISTENS_WITHIN_S", 0.0)
+    monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
     silent = make_run("silent", "running", age_s=DAY_S)
     contained = make_run("contained", age_s=DAY_S)
     used_lost_docker(contained)
@@ -185,7 +185,7 @@ def test_a_folder_removed_by_hand_is_reported_once(
 def test_scale_to_refuses_runs_that_have_ended_or_do_not_answer(
     make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tfcluster.rundir.requests.LISTENS_WITHIN_S", 0.0)
+    monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
     ended, silent = make_run("ended"), make_run("silent", "running")
     code, _, message = run("scale_to", "nobody", "2")
     assert (code, "no run is named 'nobody'" in message) == (2, True)
