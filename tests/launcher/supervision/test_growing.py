@@ -12,12 +12,12 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.errors import UsageError
-from tfcluster.plans.plan import Plan, Supervision, TaskId
+from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.membership import Absence, Membership
+from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.supervisor import Supervisor
 
 WORKERS = ("worker:0", "worker:1", "worker:2")
@@ -178,12 +178,10 @@ def test_a_chief_that_finishes_before_it_is_stopped_ends_the_run() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_growing_does_not_count_against_max_restarts() -> None:
-    replay = shrunk(max_restarts=2, grow_every_s=0.0)  # the loss of the node was the first
+def test_planned_restarts_do_not_count_against_max_restarts() -> None:
+    replay = back(shrunk(max_restarts=2))  # the loss of the node was the first restart
     for attempt in (3, 4, 5):
-        back(replay)
-        replay.supervisor.membership.absent[TaskId.parse("worker:2")] = Absence.NODE
-        saves(replay, 10 * attempt)
+        scale(replay, 3 if attempt % 2 else 2)
         replay.ended(*[m.name for m in replay.supervisor.gang]).gather(10 * attempt)
         assert replay.last(ev.Restarting).of >= attempt
         replay.begin(attempt)
