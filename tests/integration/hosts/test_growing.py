@@ -38,6 +38,24 @@ def test_a_gang_grows_again_when_its_lost_host_is_back(office: Office) -> None:
     assert f"node {third.address} is back: worker:2 can join at the next checkpoint" in run.said
 
 
+def test_no_old_task_lives_on_a_host_that_was_cut_off_when_a_new_one_starts(office: Office) -> None:
+    """The host and its task go on for as long as the lease, without the coordinator."""
+    _, _, third = office.add_hosts(3)
+    env = {"WORKERS": "3", "ATTEMPT": "3", "SIGNS": "~/signs"}
+    job = {"script": "train.py", "hooks": "off", "env": env}
+    supervision = {**SUPERVISION, "grow_every_s": 0.1}
+    run = office.up(office.spec(SAVES, job=job, supervision=supervision))
+    run.wait_for_line("step 5", "worker:2")
+    office.lab.cut(third)
+    until(lambda: "2 workers" in run.log("worker:0", 2), "a gang of two")
+    office.lab.repair(third)
+    assert run.end() == 0, run.said
+    signs = [line.split() for line in (third.root / "signs").read_text().splitlines()]
+    times = {n: [float(at) for attempt, at in signs if attempt == n] for n in ("1", "3")}
+    assert max(times["1"]) < min(times["3"])
+    assert run.of_type("restarting")[-1]["reason"] == "worker:2 is back: growing to 3 workers"
+
+
 def test_without_growing_a_lost_host_that_is_back_stays_out(office: Office) -> None:
     _, _, third = office.add_hosts(3)
     job = {"script": "train.py", "hooks": "off", "env": {"WORKERS": "2", "ATTEMPT": "9"}}
