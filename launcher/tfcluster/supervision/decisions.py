@@ -232,3 +232,4 @@ class NextAttempt:
     delay_s: float
     fresh_ports: bool = False
     reason: str = ""
+    """The reason for it, as its event shows it."""
