@@ -255,7 +255,7 @@ def test_after_a_cut_of_tensorflows_connections_the_gang_restarts(gangs: Gangs) 
 
 def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: Gangs) -> None:
     expected, third = gangs.cut_off_for_a_while(), gangs.hosts[2]
-    release = str(gangs.office.seen("release"))
+    release = str(gangs.office.desk / "release")
     sets = ("min_workers=2", "lease_s=5", "grow_every_s=0.1")
     options = [f"--set=supervision.{one}" for one in sets]
     job = (*options, "--", f"--epochs={EPOCHS}", *SMALL)
