@@ -13,15 +13,15 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch
 from tfcluster.coordinator.exit_delay import delaying_exit, stop_at_exit
 from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
-from tfcluster.rundir import control, registry
+from tfcluster.rundir import control, registry, waiting
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, describe_failure
 from tfcluster.rundir.states import Status
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from tfcluster.checkpoints.store import Gathered
     from tfcluster.rundir.series import History
 
-LISTENS_WITHIN_S = 2.0
-"""A coordinator that has just started does not listen yet; one about to exit no longer does."""
 _threads: dict[RunPaths, threading.Thread] = {}
 """Run of this process → the thread of its coordinator."""
 os.register_at_fork(after_in_child=_threads.clear)
@@ -197,6 +195,26 @@ class Run:
         await asyncio.to_thread(self._clean_up)
         return result
 
+    def scale_to(self, workers: int) -> str:
+        """Have a training run go on with this number of workers; return a sentence about it.
+
+        Returns once the run has accepted: all tasks save, stop, and start again from the newest
+        checkpoint. Raises UsageError if that is not possible, else what `ask_to_stop` raises.
+        """
+        state, resume = self.state(), f"`tfcluster up SPEC --resume {self.id}`"
+        if state.job is not None and not state.status.is_final:
+            why = f"{self.id}: its coordinator runs in a job of {state.job['backend']}"
+            raise UsageError(why, fix=f"stop it, change the number in its spec, then {resume}")
+        command = f"tfcluster scale-to {self.id} {workers}"
+        send = partial(control.scale_to, workers=workers)
+        try:
+            answer = block(waiting.ask_coordinator(self.paths, self.state, send, command))
+        except UsageError as error:
+            raise UsageError(f"{self.id}: {error.message}", fix=error.fix) from error
+        if answer is None:
+            raise UsageError(f"{self.id} has ended", fix=f"continue it: {resume}")
+        return answer
+
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
         return each(self._events(follow))
@@ -263,22 +281,20 @@ class Run:
         return block(self._ask_to_stop(why, now))
 
     def _ask_to_stop(self, why: str, now: bool) -> Waiting[bool]:
-        until = time.monotonic() + LISTENS_WITHIN_S
-        while not (state := self.state()).status.is_final:
-            if state.job is not None:
-                job_watch.stop(self.paths, now=now)
-                return True
-            try:
-                socket = registry.control_socket(self.paths, state)
-                control.stop(socket, why=why, now=now)
-                if state.allocation is not None:  # a new start of the job must not continue it
-                    self.paths.cancelled.touch()
-                return True
-            except (OSError, ValueError) as error:
-                if registry.is_on_other_host(state) or time.monotonic() > until:
-                    raise _unanswered(state, error) from error
-            yield
-        return False
+        state = self.state()
+        if state.job is not None and not state.status.is_final:
+            job_watch.stop(self.paths, now=now)
+            return True
+
+        def send(socket: Path) -> bool:
+            control.stop(socket, why=why, now=now)
+            return True
+
+        command = f"tfcluster down {self.id}"
+        has_asked = yield from waiting.ask_coordinator(self.paths, self.state, send, command)
+        if has_asked and state.allocation is not None:  # a new start of the job must not continue
+            self.paths.cancelled.touch()
+        return bool(has_asked)
 
     def _stop(self, now: bool) -> Waiting[Result]:
         yield from self._ask_to_stop("Run.stop()", now)
@@ -358,19 +374,6 @@ def end_with_process(paths: RunPaths) -> None:
     """Note that this thread coordinates the run, which has to end before the process does."""
     stop_at_exit(_stop_all)
     _threads[paths] = threading.current_thread()
-
-
-def _unanswered(state: RunSnapshot, error: Exception) -> NodeLostError:
-    if registry.is_on_other_host(state):
-        return NodeLostError(
-            f"the coordinator of {state.run} runs on {state.host}",
-            fix=f"run on {state.host}: tfcluster down {state.run}",
-        )
-    return NodeLostError(
-        f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
-        f" {describe_error(error)}",
-        fix=f"kill {state.pid}; the agent then ends the tasks",
-    )
 
 
 def _stop_interrupted(*runs: Run, why: str) -> None:

@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "tensorboard": "Show the curves of runs in TensorBoard.",
     },
     "Stop and clean up": {
+        "scale-to": "Change the number of workers of a live run.",
         "down": "Stop a run.",
         "wait": "Wait for a run and exit with its exit code.",
         "rm": "Delete the folders of runs that have ended.",
@@ -73,6 +74,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("new", "create"), "init"),
     **dict.fromkeys(("convert", "migrate"), "import"),
     **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
+    **dict.fromkeys(("scale", "resize", "grow", "shrink"), "scale-to"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }
 """Words that other tools have for a command."""
@@ -88,7 +90,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = cmd_name + "_" * keyword.iskeyword(cmd_name)
+        module = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
         command = importlib.import_module(f"tfcluster.cli.{module}").command
         assert isinstance(command, click.Command)
         return command

@@ -1,4 +1,4 @@
-"""Starts of attempts on connected nodes, and the check of peers that other machines start."""
+"""Starts of attempts on connected nodes, and the return of nodes that an attempt did without."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tfcluster.agent.error_text import reason_of
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
-from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
-from tfcluster.rundir.events import Event, NodesAllocated, Warned
+from tfcluster.plans.plan import NodePlan, Plan, TaskId
+from tfcluster.rundir.events import Event, NodeLost, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
+from tfcluster.supervision.membership import can_resize
 from tfcluster.supervision.supervisor import Supervisor
 
-POLL_S: Final = 2.0
-DIAL_S: Final = 2.0
-"""Time for a machine to answer."""
+FIRST_PAUSE_S: Final = 2.0
+LONGEST_PAUSE_S: Final = 30.0
+"""The pause between two tries doubles up to this."""
+_POLL_S: Final = 0.2
 
 
 @dataclass(slots=True)
@@ -44,6 +45,13 @@ class Attempts:
     """Nodes that answer, but are taken away: the next start replaces them."""
     _given_up: set[str] = field(default_factory=set)
     """Lost nodes that could not be reconnected."""
+    returning: Returning = field(init=False)
+    """The given-up nodes of a gang that can grow again."""
+
+    def __post_init__(self) -> None:
+        self.returning = Returning(
+            self.startup, self.connect, self._take_back, self._note_lost_again
+        )
 
     @property
     def plan(self) -> Plan:
@@ -114,9 +122,13 @@ class Attempts:
 
     def lose(self, node: str, reason: str) -> None:
         """Report to the supervisor that the node's agent is gone; once for each connection."""
-        if node not in self._lost:
-            self._lost.add(node)
-            self.supervisor.node_lost(node, reason, self.loop.now())
+        if node in self._lost:
+            self.returning.note_broken(node, reason)
+            return
+        self._lost.add(node)
+        self.supervisor.node_lost(node, reason, self.loop.now())
+        if self.supervisor.is_spare(node):  # no restart has to wait for it
+            self._give_up(node, reason)
 
     async def leave(self, node: str, signal: str) -> None:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
@@ -197,12 +209,13 @@ class Attempts:
             self.run_writer.wait_for(f"the agent of {node.name}")
             try:
                 await self._replace_agent(node)
+                self.supervisor.node_back(node.name, self.loop.now())
             except PortInUseError:
                 raise
             except SetupError as error:
                 is_reached = node.name not in self._lost  # then the old agent is not the reason
                 if is_reached or node.name in waited or not await self._await_lease(node.name):
-                    self._give_up(node.name, error)
+                    self._give_up(node.name, error.message)
                 waited.add(node.name)
 
     async def _replace_agent(self, node: NodePlan) -> None:
@@ -232,45 +245,120 @@ class Attempts:
         await self.loop.pause(until)
         return True
 
-    def _give_up(self, node: str, error: SetupError) -> None:
-        """Report to the supervisor that nothing can live on the node any more."""
+    def _give_up(self, node: str, why: str) -> None:
+        """Report to the supervisor that nothing can live on the node any more.
+
+        A gang that goes on without it may grow again: the node is tried again in the background.
+        """
         self._lost.add(node)
         self._given_up.add(node)
-        self.supervisor.node_gone(node, error.message, self.loop.now())
+        self.supervisor.node_gone(node, why, self.loop.now())
+        if can_resize(self.plan):
+            self.returning.give_up(node)
+
+    def _take_back(self, node: str) -> None:
+        """Report to the supervisor that a node that was given up is set up again."""
+        self._given_up.discard(node)
+        self._lost.discard(node)
+        self.supervisor.node_back(node, self.loop.now())
+
+    def _note_lost_again(self, node: str, why: str) -> None:
+        self.record(NodeLost(node=node, reason=why))
 
 
-async def follow_peers(
-    plan: Callable[[], Plan],
-    is_waiting: Callable[[], bool],
-    note_absent: Callable[[Sequence[str]], None],
-) -> None:
-    """Dial the tasks that are started elsewhere every 2 s, while a local task `is_waiting`.
+@dataclass(slots=True)
+class Returning:
+    """The nodes that were given up: each is dialled until it answers, and set up like a new one.
 
-    Runs until cancelled. `note_absent` gets the tasks that did not answer, with the reasons.
+    A try never makes the run wait: it uses nothing of the loop but its inputs.
     """
-    noted = tuple[str, ...]()
-    while plan().kind == "training" and plan().elsewhere:
-        dials = [_dial(task) for task in plan().elsewhere if task.in_cluster and is_waiting()]
-        absent = tuple(filter(None, await asyncio.gather(*dials)))
-        if absent != noted:
-            note_absent(absent)
-            noted = absent
-        await asyncio.sleep(POLL_S)
 
+    startup: Startup
+    connect: Callable[[NodePlan], Coroutine[Any, Any, None]]
+    """Connects to a node's agent, whose predecessor has certainly ended; raises SetupError."""
+    note_back: Callable[[str], None]
+    """Called in the loop with a node that is set up."""
+    note_lost: Callable[[str, str], None]
+    """Called in the loop with a node that answered but cannot be used, and the reason."""
+    _given_up: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
+    _broken: dict[str, str] = field(default_factory=dict)
+    """Node that was lost again while it was set up → why."""
 
-async def _dial(task: TaskPlan) -> str:
-    """Return why `task` cannot be reached; empty if something listens on its port."""
-    where = f"{task.id} at {task.address}"
-    try:
-        async with asyncio.timeout(DIAL_S):
-            _, writer = await asyncio.open_connection(task.bare_host, task.port)
-    except ConnectionRefusedError:
-        return f"{where}: nothing listens there yet"
-    except TimeoutError:
-        return f"{where}: no answer; is the machine up, does a firewall block it?"
-    except (OSError, UnicodeError) as error:
-        return f"{where}: {reason_of(error)}"
-    writer.close()
-    with contextlib.suppress(OSError):
-        await writer.wait_closed()
-    return ""
+    @property
+    def hub(self) -> Hub:
+        return self.startup.hub
+
+    def give_up(self, node: str) -> None:
+        """Try from now on to reach `node`."""
+        self._given_up.put_nowait(node)
+
+    def note_broken(self, node: str, why: str) -> None:
+        """Note that the agent of a node, which may be one of these, is lost."""
+        self._broken[node] = why
+
+    async def follow(self) -> None:
+        """Try to reach the nodes, each independently of the others, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            while True:
+                group.create_task(self._bring_back(await self._given_up.get()))
+
+    async def _bring_back(self, node: str) -> None:
+        """Try until the node is set up."""
+        pause_s, planned = FIRST_PAUSE_S, self.startup.plan.node(node)
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            self._broken.pop(node, None)
+            with contextlib.suppress(SetupError):
+                await self.connect(planned)
+                if await self._is_set_up(planned):
+                    return
+                pause_s = max(pause_s, self.startup.plan.supervision.grow_every_s)
+
+    async def _is_set_up(self, node: NodePlan) -> bool:
+        """Set up a node that answers; return whether that succeeded. Else its agent is ended."""
+        try:
+            await self._set_up(node)
+        except SetupError as error:
+            why = error.message
+            self.hub.put(lambda: self.note_lost(node.name, why))
+            await self.hub.part_from(node.name)
+            return False
+        self.hub.put(lambda: self._conclude(node.name))
+        return True
+
+    async def _set_up(self, node: NodePlan) -> None:
+        """Do what the first start does on a node. Raises SetupError."""
+        startup = self.startup.in_background(self._until)
+        await startup.find_code([node])
+        await startup.send_code([node], again=True)
+        startup.preload([node])
+        await startup.hold_ports([node], is_lost=self._is_lost)
+        if node.capabilities.in_containers:  # the new one lacks what prepare made in the old one
+            await startup.prepare([node], is_lost=self._is_lost)
+        await startup.await_preload([node], is_lost=self._is_lost)
+        if self._is_lost(node.name):
+            raise NodeLostError(f"its new agent was lost at once: {self._why(node.name)}")
+
+    def _conclude(self, node: str) -> None:
+        """Report a node that is set up; in the loop, so that no loss is missed."""
+        if self._is_lost(node):
+            self.note_lost(node, self._why(node))
+            self.give_up(node)
+        else:
+            self.note_back(node)
+
+    def _is_lost(self, node: str) -> bool:
+        return node in self._broken or self.hub.is_lost(node)
+
+    def _why(self, node: str) -> str:
+        return self._broken.get(node, "its connection ended")
+
+    async def _until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
+        """Wait for `condition`, while the run's loop sends the orders and handles the answers."""
+        now = asyncio.get_running_loop().time
+        self.hub.put(lambda: None)  # wakes the loop, which sends the orders
+        while True:
+            if condition() or (at is not None and now() >= at):
+                return
+            await asyncio.sleep(_POLL_S)

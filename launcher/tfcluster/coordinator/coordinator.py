@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,7 +16,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.backends import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
-from tfcluster.coordinator.attempts import Attempts, follow_peers
+from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.startup import Launch, Startup
@@ -28,7 +28,7 @@ from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
-from tfcluster.preflight.probes import probe_links
+from tfcluster.preflight.probes import follow_peers, probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -70,6 +70,7 @@ class Coordinator:
         warn, note = self._warn, self._note_queued
         self._hub = Hub(self.paths, lease_s, warn, note, open_nodes, plan=plan, runtime=settings)
         self._supervisor = Supervisor(plan)
+        self._supervisor.gathers = run_gathering.is_gathering
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
         startup = self._startup = Startup(
@@ -99,6 +100,12 @@ class Coordinator:
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
+    def scale_to(self, workers: int) -> str:
+        """Restart the gang with this number of workers; return a sentence, or raise UsageError."""
+        answer = self._supervisor.scale_to(workers, self._now())
+        self._hub.put(lambda: None)  # wakes the loop, which carries out the orders
+        return answer
+
     def end_job(self, number: int) -> None:
         """Note that the scheduler has sent this signal, here or to a node, to end the job."""
         self._hub.put(lambda: self._end_job(number))
@@ -121,6 +128,7 @@ class Coordinator:
                 self.paths.control_socket,
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
                 lambda: self.run_writer.state.to_json(),
+                self.scale_to,
             ),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,
@@ -146,10 +154,9 @@ class Coordinator:
         following: list[asyncio.Task[None]] = []
         try:
             await self._attempts.start_first()
-            following += [
-                self._background.create_task(self._run_gathering.follow(self._put_event)),
-                self._background.create_task(self._follow_external_peers()),
-            ]
+            follow = (self._run_gathering.follow(self._put_event), self._follow_external_peers())
+            returning = self._attempts.returning.follow()
+            following += map(self._background.create_task, (*follow, returning))
             await self._attempts.run_restarts()
         except RunOver:
             pass
@@ -158,6 +165,7 @@ class Coordinator:
         finally:
             for task in following:
                 task.cancel()
+            await asyncio.gather(*following[-1:], return_exceptions=True)  # it connects to nodes
         return None
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
@@ -361,7 +369,10 @@ class Coordinator:
             assert error is not None
             outcome = Outcome.of(error)
         outcome = await self._explain(outcome)
-        for warning in self._closing_warnings() if not outcome.comes_back else ():
+        faults, unread = self._launch.faults, self._supervisor.gang.unread_settings()
+        missed = chaos.not_injected(faults, self.run_writer.state)
+        warnings = filter(None, (unread, *self._hub.closing_warnings(), *missed))
+        for warning in warnings if not outcome.comes_back else ():
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome
@@ -385,15 +396,3 @@ class Coordinator:
             f" `tfcluster up --resume {self.paths.run_id}`",
         )
         return Outcome(Status.INTERRUPTED, error.exit_code, error)
-
-    def _closing_warnings(self) -> Iterator[str]:
-        if (unread := self._supervisor.gang.unread_settings()) is not None:
-            yield unread
-        for node in self._hub.unconfirmed:
-            yield (
-                f"{node} may not know that the run is over: its agent ends what still runs there"
-                f" within {self.plan.supervision.lease_s:g} s;"
-                f" ~/.cache/tfcluster/nodes/{self.paths.run_id} is not removed"
-            )
-        yield from self._hub.leftovers
-        yield from chaos.not_injected(self._launch.faults, self.run_writer.state)

@@ -76,6 +76,11 @@ class RunGathering:
         self._folders = folders
 
     @property
+    def is_gathering(self) -> bool:
+        """True if the chief's checkpoints are copied while it trains."""
+        return self._gathers and self._runs_chief
+
+    @property
     def newest(self) -> Newest:
         """The state an attempt would start from now; for a shared directory, the one that
         `gather_latest` found."""
@@ -204,7 +209,7 @@ class RunGathering:
 
         TensorBoard files of other machines are copied every 10 s.
         """
-        if self._gathers and self._runs_chief:
+        if self.is_gathering:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_checkpoints(report))
                 group.create_task(self._follow_tensorboard())

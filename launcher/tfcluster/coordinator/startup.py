@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -89,6 +90,15 @@ class Startup:
 
     def __post_init__(self) -> None:
         self.plan = self.launch.plan
+
+    def in_background(self, until: Until) -> Startup:
+        """Return these steps for nodes that are set up while tasks train: the run does not wait.
+
+        `until`: how each step waits for the agents' answers.
+        """
+        steps = copy.copy(self)  # what is found out about the nodes is shared
+        steps.until, steps.wait_for = until, lambda what: None
+        return steps
 
     async def hold_ports(
         self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from posixpath import dirname
 from typing import TYPE_CHECKING, TypeVar
@@ -309,6 +309,16 @@ class Hub:
         await self._open.aclose()
         while not self._inbox.empty():  # the last exits came meanwhile
             self._inbox.get_nowait()()
+
+    def closing_warnings(self) -> Iterator[str]:
+        """Yield sentences about what may be left on the nodes; to be called after `close`."""
+        for node in self.unconfirmed:
+            yield (
+                f"{node} may not know that the run is over: its agent ends what still runs there"
+                f" within {self._lease_s:g} s;"
+                f" ~/.cache/tfcluster/nodes/{self._paths.run_id} is not removed"
+            )
+        yield from self.leftovers
 
     async def _dismiss(self, node: str, keeps_folders: bool) -> None:
         async with self._dropping[node]:

@@ -230,6 +230,8 @@ class Supervision:
     finish_grace_s: float = 60.0
     lease_s: float = 60.0
     min_workers: int | None = None
+    grow: Literal["checkpoint", "off"] = "checkpoint"
+    grow_every_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
-"""The coordinator's control socket, by which `down`, `wait` and `status` reach a live run.
+"""The coordinator's control socket, by which `down`, `wait`, `scale-to` reach a live run.
 
 Requests and replies are JSON objects, one a line: ``{"op": "stop", "why": "down", "now": false}``
-is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, and anything else by
-``{"ok": false, "error": …}``.
+is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, ``{"op": "scale_to", "workers":
+2}`` by a sentence about it, and anything else by ``{"ok": false, "error": …}``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.errors import SetupError
+from tfcluster.errors import SetupError, UsageError
 from tfcluster.rundir.forked_children import keep_from_children
 
 if TYPE_CHECKING:
@@ -33,10 +34,28 @@ _CHECK_INTERVAL_S = 1.0
 Stop = Callable[[str, bool], None]
 """A function that ends the run; it gets the reason, and whether to kill the tasks at once."""
 GetState = Callable[[], object]
+ScaleTo = Callable[[int], str]
+"""A function that gives the gang this number of workers, and returns a sentence about it; it
+raises UsageError."""
+
+
+def _refuse(workers: int) -> str:
+    raise UsageError("this run cannot be scaled")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """The functions that answer requests."""
+
+    stop: Stop
+    get_state: GetState
+    scale_to: ScaleTo
 
 
 @contextlib.asynccontextmanager
-async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[None]:
+async def serve(
+    path: Path, stop: Stop, get_state: GetState, scale_to: ScaleTo = _refuse
+) -> AsyncIterator[None]:
     """Answer this user's requests on `path`, in a private folder, until the block ends.
 
     Raises SetupError if it cannot listen there.
@@ -44,7 +63,7 @@ async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[No
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, stop, get_state)
+    answer = partial(_serve_client, _Answers(stop, get_state, scale_to))
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -87,7 +106,7 @@ async def _listen(path: Path, answer: Answer) -> asyncio.Server:
 
 
 async def _serve_client(
-    stop: Stop, get_state: GetState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    answers: _Answers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
 ) -> None:
     from asyncio import CancelledError
 
@@ -99,7 +118,7 @@ async def _serve_client(
     # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
-            reply = _reply(line, stop, get_state)
+            reply = _reply(line, answers)
             writer.write(json.dumps(reply, default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
@@ -114,16 +133,20 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _reply(line: bytes, stop: Stop, get_state: GetState) -> dict[str, object]:
+def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
     try:
         match foreign_json.parse_json_object(line):
             case {"op": "stop", **more}:
-                stop(str(more.get("why")), bool(more.get("now")))
+                answers.stop(str(more.get("why")), bool(more.get("now")))
                 return {"ok": True}
             case {"op": "status"}:
-                return {"ok": True, "state": get_state()}
+                return {"ok": True, "state": answers.get_state()}
+            case {"op": "scale_to", "workers": int(workers)}:
+                return {"ok": True, "answer": answers.scale_to(workers)}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
+    except UsageError as error:
+        return {"ok": False, "error": error.message, "fix": error.fix}
     except ValueError as error:
         return {"ok": False, "error": str(error)}
 
@@ -139,6 +162,17 @@ def read_state(path: Path, *, timeout_s: float = 10.0) -> object:
     Raises OSError if none listens, ValueError for an incomplete reply.
     """
     return _ask(path, {"op": "status"}, timeout_s).get("state")
+
+
+def scale_to(path: Path, workers: int) -> str:
+    """Have the coordinator on `path` give its gang this number of workers; return its answer.
+
+    Raises UsageError if it refuses, and what `read_state` raises.
+    """
+    reply = _ask(path, {"op": "scale_to", "workers": workers}, 10.0)
+    if not reply.get("ok"):
+        raise UsageError(str(reply.get("error")), fix=str(reply.get("fix") or ""))
+    return str(reply.get("answer"))
 
 
 def _ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, Any]:

@@ -131,6 +131,15 @@ class NodeReconnected(Event):
     """The identity of a new agent, as in `NodeConnected`."""
 
 
+class NodeBack(Event):
+    """A lost node could start tasks again that the gang has left out."""
+
+    node: str
+    tasks: list[str]
+    joins_in_s: float | None = None
+    """The time after which they join at a checkpoint; None: only ``scale-to`` takes them in."""
+
+
 class PortsHeld(Event):
     node: str
     ports: Mapping[str, int]
@@ -336,9 +345,11 @@ class Restarting(Event):
     delay_s: float = 0.0
     task: str | None = None
     members: tuple[str, ...] | None = None
-    """The smaller gang, where some tasks are left out from now on."""
+    """The gang, where it is smaller than in the spec."""
     counts: bool | None = None
     """False if it does not count against ``max_restarts``."""
+    planned: bool | None = None
+    """True if nothing failed: the gang grows because a node is back, or ``scale-to`` was used."""
 
 
 class ChaosInjected(Event):

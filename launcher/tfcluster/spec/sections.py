@@ -321,6 +321,15 @@ class Supervision(Section):
     min_workers: Count | None = documented(
         None, "Continue with at least this many workers if nodes are lost; null: all needed.", 2
     )
+    grow: Literal["checkpoint", "off"] = documented(
+        "checkpoint",
+        "`checkpoint`: a gang that continued with fewer workers takes lost nodes that are back in "
+        "again, at its next checkpoint; `off`: only `tfcluster scale-to` does.",
+        "off",
+    )
+    grow_every_s: Seconds = documented(
+        600.0, "Shortest time between a change of the number of workers and such growth.", "30m"
+    )
 
 
 class Checkpoints(Section):

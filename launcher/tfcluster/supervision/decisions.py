@@ -231,3 +231,5 @@ class NextAttempt:
     """The tasks of the attempt, with an evaluator that still runs."""
     delay_s: float
     fresh_ports: bool = False
+    reason: str = ""
+    """The reason for it, as its event shows it."""

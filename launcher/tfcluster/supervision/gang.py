@@ -88,7 +88,8 @@ class Gang:
     def enlist(self, members: Iterable[TaskId], number: int) -> list[TaskId]:
         """Begin attempt `number` of `members`; return the tasks to start.
 
-        An evaluator that runs, or has ended for good, stays in its attempt.
+        An evaluator that runs, or has ended for good, stays in its attempt. A task may be new:
+        the gang grows.
         """
         before, requested, to_start = self._members, set(members), []
         self.chief = chief_among(self.plan, requested)
@@ -97,7 +98,7 @@ class Gang:
         for task in self.plan.tasks:
             if task.id not in requested:
                 continue
-            member = before[str(task.id)]
+            member = before.get(str(task.id)) or member_of(self.plan, task, number)
             must_start = member.is_lost or member.is_restart_due or member.is_to_start
             if number == 1 or member.is_core or must_start:
                 self._drop_failures(member)
@@ -129,6 +130,12 @@ class Gang:
     def waits_since(self) -> float | None:
         """The time since which a core member has waited for its peers: the longest wait."""
         return next(iter(self._waiting.values()), None)
+
+    @property
+    def is_nearly_over(self) -> bool:
+        """True if a trainer has ended, or the chief has taken the last step that it announced."""
+        chief = self.get(str(self.chief))
+        return any(m.is_over and m.is_core for m in self) or (chief is not None and chief.is_done)
 
     def judge(self) -> Next:
         """Return the next step of the run."""

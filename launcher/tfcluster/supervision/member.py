@@ -56,6 +56,8 @@ class Member:
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
+    total_steps: int | None = None
+    """The step at which its training will be over, where it reports that."""
     heard_at: float | None = None
     """The time of its last progress report."""
     saved: bool = False
@@ -107,6 +109,11 @@ class Member:
     @property
     def is_running(self) -> bool:
         return self.is_started and not self.is_over
+
+    @property
+    def is_done(self) -> bool:
+        """True if it has taken the last step of its training."""
+        return None not in (self.step, self.total_steps) and self.step == self.total_steps
 
     @property
     def is_to_start(self) -> bool:
@@ -162,13 +169,14 @@ class Member:
     def after(self, report: msg.TaskReport, now: float) -> Member:
         """Return the task after its `report`."""
         match report:
-            case msg.Progress(step=step):
+            case msg.Progress(step=step, total_steps=total):
                 return replace(
                     self,
                     waits_since=None,
                     has_joined=True,
                     has_trained=True,
                     step=step,
+                    total_steps=total or self.total_steps,
                     heard_at=now,
                 )
             case msg.WaitingForPeers():

@@ -240,6 +240,12 @@ class Restarts:
     def history(self, unit: TaskId | None) -> RestartHistory:
         return self._histories.get(unit, RestartHistory())
 
+    def add_free(self, unit: TaskId | None) -> RestartHistory:
+        """Add a restart for which nothing failed; return the history with it."""
+        before = self.history(unit)
+        self._histories[unit] = replace(before, free=before.free + 1)
+        return self._histories[unit]
+
     def decide(
         self,
         unit: TaskId | None,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tfcluster.errors import join_first
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy
-from tfcluster.supervision.decisions import NextAttempt, Outcome, StartAlone
+from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.restart_policy import GiveUp, Restart
+from tfcluster.supervision.membership import Absence, count_of
+from tfcluster.supervision.restart_policy import TRAINERS, GiveUp, Restart
 from tfcluster.supervision.run_state import RunState, Stage
 
 NODE_GONE = GiveUp("its node is gone for good", exhausted=True)
@@ -19,40 +21,83 @@ NODE_GONE = GiveUp("its node is gone for good", exhausted=True)
 
 def restart_gang(state: RunState, now: float) -> None:
     """Restart the gang or give up, once all have ended and the checkpoints are gathered."""
+    if state.planned and not state.gang.failures:
+        _order_planned(state, now)
+        return
+    state.planned = ""
     cause = state.cause()
     progress = [member.progress for member in state.gang.core()]
     step = max((step for step in progress if step is not None), default=None)
     verdict = state.restarts.decide(None, cause, step=step, jitter=state.jitter)
     if isinstance(verdict, GiveUp):
         _give_up(state, cause, verdict, now)
-    elif (loss := _loss(state)) is not None:
+        return
+    state.membership.take_back(state.membership.due(now), now)  # it restarts anyway
+    if (loss := _loss(state)) is not None:
         _give_up(state, loss, NODE_GONE, now, verdict)
     else:
         state.diagnose()
-        _order_gang(state, cause, _members(state), verdict)
+        _order_gang(state, _reason_of(cause), now, verdict)
 
 
-def restart_smaller_gang(state: RunState, now: float) -> None:
-    """Decide again after a node is gone: the next gang may have to do without it."""
+def restart_smaller_gang(state: RunState, next_one: NextAttempt, now: float) -> None:
+    """Decide again after a node of the next gang is gone: it may have to do without the node."""
     if (loss := _loss(state)) is not None:
         _give_up(state, loss, NODE_GONE, now)
     else:
-        _order_gang(state, state.cause(), _members(state))
+        _order_gang(state, next_one.reason, now)
 
 
-def _members(state: RunState) -> tuple[TaskId, ...]:
-    """Return the tasks of the next gang once it is decided, else of the present one."""
-    next_one = state.next_attempt
-    return tuple(member.id for member in state.gang) if next_one is None else next_one.members
+def grow(state: RunState, now: float) -> None:
+    """Restart the gang with the tasks whose nodes are back, if it is time for that.
+
+    To be called when a checkpoint of the present attempt was saved: the restart costs little then.
+    """
+    is_at_work = state.is_training and state.outcome is None and state.verdict is Next.GO_ON
+    if not is_at_work or state.next_attempt is not None or "stacks" in state.timers:
+        return
+    joining = [task for task in state.membership.due(now) if task.job in TRAINERS]
+    if joining and not state.gang.is_nearly_over:
+        names = join_first(joining)
+        verb, count = "is" if len(joining) == 1 else "are", len(state.membership.workers)
+        why = f"{names} {verb} back: growing to {count_of(count + len(joining))}"
+        restart_as_planned(state, why, now)
+
+
+def restart_as_planned(state: RunState, why: str, now: float) -> None:
+    """Restart the gang although nothing has failed: its tasks may save before they stop."""
+    state.planned = why
+    if state.next_attempt is not None:
+        _order_gang(state, why, now, _free(state))
+    else:
+        state.end_gang(why, now, grace_s=None)
+
+
+def _order_planned(state: RunState, now: float) -> None:
+    """Order the planned restart, unless the chief has finished before it was asked to stop."""
+    chief = state.gang[str(state.gang.chief)]
+    if chief.is_ok and chief.exit is not None and chief.exit.ended_by == "itself":
+        state.stage = Stage.TRAINING  # which ends now, as the chief has succeeded
+        return
+    state.membership.take_back(state.membership.due(now), now)
+    if (loss := _loss(state)) is not None:
+        _give_up(state, loss, NODE_GONE, now)
+    else:
+        _order_gang(state, state.planned, now, _free(state))
+
+
+def _free(state: RunState) -> Restart:
+    """Return a restart that nothing failed for: without delay, and not counted."""
+    return Restart(0.0, state.restarts.add_free(None), is_counted=False)
 
 
 def _loss(state: RunState) -> Failure | None:
     """Return the failure of a task that must start with the gang but lost its node, or None."""
-    members = _members(state)
-    for member in state.gang:
-        why = state.gone.get(member.node)
-        if why is not None and member.id in members and not member.restarts_alone:
-            return loss_of(member.node, member.name, why)
+    for task in state.membership.members if state.gone else ():
+        node = state.plan.task(task).node
+        why = state.gone.get(node)
+        if why is not None and not restart_policy.restarts_alone(state.plan, task):
+            return loss_of(node, str(task), why)
     return None
 
 
@@ -68,10 +113,11 @@ def _give_up(
     A run whose scheduler can give it another node waits for that instead of failing. `verdict`
     allows that restart, unless one is recorded already.
     """
-    members = restart_policy.without(state.plan, _members(state), cause, why)
+    state.planned, before = "", state.membership.members
+    members = restart_policy.without(state.plan, before, cause, why)
     if members is None and why is NODE_GONE and state.can_come_back:
         if verdict is not None:
-            _record(state, None, cause, verdict, attempt=state.gang.attempt + 1)
+            _record(state, None, _reason_of(cause), verdict, attempt=state.gang.attempt + 1)
         reason = f"another node in the place of {cause.node}, which is lost"
         outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
         state.end_run(f"it needs {reason}", outcome, now, grace_s=None)
@@ -79,37 +125,41 @@ def _give_up(
         state.fail(cause, why.why, now)
     else:
         state.diagnose(why.why)
-        _order_gang(state, cause, members)
+        absence = Absence.NODE if cause.kind is Kind.NODE_LOST else Absence.FAILED
+        state.membership.leave_out([task for task in before if task not in members], absence, now)
+        _order_gang(state, _reason_of(cause), now)
 
 
-def _order_gang(
-    state: RunState, cause: Failure, members: tuple[TaskId, ...], verdict: Restart | None = None
-) -> None:
+def _order_gang(state: RunState, why: str, now: float, verdict: Restart | None = None) -> None:
     """Order the next attempt; without a `verdict` it does not count, as for a smaller gang."""
     if verdict is None:
         verdict = Restart(state.policy.backoff_s, state.restarts.history(None), is_counted=False)
-    on_gone = {task.id for task in state.plan.tasks if task.node in state.gone}
-    members = tuple(task for task in members if task not in on_gone)
-    number = state.gang.attempt + 1
-    state.next_attempt = NextAttempt(number, members, verdict.delay_s, verdict.fresh_ports)
+    on_gone = [t for t in state.membership.members if state.plan.task(t).node in state.gone]
+    state.membership.leave_out(on_gone, Absence.NODE, now)
+    members, number = state.membership.members, state.gang.attempt + 1
+    state.next_attempt = NextAttempt(number, members, verdict.delay_s, verdict.fresh_ports, why)
     fewer = members if len(members) < len(state.plan.tasks) else None
-    _record(state, None, cause, verdict, attempt=number, members=fewer)
+    _record(state, None, why, verdict, attempt=number, members=fewer)
+
+
+def _reason_of(failure: Failure) -> str:
+    return f"{failure.task}: {failure.reason}"
 
 
 def _record(
     state: RunState,
     unit: TaskId | None,
-    failure: Failure,
+    why: str,
     verdict: Restart,
     *,
     attempt: int,
     members: tuple[TaskId, ...] | None = None,
 ) -> None:
-    """Record a restart; `members` is set where the gang has become smaller."""
+    """Record a restart; `members` is set where the gang is smaller than in the spec."""
     newest = state.restarts.newest
     event = ev.Restarting(
         task=str(unit) if unit else None,
-        reason=f"{failure.task}: {failure.reason}",
+        reason=why,
         attempt=attempt,
         of=restart_policy.attempts_in_all(verdict.history, state.policy),
         from_step=newest.step,
@@ -117,6 +167,7 @@ def _record(
         delay_s=round(verdict.delay_s, 3),
         members=tuple(map(str, members)) if members is not None else None,
         counts=None if verdict.is_counted else False,
+        planned=True if unit is None and state.planned else None,
     )
     state.record(event)
 
@@ -137,7 +188,7 @@ def revive(state: RunState, task: str, now: float) -> None:
     state.gang.put(replace(member, is_restart_due=True))
     if state.is_training:
         state.timers[f"restart {task}"] = now + verdict.delay_s
-    _record(state, member.id, failure, verdict, attempt=member.attempt + 1)
+    _record(state, member.id, _reason_of(failure), verdict, attempt=member.attempt + 1)
 
 
 def _is_needed(state: RunState, member: Member) -> bool:

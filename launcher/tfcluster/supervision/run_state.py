@@ -32,6 +32,7 @@ from tfcluster.supervision.decisions import (
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
+from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.restart_policy import Restarts
 
 AGENT_SLACK_S: Final = 15.0
@@ -123,6 +124,7 @@ class RunState:
     """Returns a random number for `restart_policy.decide`."""
     gang: Gang = field(init=False)
     restarts: Restarts = field(init=False)
+    membership: Membership = field(init=False)
     stage: Stage = Stage.STARTING
     verdict: Next = Next.GO_ON
     timers: dict[str, float] = field(default_factory=dict)
@@ -137,6 +139,10 @@ class RunState:
     """Nodes that are gone for good → why."""
     why_end: str = ""
     """The reason to stop the tasks once their stacks are written."""
+    planned: str = ""
+    """The reason why the gang is being restarted although nothing failed; empty if it is not."""
+    gathers: bool = True
+    """True if checkpoints are gathered while the tasks train."""
     can_come_back: bool = False
     """True if the run's job can go back into the queue of its scheduler, which gives it other
     nodes."""
@@ -148,6 +154,7 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.gang, self.restarts = Gang(self.plan), Restarts(self.plan)
+        self.membership = Membership(self.plan)
 
     @property
     def policy(self) -> Supervision:
@@ -178,6 +185,10 @@ class RunState:
         chief = self.gang.get(str(self.gang.chief))
         steps = (self.restarts.newest.step, chief.saved_step if chief else None)
         return max((step for step in steps if step is not None), default=None)
+
+    def is_spare(self, node: str) -> bool:
+        """Return whether no task of the present gang and of the next one is on `node`."""
+        return not self.membership.uses(node) and all(member.node != node for member in self.gang)
 
     def must_stop(self, member: Member) -> bool:
         """Return whether `member` must be stopped if it starts now; an evaluator goes on."""

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
+from tfcluster.errors import UsageError
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -21,8 +22,15 @@ from tfcluster.supervision import reactions
 from tfcluster.supervision.connectivity import find_missed_heartbeats
 from tfcluster.supervision.decisions import Action, Next, Outcome, Stop
 from tfcluster.supervision.failure import Kind
+from tfcluster.supervision.membership import count_of
 from tfcluster.supervision.reactions import react
-from tfcluster.supervision.restarts import restart_gang, restart_smaller_gang, revive
+from tfcluster.supervision.restarts import (
+    grow,
+    restart_as_planned,
+    restart_gang,
+    restart_smaller_gang,
+    revive,
+)
 from tfcluster.supervision.run_state import RunState, Silence, Stage
 from tfcluster.supervision.verdicts import FROZEN_S
 
@@ -73,6 +81,7 @@ class Supervisor(RunState):
         self.verdict = Next.GO_ON
         self.restarts.begin()
         self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
+        self.planned = ""
         self.silence, self.has_probed_links = Silence(), False
         self.keep_timers("run")
         return to_start
@@ -132,6 +141,8 @@ class Supervisor(RunState):
             self.gang.note_report(member, report, now)
             if isinstance(report, msg.Saved) and member.id == self.gang.chief:
                 self.restarts.note_saved(report.step)
+                if not self.gathers:
+                    grow(self, now)
             if member.is_core:  # its signs of life say nothing about the gang
                 self.silence.note(report, now)
             react(self, now)
@@ -152,6 +163,7 @@ class Supervisor(RunState):
 
     def node_lost(self, node: str, reason: str, now: float) -> None:
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
+        self.membership.lost.add(node)
         reactions.lose_node(self, node, reason, now)
 
     def node_leaving(self, node: str, reason: str, now: float) -> None:
@@ -164,15 +176,49 @@ class Supervisor(RunState):
     def node_gone(self, node: str, reason: str, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""
         self.gone[node] = reason
+        self.membership.lost.add(node)
         if self.next_attempt is None:
             self.gang.lose_node(node, reason)
-        else:
-            restart_smaller_gang(self, now)
+        elif self.membership.uses(node):
+            restart_smaller_gang(self, self.next_attempt, now)
         react(self, now)
+
+    def node_back(self, node: str, now: float) -> None:
+        """Note that a lost node has a new agent, which could start tasks.
+
+        Those that the gang left out with the node start when the gang grows.
+        """
+        self.gone.pop(node, None)
+        self.membership.lost.discard(node)
+        if self.outcome is None and (tasks := self.membership.on_node(node)):
+            grows_at = self.membership.grows_at(node)
+            joins_in_s = None if grows_at is None else round(max(0.0, grows_at - now), 1)
+            names = [str(task) for task in tasks]
+            self.record(ev.NodeBack(node=node, tasks=names, joins_in_s=joins_in_s))
+        react(self, now)
+
+    def scale_to(self, workers: int, now: float) -> str:
+        """Restart the gang with this number of workers; return a sentence about it.
+
+        If it is being restarted already, the next gang has them. Raises UsageError.
+        """
+        self.membership.check_plan(workers)
+        if self.stage is Stage.STARTING:
+            raise UsageError("its tasks have not started yet", fix="try again once they run")
+        if self.outcome is not None or self.stage is Stage.ENDING_RUN or self.is_finishing:
+            raise UsageError("it is ending", fix="start it again with another number of workers")
+        self.membership.check_nodes(workers)
+        answer = self.membership.describe_request(workers)
+        has_changed = self.membership.resize(workers, now)
+        if has_changed and (self.is_training or self.next_attempt is not None):
+            restart_as_planned(self, f"scaling to {count_of(workers)}", now)
+        react(self, now)
+        return answer
 
     def gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
         """Note that a checkpoint of the present attempt is in the run folder."""
         self.restarts.note_gathered(step, name)
+        grow(self, now)
         react(self, now)
 
     def checkpoints_gathered(self, newest: Newest, now: float) -> None:

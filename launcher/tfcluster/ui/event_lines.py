@@ -116,6 +116,14 @@ def _node_unreachable(event: Event) -> str:
     return f"no connection to {event['node']}: {what}; the node is lost after {lease} without one"
 
 
+def _node_back(event: Event) -> str:
+    tasks, joins_in_s = ", ".join(event["tasks"]), event.get("joins_in_s")
+    if joins_in_s is None:
+        return f"node {event['node']} is back: `tfcluster scale-to` can take {tasks} in again"
+    wait = f" after {format_duration(joins_in_s)}" if joins_in_s else ""
+    return f"node {event['node']} is back: {tasks} can join at the next checkpoint{wait}"
+
+
 def _run_queued(event: Event) -> str:
     return f"queued{' again' if event.get('again') else ''}: {event['reason']}"
 
@@ -144,6 +152,7 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "node_lost": ("red", "lost node {node}: {reason}".format_map),
     "node_unreachable": ("yellow", _node_unreachable),
     "node_reconnected": ("dim", "node {node} is connected again".format_map),
+    "node_back": ("bold", _node_back),
     "hint": ("dim", "{message}".format_map),
     "warned": ("yellow", lambda event: None if event.get("closing") else str(event["message"])),
     "restarting": ("bold yellow", format_restart),

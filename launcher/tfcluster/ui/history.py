@@ -112,6 +112,9 @@ def root_cause(snapshot: RunSnapshot) -> Mapping[str, Any] | None:
     """Return why the run failed or is restarting; None once it has recovered from the failure."""
     if snapshot.status not in _FAILURE_STATES or snapshot.diagnosis is None:
         return None
+    is_planned = bool(snapshot.restarts) and snapshot.restarts[-1].get("planned") is True
+    if is_planned and snapshot.status is Status.RESTARTING:
+        return None
     found: Mapping[str, Any] | None = snapshot.diagnosis.get("root_cause")
     return found
 

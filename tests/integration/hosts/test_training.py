@@ -34,14 +34,22 @@ from tfcluster_workers.jobs import keras_mnist
 make_callbacks = keras_mnist.make_callbacks
 
 def paced(keras, *rest):
-    pause_s = float(os.environ["PAUSE_S"]) if os.environ["TFCLUSTER_ATTEMPT"] == "1" else 0
-    pause = lambda *_: time.sleep(pause_s)
+    attempt, release = os.environ["TFCLUSTER_ATTEMPT"], os.environ.get("RELEASE")
+    waits = attempt == "2" and release
+    pause_s = float(os.environ["PAUSE_S"]) if attempt == "1" or waits else 0
+    def pause(*_):
+        time.sleep(pause_s)
+        while waits and not os.path.exists(release):
+            time.sleep(0.1)
     return [*make_callbacks(keras, *rest), keras.callbacks.LambdaCallback(on_train_batch_end=pause)]
 
 keras_mnist.make_callbacks = paced
 keras_mnist.main()
 """
-"""`keras_mnist` with a pause after each step of the first attempt, to leave time for a fault."""
+"""`keras_mnist` with a pause after each step of the first attempt, to leave time for a fault.
+
+With a file RELEASE, the second attempt waits for that file, and has the same pauses.
+"""
 
 RESTORE = """
 import sys
@@ -67,12 +75,17 @@ class Gangs:
         self._count = 0
 
     def start(
-        self, *options: str, each: int = 1, tensorflow: str = "tf215", pause_s: float = 0
+        self,
+        *options: str,
+        each: int = 1,
+        tensorflow: str = "tf215",
+        pause_s: float = 0,
+        **env: str,
     ) -> Run:
         """Start `tfcluster up` of a spec with `each` workers on every host, on fixed ports."""
         self._count += 1
         job = {"module": "tfcluster_workers.jobs.keras_mnist"} if not pause_s else {
-            "script": "train.py", "env": {"PAUSE_S": str(pause_s)}}  # fmt: skip
+            "script": "train.py", "env": {"PAUSE_S": str(pause_s), **env}}  # fmt: skip
         name = f"real{self._count}"
         spec = self.office.spec(
             PACED,
@@ -238,6 +251,37 @@ def test_after_a_cut_of_tensorflows_connections_the_gang_restarts(gangs: Gangs) 
     assert_resumes_at_one_step(gangs, run)
     assert f"link to host {third.address} lost" in diagnosis["root_cause"]["reason"]
     assert not run.of_type("node_unreachable")
+
+
+def test_a_gang_that_shrinks_and_grows_again_trains_to_the_same_numbers(gangs: Gangs) -> None:
+    expected, third = gangs.cut_off_for_a_while(), gangs.hosts[2]
+    release = str(gangs.office.desk / "release")
+    sets = ("min_workers=2", "lease_s=5", "grow_every_s=0.1")
+    options = [f"--set=supervision.{one}" for one in sets]
+    job = (*options, "--", f"--epochs={EPOCHS}", *SMALL)
+    run = gangs.start(*job, pause_s=0.3, RELEASE=release)
+    run.wait_for_event("checkpoint_gathered", HANG_S)
+    gangs.lab.cut(third)
+    until(lambda: run.log("worker:0", 2), "a gang of two", HANG_S)
+    gangs.lab.repair(third)
+    run.wait_for_event("node_back", HANG_S)
+    gangs.office.release()
+    gangs.finish(run)
+    smaller, grown = run.of_type("restarting")[-2:]
+    assert smaller["members"] == tasks(2)
+    assert grown["reason"] == "worker:2 is back: growing to 3 workers"
+    assert 0 < smaller["from_step"] < grown["from_step"] < 2 * EPOCHS
+    for attempt, event, count in ((2, smaller, 2), (3, grown, 3)):
+        for task in tasks(count):
+            found = losses(run, task, attempt)
+            first = event["from_step"] // 2
+            wanted = losses(expected)[first : first + len(found)]
+            assert found == pytest.approx(wanted, abs=1e-4)
+    for task in tasks(3):
+        assert len(losses(run, task, 3)) == EPOCHS - grown["from_step"] // 2
+        assert logged(run, task, "test loss", 3) == pytest.approx(
+            logged(expected, task, "test loss"), abs=1e-4
+        )
 
 
 def assert_resumes_at_one_step(gangs: Gangs, run: Run) -> None:

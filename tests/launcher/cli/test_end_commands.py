@@ -153,7 +153,7 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     used_lost_docker: Callable[[RunPaths], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tfcluster.run_handle.LISTENS_WITHIN_S", 0.0)
+    monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
     silent = make_run("silent", "running", age_s=DAY_S)
     contained = make_run("contained", age_s=DAY_S)
     used_lost_docker(contained)
@@ -180,6 +180,43 @@ def test_a_folder_removed_by_hand_is_reported_once(
     code, _, message = run("down", "--all")
     assert (code, f"what belongs to {paths.run_id}" in message) == (0, True)
     assert run("down", "--all") == (0, "", "")
+
+
+def test_scale_to_refuses_runs_that_have_ended_or_do_not_answer(
+    make_run: MakeRun, lost: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
+    ended, silent = make_run("ended"), make_run("silent", "running")
+    code, _, message = run("scale_to", "nobody", "2")
+    assert (code, "no run is named 'nobody'" in message) == (2, True)
+    for paths in (ended, lost):
+        code, _, message = run("scale_to", paths.run_id, "2")
+        assert (code, f"{paths.run_id} has ended" in message) == (2, True)
+        assert f"tfcluster up SPEC --resume {paths.run_id}" in message
+    code, _, message = run("scale_to", silent.run_id, "2")
+    assert (code, f"the coordinator of {silent.run_id}" in message) == (3, True)
+
+
+def test_scale_to_shows_the_answer_of_the_coordinator(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = make_run(status="running")
+    monkeypatch.setattr(
+        "tfcluster.rundir.control.scale_to", lambda path, workers: f"{workers} from now on"
+    )
+    code, _, message = run("scale_to", paths.run_id, "2")
+    assert (code, message.strip()) == (0, f"{paths.run_id}: 2 from now on")
+    code, out, _ = run("scale_to", "--json", paths.run_id, "2")
+    assert json.loads(out) == {"run": paths.run_id, "workers": 2, "answer": "2 from now on"}
+
+
+def test_scale_to_names_the_job_of_a_submitted_run(make_run: MakeRun) -> None:
+    paths = make_run(status="running")
+    state = registry.load(paths)
+    state.job = {"backend": "slurm", "id": "17", "restarts": 0}
+    assert run_writer.write_json(paths.state, state.to_json())
+    code, _, message = run("scale_to", paths.run_id, "2")
+    assert (code, "its coordinator runs in a job of slurm" in message) == (2, True)
 
 
 def test_rm_refuses_a_live_run_and_then_deletes_nothing(make_run: MakeRun) -> None:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import pytest
 
-from tfcluster.errors import SetupError
+from tfcluster.errors import SetupError, UsageError
 from tfcluster.rundir import control
 from tfcluster.rundir.paths import RunPaths
 
@@ -60,6 +60,24 @@ def test_a_stop_has_a_reason_and_may_be_at_once(paths: RunPaths) -> None:
     path = paths.control_socket
     with_server(path, lambda: control.stop(path, why="down --now", now=True), stops)
     assert stops == [("down --now", True)]
+
+
+def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths) -> None:
+    def scale_to(workers: int) -> str:
+        if workers > 3:
+            raise UsageError(f"it cannot have {workers} workers", fix="write a number to 3")
+        return f"restarting with {workers} workers"
+
+    async def ask(workers: int) -> str:
+        async with control.serve(path, lambda why, now: None, lambda: STATE, scale_to):
+            return await asyncio.to_thread(control.scale_to, path, workers)
+
+    path = paths.control_socket
+    assert asyncio.run(ask(2)) == "restarting with 2 workers"
+    with pytest.raises(UsageError, match="it cannot have 4 workers\\n  → write a number to 3"):
+        asyncio.run(ask(4))
+    with pytest.raises(UsageError, match="this run cannot be scaled"):
+        with_server(path, lambda: control.scale_to(path, 2))
 
 
 def test_only_this_user_can_reach_the_socket(paths: RunPaths) -> None:

@@ -273,6 +273,11 @@ MARKED = {
         "min_workers is 3, but the cluster has 2",
         "1 to 2",
     ),
+    "growing at an unknown moment": (
+        f'{{{TWO}, {JOB}, "supervision": {{"grow": §"always"}}}}',
+        "'always' is not 'checkpoint' or 'off'",
+        "off",
+    ),
     "string for a switch": (
         f'{{{TWO}, {JOB}, "resources": {{"pin": §"yes"}}}}',
         "expected true or false, not 'yes'",

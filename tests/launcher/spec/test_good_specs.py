@@ -69,6 +69,13 @@ def test_durations_take_units(written: object, seconds: float, tmp_path: Path) -
     assert spec.supervision.grace_s == seconds
 
 
+def test_a_gang_grows_again_at_a_checkpoint_unless_the_spec_says_otherwise(tmp_path: Path) -> None:
+    usual = spec_of(LEAST, tmp_path).supervision
+    assert (usual.grow, usual.grow_every_s) == ("checkpoint", 600.0)
+    chosen = spec_of({**LEAST, "supervision": {"grow": "off", "grow_every_s": 0}}, tmp_path)
+    assert (chosen.supervision.grow, chosen.supervision.grow_every_s) == ("off", 0.0)
+
+
 def test_keys_with_x_are_ignored_everywhere(tmp_path: Path) -> None:
     value = {"x-note": 1, **LEAST, "job": {"script": "t.py", "x-owner": {"a": [1]}}}
     assert spec_of(value, tmp_path) == spec_of({**LEAST, "job": {"script": "t.py"}}, tmp_path)

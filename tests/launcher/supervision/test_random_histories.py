@@ -6,6 +6,7 @@ random faults into the tasks; then it lets the run end undisturbed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import random
@@ -21,11 +22,13 @@ from tests.launcher.conftest import plan_of
 from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.message_fields import parse
 from tfcluster.checkpoints.completeness import Newest
+from tfcluster.errors import UsageError
 from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.membership import Absence
 from tfcluster.supervision.supervisor import Supervisor
 
 HISTORIES = 30
@@ -63,6 +66,8 @@ class World:
     def __init__(self, plan: Plan, seed: int, make: Make = Supervisor) -> None:
         self.plan, self.random = plan, random.Random(seed)
         self.now = 100.0
+        self.resizes = plan.supervision.grow_every_s < 600
+        """True for a plan whose lost nodes come back, and whose number of workers is changed."""
         self.node_loss_rate = self.random.choice((0.0, 0.04, 0.2))
         self.supervisor = make(plan, self.random.random)
         self.alive: dict[tuple[str, int], Process] = {}
@@ -75,6 +80,7 @@ class World:
         self.gone: set[str] = set()
         self.unresponsive: set[str] = set()
         """The nodes whose agents no longer answer."""
+        self.failed_for_good = set[TaskId]()
         self.is_gathering = self.is_stopped = self.is_calm = False
         self.begun: list[tuple[float, do.NextAttempt]] = []
         self.events: list[ev.Event] = []
@@ -139,7 +145,23 @@ class World:
                 self.supervisor.node_gone(node, "no route", self.now)
                 self.obey()
             else:
-                self.lost.discard(node)
+                self._bring_back(node)
+
+    def _bring_back(self, node: str) -> None:
+        """Give a lost node a new agent."""
+        self.gone.discard(node)
+        self.lost.discard(node)
+        self.supervisor.node_back(node, self.now)
+        self.obey()
+
+    def _bring_back_in_background(self) -> None:
+        for node in sorted(self.gone):
+            if self.random.random() < 0.5:
+                self._bring_back(node)
+
+    def _scale(self) -> None:
+        with contextlib.suppress(UsageError):
+            self.supervisor.scale_to(self.random.randrange(1, 5), self.now)
 
     def start_due_tasks(self) -> None:
         if (next_attempt := self.supervisor.next_attempt) is not None:
@@ -213,6 +235,9 @@ class World:
             if node not in self.lost:
                 self._lose(node)
                 self.supervisor.node_lost(node, "no route", self.now)
+                if self.supervisor.is_spare(node):
+                    self.gone.add(node)
+                    self.supervisor.node_gone(node, "no route", self.now)
         elif rng.random() < 0.02:
             self.unresponsive.add(rng.choice(self.plan.nodes).name)
         elif rng.random() < 0.02:
@@ -275,8 +300,10 @@ class World:
             self._gather()
         elif (self.supervisor.next_attempt or self.to_restart) and choice < 0.7:
             self.start_due_tasks()
-        elif choice < 0.85:
+        elif choice < 0.83:
             self._inject()
+        elif choice < 0.85 and self.resizes:
+            self.random.choice((self._scale, self._bring_back_in_background))()
         else:
             self.pass_time(self.random.choice((0.0, 0.1, 1.0, 5.0, 20.0, 200.0)))
         self.obey()
@@ -343,6 +370,9 @@ class World:
         for unit, count in Counter(e.task for e in restarts if not e.members).items():
             last = next(e for e in reversed(restarts) if e.task == unit)
             assert count <= last.of - 1, f"{unit}: {count} restarts of {last.of} attempts"
+        absent = self.supervisor.membership.absent
+        assert self.failed_for_good <= {t for t, why in absent.items() if why is Absence.FAILED}
+        self.failed_for_good = {t for t, why in absent.items() if why is Absence.FAILED}
         assert len(self.supervisor.gang.task_failures) <= 3 * len(self.plan.tasks)
 
 
@@ -360,6 +390,7 @@ def kinds() -> dict[str, Plan]:
 
     workers = plan_of("worker:0", "worker:1", "worker:2")
     with_evaluator = plan_of("chief:0", "worker:0", "evaluator:0")
+    with_evaluator_and_workers = plan_of("chief:0", "worker:0", "worker:1", "evaluator:0")
     served = plan_of("chief:0", "worker:0", "worker:1", "ps:0")
     served = replace(served, tasks=tuple(replace(t, serves=True) for t in served.tasks))
     served = replace(served, tasks=(replace(served.tasks[0], serves=False), *served.tasks[1:]))
@@ -371,6 +402,11 @@ def kinds() -> dict[str, Plan]:
         "gang": workers,
         "gang on two nodes": with_policy(spread(workers), backoff_s=0.0),
         "shrinking": with_policy(spread(workers), min_workers=1, max_restarts=1),
+        "growing": with_policy(
+            spread(with_evaluator_and_workers), min_workers=1, max_restarts=2, grow_every_s=5
+        ),
+        "growing often": with_policy(spread(workers), min_workers=1, grow_every_s=0, backoff_s=0.0),
+        "resized by hand": with_policy(spread(workers), grow="off", grow_every_s=0),
         "deadlines": with_policy(
             with_evaluator,
             start_deadline_s=10,
@@ -493,7 +529,8 @@ class Recorded:
 
 def replay(supervisor: Supervisor, inputs: Iterable[tuple[str, Any, Any]]) -> Supervisor:
     for name, values, facts in inputs:
-        getattr(supervisor, name)(*values, **facts)
+        with contextlib.suppress(UsageError):  # of `scale_to`, which refused it before, too
+            getattr(supervisor, name)(*values, **facts)
     return supervisor
 
 

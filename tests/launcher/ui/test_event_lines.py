@@ -54,6 +54,18 @@ from tfcluster.ui.event_lines import format_event
         ),
         (ev.Warned(message="mind the gap"), "mind the gap"),
         (
+            ev.NodeBack(node="gpu3", tasks=["worker:2"], joins_in_s=0.0),
+            "node gpu3 is back: worker:2 can join at the next checkpoint",
+        ),
+        (
+            ev.NodeBack(node="gpu3", tasks=["worker:2"], joins_in_s=300.0),
+            "node gpu3 is back: worker:2 can join at the next checkpoint after 5 min 00 s",
+        ),
+        (
+            ev.NodeBack(node="gpu3", tasks=["worker:2"]),
+            "node gpu3 is back: `tfcluster scale-to` can take worker:2 in again",
+        ),
+        (
             ev.Restarting(
                 reason="worker:1: killed by SIGKILL", attempt=2, of=4, from_step=1200, delay_s=2.0
             ),
@@ -130,3 +142,11 @@ def test_the_page_about_restarts_shows_the_line_of_one() -> None:
     restart = ev.Restarting(reason=reason, attempt=2, of=4, from_step=1200, delay_s=1)
     line = format_event(restart.to_json())
     assert unprinted("guides/supervision.md", "attempt 2", str(line)) == []
+
+
+def test_the_lines_of_a_gang_that_grows_again_are_those_of_the_guide() -> None:
+    back = ev.NodeBack(node="10.0.0.3", tasks=["worker:2"], joins_in_s=0.0)
+    reason = "worker:2 is back: growing to 3 workers"
+    restart = ev.Restarting(reason=reason, attempt=4, of=6, from_step=1200, counts=False)
+    lines = [str(format_event(event.to_json())) for event in (back, restart)]
+    assert unprinted("guides/supervision.md", "is back", *lines) == []

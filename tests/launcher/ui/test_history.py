@@ -93,6 +93,13 @@ def test_a_failure_is_explained_until_the_run_has_recovered(
     assert "Not restarted" not in shown(snapshot(Status.RESTARTING), paths)
 
 
+def test_a_planned_restart_does_not_show_the_cause_of_an_earlier_one(paths: RunPaths) -> None:
+    run = snapshot(Status.RESTARTING)
+    assert "root cause" in shown(run, paths)
+    run.restarts.append(KILLED | {"attempt": 3, "planned": True, "reason": "scaling to 2 workers"})
+    assert "root cause" not in shown(run, paths)
+
+
 def test_cause_and_collateral_failures_are_marked() -> None:
     run = snapshot(Status.FAILED)
     cause, stopped = run.tasks[1], run.tasks[0]

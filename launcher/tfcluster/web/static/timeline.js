@@ -33,7 +33,11 @@ const SENTENCES = {
   task_thawed: (e) => ["", `${e.task} runs again`],
   node_lost: (e) => ["bad", `Node ${e.node} is lost: ${e.reason}`],
   node_unreachable: (e) => ["warn", `Node ${e.node} cannot be reached${e.why ? `: ${e.why}` : ""}`],
-  node_reconnected: (e) => ["", `Node ${e.node} is back`],
+  node_reconnected: (e) => ["", `Node ${e.node} is connected again`],
+  node_back: (e) => [
+    "good",
+    `Node ${e.node} is back: ${joined(...(e.tasks ?? []))} ${e.joins_in_s === undefined ? "can be taken in by scale-to" : "can join at a checkpoint"}`,
+  ],
   stalled: (e) => ["warn", `No progress for ${duration(e.silent_s)}; the stacks are in the logs`],
   restarting: (e) => [
     "warn",

@@ -1,0 +1,80 @@
+"""A gang that went on without a lost host takes it in again at a checkpoint, once it is back."""
+
+from __future__ import annotations
+
+import pytest
+from tests.integration.saving import SAVES
+
+from .office import Office, until
+
+pytestmark = pytest.mark.slow
+SUPERVISION = {"lease_s": 4, "min_workers": 2, "max_restarts": 1, "backoff_s": 0}
+
+
+def test_a_gang_grows_again_when_its_lost_host_is_back(office: Office) -> None:
+    _, _, third = office.add_hosts(3)
+    supervision = {**SUPERVISION, "grow_every_s": 0.1}
+    env = {"WORKERS": "3", "ATTEMPT": "3"}
+    job = {"script": "train.py", "hooks": "off", "env": env}
+    run = office.up(office.spec(SAVES, job=job, supervision=supervision))
+    run.wait_for_line("step 5", "worker:0", "worker:1", "worker:2")
+    number = int(third.address.rpartition(".")[2])
+    third.power_off()
+    until(lambda: "2 workers" in run.log("worker:0", 2), "a gang of two")
+    office.lab.remove(third)
+    office.hosts[2] = office.lab.add(third.name, number=number)
+    assert run.end() == 0, run.said
+    *_, smaller, grown = run.of_type("restarting")
+    assert smaller["members"] == ["worker:0", "worker:1"]
+    assert "members" not in grown
+    assert grown["reason"] == "worker:2 is back: growing to 3 workers"
+    assert (grown["planned"], grown["counts"]) == (True, False)
+    (back,) = run.of_type("node_back")
+    assert (back["node"], back["tasks"]) == (third.address, ["worker:2"])
+    assert len(run.of_type("diagnosis")) == len(run.of_type("restarting")) - 1
+    first_lines = {run.log(f"worker:{n}", 3).splitlines()[0] for n in range(3)}
+    step = grown["from_checkpoint"].removeprefix("ckpt-")
+    assert first_lines == {f"3 workers from step {step}"}
+    assert f"node {third.address} is back: worker:2 can join at the next checkpoint" in run.said
+
+
+def test_no_old_task_lives_on_a_host_that_was_cut_off_when_a_new_one_starts(office: Office) -> None:
+    """The host and its task go on for as long as the lease, without the coordinator."""
+    _, _, third = office.add_hosts(3)
+    env = {"WORKERS": "3", "ATTEMPT": "3", "SIGNS": "~/signs"}
+    job = {"script": "train.py", "hooks": "off", "env": env}
+    supervision = {**SUPERVISION, "grow_every_s": 0.1}
+    run = office.up(office.spec(SAVES, job=job, supervision=supervision))
+    run.wait_for_line("step 5", "worker:2")
+    office.lab.cut(third)
+    until(lambda: "2 workers" in run.log("worker:0", 2), "a gang of two")
+    office.lab.repair(third)
+    assert run.end() == 0, run.said
+    signs = [line.split() for line in (third.root / "signs").read_text().splitlines()]
+    times = {n: [float(at) for attempt, at in signs if attempt == n] for n in ("1", "3")}
+    assert max(times["1"]) < min(times["3"])
+    assert run.of_type("restarting")[-1]["reason"] == "worker:2 is back: growing to 3 workers"
+
+
+def test_without_growing_a_lost_host_that_is_back_stays_out(office: Office) -> None:
+    _, _, third = office.add_hosts(3)
+    job = {"script": "train.py", "hooks": "off", "env": {"WORKERS": "2", "ATTEMPT": "9"}}
+    run = office.up(office.spec(SAVES, job=job, supervision={**SUPERVISION, "grow": "off"}))
+    run.wait_for_line("step 5", "worker:2")
+    number = int(third.address.rpartition(".")[2])
+    third.power_off()
+    office.lab.remove(third)
+    until(lambda: "2 workers" in run.log("worker:0", 2), "a gang of two")
+    office.hosts[2] = office.lab.add(third.name, number=number)
+    back = run.wait_for_event("node_back")
+    gathered = len(run.of_type("checkpoint_gathered"))
+    until(lambda: len(run.of_type("checkpoint_gathered")) > gathered + 1, "two checkpoints")
+    assert "joins_in_s" not in back
+    assert run.of_type("restarting")[-1]["members"] == ["worker:0", "worker:1"]
+    scaled = office.start("scale-to", run.folder.name, "3")
+    assert scaled.end() == 0, scaled.said
+    assert "restarting with 3 workers from the newest checkpoint, worker:2 in" in scaled.said
+    until(lambda: "3 workers" in run.log("worker:2", 3), "a gang of three")
+    down = office.start("down", run.folder.name)
+    assert down.end() == 0, down.said
+    run.end()
