@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 _BY_HAND: Final = "an evaluator whose chief is started by hand"
 ESTIMATOR_FIX: Final = "choose a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
+_LONGEST_VARIABLE: Final = 32 * 4096
+"""Bytes of one variable with its name (MAX_ARG_STRLEN, execve(2))."""
+_AROUND_HOST: Final = len('":12345", "')
 _TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
@@ -47,6 +50,7 @@ def require(spec: ClusterSpec, plan: Plan, context: PlanContext) -> None:
 def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupError]:
     """Yield every obstacle, the most basic first."""
     yield from _check_placeholders(spec)
+    yield from _check_size(plan)
     for node in plan.nodes:
         yield from _check_tensorflow(spec, node, context)
         yield from _check_python_version(spec, node)
@@ -94,6 +98,16 @@ def _check_placeholders(spec: ClusterSpec) -> Iterator[SetupError]:
         message = f"{' and '.join(fields)} still holds {UNKNOWN_PROGRAM} of `tfcluster import`"
         fix = "write the program there; `docker image inspect IMAGE` shows the image's Entrypoint"
         yield SetupError(message, fix=f"{fix} and Cmd")
+
+
+def _check_size(plan: Plan) -> Iterator[SetupError]:
+    """Check that the kernel passes a TF_CONFIG with all addresses to a task."""
+    listed = [task for task in (*plan.tasks, *plan.elsewhere) if task.in_cluster]
+    size = sum(len(task.host) + _AROUND_HOST for task in listed)
+    if plan.kind == "training" and size > _LONGEST_VARIABLE:
+        message = f"the TF_CONFIG of {len(listed)} tasks is too long: about {size} bytes"
+        fix = "use fewer tasks, each with more GPUs: Linux passes at most"
+        yield SetupError(message, fix=f"{fix} {_LONGEST_VARIABLE} bytes in a variable (execve(2))")
 
 
 def _check_tensorflow(

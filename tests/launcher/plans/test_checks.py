@@ -28,6 +28,18 @@ def test_a_good_environment_has_no_obstacles(spec_of: SpecOf, machine: PlanConte
     assert obstacles(spec_of({}), machine) == []
 
 
+def test_more_tasks_than_one_variable_can_list_are_refused(
+    spec_of: SpecOf, machine: PlanContext
+) -> None:
+    few = spec_of({"cluster": {"worker": 5000}})
+    assert obstacles(few, machine) == []
+    many = spec_of({"cluster": {"worker": 9000}})
+    (found,) = obstacles(many, machine)
+    assert "the TF_CONFIG of 9000 tasks is too long: about 180000 bytes" in found.message
+    plain = spec_of({"cluster": {"worker": 9000}, "job": {"kind": "plain"}})
+    assert obstacles(plain, machine) == []
+
+
 @pytest.mark.parametrize(
     ("version", "job", "is_refused"),
     [
