@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch
 from tfcluster.coordinator.exit_delay import delaying_exit, stop_at_exit
 from tfcluster.errors import NodeLostError, TfclusterError, UnknownRunError, UsageError
@@ -197,6 +196,20 @@ class Run:
         await asyncio.to_thread(self._clean_up)
         return result
 
+    def set_rate(self, rate: str | float) -> None:
+        """Give all links of a simulated network another rate, such as ``"100mbit"`` or 1e8 bits/s.
+
+        Returns once they have it. Raises UsageError for what is no rate, SetupError for a network
+        that is not simulated, and NodeLostError if the coordinator does not answer.
+        """
+        from tfcluster.spec.network import read_rate  # imports pydantic
+
+        state, bits_per_s = self.state(), read_rate(rate)
+        try:
+            control.set_rate(registry.control_socket(self.paths, state), bits_per_s)
+        except (OSError, ValueError) as error:
+            raise registry.unanswered(state, error) from error
+
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
         return each(self._events(follow))
@@ -276,7 +289,7 @@ class Run:
                 return True
             except (OSError, ValueError) as error:
                 if registry.is_on_other_host(state) or time.monotonic() > until:
-                    raise _unanswered(state, error) from error
+                    raise registry.unanswered(state, error) from error
             yield
         return False
 
@@ -358,19 +371,6 @@ def end_with_process(paths: RunPaths) -> None:
     """Note that this thread coordinates the run, which has to end before the process does."""
     stop_at_exit(_stop_all)
     _threads[paths] = threading.current_thread()
-
-
-def _unanswered(state: RunSnapshot, error: Exception) -> NodeLostError:
-    if registry.is_on_other_host(state):
-        return NodeLostError(
-            f"the coordinator of {state.run} runs on {state.host}",
-            fix=f"run on {state.host}: tfcluster down {state.run}",
-        )
-    return NodeLostError(
-        f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
-        f" {describe_error(error)}",
-        fix=f"kill {state.pid}; the agent then ends the tasks",
-    )
 
 
 def _stop_interrupted(*runs: Run, why: str) -> None:

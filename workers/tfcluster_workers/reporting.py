@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, event_channel
+from tfcluster_workers import chaos, event_channel, step_times
 
 INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
@@ -179,6 +179,19 @@ def error(
     _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
 
 
+def gradients(variables: Any) -> None:
+    """Report, once, the bytes of the gradients of `variables` that each step sums over all tasks.
+
+    Call it once `variables` are built, with what the optimizer updates. `tfcluster scale` compares
+    a step's time with it. The hooks do this for Keras's `fit`.
+    """
+    if "gradients" in _sent or not event_channel.current().is_open:
+        return
+    _sent.add("gradients")
+    variables = list(variables)
+    _send("gradients", bytes=step_times.count_bytes(variables), variables=len(variables))
+
+
 def has_reported_error() -> bool:
     """Return whether this task has reported why it fails."""
     return "error" in _sent
@@ -224,6 +237,7 @@ def _flush_at_exit() -> None:
 
 def step_done(reading: Reading) -> None:
     """Report a Reading as `progress` does; call it in the thread that trains."""
+    times.note(reading.step)
     meter.offer(reading)
     chaos.at_step(reading.step)
 
@@ -236,6 +250,7 @@ def reached(step: int, *, metrics: Mapping[str, float]) -> None:
 
 def finished() -> None:
     """Report the end of the training loop: send the last progress if it is held back."""
+    times.flush()
     meter.flush()
 
 
@@ -354,3 +369,4 @@ class ProgressMeter:
 
 
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))
+times = step_times.StepTimes(functools.partial(_send, "step_times"))

@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "ui": "Show all runs on a web page.",
         "report": "Write a page about a run, fit for a ticket.",
         "compare": "Show runs beside each other.",
+        "scale": "Measure how a job scales on slower networks.",
         "checkpoints": "List or copy the gathered checkpoints.",
         "tensorboard": "Show the curves of runs in TensorBoard.",
     },

@@ -121,6 +121,7 @@ class Coordinator:
                 self.paths.control_socket,
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
                 lambda: self.run_writer.state.to_json(),
+                lambda rate: self._hub.set_rate(rate, record=self._put_event),
             ),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,

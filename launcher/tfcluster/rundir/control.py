@@ -1,8 +1,9 @@
 """The coordinator's control socket, by which `down`, `wait` and `status` reach a live run.
 
 Requests and replies are JSON objects, one a line: ``{"op": "stop", "why": "down", "now": false}``
-is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, and anything else by
-``{"ok": false, "error": …}``.
+is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, ``{"op": "rate", "rate": 1e8}``
+by ``{"ok": true}`` once all links have that rate, and anything else by ``{"ok": false, "error":
+…}``.
 """
 
 from __future__ import annotations
@@ -30,13 +31,26 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
 
+_RATE_S = 60.0
+"""Time for the answer of a switch with many nodes."""
+
 Stop = Callable[[str, bool], None]
 """A function that ends the run; it gets the reason, and whether to kill the tasks at once."""
 GetState = Callable[[], object]
+SetRate = Callable[[float], Awaitable[None]]
+"""A function that gives all links of a simulated network this rate in bits per second; raises
+SetupError."""
+
+
+async def refuse_rate(bits_per_s: float) -> None:
+    """Raise SetupError: a `SetRate` of a run without a simulated network."""
+    raise SetupError("the network of the run is not simulated, so its rate cannot be set")
 
 
 @contextlib.asynccontextmanager
-async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[None]:
+async def serve(
+    path: Path, stop: Stop, get_state: GetState, set_rate: SetRate = refuse_rate
+) -> AsyncIterator[None]:
     """Answer this user's requests on `path`, in a private folder, until the block ends.
 
     Raises SetupError if it cannot listen there.
@@ -44,7 +58,7 @@ async def serve(path: Path, stop: Stop, get_state: GetState) -> AsyncIterator[No
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, stop, get_state)
+    answer = partial(_serve_client, stop, get_state, set_rate)
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -87,7 +101,11 @@ async def _listen(path: Path, answer: Answer) -> asyncio.Server:
 
 
 async def _serve_client(
-    stop: Stop, get_state: GetState, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    stop: Stop,
+    get_state: GetState,
+    set_rate: SetRate,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
 ) -> None:
     from asyncio import CancelledError
 
@@ -99,7 +117,7 @@ async def _serve_client(
     # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
-            reply = _reply(line, stop, get_state)
+            reply = await _reply(line, stop, get_state, set_rate)
             writer.write(json.dumps(reply, default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
@@ -114,7 +132,9 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _reply(line: bytes, stop: Stop, get_state: GetState) -> dict[str, object]:
+async def _reply(
+    line: bytes, stop: Stop, get_state: GetState, set_rate: SetRate
+) -> dict[str, object]:
     try:
         match foreign_json.parse_json_object(line):
             case {"op": "stop", **more}:
@@ -122,10 +142,15 @@ def _reply(line: bytes, stop: Stop, get_state: GetState) -> dict[str, object]:
                 return {"ok": True}
             case {"op": "status"}:
                 return {"ok": True, "state": get_state()}
+            case {"op": "rate", "rate": int() | float() as rate} if not isinstance(rate, bool):
+                await set_rate(float(rate))
+                return {"ok": True}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except ValueError as error:
         return {"ok": False, "error": str(error)}
+    except SetupError as error:
+        return {"ok": False, "error": error.message, "fix": error.fix}
 
 
 def stop(path: Path, *, why: str, now: bool) -> None:
@@ -139,6 +164,17 @@ def read_state(path: Path, *, timeout_s: float = 10.0) -> object:
     Raises OSError if none listens, ValueError for an incomplete reply.
     """
     return _ask(path, {"op": "status"}, timeout_s).get("state")
+
+
+def set_rate(path: Path, bits_per_s: float) -> None:
+    """Give all links of the run on `path` another rate; return once they have it.
+
+    Raises SetupError where that is not possible, and what `read_state` raises.
+    """
+    reply = _ask(path, {"op": "rate", "rate": bits_per_s}, _RATE_S)
+    if not reply.get("ok"):
+        fix = str(reply.get("fix") or '--set \'runtime.network={"rate": "1gbit"}\'')
+        raise SetupError(str(reply.get("error")), fix=fix)
 
 
 def _ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, Any]:

@@ -194,6 +194,34 @@ class Progress(Event):
         return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
 
 
+class StepTimes(Event):
+    """The ends of single steps, which only `tfcluster scale` asks for."""
+
+    task: str
+    attempt: int
+    steps: list[int]
+    times: list[float]
+    """Seconds of the node's CLOCK_MONOTONIC, one for each of `steps`."""
+    cpu_s: float = 0.0
+    """Processor time of the task's process so far."""
+
+
+class Gradients(Event):
+    """The gradients that each step sums over all tasks; reported once, if the job tells."""
+
+    task: str
+    attempt: int
+    bytes: int
+    variables: int = 0
+    """The number of variables they belong to."""
+
+
+class NetworkRate(Event):
+    """All links of a simulated network have another rate (`Run.set_rate`)."""
+
+    bits_per_s: float
+
+
 class TensorboardStarted(Event):
     """TensorBoard serves the run's curves on this machine (``up --tensorboard``)."""
 

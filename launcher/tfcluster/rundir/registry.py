@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
-from tfcluster.errors import RunFolderError, UnknownRunError
+from tfcluster.errors import NodeLostError, RunFolderError, UnknownRunError
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
@@ -325,6 +325,20 @@ def resolve_for_wait() -> RunPaths:
             if snapshot.background and not paths.waited.exists():
                 return paths
     return _only_live(known)
+
+
+def unanswered(state: RunSnapshot, error: Exception) -> NodeLostError:
+    """Return the error for a coordinator that does not answer on its control socket."""
+    if is_on_other_host(state):
+        return NodeLostError(
+            f"the coordinator of {state.run} runs on {state.host}",
+            fix=f"run on {state.host}: tfcluster down {state.run}",
+        )
+    return NodeLostError(
+        f"the coordinator of {state.run} (pid {state.pid}) does not answer:"
+        f" {describe_error(error)}",
+        fix=f"kill {state.pid}; the agent then ends the tasks",
+    )
 
 
 def count_bytes(home_dir: Path) -> int:
