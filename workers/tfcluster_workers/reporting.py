@@ -369,4 +369,6 @@ class ProgressMeter:
 
 
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))
-times = step_times.StepTimes(functools.partial(_send, "step_times"))
+times = step_times.StepTimes(
+    lambda **fields: event_channel.current().offer({"type": "step_times", **fields})
+)

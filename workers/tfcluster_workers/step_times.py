@@ -23,7 +23,7 @@ class StepTimes:
     """Collects the steps and the times at which they ended, and sends them in lists."""
 
     def __init__(
-        self, send: Callable[..., None], *, clock: Callable[[], float] = time.monotonic
+        self, send: Callable[..., object], *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._send, self._clock = send, clock
         self._lock = threading.Lock()

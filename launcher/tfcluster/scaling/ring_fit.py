@@ -67,7 +67,7 @@ class Fit:
     bits: float
     """S: the effective volume of the gradients."""
     residuals: tuple[float, ...]
-    """For each point (measured - fitted) / measured."""
+    """(measured - fitted) / measured, for each point."""
     freedom: int
     """Cells minus parameters that are not zero."""
     is_determined: bool
