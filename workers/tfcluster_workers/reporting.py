@@ -12,11 +12,12 @@ import atexit
 import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, event_channel, step_times
+from tfcluster_workers import chaos, event_channel
+from tfcluster_workers.step_times import StepTimes
 
 INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
@@ -179,17 +180,13 @@ def error(
     _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
 
 
-def gradients(variables: Any) -> None:
-    """Report, once, the bytes of the gradients of `variables` that each step sums over all tasks.
+def gradients(variables: Iterable[Any]) -> None:
+    """Report which built `variables` the optimizer updates: their gradients have the same bytes.
 
-    Call it once `variables` are built, with what the optimizer updates. `tfcluster scale` compares
-    a step's time with it. The hooks do this for Keras's `fit`.
+    `tfcluster scale` compares a step's time with them. The hooks do this for Keras's `fit`.
     """
-    if "gradients" in _sent or not event_channel.current().is_open:
-        return
-    _sent.add("gradients")
-    variables = list(variables)
-    _send("gradients", bytes=step_times.count_bytes(variables), variables=len(variables))
+    if times.is_on:
+        times.note_gradients(variables)
 
 
 def has_reported_error() -> bool:
@@ -369,6 +366,6 @@ class ProgressMeter:
 
 
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))
-times = step_times.StepTimes(
-    lambda **fields: event_channel.current().offer({"type": "step_times", **fields})
-)
+
+
+times = StepTimes(lambda **its: event_channel.current().offer({"type": "step_times", **its}))

@@ -392,12 +392,8 @@ class StepTimes(TaskReport):
     """Seconds of the node's CLOCK_MONOTONIC, one for each of `steps`."""
     cpu_s: float = 0.0
     """Processor time of the task's process so far."""
-
-class Gradients(TaskReport):
+    gradient_bytes: Unsigned | None = None
     """The gradients that each step sums over all tasks."""
-    bytes: Unsigned
-    variables: Unsigned = 0
-    """The number of variables they belong to."""
 
 class Verdict(TaskReport):
     """The job has failed whatever its exit code is."""
@@ -438,5 +434,5 @@ class TrialEnded(TaskReport):
     id: Name
     message: Line | None = None
 
-FOR_PEOPLE = (Alive, Phase, Progress, StepTimes, Gradients, Note, Trial, TrialEnded)
+FOR_PEOPLE = (Alive, Phase, Progress, StepTimes, Note, Trial, TrialEnded)
 """Reports on which the run does not depend."""

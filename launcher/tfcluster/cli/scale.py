@@ -90,8 +90,8 @@ def command(
 
 def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | None) -> None:
     """Print the table or JSON to stdout; write the page, which replaces them on stdout."""
+    from tfcluster.report.scaling_tables import study_parts
     from tfcluster.ui.render import UNLIMITED, part_lines
-    from tfcluster.ui.scaling_tables import study_parts
 
     if as_json and target != "-":
         terminal.emit_json(study.to_json())

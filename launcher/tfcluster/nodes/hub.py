@@ -236,7 +236,7 @@ class Hub:
         """Give all links of simulated nodes this rate; raises SetupError for other nodes."""
         for nodes in self._nodes.values():
             await nodes.set_rate(bits_per_s)
-        record(ev.NetworkRate(bits_per_s=bits_per_s))
+        record(ev.Hint(message=f"the network has {bits_per_s / 1e6:g} Mbit/s now"))
 
     async def explain(self, node: str) -> str:
         """Return why a node that still answers is taken away; empty if nobody says so in time."""

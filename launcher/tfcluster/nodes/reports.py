@@ -40,7 +40,6 @@ _EVENTS: Mapping[type[Message], type[Event]] = {
     msg.Phase: ev.TaskPhase,
     msg.Progress: ev.Progress,
     msg.StepTimes: ev.StepTimes,
-    msg.Gradients: ev.Gradients,
     msg.Error: ev.TaskError,
     # The chief also reports the step at which a fault is injected into another task.
     msg.Chaos: ev.ChaosInjected,

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from tfcluster.report.charts import MOST_LINES, Chart, Line
 from tfcluster.report.drawings import Figure
 from tfcluster.report.page import environment
+from tfcluster.report.scaling_tables import cell_grid, fit_facts, prediction_grid
 from tfcluster.scaling.study import Cell, Study
 from tfcluster.ui.formats import format_bits
-from tfcluster.ui.scaling_tables import cell_grid, fit_facts, prediction_grid
 
 
 def render_study(study: Study, command: Sequence[str]) -> str:

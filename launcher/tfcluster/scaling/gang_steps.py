@@ -294,8 +294,7 @@ class Steps:
         if event["type"] == "step_times":
             self.ends += zip(event["steps"], event["times"], strict=True)
             self.used.append((event["times"][-1], event["cpu_s"]))
-        elif event["type"] == "gradients":
-            self.gradient_bytes = event["bytes"]
+            self.gradient_bytes = event.get("gradient_bytes", self.gradient_bytes)
         elif event["type"] == "progress" and event.get("examples_per_second"):
             batch = event["examples_per_second"] / event["steps_per_second"]
             self.global_batch = float(round(batch)) if batch >= 1 else batch

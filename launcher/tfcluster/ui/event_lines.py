@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.errors import join_first
-from tfcluster.ui.formats import (
-    format_bits,
-    format_bytes,
-    format_duration,
-    format_exit,
-    signal_name,
-)
+from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
 from tfcluster.ui.history import format_checkpoint, format_gathering, format_restart
 from tfcluster.ui.panels import format_trial
 
@@ -157,7 +151,6 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "stalled": ("yellow", _stalled),
     "task_frozen": ("yellow", _task_frozen),
     "task_thawed": ("dim", "{task} runs again".format_map),
-    "network_rate": ("dim", lambda event: f"the network has {format_bits(event['bits_per_s'])}"),
     "chaos_injected": ("magenta", "injected fault: {fault}".format_map),
 }
 """Type of event → style of its line, unless it has failed, and the function that formats it."""

@@ -8,9 +8,9 @@ from itertools import product
 import pytest
 
 from tfcluster.report.scaling_page import figures_of, render_study
+from tfcluster.report.scaling_tables import format_ms, study_parts
 from tfcluster.scaling.study import Measured, Study, analyse
 from tfcluster.ui.render import part_lines
-from tfcluster.ui.scaling_tables import format_ms, study_parts
 
 
 def study(name: str = "demo") -> Study:
