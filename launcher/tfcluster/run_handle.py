@@ -199,12 +199,14 @@ class Run:
     def set_rate(self, rate: str | float) -> None:
         """Give all links of a simulated network another rate, such as ``"100mbit"`` or 1e8 bits/s.
 
-        Returns once they have it. Raises UsageError for what is no rate, SetupError for a network
-        that is not simulated, and NodeLostError if the coordinator does not answer.
+        Returns once they have it. Raises UsageError for what is no rate and a run that has ended,
+        SetupError for another network, and NodeLostError if the coordinator does not answer.
         """
         from tfcluster.spec.network import read_rate  # imports pydantic
 
         state, bits_per_s = self.state(), read_rate(rate)
+        if state.status.is_final:
+            raise UsageError(f"{self.id} has ended")
         try:
             control.set_rate(registry.control_socket(self.paths, state), bits_per_s)
         except (OSError, ValueError) as error:

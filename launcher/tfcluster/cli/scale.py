@@ -59,15 +59,13 @@ def command(
 
     ARGS after -- are appended to the job's own: let it train long enough.
     """
-    from tfcluster.scaling.gang_steps import Request, machine_cores, measure, plan_gangs
-    from tfcluster.scaling.study import analyse
-    from tfcluster.spec.network import read_rate
+    from tfcluster.scaling.gang_steps import Request
     from tfcluster.ui.terminal import Terminal
 
     request = Request(
         source=spec,
         workers=_counts(workers, "--workers"),
-        rates=tuple(dict.fromkeys(read_rate(word, option="--rate") for word in _words(rates))),
+        rates=_rates(rates),
         communications=_communications(communication),
         steps=steps,
         repeats=repeats,
@@ -79,13 +77,26 @@ def command(
     _require_fit(request, hosts)
     _require_folder(target)
     terminal = Terminal()
+    _print(_measure(request, hosts, terminal), terminal, as_json=as_json, target=target)
+
+
+def _measure(request: Request, hosts: tuple[int, ...], terminal: Terminal) -> Study:
+    """Measure all cells, showing the progress on stderr, and analyse them."""
+    from tfcluster.scaling.gang_steps import machine_cores, measure, plan_gangs
+    from tfcluster.scaling.study import analyse
+
     gangs = plan_gangs(request)
     try:
-        measured = measure(gangs, request, lambda progress: _say(progress, terminal))
+        measured = measure(
+            gangs,
+            request,
+            tell=lambda progress: _say(progress, terminal),
+            warn=lambda warning: terminal.say_wrapped(f"warning: {warning}", "yellow"),
+        )
     finally:
         terminal.clear_footer()
-    study = analyse(gangs[0].planned.plan.name, measured, cores=machine_cores(), predict=hosts)
-    _print(study, terminal, as_json=as_json, target=target)
+    name = gangs[0].planned.plan.name
+    return analyse(name, measured, cores=machine_cores(), predict=hosts)
 
 
 def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | None) -> None:
@@ -125,6 +136,14 @@ def _say(progress: Progress, terminal: Terminal) -> None:
 
 def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    """Return the rates in `text` in bits per second; raises UsageError."""
+    from tfcluster.spec.network import read_rate
+
+    found = (read_rate(word, option="--rate") for word in _words(text) or [text])
+    return tuple(dict.fromkeys(found))
 
 
 def _counts(text: str, option: str) -> tuple[int, ...]:

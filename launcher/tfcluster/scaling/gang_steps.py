@@ -155,19 +155,26 @@ def _written(network: Any) -> dict[str, Any]:
     return {name: value for name, value in written.items() if name != "links"}
 
 
-def measure(gangs: Sequence[Gang], request: Request, tell: Tell) -> list[Measured]:
+def measure(
+    gangs: Sequence[Gang], request: Request, tell: Tell, warn: Callable[[str], None]
+) -> list[Measured]:
     """Run all gangs one after the other; return the measured cells.
 
-    Ctrl-C ends the run and raises KeyboardInterrupt. Raises JobFailed if a run fails, UsageError
-    if a job ends before its cells are measured, and what `api.start` raises.
+    `warn` gets each warning of the runs once: a communication that the job does not read, for
+    example. Ctrl-C ends the run and raises KeyboardInterrupt. Raises JobFailed if a run fails,
+    UsageError if a job ends before its cells are measured, and what `api.start` raises.
     """
-    clock, found = _Clock(gangs, request, tell), list[Measured]()
+    clock, found, warned = _Clock(gangs, request, tell), list[Measured](), set[str]()
     for gang in gangs:
         run = api.start(gang.planned, gather=False)
         try:
             found += _Measurement(run, gang, request, clock).cells()
         finally:
             run.stop(now=True)
+        for warning in run.state().warnings:
+            if warning not in warned:
+                warn(warning)
+        warned.update(run.state().warnings)
         run.delete()
     return found
 

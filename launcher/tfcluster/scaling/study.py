@@ -204,7 +204,7 @@ def analyse(
         fits=fits,
         predictions=tuple(predictions),
     )
-    return replace(study, notes=tuple(_notes(study, alone)))
+    return replace(study, notes=(*_notes(study, alone), *_notes_of_fits(study)))
 
 
 def _cell(one: Measured, alone: Measured, cores: float, is_held_out: bool) -> Cell:
@@ -307,7 +307,16 @@ def _notes(study: Study, alone: Measured) -> Iterator[str]:
             "the batch of a worker depends on the number of workers: the compute time of one worker"
             " is scaled with it"
         )
+
+
+def _notes_of_fits(study: Study) -> Iterator[str]:
+    """Yield what the cells cannot tell."""
     for name, found in study.fits.items():
+        if found.spread is None:
+            yield (
+                f"{name}: there are no more cells than parameters, so the fit has no errors of its"
+                " own and predictions have no interval; another rate would give them"
+            )
         if not found.is_determined:
             yield (
                 f"{name}: with these cells latency and transfer cannot be told apart; two rates"

@@ -98,6 +98,12 @@ def test_one_rate_is_said_to_be_too_few() -> None:
     assert any("cannot be told apart" in note for note in found.notes)
 
 
+def test_too_few_cells_for_an_interval_are_said() -> None:
+    notes = study((2,)).notes
+    assert any("no interval" in note for note in notes)
+    assert not any("no interval" in note for note in study((2, 3)).notes)
+
+
 def test_each_communication_has_a_fit_of_its_own() -> None:
     auto = [replace(cell(2, r, 0.1 + ring_s(2, r)), communication="AUTO") for r in (1e8, 1e9)]
     ring = [cell(2, r, 0.05 + ring_s(2, r) * 2) for r in (1e8, 1e9)]
