@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from tfcluster.report.charts import MOST_LINES, Chart, Line
 from tfcluster.report.drawings import Figure
@@ -11,6 +12,7 @@ from tfcluster.report.page import environment
 from tfcluster.report.scaling_tables import cell_grid, fit_facts, prediction_grid
 from tfcluster.scaling.study import Cell, Study
 from tfcluster.ui.formats import format_bits
+from tfcluster.ui.render import Grid
 
 
 def render_study(study: Study, command: Sequence[str]) -> str:
@@ -19,11 +21,19 @@ def render_study(study: Study, command: Sequence[str]) -> str:
     return template.render(
         study=study,
         command=shlex.join(command),
-        cells=cell_grid(study),
+        cells=_unbroken(cell_grid(study)),
         facts=fit_facts(study),
-        predictions=prediction_grid(study),
+        predictions=_unbroken(prediction_grid(study)),
         figures=figures_of(study),
     )
+
+
+def _unbroken(grid: Grid) -> Grid:
+    """Return a table whose cells are not broken between a number and its unit."""
+    rows = tuple(
+        tuple(cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in row) for row in grid.rows
+    )
+    return replace(grid, rows=rows)
 
 
 def figures_of(study: Study) -> list[Figure]:

@@ -16,6 +16,8 @@ from tfcluster.scaling.ring_fit import LEVEL, Fit, Point, Prediction, fit, ring_
 
 _FULL: Final = 0.9
 """The part of the cores in use from which workers probably wait for a core."""
+_NEGLIGIBLE: Final = 0.1
+"""The part of a step up to which its compute time may be wrong."""
 _BITS: Final = 8
 
 
@@ -57,7 +59,7 @@ class Cell:
     efficiency: float
     """The examples per second and worker, relative to one worker alone."""
     is_crowded: bool
-    """True if the workers need more cores than there are, or nearly all."""
+    """True if the step includes waiting for a core, so that it cannot be believed."""
     fitted_s: float | None = None
     is_held_out: bool = False
     """True if the fit does not use the cell: it tests the prediction."""
@@ -226,7 +228,7 @@ def _cell(one: Measured, alone: Measured, cores: float, is_held_out: bool) -> Ce
         collective_s=max(0.0, median - compute) if one.workers > 1 else 0.0,
         ring_s=ring,
         efficiency=_batch_ratio(one, alone) * alone_s / median,
-        is_crowded=_is_crowded(one, alone, cores),
+        is_crowded=_is_crowded(one, alone, cores, compute / median),
         is_held_out=is_held_out and one.workers > 1,
     )
 
@@ -255,9 +257,16 @@ def _batch_ratio(one: Measured, alone: Measured) -> float:
     return one.global_batch / one.workers / alone.global_batch
 
 
-def _is_crowded(one: Measured, alone: Measured, cores: float) -> bool:
-    busy = [cell.busy_cores for cell in (one, alone) if cell.busy_cores is not None]
-    return one.workers > 1 and one.workers * max(busy, default=1.0) >= _FULL * cores
+def _is_crowded(one: Measured, alone: Measured, cores: float, compute_part: float) -> bool:
+    """Return whether the workers keep nearly all cores busy, or wait for one while they compute.
+
+    The latter does not matter where the computation is a small part of the step.
+    """
+    if one.workers == 1:
+        return False
+    is_full = one.workers * (one.busy_cores or 0.0) >= _FULL * cores
+    needs = alone.busy_cores if alone.busy_cores is not None else 1.0
+    return is_full or (one.workers * needs > cores and compute_part > _NEGLIGIBLE)
 
 
 def _point(cell: Cell) -> Point:
@@ -294,8 +303,8 @@ def _notes(study: Study, alone: Measured) -> Iterator[str]:
     if crowded := sorted({cell.measured.workers for cell in sent if cell.is_crowded}):
         counts = ", ".join(map(str, crowded))
         yield (
-            f"{counts} workers share {study.cores} cores and keep nearly all of them busy (marked"
-            " !): their steps include waiting for a core, as on no cluster of hosts"
+            f"{counts} workers need more than the {study.cores} cores they share (marked !): their"
+            " steps include waiting for a core, as on no cluster of hosts"
         )
     if sent and alone.global_batch is None:
         yield (

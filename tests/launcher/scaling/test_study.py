@@ -67,7 +67,19 @@ def test_workers_that_need_more_cores_than_there_are_compute_longer_and_are_mark
     assert found.cells[1].load == 2
     assert found.cells[1].compute_s == pytest.approx(0.1)
     assert found.cells[1].is_crowded
-    assert any("share 2 cores" in note for note in found.notes)
+    assert any("need more than the 2 cores" in note for note in found.notes)
+
+
+def test_a_short_computation_may_wait_for_a_core() -> None:
+    alone = cell(1, None, 0.001, busy_cores=1.0)
+    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.2)], cores=2)
+    assert not found.cells[1].is_crowded
+
+
+def test_workers_that_keep_all_cores_busy_are_marked() -> None:
+    alone = cell(1, None, 0.001, busy_cores=0.2)
+    found = analyse("demo", [alone, cell(2, 1e9, 0.02, busy_cores=0.95)], cores=2)
+    assert found.cells[1].is_crowded
 
 
 def test_workers_that_wait_most_of_the_time_can_share_cores() -> None:
