@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.documentation import unprinted
 
 from .commandline import CommandLine
 
@@ -47,6 +48,17 @@ def test_a_slower_network_has_longer_steps_and_nothing_is_left(shell: CommandLin
     assert "block 6 of 6: 2 workers, AUTO at " in done.err
     assert "Predicted for hosts" in (shell.cwd / "page.html").read_text()
     assert not list(shell.home.glob("runs/*"))
+
+
+def test_the_table_is_that_of_the_guide(shell: CommandLine) -> None:
+    done = shell.run(
+        *("scale", str(SPEC), "--rate", "40mbit,160mbit,1gbit", "--steps", "3", "--repeats", "1"),
+        *(f"--python={sys.executable}", "--", "--steps", "1000000", "--megabytes", "1"),
+        timeout=380,
+    )
+    assert done.code == 0, done.err[-4000:]
+    printed = done.out.decode()
+    assert unprinted("guides/scaling-study.md", "of the rate reached", printed) == []
 
 
 def test_ctrl_c_ends_the_run_that_is_measured(shell: CommandLine) -> None:

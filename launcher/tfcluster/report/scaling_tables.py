@@ -36,7 +36,7 @@ def cell_grid(study: Study) -> Grid:
         "examples/s": _speed,
         "efficiency": lambda cell: f"{cell.efficiency:.0%}",
         "fit": lambda cell: None if cell.fitted_s is None else format_ms(cell.fitted_s),
-        "error": lambda cell: _error(cell) if cell.error is not None else None,
+        "error": lambda cell: _error(cell, study),
     }
     return Grid.of(study.cells, columns, _RIGHT)
 
@@ -104,7 +104,10 @@ def _speed(cell: Cell) -> str | None:
     return None if found is None else format_count(found)
 
 
-def _error(cell: Cell) -> str:
+def _error(cell: Cell, study: Study) -> str | None:
+    """Return the error of a fit or a prediction; a fit without freedom has none to show."""
+    if cell.error is None or not (cell.is_held_out or any(f.spread for f in study.fits.values())):
+        return None
     return f"{cell.error:+.1%}{' *' if cell.is_held_out else ''}"
 
 
