@@ -40,7 +40,7 @@ BY_FILE = (
         f"tests/launcher/{package}/"
         for package in (
             *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plans"),
-            *("preflight", "report", "rundir", "spec", "supervision", "ui", "web"),
+            *("preflight", "report", "rundir", "scaling", "spec", "supervision", "ui", "web"),
         )
     ),
 )
@@ -64,6 +64,7 @@ EXTENDED_WITH_TENSORFLOW = (
     *("tests/workers/test_options_at_work.py", "tests/workers/test_data_prepare.py"),
     *("tests/workers/test_data.py", "tests/workers/test_batch_page.py"),
     "tests/launcher/checkpoints/test_with_tensorflow.py",
+    "tests/integration/test_scale.py",
 )
 """Prefixes of the ids of tests that are extended where they start TensorFlow.
 

@@ -201,19 +201,24 @@ class Run:
         Returns once the run has accepted: all tasks save, stop, and start again from the newest
         checkpoint. Raises UsageError if that is not possible, else what `ask_to_stop` raises.
         """
-        state, resume = self.state(), f"`tfcluster up SPEC --resume {self.id}`"
-        if state.job is not None and not state.status.is_final:
+        if (state := self.state()).job is not None and not state.status.is_final:
             why = f"{self.id}: its coordinator runs in a job of {state.job['backend']}"
+            resume = f"`tfcluster up SPEC --resume {self.id}`"
             raise UsageError(why, fix=f"stop it, change the number in its spec, then {resume}")
         command = f"tfcluster scale-to {self.id} {workers}"
         send = partial(control.scale_to, workers=workers)
-        try:
-            answer = block(waiting.ask_coordinator(self.paths, self.state, send, command))
-        except UsageError as error:
-            raise UsageError(f"{self.id}: {error.message}", fix=error.fix) from error
-        if answer is None:
-            raise UsageError(f"{self.id} has ended", fix=f"continue it: {resume}")
-        return answer
+        return waiting.change_run(self.paths, self.state, send, command)
+
+    def set_rate(self, rate: str | float) -> None:
+        """Give all links of a simulated network another rate, such as ``"100mbit"`` or 1e8 bits/s.
+
+        Returns once they have it. Raises UsageError for what is no rate and a run that has ended,
+        SetupError for another network, and NodeLostError if the coordinator does not answer.
+        """
+        from tfcluster.spec.network import read_rate  # imports pydantic
+
+        send = partial(control.set_rate, bits_per_s=read_rate(rate))
+        waiting.change_run(self.paths, self.state, send, "Run.set_rate()")
 
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
@@ -285,12 +290,7 @@ class Run:
         if state.job is not None and not state.status.is_final:
             job_watch.stop(self.paths, now=now)
             return True
-
-        def send(socket: Path) -> bool:
-            control.stop(socket, why=why, now=now)
-            return True
-
-        command = f"tfcluster down {self.id}"
+        send, command = partial(control.stop, why=why, now=now), f"tfcluster down {self.id}"
         has_asked = yield from waiting.ask_coordinator(self.paths, self.state, send, command)
         if has_asked and state.allocation is not None:  # a new start of the job must not continue
             self.paths.cancelled.touch()

@@ -35,7 +35,7 @@ def main() -> None:
     kind, target, *arguments = sys.argv[1:]
     dump_stacks()
     load_own_package()
-    from tfcluster_workers import script_paths
+    from tfcluster_workers.preload import script_paths
 
     prepare_reporting()
     present_as_plain_python(kind, target, arguments)
@@ -63,8 +63,9 @@ def main() -> None:
 def wait_for_task() -> None:
     """Import the modules in `sys.argv`; returns in a fork of this process, with a task's argv."""
     load_own_package()
-    from tfcluster_workers import event_channel, script_paths  # noqa: F401
+    from tfcluster_workers import event_channel  # noqa: F401
     from tfcluster_workers.hooks import import_hooks, tf_config_changes  # noqa: F401
+    from tfcluster_workers.preload import script_paths  # noqa: F401
 
     initial_modules = frozenset(sys.modules)
     from tfcluster_workers.preload import importer
@@ -132,7 +133,7 @@ def inject_start_faults() -> None:
 
 def present_as_plain_python(kind: str, target: str, arguments: list[str]) -> None:
     """Make `sys.argv`, `sys.orig_argv` and `sys.path[0]` those of a bare interpreter."""
-    from tfcluster_workers import script_paths
+    from tfcluster_workers.preload import script_paths
 
     original = getattr(sys, "orig_argv", None)
     if original:

@@ -12,11 +12,12 @@ import atexit
 import functools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, event_channel
+from tfcluster_workers.step_times import StepTimes
 
 INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
@@ -179,6 +180,15 @@ def error(
     _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
 
 
+def gradients(variables: Iterable[Any]) -> None:
+    """Report which built `variables` the optimizer updates: their gradients have the same bytes.
+
+    `tfcluster scale` compares a step's time with them. The hooks do this for Keras's `fit`.
+    """
+    if times.is_on:
+        times.note_gradients(variables)
+
+
 def has_reported_error() -> bool:
     """Return whether this task has reported why it fails."""
     return "error" in _sent
@@ -224,6 +234,7 @@ def _flush_at_exit() -> None:
 
 def step_done(reading: Reading) -> None:
     """Report a Reading as `progress` does; call it in the thread that trains."""
+    times.note(reading.step)
     meter.offer(reading)
     chaos.at_step(reading.step)
 
@@ -236,6 +247,7 @@ def reached(step: int, *, metrics: Mapping[str, float]) -> None:
 
 def finished() -> None:
     """Report the end of the training loop: send the last progress if it is held back."""
+    times.flush()
     meter.flush()
 
 
@@ -354,3 +366,6 @@ class ProgressMeter:
 
 
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))
+
+
+times = StepTimes(lambda **its: event_channel.current().offer({"type": "step_times", **its}))

@@ -385,6 +385,16 @@ class Progress(TaskReport):
     mean_steps_per_second: float | None = None
     examples_per_second: float | None = None
 
+class StepTimes(TaskReport):
+    """The ends of single steps, for `tfcluster scale`."""
+    steps: list[Step]
+    times: list[Real]
+    """Seconds of the node's CLOCK_MONOTONIC, one for each of `steps`."""
+    cpu_s: float = 0.0
+    """Processor time of the task's process so far."""
+    gradient_bytes: Unsigned | None = None
+    """The gradients that each step sums over all tasks."""
+
 class Verdict(TaskReport):
     """The job has failed whatever its exit code is."""
     reason: Line
@@ -424,5 +434,5 @@ class TrialEnded(TaskReport):
     id: Name
     message: Line | None = None
 
-FOR_PEOPLE = (Alive, Phase, Progress, Note, Trial, TrialEnded)
+FOR_PEOPLE = (Alive, Phase, Progress, StepTimes, Note, Trial, TrialEnded)
 """Reports on which the run does not depend."""

@@ -38,6 +38,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "ui": "Show all runs on a web page.",
         "report": "Write a page about a run, fit for a ticket.",
         "compare": "Show runs beside each other.",
+        "scale": "Measure how a job scales on slower networks.",
         "checkpoints": "List or copy the gathered checkpoints.",
         "tensorboard": "Show the curves of runs in TensorBoard.",
     },
@@ -74,7 +75,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("new", "create"), "init"),
     **dict.fromkeys(("convert", "migrate"), "import"),
     **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
-    **dict.fromkeys(("scale", "resize", "grow", "shrink"), "scale-to"),
+    **dict.fromkeys(("resize", "grow", "shrink"), "scale-to"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }
 """Words that other tools have for a command."""

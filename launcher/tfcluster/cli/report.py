@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -34,10 +35,17 @@ def command(run: str | None, target: str | None, as_json: bool) -> None:
         write_page(render_report(report), target or f"{report.run}.html")
 
 
-def write_page(page: str, target: str, *, example: str = "FILE.html") -> None:
+def write_page(
+    page: str,
+    target: str,
+    *,
+    example: str = "FILE.html",
+    announce: Callable[[str], object] | None = None,
+) -> None:
     """Write a page to the file `target` and print its path; to stdout if `target` is ``-``.
 
-    `example`: another file, for the message of a file that cannot be written.
+    `example`: another file, for the message of a file that cannot be written; `announce` gets the
+    path instead of stdout.
     """
     from tfcluster.ui.terminal import Terminal
 
@@ -50,4 +58,4 @@ def write_page(page: str, target: str, *, example: str = "FILE.html") -> None:
     except OSError as error:
         fix = f"name another file: -o {example}"
         raise UsageError(f"{target} cannot be written: {reason_of(error)}", fix=fix) from error
-    terminal.out(target)
+    (announce or terminal.out)(target)

@@ -129,6 +129,7 @@ class Coordinator:
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
                 lambda: self.run_writer.state.to_json(),
                 self.scale_to,
+                lambda rate: self._hub.set_rate(rate, record=self._put_event),
             ),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,

@@ -39,6 +39,7 @@ _EVENTS: Mapping[type[Message], type[Event]] = {
     msg.Ready: ev.TaskReady,
     msg.Phase: ev.TaskPhase,
     msg.Progress: ev.Progress,
+    msg.StepTimes: ev.StepTimes,
     msg.Error: ev.TaskError,
     # The chief also reports the step at which a fault is injected into another task.
     msg.Chaos: ev.ChaosInjected,

@@ -15,7 +15,7 @@ from typing import Final, Literal
 from tfcluster.ui.formats import cut_to_columns, format_bytes, format_value
 from tfcluster.ui.lines import sanitize_text
 
-Axis = Literal["time", "step"]
+Axis = Literal["time", "step", "workers"]
 Unit = Literal["number", "rate", "bytes"]
 """A rate and bytes begin at 0 and are never on a logarithmic scale."""
 
@@ -197,7 +197,7 @@ def _draw_axes(chart: Chart, scale: _Scale) -> Iterator[str]:
         yield f'<path class="axis" d="M{x} {bottom}v4"/>'
         yield f'<text class="tick middle" x="{x}" y="{bottom + 16}">{_text(label)}</text>'
     yield f'<path class="axis" d="M{_LEFT} {bottom}H{right}"/>'
-    name = "time since the start" if is_time else "step"
+    name: str = "time since the start" if is_time else chart.axis
     name += " (logarithmic scale)" if scale.is_log else ""
     yield f'<text class="tick end" x="{right}" y="{_HEIGHT - 6}">{name}</text>'
 

@@ -39,7 +39,7 @@ def render_report(report: RunReport) -> str:
     """Return the page of one run."""
     state, plan = report.state, report.plan
     return (
-        _environment()
+        environment()
         .get_template("report.html")
         .render(
             report=report,
@@ -68,7 +68,7 @@ def render_report(report: RunReport) -> str:
 def render_comparison(comparison: Comparison) -> str:
     """Return the page that compares runs."""
     figures = compared_figures(comparison.reports, comparison.labels)
-    template = _environment().get_template("compare.html")
+    template = environment().get_template("compare.html")
     return template.render(comparison=comparison, axes=AXES, figures=figures)
 
 
@@ -199,7 +199,8 @@ def _cut(line: str) -> str:
     return f"{line[:_LONGEST_LINE]}… ({more:,} more characters)" if more > 0 else line
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Return jinja2 with the package's templates, which sanitizes and escapes all text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     found = Environment(

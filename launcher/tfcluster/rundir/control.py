@@ -2,7 +2,8 @@
 
 Requests and replies are JSON objects, one a line: ``{"op": "stop", "why": "down", "now": false}``
 is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, ``{"op": "scale_to", "workers":
-2}`` by a sentence about it, and anything else by ``{"ok": false, "error": …}``.
+2}`` by a sentence about it, ``{"op": "rate", "rate": 1e8}`` by ``{"ok": true}`` once all links have
+that rate, and anything else by ``{"ok": false, "error": …}``.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
 
+_RATE_S = 60.0
+"""Time for the answer of a switch with many nodes."""
+
 Stop = Callable[[str, bool], None]
 """A function that ends the run; it gets the reason, and whether to kill the tasks at once."""
 GetState = Callable[[], object]
+SetRate = Callable[[float], Awaitable[None]]
+"""A function that gives all links of a simulated network this rate in bits per second; raises
+SetupError."""
 ScaleTo = Callable[[int], str]
 """A function that gives the gang this number of workers, and returns a sentence about it; it
 raises UsageError."""
@@ -43,6 +50,11 @@ def _refuse(workers: int) -> str:
     raise UsageError("this run cannot be scaled")
 
 
+async def refuse_rate(bits_per_s: float) -> None:
+    """Raise SetupError: a `SetRate` of a run without a simulated network."""
+    raise SetupError("the network of the run is not simulated, so its rate cannot be set")
+
+
 @dataclass(frozen=True, slots=True)
 class _Answers:
     """The functions that answer requests."""
@@ -50,11 +62,16 @@ class _Answers:
     stop: Stop
     get_state: GetState
     scale_to: ScaleTo
+    set_rate: SetRate
 
 
 @contextlib.asynccontextmanager
 async def serve(
-    path: Path, stop: Stop, get_state: GetState, scale_to: ScaleTo = _refuse
+    path: Path,
+    stop: Stop,
+    get_state: GetState,
+    scale_to: ScaleTo = _refuse,
+    set_rate: SetRate = refuse_rate,
 ) -> AsyncIterator[None]:
     """Answer this user's requests on `path`, in a private folder, until the block ends.
 
@@ -63,7 +80,7 @@ async def serve(
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, _Answers(stop, get_state, scale_to))
+    answer = partial(_serve_client, _Answers(stop, get_state, scale_to, set_rate))
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -118,7 +135,7 @@ async def _serve_client(
     # CancelledError: the run is over, and the remaining clients are disconnected.
     with contextlib.suppress(ConnectionError, ValueError, CancelledError):
         while line := await reader.readline():
-            reply = _reply(line, answers)
+            reply = await _reply(line, answers)
             writer.write(json.dumps(reply, default=dict).encode() + b"\n")
             await writer.drain()
     writer.close()
@@ -133,7 +150,7 @@ def _clear(path: Path) -> None:
     path.unlink(missing_ok=True)
 
 
-def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
+async def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
     try:
         match foreign_json.parse_json_object(line):
             case {"op": "stop", **more}:
@@ -143,17 +160,23 @@ def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
                 return {"ok": True, "state": answers.get_state()}
             case {"op": "scale_to", "workers": int(workers)}:
                 return {"ok": True, "answer": answers.scale_to(workers)}
+            case {"op": "rate", "rate": int() | float() as rate} if not isinstance(rate, bool):
+                await answers.set_rate(float(rate))
+                return {"ok": True}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except UsageError as error:
         return {"ok": False, "error": error.message, "fix": error.fix}
     except ValueError as error:
         return {"ok": False, "error": str(error)}
+    except SetupError as error:
+        return {"ok": False, "error": error.message, "fix": error.fix}
 
 
-def stop(path: Path, *, why: str, now: bool) -> None:
-    """Have the coordinator on `path` end its run; raises what `read_state` raises."""
+def stop(path: Path, *, why: str, now: bool) -> bool:
+    """Have the coordinator on `path` end its run; return True. Raises what `read_state` raises."""
     _ask(path, {"op": "stop", "why": why, "now": now}, 10.0)
+    return True
 
 
 def read_state(path: Path, *, timeout_s: float = 10.0) -> object:
@@ -173,6 +196,18 @@ def scale_to(path: Path, workers: int) -> str:
     if not reply.get("ok"):
         raise UsageError(str(reply.get("error")), fix=str(reply.get("fix") or ""))
     return str(reply.get("answer"))
+
+
+def set_rate(path: Path, bits_per_s: float) -> bool:
+    """Give all links of the run on `path` another rate; return True once they have it.
+
+    Raises SetupError where that is not possible, and what `read_state` raises.
+    """
+    reply = _ask(path, {"op": "rate", "rate": bits_per_s}, _RATE_S)
+    if not reply.get("ok"):
+        fix = str(reply.get("fix") or '--set \'runtime.network={"rate": "1gbit"}\'')
+        raise SetupError(str(reply.get("error")), fix=fix)
+    return True
 
 
 def _ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, Any]:

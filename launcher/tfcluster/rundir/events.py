@@ -1,13 +1,11 @@
 """The events of a run: one frozen dataclass per type, one line of ``events.jsonl`` per event.
 
-The JSON form is ``{"seq": 1, "time": 1700000000.0, "type": "task_started", …}``: `seq` counts
-from 1 without gaps, `time` is seconds since 1970, and a field that is None is left out. Only
-additions are ever made; readers ignore what they do not know.
+The JSON form is ``{"seq": 1, "time": 1700000000.0, "type": "task_started", …}``: `seq` has no
+gaps, `time` is seconds since 1970, fields that are None are left out. Only additions are ever made.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -203,6 +201,17 @@ class Progress(Event):
         return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
 
 
+class StepTimes(Event):
+    """The ends of `steps` on CLOCK_MONOTONIC, and the processor time; for `tfcluster scale`."""
+
+    task: str
+    attempt: int
+    steps: list[int]
+    times: list[float]
+    cpu_s: float = 0.0
+    gradient_bytes: int | None = None
+
+
 class TensorboardStarted(Event):
     """TensorBoard serves the run's curves on this machine (``up --tensorboard``)."""
 
@@ -276,8 +285,7 @@ class Usage(Event):
 
     node: str
     tasks: Mapping[str, Mapping[str, float]]
-    """Task → ``rss_bytes``, ``cores`` (1.5: one and a half), and with GPUs ``gpu`` (0 to 1) and
-    ``gpu_memory_bytes``."""
+    """Task → ``rss_bytes``, ``cores`` (such as 1.5), ``gpu`` (0 to 1), ``gpu_memory_bytes``."""
 
 
 class LogLost(Event):
@@ -401,9 +409,3 @@ class RunFinished(Event):
     """The reason where a task's own failure (`Diagnosis`) does not explain it, or not alone."""
     hint: str | None = None
     """The user's next step after `reason`."""
-
-
-def to_line(event: Event, *, seq: int, time: float) -> bytes:
-    """Return one line of ``events.jsonl``, newline included."""
-    record = {"seq": seq, "time": round(time, 6)} | event.to_json()
-    return json.dumps(record, separators=(",", ":"), default=dict).encode() + b"\n"

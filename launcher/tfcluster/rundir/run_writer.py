@@ -16,11 +16,17 @@ from tfcluster.agent.net.private_folders import make_private
 from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.plans.secrets import redact
 from tfcluster.rundir import fold
-from tfcluster.rundir.events import Event, Progress, Usage, to_line
+from tfcluster.rundir.events import Event, Progress, Usage
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 
 _RESERVE_BYTES = 128 * 1024
+
+
+def to_line(event: Event, *, seq: int, time: float) -> bytes:
+    """Return one line of ``events.jsonl``, newline included."""
+    record = {"seq": seq, "time": round(time, 6)} | event.to_json()
+    return json.dumps(record, separators=(",", ":"), default=dict).encode() + b"\n"
 
 
 def make_new(new_id: Callable[[], str], home_dir: Path) -> RunPaths:

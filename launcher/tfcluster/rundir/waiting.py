@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tfcluster.agent.error_text import describe_error
-from tfcluster.errors import NodeLostError
+from tfcluster.errors import NodeLostError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -102,6 +102,23 @@ def ask_coordinator(
                 raise _unanswered(state, error, command) from error
         yield
     return None
+
+
+def change_run(
+    paths: RunPaths, read: Callable[[], RunSnapshot], send: Callable[[Path], T], command: str
+) -> T:
+    """Return what `send` returns, as `ask_coordinator` does.
+
+    Raises UsageError, which names the run, if it refuses or has ended.
+    """
+    try:
+        answer = block(ask_coordinator(paths, read, send, command))
+    except UsageError as error:
+        raise UsageError(f"{paths.run_id}: {error.message}", fix=error.fix) from error
+    if answer is None:
+        resume = f"`tfcluster up SPEC --resume {paths.run_id}`"
+        raise UsageError(f"{paths.run_id} has ended", fix=f"continue it: {resume}")
+    return answer
 
 
 def _unanswered(state: RunSnapshot, error: Exception, command: str) -> NodeLostError:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, WithJsonSchema
 
+from tfcluster.errors import UsageError
 from tfcluster.spec import JOBS, shorten
 from tfcluster.spec.cluster import Jobs, count
 from tfcluster.spec.fields import Listed, Mistake, Seconds, Section, documented, field_error
@@ -35,6 +36,15 @@ def parse_rate(value: Any) -> Any:
     if not LEAST_RATE <= value <= MOST_RATE:
         raise field_error("a rate must be between 8 kbit and 1 tbit per second", _RATE_FIX)
     return float(value)
+
+
+def read_rate(text: str | float, *, option: str = "") -> float:
+    """Return the bits per second in `text`; raises UsageError, which quotes `option`."""
+    try:
+        return float(parse_rate(text))
+    except ValueError as error:
+        where = f"{option}: " if option else ""
+        raise UsageError(f"{where}{str(error).partition(' (')[0]}", fix=_RATE_FIX) from None
 
 
 def _parse_loss(value: Any) -> Any:

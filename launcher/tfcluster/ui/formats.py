@@ -35,6 +35,16 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} {unit}" if count < 9.95 and unit != "B" else f"{count:.0f} {unit}"
 
 
+def format_bits(per_second: float) -> str:
+    """Return ``100 Mbit/s``, ``2.5 Gbit/s``: the rate of a network, in powers of ten."""
+    unit = "bit"
+    for larger in ("kbit", "Mbit", "Gbit", "Tbit"):
+        if per_second < 999.5:
+            break
+        per_second, unit = per_second / 1000, larger
+    return f"{per_second:.3g} {unit}/s"
+
+
 def format_rate(per_second: float | None) -> str:
     """Return ``41.2``, or an empty string if the rate is not known."""
     if per_second is None:

@@ -44,7 +44,7 @@ _OWN: Final = frozenset({"spec.json", "plan.json", "launch.json", "submitted.jso
 _AT_THE_END: Final = ("checkpoints", "outputs")
 _NEVER: Final = ("tasks", "tuner")
 _SEQ: Final = re.compile(rb'(\{"seq":\s*)(\d+)')
-"""The beginning of each line of events (`rundir.events.to_line`)."""
+"""The beginning of each line of events (`rundir.run_writer.to_line`)."""
 _PART: Final = ".part"
 _COMING: Final = ".partial-coming-"
 """The prefix of a checkpoint's folder that is not complete yet; a store ignores it."""

@@ -11,9 +11,10 @@ import pytest
 from tfcluster.errors import PrepareError
 from tfcluster.rundir import events as ev
 from tfcluster.rundir import fold
-from tfcluster.rundir.events import Event, to_line
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import to_line
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir import series
-from tfcluster.rundir.events import Event, to_line
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import to_line
 from tfcluster.rundir.series import Point, downsample, read_history
 
 START = 1_700_000_000.0

@@ -10,9 +10,10 @@ from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.message_fields import parse
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.nodes.reports import event_of_task
-from tfcluster.rundir.events import Trial, to_line
+from tfcluster.rundir.events import Trial
 from tfcluster.rundir.fold import apply
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import to_line
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.typed_json import from_json
 

@@ -13,8 +13,9 @@ import pytest
 from tests.launcher.conftest import MakeRun
 
 from tfcluster.rundir import registry, run_writer
-from tfcluster.rundir.events import Progress, Warned, to_line
+from tfcluster.rundir.events import Progress, Warned
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import to_line
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.web import streams

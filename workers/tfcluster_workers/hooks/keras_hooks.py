@@ -148,8 +148,8 @@ def _add_reporter(callbacks: Any) -> None:
         callbacks.callbacks.append(reporter)
         if is_keras_2:
             callbacks._should_call_train_batch_hooks = True
-        elif chaos.has_step_faults():
-            callbacks._async_train = False  # a fault must hit the thread that trains
+        elif chaos.has_step_faults() or reporting.times.is_on:
+            callbacks._async_train = False  # in the thread that trains: there a step ends
     except Exception as error:
         reporting.note(f"tfcluster cannot report Keras's progress: {error!r}")
 
@@ -208,6 +208,7 @@ class FitReporter:
         if self._is_first:
             self._is_first = False
             reporting.ready()
+            _report_gradients(self._model)
         # With steps_per_execution the batch number jumps; it is the last one done.
         self._step = self._base + batch + 1
         if hasattr(logs, "fetch"):  # a RemoteValue: ParameterServerStrategy
@@ -265,6 +266,13 @@ class FitReporter:
         if name.startswith("_implements_"):
             return lambda: name == "_implements_train_batch_hooks"
         raise AttributeError(name)
+
+
+def _report_gradients(model: Any) -> None:
+    try:
+        reporting.gradients(model.trainable_variables)
+    except Exception as error:
+        reporting.note(f"tfcluster cannot tell the size of the model's gradients: {error!r}")
 
 
 def _count_in(params: Mapping[str, Any], name: str) -> int | None:

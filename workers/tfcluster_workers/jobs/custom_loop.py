@@ -112,6 +112,7 @@ def train(keras: Any, args: argparse.Namespace) -> tuple[float, float]:
     job_start.announce(
         "custom_loop", args, keras=keras, model=loop.model, replicas=replicas, batch=batch
     )
+    reporting.gradients(loop.model.trainable_variables)
     batches = job_start.batches(args, examples, batch, training=True)
     checkpoints = LoopCheckpoints(strategy, **loop.state())
     per_epoch = pipeline.count(batches)

@@ -28,8 +28,8 @@ import struct
 import sys
 import time
 
-from tfcluster_workers import event_channel, script_paths
-from tfcluster_workers.preload import forked_task
+from tfcluster_workers import event_channel
+from tfcluster_workers.preload import forked_task, script_paths
 
 TYPE_CHECKING = False  # see boot
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from typing import IO
 
 import pytest
 
-from tfcluster.rundir.events import Warned, to_line
+from tfcluster.rundir.events import Warned
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import to_line
 from tfcluster.wire import folder_stream
 from tfcluster.wire.folder_stream import Applier, frames
 

@@ -1,0 +1,190 @@
+"""`tfcluster scale`: measure how a job scales on slower networks, and predict more hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from tfcluster.cli.completion import files
+from tfcluster.cli.options import WithJobArgs, job_args
+from tfcluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from tfcluster.scaling.gang_steps import Progress, Request
+    from tfcluster.scaling.study import Study
+    from tfcluster.ui.terminal import Terminal
+
+_MOST_WORKERS = 64
+
+
+@click.command("scale", cls=WithJobArgs)
+@click.argument("spec", required=False, shell_complete=files)
+@click.option("--workers", default="1,2", metavar="N,N", show_default=True,
+              help="Numbers of workers; 1 is always measured.")  # fmt: skip
+@click.option("--rate", "rates", default="1gbit", metavar="RATE,RATE", show_default=True,
+              help="Rates of every node's network: 100mbit, 10gbit.")  # fmt: skip
+@click.option("--communication", default="AUTO", metavar="NAME,NAME", show_default=True,
+              help="RING, AUTO (strategy.communication).")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1), default=200, metavar="N", show_default=True,
+              help="Timed steps of each cell, at least.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(1), default=3, metavar="N", show_default=True,
+              help="Blocks that the steps are spread over.")  # fmt: skip
+@click.option("--predict", default="", metavar="N,N", help="Predict so many hosts.")
+@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--json", "as_json", is_flag=True, help="Print the study as one JSON object.")
+@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
+              help="Also write a page with charts; - is stdout.")  # fmt: skip
+def command(
+    spec: str | None,
+    workers: str,
+    rates: str,
+    communication: str,
+    steps: int,
+    repeats: int,
+    predict: str,
+    sets: tuple[str, ...],
+    python: str | None,
+    as_json: bool,
+    target: str | None,
+) -> None:
+    """Time the steps of SPEC (./tfcluster.json) with several workers on simulated networks.
+
+    All workers run on this machine. The rate of the network changes while they train, so each
+    number of workers starts once for a communication. A model of the step is fitted to the cells;
+    cells of as many workers as --predict names only test it.
+
+    ARGS after -- are appended to the job's own: let it train long enough.
+    """
+    from tfcluster.scaling.gang_steps import Request
+    from tfcluster.ui.terminal import Terminal
+
+    request = Request(
+        source=spec,
+        workers=_counts(workers, "--workers"),
+        rates=_rates(rates),
+        communications=_communications(communication),
+        steps=steps,
+        repeats=repeats,
+        sets=sets,
+        python=python,
+        args=job_args(),
+    )
+    hosts = _counts(predict, "--predict") if predict else ()
+    _require_fit(request, hosts)
+    _require_folder(target)
+    terminal = Terminal()
+    _print(_measure(request, hosts, terminal), terminal, as_json=as_json, target=target)
+
+
+def _measure(request: Request, hosts: tuple[int, ...], terminal: Terminal) -> Study:
+    """Measure all cells, showing the progress on stderr, and analyse them."""
+    from tfcluster.scaling.gang_steps import machine_cores, measure, plan_gangs
+    from tfcluster.scaling.study import analyse
+
+    gangs = plan_gangs(request)
+    try:
+        measured = measure(
+            gangs,
+            request,
+            tell=lambda progress: _say(progress, terminal),
+            warn=lambda warning: terminal.say_wrapped(f"warning: {warning}", "yellow"),
+        )
+    finally:
+        terminal.clear_footer()
+    name = gangs[0].planned.plan.name
+    return analyse(name, measured, cores=machine_cores(), predict=hosts)
+
+
+def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | None) -> None:
+    """Print the table or JSON to stdout; write the page, which replaces them on stdout."""
+    from tfcluster.report.scaling_tables import study_parts
+    from tfcluster.ui.render import UNLIMITED, part_lines
+
+    if as_json and target != "-":
+        terminal.emit_json(study.to_json())
+    elif target != "-":
+        width = terminal.stdout.width() or UNLIMITED
+        parts = ("\n".join(part_lines(part, width)) for part in study_parts(study))
+        terminal.out("\n\n".join(parts))
+    if target is not None:
+        from tfcluster.cli.report import write_page
+        from tfcluster.report.scaling_page import render_study
+
+        page = render_study(study, ["tfcluster", *sys.argv[1:]])
+        write_page(page, target, announce=terminal.say)
+
+
+def _say(progress: Progress, terminal: Terminal) -> None:
+    """Show the block that is measured now: at the bottom of a screen, elsewhere as a line."""
+    from tfcluster.ui.formats import format_bits, format_duration, plural
+
+    where = plural(progress.workers, "worker")
+    if progress.communication is not None and progress.rate is not None:
+        where += f", {progress.communication} at {format_bits(progress.rate)}"
+    text = f"block {progress.block} of {progress.of}: {where}"
+    if progress.remaining_s is not None:
+        text += f"; about {format_duration(progress.remaining_s)} left"
+    if terminal.has_footer:
+        terminal.show_footer([[(text, "dim")]])
+    else:
+        terminal.say(text)
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _rates(text: str) -> tuple[float, ...]:
+    """Return the rates in `text` in bits per second; raises UsageError."""
+    from tfcluster.spec.network import read_rate
+
+    found = (read_rate(word, option="--rate") for word in _words(text) or [text])
+    return tuple(dict.fromkeys(found))
+
+
+def _counts(text: str, option: str) -> tuple[int, ...]:
+    """Return the numbers of workers in `text`, sorted; raises UsageError."""
+    words = _words(text)
+    is_valid = all(word.isascii() and word.isdigit() for word in words)
+    if not words or not is_valid or not all(1 <= int(word) <= _MOST_WORKERS for word in words):
+        raise UsageError(
+            f"{option}: {text!r} is not a list of numbers of workers",
+            fix=f"write numbers from 1 to {_MOST_WORKERS}: {option} 1,2,4",
+        )
+    return tuple(sorted({int(word) for word in words}))
+
+
+def _communications(text: str) -> tuple[str, ...]:
+    """Return the communications in `text`; raises UsageError."""
+    words = [word.upper() for word in _words(text)]
+    if not words or not set(words) <= {"AUTO", "RING"}:
+        fix = "write AUTO, RING or both: --communication RING,AUTO"
+        if "NCCL" in words:
+            fix = "NCCL needs GPUs with a network of their own, which is not simulated; " + fix
+        raise UsageError(f"--communication: {text!r} cannot be measured", fix=fix)
+    return tuple(dict.fromkeys(words))
+
+
+def _require_fit(request: Request, hosts: tuple[int, ...]) -> None:
+    """Raise UsageError if there is nothing that a prediction could be fitted to."""
+    used = [count for count in request.workers if count > 1 and count not in hosts]
+    if not any(count > 1 for count in request.workers):
+        fix = "measure several workers, for example --workers 1,2"
+        raise UsageError("--workers: one worker sends nothing over a network", fix=fix)
+    if hosts and not used:
+        raise UsageError(
+            "--predict: cells of these numbers of workers only test the prediction, and no other"
+            " cell of several workers is measured",
+            fix=f"measure other numbers too: --workers 1,2,{','.join(map(str, hosts))}",
+        )
+
+
+def _require_folder(target: str | None) -> None:
+    """Raise UsageError for a page that could not be written after all was measured."""
+    folder = os.path.dirname(target or "") or "."
+    if target not in (None, "-") and not os.path.isdir(folder):
+        raise UsageError(f"{target} cannot be written: no folder {folder}", fix="make the folder")

@@ -1,0 +1,116 @@
+"""A scaling study as text: tables of cells and predictions, and the fits in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tfcluster.scaling.study import Cell, Predicted, Study
+from tfcluster.ui.formats import format_bits, format_bytes, format_count, format_duration
+from tfcluster.ui.render import Facts, Grid, Part
+
+_RIGHT = (
+    *("workers", "step", "quartiles", "compute", "collective", "of ring", "examples/s"),
+    *("efficiency", "fit", "error", "90 % interval"),
+)
+
+
+def study_parts(study: Study) -> list[Part]:
+    """Return everything that the command prints."""
+    parts: list[Part] = [cell_grid(study), fit_facts(study)]
+    if study.predictions:
+        parts += ["predicted for hosts with cores of their own:", prediction_grid(study)]
+    return [*parts, *study.notes]
+
+
+def cell_grid(study: Study) -> Grid:
+    """Return the table of measured cells."""
+    columns = {
+        "workers": lambda cell: f"{cell.measured.workers}{' !' if cell.is_crowded else ''}",
+        "communication": lambda cell: cell.measured.communication,
+        "rate": _rate,
+        "step": lambda cell: format_ms(cell.median_s),
+        "quartiles": lambda cell: f"{_number(cell.low_s)}–{format_ms(cell.high_s)}",
+        "compute": lambda cell: format_ms(cell.compute_s),
+        "collective": lambda cell: format_ms(cell.collective_s) if _sends(cell) else None,
+        "of ring": lambda cell: None if cell.of_ring is None else f"{cell.of_ring:.2f}",
+        "examples/s": _speed,
+        "efficiency": lambda cell: f"{cell.efficiency:.0%}",
+        "fit": lambda cell: None if cell.fitted_s is None else format_ms(cell.fitted_s),
+        "error": lambda cell: _error(cell, study),
+    }
+    return Grid.of(study.cells, columns, _RIGHT)
+
+
+def prediction_grid(study: Study) -> Grid:
+    """Return the table of predictions for hosts with cores of their own."""
+    columns = {
+        "workers": lambda it: it.workers,
+        "communication": lambda it: it.communication,
+        "rate": lambda it: format_bits(it.rate),
+        "step": lambda it: format_ms(it.prediction.seconds),
+        "90 % interval": _interval,
+        "efficiency": lambda it: f"{it.efficiency:.0%}",
+    }
+    return Grid.of(study.predictions, columns, _RIGHT)
+
+
+def fit_facts(study: Study) -> Facts:
+    """Return the parameters of the fits in words."""
+    volume = None if study.gradient_bytes is None else format_bytes(study.gradient_bytes)
+    fits = [(f"fit of {name}", ", ".join(_fit_words(study, name))) for name in study.fits]
+    return Facts.of(("gradients", volume), *fits, ("held-out cells", _held_out(study)))
+
+
+def _fit_words(study: Study, name: str) -> Iterator[str]:
+    found, reached = study.fits[name], study.reached(name)
+    yield f"compute {format_ms(found.compute_s)}"
+    yield f"latency {format_ms(found.latency_s)} a message"
+    yield f"{format_bytes(found.bits / 8)} to send" + (
+        f" ({reached:.0%} of the rate reached)" if reached is not None else ""
+    )
+    if found.spread is not None:
+        yield f"residuals {found.spread:.1%}"
+
+
+def _held_out(study: Study) -> str | None:
+    error = study.held_out_error
+    return None if error is None else f"median error {error:.1%} (marked *)"
+
+
+def format_ms(seconds: float) -> str:
+    """Return ``3.42 ms``, ``182 ms``, or ``1.25 s`` from ten seconds on ``12 s``."""
+    if seconds >= 9.95:
+        return format_duration(seconds)
+    return f"{seconds:.2f} s" if seconds >= 0.9995 else f"{_number(seconds)} ms"
+
+
+def _number(seconds: float) -> str:
+    ms = seconds * 1000
+    if ms >= 999.5:
+        return f"{seconds:.2f}"
+    return f"{ms:.0f}" if ms >= 99.95 else f"{ms:.3g}"
+
+
+def _sends(cell: Cell) -> bool:
+    return cell.measured.workers > 1
+
+
+def _rate(cell: Cell) -> str | None:
+    return None if cell.measured.rate is None else format_bits(cell.measured.rate)
+
+
+def _speed(cell: Cell) -> str | None:
+    found = cell.examples_per_second
+    return None if found is None else format_count(found)
+
+
+def _error(cell: Cell, study: Study) -> str | None:
+    """Return the error of a fit or a prediction; a fit without freedom has none to show."""
+    if cell.error is None or not (cell.is_held_out or any(f.spread for f in study.fits.values())):
+        return None
+    return f"{cell.error:+.1%}{' *' if cell.is_held_out else ''}"
+
+
+def _interval(it: Predicted) -> str | None:
+    low, high = it.prediction.low, it.prediction.high
+    return None if low is None or high is None else f"{format_ms(low)} – {format_ms(high)}"

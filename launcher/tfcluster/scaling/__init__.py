@@ -1,0 +1,1 @@
+"""Scaling studies: steps timed on simulated networks, a model of the step, predictions."""

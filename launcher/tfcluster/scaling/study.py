@@ -1,0 +1,333 @@
+"""A scaling study: from the measured steps of each cell to its numbers, the fit, predictions; pure.
+
+A cell is a number of workers, a communication and a rate of the network. One worker sends nothing,
+so it has one cell, with which all others are compared.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from tfcluster.scaling.ring_fit import LEVEL, Fit, Point, Prediction, fit, ring_share
+
+_FULL: Final = 0.9
+"""The part of the cores in use from which workers probably wait for a core."""
+_NEGLIGIBLE: Final = 0.1
+"""The part of a step up to which its compute time may be wrong."""
+_BITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The timed steps of one cell."""
+
+    workers: int
+    communication: str | None
+    rate: float | None
+    """Bits per second of every port; both are None for one worker."""
+    step_s: tuple[float, ...]
+    """Seconds of each step, without those after a change of the rate."""
+    gradient_bytes: int | None = None
+    """The bytes of the gradients that each step sums; None if the job does not report them."""
+    global_batch: float | None = None
+    """Examples of a step over all workers; None if unknown."""
+    busy_cores: float | None = None
+    """The processor time per second that one worker used meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """The numbers of one cell; times are seconds per step."""
+
+    measured: Measured
+    median_s: float
+    low_s: float
+    high_s: float
+    """The quartiles of the steps."""
+    load: float
+    """The compute time as a multiple of that of one worker alone."""
+    compute_s: float
+    """The time of one worker alone, times `load`."""
+    collective_s: float
+    """The rest of the step."""
+    ring_s: float | None
+    """The least time of a ring: 2(N-1)/N · volume / rate; None if the volume is unknown."""
+    efficiency: float
+    """The examples per second and worker, relative to one worker alone."""
+    is_crowded: bool
+    """True if the step includes waiting for a core, so that it cannot be believed."""
+    fitted_s: float | None = None
+    is_held_out: bool = False
+    """True if the fit does not use the cell: it tests the prediction."""
+
+    @property
+    def error(self) -> float | None:
+        """The relative error of the fit or the prediction: positive if it is too long."""
+        return None if self.fitted_s is None else self.fitted_s / self.median_s - 1
+
+    @property
+    def of_ring(self) -> float | None:
+        """The collective time as a multiple of the ring's least time."""
+        return self.collective_s / self.ring_s if self.ring_s else None
+
+    @property
+    def examples_per_second(self) -> float | None:
+        batch = self.measured.global_batch
+        return None if batch is None else batch / self.median_s
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers; times in seconds, rates in bits per second."""
+        its = self.measured
+        return {
+            "workers": its.workers,
+            "communication": its.communication,
+            "rate": its.rate,
+            "steps": len(its.step_s),
+            "step_s": self.median_s,
+            "quartiles_s": [self.low_s, self.high_s],
+            "compute_s": self.compute_s,
+            "collective_s": self.collective_s,
+            "ring_s": self.ring_s,
+            "examples_per_second": self.examples_per_second,
+            "efficiency": self.efficiency,
+            "busy_cores": its.busy_cores,
+            "load": self.load,
+            "is_crowded": self.is_crowded,
+            "is_held_out": self.is_held_out,
+            "fitted_s": self.fitted_s,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The prediction for hosts that have their own cores."""
+
+    workers: int
+    communication: str
+    rate: float
+    prediction: Prediction
+    efficiency: float
+
+    def to_json(self) -> dict[str, Any]:
+        its = self.prediction
+        return {
+            "workers": self.workers,
+            "communication": self.communication,
+            "rate": self.rate,
+            "step_s": its.seconds,
+            "interval_s": None if its.low is None else [its.low, its.high],
+            "efficiency": self.efficiency,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything that a study found."""
+
+    name: str
+    cores: int
+    gradient_bytes: int | None
+    cells: tuple[Cell, ...]
+    fits: Mapping[str, Fit]
+    """Communication → the fit of its cells."""
+    predictions: tuple[Predicted, ...]
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def held_out_error(self) -> float | None:
+        """The median size of the relative errors of cells that the fit does not use."""
+        errors = [abs(c.error) for c in self.cells if c.is_held_out and c.error is not None]
+        return statistics.median(errors) if errors else None
+
+    def reached(self, communication: str) -> float | None:
+        """Return the part of the rate that the fit's transfers reach; None if unknown."""
+        found = self.fits.get(communication)
+        if found is None or not found.bits or self.gradient_bytes is None:
+            return None
+        return self.gradient_bytes * _BITS / found.bits
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the study for JSON: times in seconds, rates in bits per second."""
+        return {
+            "name": self.name,
+            "cores": self.cores,
+            "gradient_bytes": self.gradient_bytes,
+            "cells": [cell.to_json() for cell in self.cells],
+            "fits": {name: self._fit_json(name) for name in self.fits},
+            "predictions": [predicted.to_json() for predicted in self.predictions],
+            "held_out_error": self.held_out_error,
+            "notes": list(self.notes),
+        }
+
+    def _fit_json(self, name: str) -> dict[str, Any]:
+        found = self.fits[name]
+        return {
+            "compute_s": found.compute_s,
+            "latency_s": found.latency_s,
+            "effective_bits": found.bits,
+            "reached_rate": self.reached(name),
+            "spread": found.spread,
+            "degrees_of_freedom": found.freedom,
+            "is_determined": found.is_determined,
+            "interval": LEVEL,
+        }
+
+
+def analyse(
+    name: str, measured: Sequence[Measured], *, cores: float, predict: Sequence[int] = ()
+) -> Study:
+    """Return the study of the measured cells, one of which has one worker.
+
+    `cores`: those of the machine that all workers share. Cells of as many workers as `predict`
+    names are not used for the fit: they test its predictions.
+    """
+    alone = next(cell for cell in measured if cell.workers == 1)
+    cells = [_cell(one, alone, cores, one.workers in predict) for one in measured]
+    volumes = [one.gradient_bytes for one in measured if one.gradient_bytes is not None]
+    fits, fitted, predictions = {}, list(cells), list[Predicted]()
+    for communication in dict.fromkeys(c.communication for c in measured if c.communication):
+        used = [c for c in cells if c.measured.communication in (None, communication)]
+        found = fit([_point(cell) for cell in used if not cell.is_held_out])
+        if found is not None:
+            fits[communication] = found
+            fitted = [_with_fit(cell, communication, found) for cell in fitted]
+            rates = dict.fromkeys(c.measured.rate for c in used if c.measured.rate is not None)
+            predictions += _predict(communication, found, predict, tuple(rates))
+    study = Study(
+        name=name,
+        cores=int(cores),
+        gradient_bytes=volumes[0] if volumes else None,
+        cells=tuple(fitted),
+        fits=fits,
+        predictions=tuple(predictions),
+    )
+    return replace(study, notes=(*_notes(study, alone), *_notes_of_fits(study)))
+
+
+def _cell(one: Measured, alone: Measured, cores: float, is_held_out: bool) -> Cell:
+    median, (low, high) = statistics.median(one.step_s), _quartiles(one.step_s)
+    load = _load(one, alone, cores)
+    alone_s = statistics.median(alone.step_s)
+    compute = alone_s * load
+    volume = one.gradient_bytes
+    ring = None
+    if volume is not None and one.rate is not None:
+        ring = ring_share(one.workers) * volume * _BITS / one.rate
+    return Cell(
+        measured=one,
+        median_s=median,
+        low_s=low,
+        high_s=high,
+        load=load,
+        compute_s=min(compute, median) if one.workers == 1 else compute,
+        collective_s=max(0.0, median - compute) if one.workers > 1 else 0.0,
+        ring_s=ring,
+        efficiency=_batch_ratio(one, alone) * alone_s / median,
+        is_crowded=_is_crowded(one, alone, cores, compute / median),
+        is_held_out=is_held_out and one.workers > 1,
+    )
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float]:
+    if len(values) < 2:
+        return values[0], values[0]
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, high
+
+
+def _load(one: Measured, alone: Measured, cores: float) -> float:
+    """Return the compute time of a cell as a multiple of that of one worker alone.
+
+    It grows with the batch of a worker, and where the workers need more cores than there are: a
+    worker needs those that it keeps busy alone, and a core that is shared serves each in turn.
+    """
+    needs = alone.busy_cores if alone.busy_cores is not None else 1.0
+    return max(1.0, one.workers * needs / cores) * _batch_ratio(one, alone)
+
+
+def _batch_ratio(one: Measured, alone: Measured) -> float:
+    """Return the examples of a step and worker relative to one worker alone; 1 if unknown."""
+    if not one.global_batch or not alone.global_batch:
+        return 1.0
+    return one.global_batch / one.workers / alone.global_batch
+
+
+def _is_crowded(one: Measured, alone: Measured, cores: float, compute_part: float) -> bool:
+    """Return whether the workers keep nearly all cores busy, or wait for one while they compute.
+
+    The latter does not matter where the computation is a small part of the step.
+    """
+    if one.workers == 1:
+        return False
+    is_full = one.workers * (one.busy_cores or 0.0) >= _FULL * cores
+    needs = alone.busy_cores if alone.busy_cores is not None else 1.0
+    return is_full or (one.workers * needs > cores and compute_part > _NEGLIGIBLE)
+
+
+def _point(cell: Cell) -> Point:
+    its = cell.measured
+    return Point(its.workers, its.rate, cell.median_s, cell.load)
+
+
+def _with_fit(cell: Cell, communication: str, found: Fit) -> Cell:
+    its = cell.measured
+    if its.communication not in (None, communication) or cell.fitted_s is not None:
+        return cell
+    seconds = found.seconds(its.workers, its.rate, cell.load)
+    return replace(cell, fitted_s=seconds)
+
+
+def _predict(
+    communication: str, found: Fit, workers: Sequence[int], rates: Sequence[float]
+) -> Iterator[Predicted]:
+    for count in workers:
+        for rate in rates:
+            prediction = found.predict(count, rate)
+            efficiency = found.compute_s / prediction.seconds if prediction.seconds else math.nan
+            yield Predicted(count, communication, rate, prediction, efficiency)
+
+
+def _notes(study: Study, alone: Measured) -> Iterator[str]:
+    """Yield what a reader must know to judge the numbers."""
+    sent = [cell for cell in study.cells if cell.measured.workers > 1]
+    if study.gradient_bytes is None:
+        yield (
+            "the job does not report the size of its gradients, so the ring's least time is"
+            " unknown: call tfcluster_workers.reporting.gradients(variables)"
+        )
+    if crowded := sorted({cell.measured.workers for cell in sent if cell.is_crowded}):
+        counts = ", ".join(map(str, crowded))
+        yield (
+            f"{counts} workers need more than the {study.cores} cores they share (marked !): their"
+            " steps include waiting for a core, as on no cluster of hosts"
+        )
+    if sent and alone.global_batch is None:
+        yield (
+            "the batch is unknown: the compute time is that of one worker, as if each worker had"
+            " the same batch"
+        )
+    elif any(abs(_batch_ratio(cell.measured, alone) - 1) > 0.01 for cell in sent):
+        yield (
+            "the batch of a worker depends on the number of workers: the compute time of one worker"
+            " is scaled with it"
+        )
+
+
+def _notes_of_fits(study: Study) -> Iterator[str]:
+    """Yield what the cells cannot tell."""
+    for name, found in study.fits.items():
+        if found.spread is None:
+            yield (
+                f"{name}: there are no more cells than parameters, so the fit has no errors of its"
+                " own and predictions have no interval; another rate would give them"
+            )
+        if not found.is_determined:
+            yield (
+                f"{name}: with these cells latency and transfer cannot be told apart; two rates"
+                " and three numbers of workers would tell them apart"
+            )

@@ -1,0 +1,93 @@
+"""`tfcluster scale` measures real TensorFlow on simulated networks, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.documentation import unprinted
+
+from .commandline import CommandLine
+
+SPEC = Path(__file__).parents[2] / "cluster_specs/gradient-volume-2w.json"
+SLOW, FAST = 20e6, 80e6
+"""Bits per second."""
+MEGABYTES = 0.5
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def test_a_slower_network_has_longer_steps_and_nothing_is_left(shell: CommandLine) -> None:
+    done = shell.run(
+        *("scale", str(SPEC), "--json", "--rate", "20mbit,80mbit", "--steps", "6"),
+        *("--repeats", "2", "--predict", "3", "-o", "page.html", f"--python={sys.executable}"),
+        *("--", "--steps", "1000000", "--megabytes", str(MEGABYTES)),
+        timeout=380,
+    )
+    assert done.code == 0, done.err[-4000:]
+    study = json.loads(done.out)
+    alone, slow, fast = study["cells"]
+    assert (alone["workers"], alone["rate"], alone["collective_s"]) == (1, None, 0)
+    assert [(c["workers"], c["communication"], c["rate"]) for c in (slow, fast)] == [
+        (2, "AUTO", SLOW),
+        (2, "AUTO", FAST),
+    ]
+    assert min(cell["steps"] for cell in study["cells"]) >= 6
+    assert study["gradient_bytes"] == MEGABYTES * 1e6
+    assert slow["step_s"] > fast["step_s"]
+    # Two workers send and receive half of the volume twice.
+    assert slow["ring_s"] == pytest.approx(MEGABYTES * 8e6 / SLOW)
+    assert slow["collective_s"] >= 0.9 * slow["ring_s"]
+    assert [(p["workers"], p["rate"]) for p in study["predictions"]] == [(3, SLOW), (3, FAST)]
+    assert study["predictions"][0]["step_s"] > slow["step_s"] * 0.9
+    assert {"compute_s", "latency_s", "effective_bits", "spread"} <= study["fits"]["AUTO"].keys()
+    assert "block 6 of 6: 2 workers, AUTO at " in done.err
+    assert "Predicted for hosts" in (shell.cwd / "page.html").read_text()
+    assert not list(shell.home.glob("runs/*"))
+
+
+def test_the_table_is_that_of_the_guide(shell: CommandLine) -> None:
+    done = shell.run(
+        *("scale", str(SPEC), "--rate", "40mbit,160mbit,1gbit", "--steps", "3", "--repeats", "1"),
+        *(f"--python={sys.executable}", "--", "--steps", "1000000", "--megabytes", "1"),
+        timeout=380,
+    )
+    assert done.code == 0, done.err[-4000:]
+    printed = done.out.decode()
+    assert unprinted("guides/scaling-study.md", "of the rate reached", printed) == []
+
+
+def test_ctrl_c_ends_the_run_that_is_measured(shell: CommandLine) -> None:
+    shell.forks = False  # Ctrl-C as a shell sends it: to a process with its own handlers
+    process = shell.start(
+        *("scale", str(SPEC), "--workers", "1,2", f"--python={sys.executable}"),
+        *("--", "--steps", "1000000"),
+    )
+    until = time.monotonic() + 120
+    while not list(shell.home.glob("runs/*/logs/attempt-1/worker-0.log")):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err[-2000:]
+    assert not [p for p in psutil.process_iter() if _is_of(p, shell)]
+
+
+def _is_of(process: psutil.Process, shell: CommandLine) -> bool:
+    try:
+        return process.environ().get("TFCLUSTER_HOME") == str(shell.home)
+    except psutil.Error:
+        return False
+
+
+def test_a_job_that_ends_too_early_is_named(shell: CommandLine) -> None:
+    done = shell.run(
+        *("scale", str(SPEC), f"--python={sys.executable}", "--", "--steps", "3"), timeout=200
+    )
+    assert done.code == 2
+    assert "the job ended after 3 steps, before all was measured" in done.err
+    assert "-- --steps 100000" in done.err

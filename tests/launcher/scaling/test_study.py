@@ -1,0 +1,134 @@
+"""A study splits steps into compute and collective, compares cells, and says what to doubt."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from tfcluster.scaling.study import Measured, Study, analyse
+
+VOLUME = 4_000_000
+
+
+def cell(workers: int, rate: float | None, step_s: float, **more: object) -> Measured:
+    communication = None if workers == 1 else "RING"
+    found = Measured(workers, communication, rate, (step_s,) * 9, VOLUME, 8.0 * workers, 0.2)
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def ring_s(workers: int, rate: float) -> float:
+    return 2 * (workers - 1) / workers * VOLUME * 8 / rate
+
+
+def study(workers: tuple[int, ...] = (2, 3), predict: tuple[int, ...] = ()) -> Study:
+    """Return a study of exact cells: 50 ms of compute, 90 % of the rate reached, no latency."""
+    cells = [
+        cell(n, rate, 0.05 + ring_s(n, rate) / 0.9) for n, rate in product(workers, (1e8, 1e9))
+    ]
+    return analyse("demo", [cell(1, None, 0.05), *cells], cores=4, predict=predict)
+
+
+def test_a_step_is_the_compute_time_of_one_worker_and_the_collective() -> None:
+    slow = study().cells[1]
+    assert (slow.compute_s, slow.collective_s) == pytest.approx((0.05, 0.32 / 0.9))
+    assert slow.ring_s == pytest.approx(0.32)
+    assert slow.of_ring == pytest.approx(1 / 0.9)
+    assert slow.efficiency == pytest.approx(0.05 / slow.median_s)
+    assert slow.examples_per_second == pytest.approx(16 / slow.median_s)
+
+
+def test_the_fit_finds_the_part_of_the_rate_that_is_reached() -> None:
+    found = study()
+    assert found.reached("RING") == pytest.approx(0.9)
+    assert [c.error for c in found.cells] == pytest.approx([0.0] * 5, abs=1e-9)
+
+
+def test_cells_of_predicted_numbers_only_test_the_prediction() -> None:
+    found = study((2, 4), predict=(4,))
+    assert [c.is_held_out for c in found.cells] == [False, False, False, True, True]
+    assert found.held_out_error == pytest.approx(0.0, abs=1e-9)
+    assert [(p.workers, p.rate) for p in found.predictions] == [(4, 1e8), (4, 1e9)]
+
+
+def test_a_held_out_cell_does_not_change_the_fit() -> None:
+    cells = [cell(1, None, 0.05), *(cell(2, r, 0.05 + ring_s(2, r)) for r in (1e8, 1e9))]
+    wrong = cell(4, 1e9, 99.0)
+    found = analyse("demo", [*cells, wrong], cores=8, predict=(4,))
+    assert found.reached("RING") == pytest.approx(1.0)
+    assert found.held_out_error == pytest.approx(1.0, abs=0.01)
+
+
+def test_workers_that_need_more_cores_than_there_are_compute_longer_and_are_marked() -> None:
+    alone = cell(1, None, 0.05, busy_cores=1.0)
+    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.5)], cores=2)
+    assert found.cells[1].load == 2
+    assert found.cells[1].compute_s == pytest.approx(0.1)
+    assert found.cells[1].is_crowded
+    assert any("need more than the 2 cores" in note for note in found.notes)
+
+
+def test_a_short_computation_may_wait_for_a_core() -> None:
+    alone = cell(1, None, 0.001, busy_cores=1.0)
+    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.2)], cores=2)
+    assert not found.cells[1].is_crowded
+
+
+def test_workers_that_keep_all_cores_busy_are_marked() -> None:
+    alone = cell(1, None, 0.001, busy_cores=0.2)
+    found = analyse("demo", [alone, cell(2, 1e9, 0.02, busy_cores=0.95)], cores=2)
+    assert found.cells[1].is_crowded
+
+
+def test_workers_that_wait_most_of_the_time_can_share_cores() -> None:
+    alone = cell(1, None, 0.05, busy_cores=0.1)
+    found = analyse("demo", [alone, cell(4, 1e9, 0.2, busy_cores=0.3)], cores=2)
+    assert (found.cells[1].load, found.cells[1].is_crowded) == (1, False)
+
+
+def test_a_global_batch_of_fixed_size_shortens_the_compute_time() -> None:
+    alone = cell(1, None, 0.05, global_batch=32.0)
+    found = analyse("demo", [alone, cell(2, 1e9, 0.05, global_batch=32.0)], cores=4)
+    assert found.cells[1].compute_s == pytest.approx(0.025)
+    assert found.cells[1].efficiency == pytest.approx(0.5)
+    assert any("scaled with it" in note for note in found.notes)
+
+
+def test_an_unknown_volume_is_fitted_and_said() -> None:
+    cells = [cell(1, None, 0.05), *(cell(2, r, 0.05 + ring_s(2, r)) for r in (1e8, 1e9))]
+    found = analyse("demo", [replace(c, gradient_bytes=None) for c in cells], cores=4)
+    assert (found.cells[1].ring_s, found.cells[1].of_ring) == (None, None)
+    assert found.fits["RING"].bits == pytest.approx(VOLUME * 8)
+    assert found.reached("RING") is None
+    assert any("does not report the size" in note for note in found.notes)
+
+
+def test_one_rate_is_said_to_be_too_few() -> None:
+    found = analyse("demo", [cell(1, None, 0.05), cell(2, 1e9, 0.1)], cores=4)
+    assert any("cannot be told apart" in note for note in found.notes)
+
+
+def test_too_few_cells_for_an_interval_are_said() -> None:
+    notes = study((2,)).notes
+    assert any("no interval" in note for note in notes)
+    assert not any("no interval" in note for note in study((2, 3)).notes)
+
+
+def test_each_communication_has_a_fit_of_its_own() -> None:
+    auto = [replace(cell(2, r, 0.1 + ring_s(2, r)), communication="AUTO") for r in (1e8, 1e9)]
+    ring = [cell(2, r, 0.05 + ring_s(2, r) * 2) for r in (1e8, 1e9)]
+    found = analyse("demo", [cell(1, None, 0.05), *ring, *auto], cores=4)
+    assert found.reached("RING") == pytest.approx(0.5, rel=0.01)
+    assert found.reached("AUTO") == pytest.approx(1.0, rel=0.1)
+
+
+def test_the_json_has_every_cell_fit_and_prediction() -> None:
+    data = json.loads(json.dumps(study((2, 4), predict=(4, 8)).to_json()))
+    assert [c["workers"] for c in data["cells"]] == [1, 2, 2, 4, 4]
+    assert data["cells"][1]["collective_s"] == pytest.approx(0.32 / 0.9)
+    assert data["cells"][0]["ring_s"] is None
+    assert data["fits"]["RING"]["reached_rate"] == pytest.approx(0.9)
+    assert {p["workers"] for p in data["predictions"]} == {4, 8}
+    assert data["gradient_bytes"] == VOLUME
