@@ -8,6 +8,8 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
+from typing import Any
 
 import psutil
 import pytest
@@ -16,9 +18,11 @@ from tests.integration.commandline import CommandLine, wait_for
 from tests.integration.gang import GANG
 from tests.integration.hosts.office import COUNT, is_whole
 from tests.integration.live import Live
+from tests.integration.saving import SAVES
+from tests.lab.docker_images import STUB
 from tests.lab.dockerd import Dockerd
 
-from .harbor import RELEASE, Harbor, ended, of_type
+from .harbor import HANG_S, RELEASE, Harbor, ended, of_type
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +54,37 @@ def test_a_replaced_container_is_prepared_again(harbor: Harbor) -> None:
     harbor.docker("kill", harbor.container(run))
     ended(run)
     assert run.log("worker:1", attempt=2).splitlines() == ["line 0", "line 1", "line 2"]
+
+
+@pytest.fixture
+def image(harbor: Harbor) -> Iterator[str]:
+    """Another name of the stub image, which a test may remove."""
+    name = "tfcluster-tests-grow:latest"
+    harbor.docker("tag", STUB, name)
+    yield name
+    harbor.docker("tag", STUB, name)
+    harbor.docker("rmi", name)
+
+
+def test_a_gang_takes_a_container_in_again_once_it_can_be_made(harbor: Harbor, image: str) -> None:
+    job = {"script": "train.py", "hooks": "off", "env": {"WORKERS": "3", "ATTEMPT": "3"}}
+    supervision = {"backoff_s": 0, "max_restarts": 0, "min_workers": 2, "grow_every_s": 0.1}
+    sections: dict[str, Any] = {
+        "job": job,
+        "supervision": supervision,
+        "runtime": {"image": image},
+        "workers": 3,
+    }
+    run = harbor.up(harbor.spec(SAVES, **sections))
+    run.wait_for_line("step 3", "worker:0", "worker:1", "worker:2")
+    harbor.docker("rmi", "--force", image)
+    harbor.docker("kill", harbor.container(run, "worker-2"))
+    wait_for(lambda: "2 workers" in run.log("worker:0", 2), timeout=HANG_S, what="a gang of two")
+    assert not of_type(run, "node_back")
+    harbor.docker("tag", STUB, image)
+    ended(run)
+    assert of_type(run, "restarting")[-1]["reason"] == "worker:2 is back: growing to 3 workers"
+    assert "3 workers from step" in run.log("worker:2", 3)
 
 
 def test_a_paused_container_is_reported_and_replaced_after_its_lease(harbor: Harbor) -> None:
