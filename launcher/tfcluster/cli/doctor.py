@@ -11,7 +11,7 @@ from tfcluster.spec import HostChoice
 
 @click.command("doctor")
 @click.argument("spec", required=False, shell_complete=files)
-@click.option("--deep", is_flag=True, help="Import TensorFlow on every node: time, devices.")
+@click.option("--deep", is_flag=True, help="Also start the nodes, and import TensorFlow on each.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @backend_option

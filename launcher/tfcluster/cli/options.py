@@ -23,7 +23,7 @@ _HOST_OPTIONS = (
 )  # fmt: skip
 _WATCH_OPTIONS = (
     click.option("-d", "--detach", is_flag=True,
-                 help="Return when all tasks run; print the run's id to stdout."),
+                 help="Return when all tasks run, or a scheduler has the run; print its id."),
     click.option("--json", "as_json", is_flag=True,
                  help="Write events to stdout, task output to stderr."),
     click.option("--collapse", is_flag=True,

@@ -131,9 +131,8 @@ def _files(folder: Path, *, everything: bool) -> Iterator[str]:
     for found, folders, names in os.walk(folder):
         top = Path(found) == folder
         skipped = {*_NEVER, *(() if everything else _AT_THE_END)} if top else set[str]()
-        folders[:] = sorted(
-            name for name in folders if name not in skipped and not name.startswith(".partial-")
-        )
+        own = "." if top else ".partial-"
+        folders[:] = sorted(n for n in folders if n not in skipped and not n.startswith(own))
         for name in sorted(names):
             is_own = top and (name in _OWN or name.startswith("."))
             if not is_own and not name.endswith(_PART):

@@ -28,7 +28,8 @@ OLDEST = (1, 20)
 _PATIENCE_S = 5.0
 _ASKERS = 8
 
-_PORT_FORWARD = (("", "pods/portforward", "create"),)
+_PORT_FORWARD = (("", "pods/portforward", "get create"),)
+"""The client asks with GET, newer ones than ours with POST."""
 RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("", "pods", "create get list delete patch"),
     *_PORT_FORWARD,
@@ -81,7 +82,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         what = f"this user may not read {join_first(sorted(survey.unread), 12)}: not checked"
         found.append(Obstacle("permissions", what, "", is_fatal=False))
     about = f"Kubernetes {version.get('gitVersion')} at {cluster.name}"
-    return Outlook(tuple(found), f"{about}; whether it enforces NetworkPolicies is not known")
+    return Outlook(tuple(found), f"{about}; `--deep` tries image and NetworkPolicies")
 
 
 def _judge_version(version: Object) -> Iterator[Obstacle]:
@@ -305,8 +306,9 @@ class Survey:
             if missing:
                 what = f"there is no ServiceAccount {account} for the coordinator in {namespace}"
                 what += f", and this user may not {join_first(missing)}"
-                fix = "have an administrator apply what `tfcluster export SPEC --format kubernetes`"
-                yield Obstacle("permissions", what, f"{fix} prints")
+                fix = "have an administrator apply the account, its Role and RoleBinding: "
+                where = "`tfcluster up SPEC` prints them, and `tfcluster help kubernetes#rights`"
+                yield Obstacle("permissions", what, fix + where)
         elif missing := self._missing(_coordinator_rights(), account=account):
             what = f"the ServiceAccount {account} may not {join_first(missing, 6)} in {namespace}"
             yield Obstacle("permissions", what, "bind it to a Role with these verbs")

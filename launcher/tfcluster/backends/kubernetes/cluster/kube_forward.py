@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from pathlib import Path
 
@@ -70,6 +71,17 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             await writer.drain()
 
 
+def _why(error: Exception) -> str:
+    """Return the reason without the headers and the body of the server's answer."""
+    text = str(getattr(error, "reason", "") or error)
+    answered = re.match(r"Handshake status (\d+) ([\w ]+)", text)
+    if answered is None:
+        return text
+    if answered[1] == "403":
+        return "this user may not `get` pods/portforward; `tfcluster help kubernetes#rights`"
+    return f"the API server answers {answered[1]} {answered[2].strip()}"
+
+
 def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
     """Return a connection to a pod's port through the API server. Raises ConnectionError.
 
@@ -89,7 +101,6 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
             headers=access.headers(),
         )
     except Exception as error:  # of the websocket library, or of the client
-        why = getattr(error, "reason", "") or error
-        raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None
+        raise ConnectionError(f"no port-forward to the pod {pod}: {_why(error)}") from None
     end: int = forwarded.socket(port).detach()
     return keep_from_children(socket.socket(fileno=end))

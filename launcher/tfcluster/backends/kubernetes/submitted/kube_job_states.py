@@ -23,7 +23,8 @@ def run_of(made: Object) -> str:
 
 
 def describe(job: Object, pod: Object | None, events: Sequence[Object] = ()) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`; `events`: those of the Job."""
+    """Return the state of a Job whose newest pod is `pod`; `events`: those of the pod, of
+    the Job without one."""
     name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
     ended = f"{foreign_json.parse_json_object(notes[ENDED])['status']}; " if ENDED in notes else ""
     if _condition(job, "Complete", "Failed") is not None:
@@ -37,8 +38,8 @@ def describe(job: Object, pod: Object | None, events: Sequence[Object] = ()) -> 
         why = str(pod_reasons.refused(refused[-1])) if refused else "it is not made yet"
         return JobState(Phase.QUEUED, f"the coordinator's pod waits: {why}", job=name)
     if pod.get("status", {}).get("phase") == "Pending":
-        reason = pod_reasons.explain(pod, ())
-        why = f"the coordinator's pod waits: {reason}" if reason else ""
+        reason = pod_reasons.explain(pod, events)
+        why = f"the coordinator's pod waits: {reason}" if reason else "the coordinator's pod starts"
         return JobState(Phase.QUEUED, why, job=name)
     if why := _starts_again(pod):
         return JobState(Phase.QUEUED, why, job=name)

@@ -86,12 +86,23 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
         by_job = {pod["metadata"].get("labels", {}).get("job-name"): pod for pod in pods}
         found = {}
         for job in jobs:
-            name = job["metadata"]["name"]
-            selector = f"involvedObject.kind=Job,involvedObject.name={name}"
-            is_new = name not in by_job and not job.get("status", {}).get("conditions")
-            events = place.list("events", fieldSelector=selector) if is_new else ()
-            found[run_of(job)] = describe(job, by_job.get(name), events)
+            pod = by_job.get(job["metadata"]["name"])
+            found[run_of(job)] = describe(job, pod, _events(place, job, pod))
     return found
+
+
+def _events(place: Cluster, job: Object, pod: Object | None) -> Sequence[Object]:
+    """Return what the cluster says of the coordinator while it has not started."""
+    waits, kind = pod, "Pod"
+    if pod is None and not job.get("status", {}).get("conditions"):
+        waits, kind = job, "Job"
+    elif pod is not None and pod.get("status", {}).get("phase") != "Pending":
+        waits = None
+    if waits is None:
+        return ()
+    name = waits["metadata"]["name"]
+    selector = f"involvedObject.kind={kind},involvedObject.name={name}"
+    return place.list("events", fieldSelector=selector)
 
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
@@ -135,7 +146,7 @@ def _signal(place: Cluster, run: str, pod: str) -> None:
     if why := seat_process.run(place, pod, _decode(secret).encode(), argv, timeout_s=_TELL_S):
         raise SetupError(
             f"the coordinator in the pod {pod} cannot be told to stop: {why}",
-            fix="`tfcluster down --now` deletes its Job",
+            fix=f"`tfcluster down --now {run}` deletes its Job",
         )
 
 
