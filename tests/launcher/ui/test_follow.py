@@ -21,9 +21,9 @@ from tfcluster.rundir.events import (
     TaskExited,
     TaskStarted,
     Warned,
-    to_line,
 )
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import to_line
 from tfcluster.ui import follow
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.merged_logs import MergedLogs
