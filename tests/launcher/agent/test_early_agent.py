@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,7 +65,7 @@ class EarlyPod:
             data = self.bundle.zip_bytes
             self.relay.stdin.write(b"%d\n" % len(data) + data)
             self.relay.stdin.flush()
-        wait_until(lambda: (self.folder / "run" / "agent.sock").exists())
+        wait_until(lambda: listens(config["socket"]))
         self.closing.callback(self.relay.communicate)
         self.closing.callback(self.relay.kill)
         return self.closing.enter_context(contextlib.closing(Peer(config["socket"])))
@@ -81,6 +82,12 @@ class EarlyPod:
         kill_all(left)
         self.seat.process.kill()
         self.seat.process.communicate()
+
+
+def listens(path: str) -> bool:
+    """Return whether a process accepts connections at `path`; a file may be there before."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(path) == 0
 
 
 def kill_all(processes: Iterable[psutil.Process]) -> None:
