@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended kubernetes-programs test-kubernetes test-fast test-matrix parity check generated docs pictures format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-kubernetes test-fast test-matrix parity check generated docs pictures format bench bench-quick bench-peers clean
 
 # The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11) and for TensorFlow
 # 2.16 (3.9 to 3.12). If empty, they are searched on PATH, in pyenv and through uv.
@@ -71,10 +71,8 @@ test-extended: setup $(KERAS) ## run all other tests: hosts, containers, Slurm, 
 	@$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m "tensorflow and extended" $(addprefix --ignore ,$(FAULTS) $(KUBERNETES))
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(FAULTS)
 
-kubernetes-programs: $(NEWEST)
+test-kubernetes: setup ## run the tests on a real Kubernetes cluster of two nodes (at most 12 minutes)
 	@$(BIN)/python -m tests.lab.kube_binaries
-
-test-kubernetes: setup kubernetes-programs ## run the tests on a real Kubernetes cluster of two nodes (at most 12 minutes)
 	@$(PYTEST) $(SLOWEST) -n 3 -m "not tensorflow" $(KUBERNETES)
 	@$(BIN)/pytest $(SLOWEST) -m tensorflow $(KUBERNETES)
 

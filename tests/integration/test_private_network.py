@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from pathlib import Path
 
 import pytest
 
@@ -13,8 +12,6 @@ from .commandline import CommandLine
 from .gang import MEET
 from .live import Live
 from .ordinary_user import OTHER_USER, as_ordinary_user
-
-ROOT = Path(__file__).parents[2]
 
 SERVER = (
     MEET
@@ -119,20 +116,3 @@ def test_an_address_outside_the_private_network_is_refused_with_a_hint(shell: Co
     assert refused.code == 3
     assert "a private network cannot reach 192.0.2.7 (worker:0)" in refused.err
     assert "cluster.worker=2" in refused.err
-
-
-@pytest.mark.tensorflow
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_two_tensorflow_workers_train_in_a_private_network(shell: CommandLine) -> None:
-    shell.env |= {"TFDS_DATA_DIR": str(shell.root / "tfds"), "CUDA_VISIBLE_DEVICES": "-1"}
-    done = shell.run(
-        "up",
-        str(ROOT / "cluster_specs" / "localhost-2w.json"),
-        "--set=runtime.network=private",
-        *("--", "--epochs=1", "--examples=320"),
-        timeout=280,
-    )
-    assert done.code == 0, done.err[-4000:] + done.out.decode()[-4000:]
-    assert done.out.count(b"test accuracy") == 2
-    assert any(event["type"] == "checkpoint_gathered" for event in shell.events())
