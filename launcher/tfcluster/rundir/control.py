@@ -73,10 +73,7 @@ async def serve(
     scale_to: ScaleTo = _refuse,
     set_rate: SetRate = refuse_rate,
 ) -> AsyncIterator[None]:
-    """Answer this user's requests on `path`, in a private folder, until the block ends.
-
-    Raises SetupError if it cannot listen there.
-    """
+    """Answer this user's requests on `path` until the block ends; raises SetupError."""
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
