@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,6 +208,17 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
             if (name := str(mount.get("name"))) in sources and name not in used:
                 used.add(name)
                 raw[name] = sources[name].values
+    _note_volumes(pod, sources, used, raw)
+    return found, list(raw.values()), raw_mounts
+
+
+def _note_volumes(
+    pod: Fields,
+    sources: Mapping[str, Any],
+    used: Collection[str],
+    raw: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Note the volumes that no mount uses, and the `raw` ones, which only `pod_template` has."""
     for name, volume in sources.items():
         if name not in used:
             message = f"the volume {name} is mounted nowhere in the task's container"
@@ -221,7 +232,6 @@ def _map_volumes(pod: Fields, main: Fields) -> tuple[Raw, Raw, Raw]:
             kind == "hostPath"
         )
         pod.notes.append(Note("changed", sources[name].path, message, fix))
-    return found, list(raw.values()), raw_mounts
 
 
 def _map_source(volume: dict[str, Any]) -> dict[str, Any] | None:

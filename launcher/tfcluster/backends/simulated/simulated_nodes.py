@@ -36,7 +36,7 @@ class SimulatedNodes(RelayedNodes):
         self._asking = asyncio.Lock()
         self._disturbances: list[asyncio.Task[None]] = []
         self._switch = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", _SWITCH),
+            *(sys.executable, "-P", "-m", _SWITCH),  # no module of the current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
