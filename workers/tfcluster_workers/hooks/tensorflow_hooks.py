@@ -6,35 +6,40 @@ from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import cluster_check, save_hooks
+from tfcluster_workers.hooks import cluster_check, first_contact, save_hooks
 from tfcluster_workers.hooks.replacing import replaces
 
 
 def watch_collective_strategy(module: ModuleType) -> None:
     """Watch MultiWorkerMirroredStrategy, which joins and waits for its peers in its constructor."""
-    _watch_joining(vars(module)["CollectiveAllReduceExtended"], _check_collective)
+    _watch_joining(vars(module)["CollectiveAllReduceExtended"], _meet_workers)
 
 
-def _check_collective(*args: Any, cluster_resolver: Any = None, **kwargs: Any) -> None:
+def _meet_workers(*args: Any, cluster_resolver: Any = None, **kwargs: Any) -> None:
     """Check the arguments `(strategy, cluster_resolver, communication_options, devices)`."""
-    if not kwargs.get("devices") and not args[3:]:  # with devices it is local and joins no cluster
+    joins = not kwargs.get("devices") and not args[3:]  # with devices it is local
+    if joins:
         cluster_check.check_strategy(args[1] if args[1:] else cluster_resolver)
+    reporting.waiting_for_peers()
+    if joins:
+        first_contact.await_leader()
 
 
 def watch_parameter_server_strategy(module: ModuleType) -> None:
     """Watch ParameterServerStrategy, which waits for all workers and ps in its constructor."""
-    _watch_joining(vars(module)["ParameterServerStrategyV2"], _check_parameter_servers)
+    _watch_joining(vars(module)["ParameterServerStrategyV2"], _meet_servers)
 
 
-def _check_parameter_servers(*args: Any, cluster_resolver: Any = None, **_: Any) -> None:
+def _meet_servers(*args: Any, cluster_resolver: Any = None, **_: Any) -> None:
     cluster_check.check_parameter_servers(args[0] if args else cluster_resolver)
+    reporting.waiting_for_peers()
+    first_contact.await_servers()
 
 
-def _watch_joining(joiner: Any, check: Callable[..., None]) -> None:
+def _watch_joining(joiner: Any, meet: Callable[..., None]) -> None:
     @replaces(joiner, "__init__")
     def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        check(*args, **kwargs)
-        reporting.waiting_for_peers()
+        meet(*args, **kwargs)
         stock(self, *args, **kwargs)
         reporting.ready()
 
