@@ -34,7 +34,8 @@ def main() -> None:
     if not is_intact(folder):
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
-    drop_bytecode(folder)
+    if not (order["config"].get("early") and os.path.lexists(os.path.join(cache, "early"))):
+        drop_bytecode(folder)  # else `early_agent` has unpacked it here, before any task
     os.write(1, HAVE)
     os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))

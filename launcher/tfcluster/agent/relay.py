@@ -191,7 +191,7 @@ def _start_agent_in_container(config: dict[str, Any]) -> None:
 
 def _start_early_agent(config: dict[str, Any]) -> bool:
     """Have the agent that waits in this pod (`early_agent`) begin; return whether there is one."""
-    from tfcluster.agent.containers.pod_seat import early_socket
+    from tfcluster.agent.containers.pod_early import early_socket
 
     try:
         waiting = _connect(early_socket())

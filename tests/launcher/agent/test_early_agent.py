@@ -126,13 +126,15 @@ def test_a_relay_gets_the_agent_that_has_imported_already(make: Any) -> None:
     assert preload(peer, pod)["type"] == "preload_ready"
     assert pod.importers() == [importer]
     script = pod.folder / "main.py"
-    script.write_text("import heavy, os; print('task', os.getppid())")
+    script.write_text("import heavy, os; print('task', os.getppid(), os.umask(0o022))")
     log = pod.folder / "task.log"
     task = {"task": "worker:0", "env": {}, "cwd": "/", "log": str(log), "preload": True}
     task["argv"] = [sys.executable, str(BOOT), "script", str(script)]
     peer.send("start", attempt=1, tasks=[task])
     assert peer.take("task_exited")["exit_code"] == 0
-    assert log.read_text().split("\n")[:2] == ["imported", f"task {welcome['pid']}"]
+    umask = os.umask(0o022)
+    os.umask(umask)  # the seat's, not the private one of the bundle
+    assert log.read_text().split("\n")[:2] == ["imported", f"task {welcome['pid']} {umask}"]
     assert not pod.socket.exists()
 
 

@@ -20,6 +20,7 @@ import sys
 import time
 
 from tfcluster.agent.containers.pod_connection import exit_code, serve, start, wake_on
+from tfcluster.agent.containers.pod_early import early_socket, fork_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,14 +32,6 @@ NOBODY_CAME = 1
 """The exit code of this program without any connection."""
 _MOST_CONNECTIONS = 256
 _SUBREAPER = 36
-BUNDLE, ORDERS = "bundle.zip", "preload.json"
-"""Files beside the seat: the bundle, and ``{"digest": …, "orders": […], "of": {NODE: NUMBER}}``
-with a `catalogue.Preload` for each node."""
-_START_EARLY = (
-    f"import sys; sys.path.append(sys.argv[1] + '/{BUNDLE}/agent');"
-    "from tfcluster.agent.early_agent import main; main(*sys.argv[1:])"
-)
-"""The program of the early agent (`early_agent`); its arguments are the folder and the node."""
 _LATE_POLL_S = 1.0
 
 
@@ -75,14 +68,13 @@ class Seat:
         self._deadline: float | None = time.monotonic() + options.idle_s
         _become_subreaper()
         self._signals = wake_on(signal.SIGCHLD, signal.SIGTERM)
-        self._notes, self._note = os.pipe()
-        """The processes of connections report to this one through them."""
-        self._listener = _listen(options.port)
         self._program = self._early = 0
         if options.preload:
             folder = os.path.dirname(sys.argv[0])
-            argv = ["python", "-I", "-S", "-c", _START_EARLY, folder, options.preload]
-            self._early = start(argv, None)
+            self._early = fork_agent(folder, options.preload, closes=[self._signals])
+        self._notes, self._note = os.pipe()
+        """The processes of connections report to this one through them."""
+        self._listener = _listen(options.port)
         if options.then:
             self._deadline = None
             self._program = start(options.then, None)
@@ -204,11 +196,6 @@ class Seat:
         if self._deadline is None:
             self._deadline = time.monotonic() + self._options.linger_s
         return None
-
-
-def early_socket() -> str:
-    """Return the path of the socket on which the early agent of this pod waits."""
-    return os.path.expanduser("~/.cache/tfcluster/early")
 
 
 def _listen(port: int) -> socket.socket:

@@ -10,7 +10,7 @@ import json
 from typing import Any
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent.containers.pod_seat import BUNDLE, ORDERS
+from tfcluster.agent.containers.pod_early import BUNDLE, ORDERS
 from tfcluster.backends import bundle
 from tfcluster.backends.kubernetes.run_objects import HOME_FOLDER, PodRun
 from tfcluster.plans import preloading

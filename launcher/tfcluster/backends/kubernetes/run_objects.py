@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from tfcluster.agent.containers import pod_connection, pod_seat
+from tfcluster.agent.containers import pod_connection, pod_early, pod_seat
 from tfcluster.backends.bundle import Bundle
 from tfcluster.plans.plan import Plan
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
@@ -147,7 +147,7 @@ def secret(
 def seat() -> bytes:
     """Return the first program of a pod as a zip file that Python runs."""
     files = {"__main__.py": f"import {pod_seat.__name__} as seat\n\nseat.main()\n".encode()}
-    for name, path in ((m.__name__, m.__file__) for m in (pod_connection, pod_seat)):
+    for name, path in ((m.__name__, m.__file__) for m in (pod_connection, pod_early, pod_seat)):
         assert path is not None
         inner = Path(*name.split("."))
         files[f"{inner}.py"] = Path(path).read_bytes()
