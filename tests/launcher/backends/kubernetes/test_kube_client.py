@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from kubernetes.config import kube_config
 
-from tfcluster.backends.kubernetes.cluster.kube_access import reach, reach_again
+from tfcluster.backends.kubernetes.cluster.kube_access import PlainAccess, reach, reach_again
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.errors import SetupError
 
@@ -63,6 +64,8 @@ def server() -> Iterator[Server]:
 def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "kubeconfig"
     monkeypatch.setenv("KUBECONFIG", str(path))
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
     monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
     return path
 
@@ -149,3 +152,63 @@ def test_a_damaged_kubeconfig_is_an_error_of_the_user(kubeconfig: Path, text: st
         reach(SimpleNamespace(context=None, namespace=None))
     with pytest.raises(SetupError):
         reach_again("https://lab:1/x", patience_s=1)
+
+
+def write_one(path: Path, user: object, **cluster: object) -> None:
+    config = {
+        "clusters": [{"name": "lab", "cluster": {"server": "https://lab:6443/", **cluster}}],
+        "users": [{"name": "me", "user": user}],
+        "contexts": [{"name": "c", "context": {"cluster": "lab", "user": "me", "namespace": "n"}}],
+        "current-context": "c",
+    }
+    path.write_text(json.dumps(config))
+
+
+def test_a_context_with_its_token_is_read_without_the_official_client(kubeconfig: Path) -> None:
+    write_one(kubeconfig, {"token": "secret"})
+    found = PlainAccess.read(None)
+    assert found is not None
+    assert (found.context, found.namespace, found.host) == ("c", "n", "https://lab:6443")
+    assert found.headers() == {"authorization": "Bearer secret"}
+
+
+def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfig: Path) -> None:
+    write_one(kubeconfig, {"tokenFile": "token"})
+    found = PlainAccess.read("c")
+    assert found is not None
+    for token in ("first", "renewed"):
+        (kubeconfig.parent / "token").write_text(f"{token}\n")
+        assert found.headers() == {"authorization": f"Bearer {token}"}
+
+
+@pytest.mark.parametrize(
+    ("user", "cluster"),
+    [
+        ({"exec": {"command": "aws"}}, {}),
+        ({"token": "t", "as": "admin"}, {}),
+        ({"client-certificate": "gone.crt", "client-key": "gone.key"}, {}),
+        ({"client-certificate-data": "no base64", "client-key-data": "x"}, {}),
+        ({"token": "t"}, {"proxy-url": "http://proxy:3128"}),
+        ({"token": "t"}, {"certificate-authority-data": "bm90IGEgY2VydGlmaWNhdGU="}),
+        ([], {}),
+    ],
+)
+def test_other_contexts_are_left_to_the_official_client(
+    kubeconfig: Path, user: object, cluster: dict[str, object]
+) -> None:
+    write_one(kubeconfig, user, **cluster)
+    assert PlainAccess.read(None) is None
+
+
+def test_several_kubeconfigs_and_proxies_are_left_to_the_official_client(
+    kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_one(kubeconfig, {"token": "secret"})
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert PlainAccess.read(None) is None
+    monkeypatch.delenv("HTTPS_PROXY")
+    assert PlainAccess.read(None) is not None
+    other = kubeconfig.with_name("other")
+    other.write_text("{}")
+    monkeypatch.setenv("KUBECONFIG", f"{kubeconfig}:{other}")
+    assert PlainAccess.read(None) is None

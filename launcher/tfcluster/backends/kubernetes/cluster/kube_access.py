@@ -1,16 +1,26 @@
-"""The cluster that a spec, a run or a pod means: found in the kubeconfig, or around this pod."""
+"""The cluster that a spec, a run or a pod means: found in the kubeconfig, or around this pod.
+
+The official client's import takes a fifth of a second, of each command and on each start's way to
+its pods. So it reads only contexts that need more than what the kubeconfig holds itself.
+"""
 
 from __future__ import annotations
 
+import base64
+import importlib.util
+import itertools
 import os
 import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import yaml
 
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
+from tfcluster.backends.kubernetes.cluster.kube_client import Access, Cluster
 from tfcluster.errors import SetupError
 
 if TYPE_CHECKING:
@@ -19,8 +29,21 @@ if TYPE_CHECKING:
 JOB_VARIABLE: Final = "TFCLUSTER_KUBERNETES_JOB"
 """Set in the coordinator's pod: the name of its Job."""
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-_DAMAGED: Final = (OSError, ValueError, KeyError, TypeError, yaml.YAMLError)
-"""The official client's errors for a kubeconfig that it cannot read."""
+_DAMAGED: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
+"""The errors for a kubeconfig that cannot be read."""
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_PLAIN_CLUSTER: Final = frozenset(
+    {
+        *("server", "certificate-authority", "certificate-authority-data"),
+        *("insecure-skip-tls-verify", "extensions"),
+    }
+)
+_PLAIN_USER: Final = frozenset(
+    {
+        *("client-certificate", "client-certificate-data", "client-key", "client-key-data"),
+        *("token", "tokenFile"),
+    }
+)
 _NAME: Final = re.compile(r"(.+)/([^/ ]+?)(?: \(context (.+)\))?")
 """The form of `Cluster.name`."""
 
@@ -32,6 +55,91 @@ class Settings(Protocol):
     def context(self) -> str | None: ...
     @property
     def namespace(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainAccess:
+    """The cluster of a context that signs in with certificates or a token, as kubeadm, kind, k3s
+    and minikube write it (kubernetes.io/docs/reference/config-api/kubeconfig.v1)."""
+
+    context: str
+    namespace: str | None
+    host: str
+    pool: urllib3.PoolManager
+    _user: Mapping[str, str]
+    _folder: Path
+    """The folder that the kubeconfig's relative paths start from."""
+
+    @classmethod
+    def read(cls, context: str | None) -> PlainAccess | None:
+        """Return the access of a context, of the current one without a name.
+
+        None for what the official client is to read: several files, sign-in by programs or
+        providers, proxies; and for what is damaged, of which it says what is wrong.
+        """
+        try:
+            (path,) = (each for each in _kubeconfigs() if os.path.exists(each))
+            config = yaml.load(Path(path).read_bytes(), Loader=_LOADER)
+            name = context or config["current-context"]
+            chosen = _named(config, "context", name)
+            cluster, user = (_named(config, kind, chosen[kind]) for kind in ("cluster", "user"))
+            if not (
+                cluster.keys() <= _PLAIN_CLUSTER and user.keys() <= _PLAIN_USER and _has_no_proxy()
+            ):
+                return None
+            folder = Path(path).absolute().parent
+            host = cluster["server"].rstrip("/")
+            pool = _pool(cluster, user, folder)
+            return cls(name, chosen.get("namespace"), host, pool, user, folder)
+        except _DAMAGED:
+            return None
+
+    def headers(self) -> dict[str, str]:
+        token = self._user.get("token")
+        if token is None and (file := self._user.get("tokenFile")) is not None:
+            token = (self._folder / file).read_text().strip()
+        return {} if token is None else {"authorization": f"Bearer {token}"}
+
+    def client_configuration(self) -> Any:
+        return _load(self.context)[0]
+
+
+def _named(config: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
+    """Return the entry of a kubeconfig's list of clusters, users or contexts."""
+    found: list[Mapping[str, Any]] = [e[kind] for e in config[f"{kind}s"] if e["name"] == name]
+    return found[0]
+
+
+def _pool(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> urllib3.PoolManager:
+    """Return the connections to the server of `cluster`. Raises OSError, ValueError."""
+    import ssl
+
+    import urllib3
+    from urllib3.util import create_urllib3_context
+
+    tls = create_urllib3_context()
+    if cluster.get("insecure-skip-tls-verify"):
+        tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    with tempfile.TemporaryDirectory() as scratch:  # a key can be loaded from a file only
+
+        def file_of(section: Mapping[str, Any], key: str) -> Path | None:
+            if (data := section.get(f"{key}-data")) is not None:
+                path = Path(scratch, key)
+                path.write_bytes(base64.b64decode(data, validate=True))
+                return path
+            return folder / section[key] if key in section else None
+
+        if (authority := file_of(cluster, "certificate-authority")) is not None:
+            tls.load_verify_locations(authority)
+        else:
+            tls.load_default_certs()
+        if (certificate := file_of(user, "client-certificate")) is not None:
+            tls.load_cert_chain(certificate, file_of(user, "client-key"))
+    return urllib3.PoolManager(ssl_context=tls)
+
+
+def _has_no_proxy() -> bool:
+    return not any(name.lower().endswith("_proxy") for name in os.environ)
 
 
 class ClientAccess:
@@ -105,23 +213,33 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
 
 
 def _of_context(settings: Settings, patience_s: float) -> Cluster:
-    try:
-        from kubernetes import client, config
-    except ImportError:
+    if importlib.util.find_spec("kubernetes") is None:
         raise SetupError(
             "the backend kubernetes needs Kubernetes' official client",
             fix="install it: `pip install 'tfcluster[kubernetes]'`",
-        ) from None
+        )
+    if (plain := PlainAccess.read(settings.context)) is not None:
+        access: Access = plain
+        name, own = plain.context, plain.namespace
+    else:
+        configuration, current = _load(settings.context)
+        access, name = ClientAccess(configuration), str(current["name"])
+        own = current["context"].get("namespace")
+    namespace = settings.namespace or own or "default"
+    return Cluster(access, namespace=namespace, patience_s=patience_s, context=name)
+
+
+def _load(context: str | None) -> tuple[Any, Mapping[str, Any]]:
+    """Return the official client's configuration for a context, and the context."""
+    from kubernetes import client, config
+
     configuration = client.Configuration()
     try:
-        loader = _loader(settings.context)
+        loader = _loader(context)
         loader.load_and_set(configuration)
-        current = loader.current_context
+        return configuration, loader.current_context
     except config.ConfigException as error:
         raise _NoContextError(str(error)) from None
-    namespace = settings.namespace or current["context"].get("namespace") or "default"
-    access, name = ClientAccess(configuration), str(current["name"])
-    return Cluster(access, namespace=namespace, patience_s=patience_s, context=name)
 
 
 class _NoContextError(Exception):
@@ -139,7 +257,7 @@ def reach_again(name: str, *, patience_s: float) -> Cluster:
     if JOB_VARIABLE in os.environ:
         return reach(SimpleNamespace(context=None, namespace=namespace), patience_s=patience_s)
     why = f"no context of the kubeconfig leads to {host}"
-    for context in dict.fromkeys((former, *_context_names(namespace))):
+    for context in itertools.chain((former,), _context_names(namespace)):
         try:
             wanted = SimpleNamespace(context=context, namespace=namespace)
             found = reach(wanted, patience_s=patience_s)
@@ -151,17 +269,18 @@ def reach_again(name: str, *, patience_s: float) -> Cluster:
     raise SetupError(why)
 
 
-def _context_names(namespace: str | None) -> list[str]:
-    """Return the contexts of the kubeconfig, those with this namespace first."""
+def _context_names(namespace: str | None) -> Iterator[str]:
+    """Yield the contexts of the kubeconfig, those with this namespace first."""
     from kubernetes.config import ConfigException, kube_config
 
     try:
         merged = kube_config.KubeConfigMerger(kube_config.KUBE_CONFIG_DEFAULT_LOCATION)
         found = [each.value for each in merged.config["contexts"]] if merged.config else []
     except (*_DAMAGED, ConfigException):
-        return []
+        return
     found.sort(key=lambda each: (each.get("context") or {}).get("namespace") != namespace)
-    return [str(each["name"]) for each in found]
+    for each in found:
+        yield str(each["name"])
 
 
 def _loader(context: str | None) -> Any:
@@ -180,5 +299,10 @@ def _loader(context: str | None) -> Any:
 
 
 def _has_kubeconfig() -> bool:
+    return any(map(os.path.exists, _kubeconfigs()))
+
+
+def _kubeconfigs() -> list[str]:
+    """Return the places of kubeconfigs (kubernetes.io: Organizing Cluster Access)."""
     places = os.environ.get("KUBECONFIG", os.path.expanduser("~/.kube/config"))
-    return any(os.path.exists(place) for place in places.split(os.pathsep) if place)
+    return [place for place in places.split(os.pathsep) if place]
