@@ -189,15 +189,18 @@ def is_on_silent_node(pod: Object) -> bool:
 def has_terminated(pod: Object) -> bool:
     """Return whether the kubelet has reported that no process of ours in a pod is alive.
 
-    The phase alone proves nothing: a controller writes Failed for a pod whose node is lost. With
-    a reason beside it, it is the kubelet that refused the pod or evicted it.
+    The phase alone proves nothing: a controller writes Failed for a pod whose node is lost, and
+    leaves its containers running. Where none of them runs, the kubelet has written it: it refused
+    the pod or evicted it, or has removed a container before it reported the end (which Kubernetes
+    1.20 then calls waiting).
     """
     status = _status(pod)
     own = [each for each in status.get("containerStatuses") or () if each.get("name") in _OWN]
     if own and all(_terminated(each) is not None for each in own):
         return True
-    is_refused = status.get("phase") == "Failed" and status.get("reason") not in (None, "NodeLost")
-    return is_refused and not any(map(_is_running, own))
+    word = status.get("reason")
+    is_over = status.get("phase") in ("Failed", "Succeeded") and word != "NodeLost"
+    return is_over and bool(own or word) and not any(map(_is_running, own))
 
 
 def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:

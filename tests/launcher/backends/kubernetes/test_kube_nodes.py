@@ -427,6 +427,11 @@ def test_a_missing_object_and_a_controllers_word_prove_nothing(desk: Desk) -> No
     assert not has_terminated(made)
     made["status"] = {"phase": "Failed", "reason": "Evicted", "message": "low on memory"}
     assert has_terminated(made)
+    container = {"name": "task", "state": {"running": {}}}
+    made["status"] = {"phase": "Failed", "containerStatuses": [container]}
+    assert not has_terminated(made)
+    container["state"] = {"waiting": {"reason": "ContainerCreating"}}
+    assert has_terminated(made)
 
 
 def test_files_that_were_not_gathered_keep_the_pods(desk: Desk) -> None:
