@@ -22,9 +22,8 @@ from tfcluster.spec import LaunchOptions, run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
-    from tfcluster.coordinator.foreground import End, Watcher
+    from tfcluster.coordinator.launch import End, Launch, Watcher
     from tfcluster.coordinator.resume import Resume
-    from tfcluster.coordinator.startup import Launch
     from tfcluster.discovery.planning import Planned
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
@@ -264,7 +263,7 @@ def make_launch(
     Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and what
     `Planned.require` raises.
     """
-    from tfcluster.coordinator.startup import Launch
+    from tfcluster.coordinator.launch import Launch
     from tfcluster.coordinator.tensorboard_server import choose_python
     from tfcluster.rundir.chaos import parse
 

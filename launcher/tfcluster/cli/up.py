@@ -55,10 +55,13 @@ def command(
     """
     from tfcluster.api import make_launch
     from tfcluster.cli.launch import launch, preimport
-    from tfcluster.coordinator.resume import find
     from tfcluster.discovery.planning import plan_file
 
-    resumed = find(resume) if resume is not None else None
+    resumed = None
+    if resume is not None:
+        from tfcluster.coordinator.resume import find
+
+        resumed = find(resume)
     stored = resumed.source if resumed is not None and spec is None else None
     planned = plan_file(
         stored or spec,

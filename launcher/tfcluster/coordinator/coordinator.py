@@ -18,8 +18,9 @@ from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunOver
-from tfcluster.coordinator.startup import Launch, Startup
+from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.tensorboard_files import RunCurves
 from tfcluster.coordinator.tensorboard_server import beside_run
 from tfcluster.errors import JobEndedError, SetupError, join_first

@@ -6,104 +6,40 @@ import asyncio
 import contextlib
 import signal
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from tfcluster.backends import jobs
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.launch import (
+    SIGNALS,
+    WARNING,
+    End,
+    Launch,
+    Watcher,
+    make_folder,
+    open_folder,
+    signals_held_back,
+)
 from tfcluster.coordinator.resume import Resume, seed
-from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import JobEndedError, SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
-from tfcluster.rundir import fold, registry, run_writer
+from tfcluster.rundir import registry
 from tfcluster.rundir.events import JobJoined, RunContinued
-from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.rundir.registry import new_run_id, this_process
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.decisions import Outcome, Stop
-from tfcluster.typed_json import to_json
+from tfcluster.supervision.decisions import Outcome
 
 Announce = Callable[[Plan], None]
 """A function that is called before the first start with the plan, now with every host and port."""
-
-SIGNALS = {
-    signal.SIGINT: Stop("Ctrl-C", 130),
-    signal.SIGTERM: Stop("SIGTERM", 143),
-    signal.SIGHUP: Stop("the terminal was closed", 129),
-}
-
-
-WARNING = signal.SIGUSR1
-"""The signal by which a scheduler says that the time of a job is nearly over."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The end of a run."""
-
-    paths: RunPaths
-    state: RunSnapshot
-    outcome: Outcome
-    unrecorded: str = ""
-    """The reason why the run folder is incomplete; empty if it is complete."""
-
-
-class Watcher(Protocol):
-    """The starter's view of a run."""
-
-    def opened(self, paths: RunPaths, plan: Plan) -> None:
-        """Called when the run folder exists."""
-
-    def announced(self, plan: Plan) -> None:
-        """Called before the first start with the plan, now with every host and port."""
-
-    def left(self) -> None:
-        """Called when the starter leaves the run: in the background, once all its tasks run."""
-
-    def ask(self, question: str) -> bool:
-        """Show a question, or take it away (""); return False if nobody can answer."""
-
-    def choice(self) -> str | None:
-        """Return the answer, ``leave`` or ``cancel``; None without one so far."""
-
-    def said(self, sentence: str) -> None:
-        """Called with what the starter has to say."""
-
-
-def make_folder(launch: Launch) -> tuple[RunPaths, RunSnapshot]:
-    """Make the run folder; return it with the run's first state. Raises RunFolderError."""
-    plan, now = launch.plan, time.time()
-    run_writer.make_runtime_dir()
-    paths = run_writer.make_new(partial(new_run_id, plan.name, now), launch.home_dir)
-    for path, data in ((paths.spec, launch.spec), (paths.plan, to_json(plan))):
-        run_writer.require_json(path, data)
-    state = fold.first_state(plan, paths, this_process(), now)
-    state.spec_folder, state.runtime_dir = launch.spec_folder, str(runtime_dir())
-    state.background = launch.options.detach
-    return paths, state
-
-
-def open_folder(paths: RunPaths) -> RunSnapshot:
-    """Return the state of a submitted run, now with this process as its coordinator."""
-    run_writer.make_runtime_dir()
-    with contextlib.suppress(OSError):  # the disk is full already
-        run_writer.make_reserve(paths)
-    state, process = registry.load_recorded(paths), this_process()
-    state.host, state.boot_id = process.host, process.boot_id
-    state.pid, state.pid_start = process.pid, process.start
-    state.runtime_dir = str(runtime_dir())
-    return state
 
 
 def _continuation(state: RunSnapshot, restarts: int, last_event_at: float) -> RunContinued:
@@ -296,20 +232,3 @@ def _handling_signals(coordinator: Coordinator) -> Iterator[None]:
             loop.remove_signal_handler(number)
             # Other threads do not block it, and the outcome is not recorded yet.
             signal.signal(number, signal.SIG_IGN)
-
-
-@contextlib.contextmanager
-def signals_held_back(*more: signal.Signals) -> Iterator[None]:
-    """Block SIGINT, SIGTERM, SIGHUP and `more`, except while a run handles them.
-
-    A signal between the making of the folder and the first turn of the loop would leave a run
-    that never started and never ended.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*SIGNALS, *more})
-    handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

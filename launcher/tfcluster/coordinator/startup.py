@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.launch import Launch
 from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub
@@ -26,39 +26,8 @@ from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import probes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer
-from tfcluster.rundir.chaos import Fault
-from tfcluster.rundir.paths import RunPaths, home
-from tfcluster.spec import LaunchOptions
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import Sent
-
-if TYPE_CHECKING:
-    from tfcluster.coordinator.resume import Resume
-    from tfcluster.spec.sections import Runtime
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Everything that a coordinator needs; it can be pickled for another process."""
-
-    plan: Plan
-    spec: Mapping[str, Any]
-    """The spec to keep in the run folder."""
-    spec_folder: str | None = None
-    """The folder that relative paths of `spec` start from."""
-    options: LaunchOptions = field(default_factory=LaunchOptions)
-    faults: Sequence[Fault] = ()
-    """The faults of `options`."""
-    tensorboard_python: str | None = None
-    """The Python that serves the run's curves; None without ``--tensorboard``."""
-    resume: Resume | None = None
-    """The state to start from."""
-    home_dir: Path = field(default_factory=home)
-    """The parent of run folders."""
-    runtime: Runtime | None = None
-    """That section of the spec, for a run whose coordinator is to run in a job of a scheduler."""
-    node_settings: Runtime | None = None
-    """That section of the spec, from which a backend makes its nodes."""
-
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 

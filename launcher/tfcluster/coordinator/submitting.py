@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -13,19 +14,17 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.coordinator.foreground import (
+from tfcluster.coordinator.launch import (
     SIGNALS,
     End,
+    Launch,
     Watcher,
     make_folder,
     signals_held_back,
 )
-from tfcluster.coordinator.resume import seed
-from tfcluster.coordinator.startup import Launch
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
 from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
-from tfcluster.preflight.rules import PreflightReport
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Hint, JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 _POLL_S = 0.1
 _HANDOVER_S = 30.0
 """Seconds for which a job that has started waits for its submitter on another machine."""
+_GIVES_WAY = 10
+"""The niceness added to a process that watches a run: the tasks may be on the same machine."""
 _QUESTION = "Ctrl-C: leave the run running (l), or cancel it (c, or Ctrl-C again)?"
 
 
@@ -59,7 +60,7 @@ def submit(launch: Launch) -> RunPaths:
     try:
         submission = _fill_folder(launch, launch.runtime, paths)
         if launch.options.runs_preflight:
-            PreflightReport.of_job(backend, its.check(submission, thorough=False)).require()
+            _require_place(backend, its.check(submission, thorough=False))
         for warning in its.warnings(submission):
             writer.record(Warned(message=warning))
         for hint in its.hints(submission):
@@ -83,11 +84,21 @@ def submit(launch: Launch) -> RunPaths:
     return paths
 
 
+def _require_place(backend: str, outlook: jobs.Outlook) -> None:
+    """Raise PreflightError for what would keep the scheduler from starting the job."""
+    if outlook.obstacles:
+        from tfcluster.preflight.rules import PreflightReport  # slow to import, rarely needed
+
+        PreflightReport.of_job(backend, outlook).require()
+
+
 def _fill_folder(launch: Launch, runtime: Runtime, paths: RunPaths) -> jobs.Submission:
     """Write what the job needs into its run folder; return what is submitted."""
     in_job = replace(launch.options, detach=False)  # this process leaves, the job does not
     run_writer.require_json(paths.launch, to_json(in_job))
     if launch.resume is not None:
+        from tfcluster.coordinator.resume import seed
+
         seed(launch.resume, paths.checkpoints)
     submission = jobs.submission_of(launch.plan, runtime, paths.root)
     return replace(submission, code=partial(_list_code, launch.plan))
@@ -147,6 +158,7 @@ def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:
         if launch.options.detach:
             watcher.left()
             return None
+        os.nice(_GIVES_WAY)
         with _signals() as came:
             return _Watch(launch, paths, watcher, came).run()
 

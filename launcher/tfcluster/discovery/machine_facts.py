@@ -49,9 +49,9 @@ def gather(
 
     `spec_dir`: the folder of the spec; `bundle`: the folder of the unpacked bundle on this
     machine; `python`: the value of ``--python``; `calling_python`: that of local tasks if nothing
-    names one; `local_names`: more names of this machine; `meanwhile`: called while the tasks'
-    Python runs to report its version. Raises UsageError (exit 2) for a requested Python that does
-    not exist, and for an unreadable ``env_file``.
+    names one; `local_names`: more names of this machine; `meanwhile`: called while the Python of
+    tasks on this machine reports its version, if there are any. Raises UsageError (exit 2) for a
+    requested Python that does not exist, and for an unreadable ``env_file``.
     """
     addresses = addresses_to_compare(spec).union(local_names)
     context = PlanContext(
@@ -136,7 +136,8 @@ def _with_job(
 ) -> PlanContext:
     """Return `context` with the Pythons and the code of the job."""
     code = _read_job_code(spec, (workdir,))
-    meanwhile()
+    if LOCAL in choices:
+        meanwhile()
     context = replace(
         context,
         interpreters={node: choice() for node, choice in choices.items()},

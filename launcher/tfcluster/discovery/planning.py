@@ -147,8 +147,8 @@ def plan_spec(
     """Plan a loaded spec for this machine.
 
     `calling_python`: that of local tasks if neither `python` nor the spec names one;
-    `local_names`: more names of this machine; `meanwhile`: other slow work, called while the
-    tasks' Python runs to report its version.
+    `local_names`: more names of this machine; `meanwhile`: other slow work of a start on this
+    machine, called while the tasks' Python reports its version.
 
     Raises SpecError (exit 2) for paths of the spec that do not exist, UsageError (exit 2) and
     InterpreterError (exit 3) as `gather` and `make_plan` do.
