@@ -162,6 +162,10 @@ def kubelet_config(folder: Path, address: str, group: str, cpus: int) -> str:
             "resolvConf": str(folder / "resolv.conf"),
             "nodeStatusUpdateFrequency": "2s",
             "syncFrequency": "5s",
+            # Kubernetes 1.27's defaults: with those of 1.20, 5 and 10, the mounts of two Secrets
+            # hold up a pod for a second, or not, as the requests before them fall.
+            "kubeAPIQPS": 50,
+            "kubeAPIBurst": 100,
             "imageGCHighThresholdPercent": 100,
             "evictionHard": {"memory.available": "100Mi"},
             "systemReserved": {"cpu": str(reserved)} if reserved else {},
