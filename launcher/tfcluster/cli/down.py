@@ -50,7 +50,7 @@ def command(
     if (scheduler := scheduler_of(backend, context, namespace, **others)) is not None:
         if run is None:
             raise UsageError("--backend needs RUN", fix="`tfcluster ps --backend NAME` lists them")
-        terminal.say_wrapped(scheduler.stop(run, now=now))
+        scheduler.stop(run, terminal.say_wrapped, now=now)
         return
     if warm:
         _end_warm(run, terminal, as_json=as_json and not everything)

@@ -80,11 +80,8 @@ class Scheduler:
         except SilentError as error:
             raise _silent(error) from error
 
-    def stop(self, run: str, *, now: bool) -> str:
-        """Stop a run and wait until it has ended; return a sentence about it.
-
-        Raises UnknownRunError.
-        """
+    def stop(self, run: str, say: Callable[[str], None], *, now: bool) -> None:
+        """Stop a run and wait until it has ended; `say` what happens. Raises UnknownRunError."""
         known = self.runs()
         matches = [name for name in known if run in (name, name[-4:])]
         matches = matches or [name for name in known if name.startswith(f"{run}-")]
@@ -97,12 +94,13 @@ class Scheduler:
             self._its.stop(known[matches[0]].job, cluster=self._cluster, now=now)
         except SilentError as error:
             raise _silent(error) from error
+        say(f"stopping {matches[0]}; its tasks save first" if not now else f"stopping {matches[0]}")
         while (state := self.runs().get(matches[0])) is not None:
             if state.phase in (Phase.ENDING, Phase.OVER):
                 break
             time.sleep(_POLL_S)
         reason = f": {state.reason}" if state is not None and state.reason else ""
-        return f"{matches[0]} has ended{reason}"
+        say(f"{matches[0]} has ended{reason}")
 
 
 def _silent(error: SilentError) -> NodeLostError:

@@ -235,7 +235,8 @@ REFUSALS: Table = (
         Words(
             "the quota of the namespace is used up",
             _WAITING,
-            "wait, or ask for less: `kubectl describe quota` shows what is used",
+            "wait, or ask for less (runtime.kubernetes.resources): `kubectl describe quota` shows"
+            " what is used",
         ),
     ),
     (
