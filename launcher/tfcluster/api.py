@@ -22,8 +22,8 @@ from tfcluster.spec import LaunchOptions, run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
-    from tfcluster.coordinator.launch import End, Launch, Watcher
     from tfcluster.coordinator.resume import Resume
+    from tfcluster.coordinator.starter import End, Launch, Watcher
     from tfcluster.discovery.planning import Planned
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
@@ -263,8 +263,8 @@ def make_launch(
     Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and what
     `Planned.require` raises.
     """
-    from tfcluster.coordinator.launch import Launch
-    from tfcluster.coordinator.tensorboard_server import choose_python
+    from tfcluster.coordinator.curves.tensorboard_server import choose_python
+    from tfcluster.coordinator.starter import Launch
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()

@@ -27,7 +27,7 @@ from tfcluster.backends.kubernetes.run_objects import COORDINATOR_TOKEN, ENV_KEY
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
 from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
-from tfcluster.coordinator.launch import open_folder
+from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry

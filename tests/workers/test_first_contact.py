@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 import time
@@ -29,15 +28,8 @@ def address(bound: socket.socket) -> str:
     return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def become(
-    monkeypatch: pytest.MonkeyPatch, cluster: dict[str, list[str]], job: str, index: int = 0
-) -> None:
-    config = {"cluster": cluster, "task": {"type": job, "index": index}}
-    monkeypatch.setenv("TF_CONFIG", json.dumps(config))
-
-
 def listen_soon(*sockets: socket.socket) -> list[float]:
-    """Listen a moment later; return the list that will have the time of it."""
+    """Listen a moment later; return the list that will have the times of it."""
     moments = list[float]()
 
     def listen() -> None:
@@ -56,52 +48,48 @@ def test_a_worker_waits_until_the_leader_listens(
 ) -> None:
     monkeypatch.setattr(first_contact, "_PATIENCE_S", FAR_S)
     leader, other = map(address, bound)
-    cluster = {"worker": [leader, other]} if job == "worker" else {job: [leader], "worker": [other]}
-    become(monkeypatch, cluster, "worker", 1 if job == "worker" else 0)
+    cluster = {"chief": {0: leader}, "worker": {0: other}}
+    index = 0
+    if job == "worker":
+        cluster, index = {"worker": {0: leader, 1: other}}, 1
     moments = listen_soon(bound[0])
-    first_contact.await_leader()
+    first_contact.await_leader(cluster, "worker", index)
     assert time.monotonic() > moments[0]
 
 
-@pytest.mark.parametrize(("job", "index"), [("worker", 0), ("evaluator", 0), ("ps", 0)])
-def test_the_leader_and_tasks_without_collectives_do_not_wait(
-    bound: list[socket.socket], monkeypatch: pytest.MonkeyPatch, job: str, index: int
+def test_the_leader_and_a_cluster_without_one_do_not_wait(
+    bound: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "_await", refuse)
-    become(monkeypatch, {"worker": [*map(address, bound)]}, job, index)
-    first_contact.await_leader()
+    leader, other = map(address, bound)
+    first_contact.await_leader({"worker": {0: leader, 1: other}}, "worker", 0)
+    first_contact.await_leader({"chief": {0: leader}, "worker": {0: other}}, "chief", 0)
+    first_contact.await_leader({"ps": {0: leader}}, "ps", 0)
 
 
 def refuse(addresses: list[str]) -> None:
-    assert not addresses
+    raise AssertionError(addresses)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"cluster": {}, "task": null}', '{"task": {}}'])
-def test_a_damaged_cluster_is_left_to_tensorflow(
-    monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setattr(first_contact, "_await", refuse)
-    monkeypatch.setenv("TF_CONFIG", text)
-    first_contact.await_leader()
-    first_contact.await_servers()
-
-
-def test_a_coordinator_waits_for_all_servers(
+def test_a_coordinator_waits_for_all_others(
     bound: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "_PATIENCE_S", FAR_S)
     worker, ps = map(address, bound)
-    become(monkeypatch, {"chief": ["127.0.0.1:1"], "worker": [worker], "ps": [ps]}, "chief")
+    cluster = {"chief": {0: "127.0.0.1:1"}, "worker": {0: worker}, "ps": {0: ps}}
     moments = listen_soon(*bound)
-    first_contact.await_servers()
+    first_contact.await_others(cluster, "chief", 0)
     assert time.monotonic() > moments[1]
 
 
-def test_a_leader_that_does_not_come_is_left_to_tensorflow(
+def test_tasks_that_do_not_come_are_left_to_tensorflow(
     bound: list[socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_contact, "_PATIENCE_S", 0.1)
-    become(monkeypatch, {"worker": [*map(address, bound)]}, "worker", 1)
+    asked = list[float]()
+    monkeypatch.setattr(first_contact, "_listens", lambda _, patience_s: asked.append(patience_s))
+    cluster = {"worker": {number: f"far:{number}" for number in range(60)}}
     began = time.monotonic()
-    first_contact.await_leader()
+    first_contact.await_others(cluster, "chief", 0)
     assert time.monotonic() - began >= 0.1
+    assert max(asked) <= 0.1

@@ -35,7 +35,7 @@ def main() -> None:
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
     if not (order["config"].get("early") and os.path.lexists(os.path.join(cache, "early"))):
-        drop_bytecode(folder)  # else `early_agent` has unpacked it here, before any task
+        drop_bytecode(folder)  # else `pod_early` has unpacked it here, before any task
     os.write(1, HAVE)
     os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))

@@ -90,11 +90,11 @@ class Scheduler:
                 f"{self._cluster} has {len(matches) or 'no'} runs called {run}",
                 fix="`tfcluster ps --backend NAME` lists them",
             )
+        say(f"stopping {matches[0]}")
         try:
             self._its.stop(known[matches[0]].job, cluster=self._cluster, now=now)
         except SilentError as error:
             raise _silent(error) from error
-        say(f"stopping {matches[0]}; its tasks save first" if not now else f"stopping {matches[0]}")
         while (state := self.runs().get(matches[0])) is not None:
             if state.phase in (Phase.ENDING, Phase.OVER):
                 break

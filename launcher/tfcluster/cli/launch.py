@@ -18,7 +18,7 @@ from tfcluster.ui.terminal import Terminal
 
 if TYPE_CHECKING:
     from tfcluster.cli.options import Display
-    from tfcluster.coordinator.launch import End, Launch
+    from tfcluster.coordinator.starter import End, Launch
     from tfcluster.plans.plan import Plan
     from tfcluster.ui.follow import RunView
 

@@ -11,7 +11,7 @@ import click
 
 from tfcluster.api import get_run
 from tfcluster.cli.completion import run_names
-from tfcluster.coordinator import tensorboard_server
+from tfcluster.coordinator.curves import tensorboard_server
 from tfcluster.errors import SetupError
 from tfcluster.rundir import registry
 from tfcluster.ui.terminal import Terminal

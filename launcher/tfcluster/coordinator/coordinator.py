@@ -17,12 +17,12 @@ from tfcluster.backends import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
 from tfcluster.coordinator.attempts import Attempts
+from tfcluster.coordinator.curves.tensorboard_files import RunCurves
+from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.launch import Launch
 from tfcluster.coordinator.loop import Loop, RunOver
+from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
-from tfcluster.coordinator.tensorboard_files import RunCurves
-from tfcluster.coordinator.tensorboard_server import beside_run
 from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost

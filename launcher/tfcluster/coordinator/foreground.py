@@ -15,7 +15,8 @@ from pathlib import Path
 from tfcluster.backends import jobs
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.launch import (
+from tfcluster.coordinator.resume import Resume, seed
+from tfcluster.coordinator.starter import (
     SIGNALS,
     WARNING,
     End,
@@ -25,7 +26,6 @@ from tfcluster.coordinator.launch import (
     open_folder,
     signals_held_back,
 )
-from tfcluster.coordinator.resume import Resume, seed
 from tfcluster.errors import JobEndedError, SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan

@@ -14,7 +14,7 @@ from pathlib import Path
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.launch import Launch
+from tfcluster.coordinator.starter import Launch
 from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync, orders
 from tfcluster.nodes.hub import Hub

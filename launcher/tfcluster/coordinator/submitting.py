@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends import job_watch, jobs, past_runs
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.coordinator.launch import (
+from tfcluster.coordinator.starter import (
     SIGNALS,
     End,
     Launch,
@@ -154,11 +154,12 @@ def submit_and_watch(launch: Launch, watcher: Watcher) -> End | None:
     """
     with signals_held_back():
         paths = submit(launch)
+        if not launch.options.detach:
+            os.nice(_GIVES_WAY)  # threads that start from here on inherit it
         watcher.opened(paths, launch.plan)
         if launch.options.detach:
             watcher.left()
             return None
-        os.nice(_GIVES_WAY)
         with _signals() as came:
             return _Watch(launch, paths, watcher, came).run()
 

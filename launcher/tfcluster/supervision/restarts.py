@@ -133,7 +133,7 @@ def _give_up(
 def _order_gang(state: RunState, why: str, now: float, verdict: Restart | None = None) -> None:
     """Order the next attempt; without a `verdict` it does not count, as for a smaller gang."""
     if verdict is None:
-        verdict = Restart(state.policy.backoff_s, state.restarts.add_free(None), is_counted=False)
+        verdict = Restart(state.policy.backoff_s, state.restarts.history(None), is_counted=False)
     on_gone = [t for t in state.membership.members if state.plan.task(t).node in state.gone]
     state.membership.leave_out(on_gone, Absence.NODE, now)
     members, number = state.membership.members, state.gang.attempt + 1
@@ -161,7 +161,7 @@ def _record(
         task=str(unit) if unit else None,
         reason=why,
         attempt=attempt,
-        of=restart_policy.attempts_in_all(verdict.history, state.policy),
+        of=max(attempt, restart_policy.attempts_in_all(verdict.history, state.policy)),
         from_step=newest.step,
         from_checkpoint=newest.name if newest.step is None else None,
         delay_s=round(verdict.delay_s, 3),

@@ -21,7 +21,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.launch import Launch
+from tfcluster.coordinator.starter import Launch
 from tfcluster.errors import SetupError
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders

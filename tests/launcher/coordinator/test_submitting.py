@@ -12,7 +12,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.coordinator import submitting
-from tfcluster.coordinator.launch import open_folder
+from tfcluster.coordinator.starter import open_folder
 from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.events import JobSubmitted
 from tfcluster.rundir.paths import RunPaths

@@ -12,7 +12,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.launcher.conftest import plan_of
 
-from tfcluster.coordinator.tensorboard_files import EventFile, RunCurves
+from tfcluster.coordinator.curves.tensorboard_files import EventFile, RunCurves
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths

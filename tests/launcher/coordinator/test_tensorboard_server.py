@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.coordinator import tensorboard_server
+from tfcluster.coordinator.curves import tensorboard_server
 from tfcluster.errors import InterpreterError
 
 SERVES = """

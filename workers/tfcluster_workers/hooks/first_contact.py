@@ -7,49 +7,50 @@ the same place at the same time, so that every other start would take that secon
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import socket
 import time
+from collections.abc import Iterable, Mapping
 
 _PATIENCE_S = 5.0
 """Seconds after which TensorFlow waits itself: the others are not about to listen."""
 _PAUSE_S = 0.02
 _CONNECT_S = 1.0
 
+Cluster = Mapping[str, Mapping[int, str]]
+"""Job → index → address."""
 
-def await_leader() -> None:
+
+def await_leader(cluster: Cluster, job: str, index: int) -> None:
     """Wait for the leader of the collectives, unless it is this task.
 
-    It is the chief, else the first worker (collective_all_reduce_strategy.py).
+    It is the chief, else the first worker (multi_worker_util.collective_leader).
     """
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        config = json.loads(os.environ["TF_CONFIG"])
-        cluster, task = config["cluster"], config["task"]
-        job = "chief" if cluster.get("chief") else "worker"
-        if task["type"] in ("chief", "worker") and (task["type"], task["index"]) != (job, 0):
-            _await([cluster[job][0]])
+    leader = ("chief" if cluster.get("chief") else "worker", 0)
+    if (job, index) != leader and (address := cluster.get(leader[0], {}).get(0)) is not None:
+        _await([address])
 
 
-def await_servers() -> None:
-    """Wait for the workers and parameter servers that a coordinator connects to."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
-        _await([*cluster.get("worker", ()), *cluster.get("ps", ())])
+def await_others(cluster: Cluster, job: str, index: int) -> None:
+    """Wait for all other tasks, to which a coordinator connects."""
+    tasks = (
+        (name, number, address) for name, at in cluster.items() for number, address in at.items()
+    )
+    _await(address for name, number, address in tasks if (name, number) != (job, index))
 
 
-def _await(addresses: list[str]) -> None:
+def _await(addresses: Iterable[str]) -> None:
     until = time.monotonic() + _PATIENCE_S
     for address in addresses:
-        while not _listens(address) and time.monotonic() < until:
+        while (left_s := until - time.monotonic()) > 0:
+            if _listens(address, min(_CONNECT_S, left_s)):
+                break
             time.sleep(_PAUSE_S)
 
 
-def _listens(address: str) -> bool:
+def _listens(address: str, patience_s: float) -> bool:
     host, _, port = address.rpartition(":")
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-    except OSError:  # also for a name that is not known yet
+        socket.create_connection((host.strip("[]"), int(port)), patience_s).close()
+    except (OSError, ValueError):  # also for a name that is not known yet
         return False
     return True

@@ -130,6 +130,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.parameter_server_strategy_v2": (
         ("hooks.tensorflow_hooks", "watch_parameter_server_strategy"),
     ),
+    "tensorflow.python.eager.context": (("hooks.tensorflow_hooks", "watch_contacts"),),
     "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
     "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),
     "tensorflow.python.distribute.failure_handling.failure_handling": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import ModuleType
 from typing import Any, Callable
 
@@ -12,36 +13,61 @@ from tfcluster_workers.hooks.replacing import replaces
 
 def watch_collective_strategy(module: ModuleType) -> None:
     """Watch MultiWorkerMirroredStrategy, which joins and waits for its peers in its constructor."""
-    _watch_joining(vars(module)["CollectiveAllReduceExtended"], _meet_workers)
+    _watch_joining(vars(module)["CollectiveAllReduceExtended"], _check_collective)
 
 
-def _meet_workers(*args: Any, cluster_resolver: Any = None, **kwargs: Any) -> None:
+def _check_collective(*args: Any, cluster_resolver: Any = None, **kwargs: Any) -> None:
     """Check the arguments `(strategy, cluster_resolver, communication_options, devices)`."""
-    joins = not kwargs.get("devices") and not args[3:]  # with devices it is local
-    if joins:
+    if not kwargs.get("devices") and not args[3:]:  # with devices it is local and joins no cluster
         cluster_check.check_strategy(args[1] if args[1:] else cluster_resolver)
-    reporting.waiting_for_peers()
-    if joins:
-        first_contact.await_leader()
 
 
 def watch_parameter_server_strategy(module: ModuleType) -> None:
     """Watch ParameterServerStrategy, which waits for all workers and ps in its constructor."""
-    _watch_joining(vars(module)["ParameterServerStrategyV2"], _meet_servers)
+    _watch_joining(vars(module)["ParameterServerStrategyV2"], _check_parameter_servers)
 
 
-def _meet_servers(*args: Any, cluster_resolver: Any = None, **_: Any) -> None:
+def _check_parameter_servers(*args: Any, cluster_resolver: Any = None, **_: Any) -> None:
     cluster_check.check_parameter_servers(args[0] if args else cluster_resolver)
-    reporting.waiting_for_peers()
-    first_contact.await_servers()
 
 
-def _watch_joining(joiner: Any, meet: Callable[..., None]) -> None:
+def _watch_joining(joiner: Any, check: Callable[..., None]) -> None:
     @replaces(joiner, "__init__")
     def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
-        meet(*args, **kwargs)
+        check(*args, **kwargs)
+        reporting.waiting_for_peers()
         stock(self, *args, **kwargs)
         reporting.ready()
+
+
+def watch_contacts(module: ModuleType) -> None:
+    """Watch the calls by which a context, which has its devices by then, meets other tasks.
+
+    ``TFE_EnableCollectiveOps`` meets the collectives' leader. The others are those of a coordinator
+    (eager/context.py).
+    """
+    meetings = {
+        "TFE_EnableCollectiveOps": first_contact.await_leader,
+        "TFE_ContextSetServerDef": first_contact.await_others,
+        "TFE_ContextSetServerDefWithTimeoutAndRetries": first_contact.await_others,
+    }
+    calls = vars(module)["pywrap_tfe"]
+    for name, meet in meetings.items():
+        if hasattr(calls, name):
+            _meet_first(calls, name, meet)
+
+
+def _meet_first(calls: Any, name: str, meet: Callable[..., None]) -> None:
+    @replaces(calls, name)
+    def call(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        from tensorflow.core.protobuf import tensorflow_server_pb2
+
+        with contextlib.suppress(Exception):  # TensorFlow meets them without us, too
+            (given,) = (each for each in args if isinstance(each, bytes))
+            server = tensorflow_server_pb2.ServerDef.FromString(given)
+            cluster = {job.name: dict(job.tasks) for job in server.cluster.job}
+            meet(cluster, server.job_name, server.task_index)
+        return stock(*args, **kwargs)
 
 
 def watch_server(module: ModuleType) -> None:

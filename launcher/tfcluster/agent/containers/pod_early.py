@@ -40,8 +40,8 @@ def fork_agent(folder: str, node: str, *, closes: list[int]) -> int:
         for descriptor in closes:
             os.close(descriptor)
         _become_agent(folder, node)
-    except BaseException as error:
-        sys.stderr.write(f"no early start: {error!r}\n")
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)
 

@@ -189,18 +189,16 @@ def is_on_silent_node(pod: Object) -> bool:
 def has_terminated(pod: Object) -> bool:
     """Return whether the kubelet has reported that no process of ours in a pod is alive.
 
-    The phase alone proves nothing: a controller writes Failed for a pod whose node is lost, and
-    leaves its containers running. Where none of them runs, the kubelet has written it: it refused
-    the pod or evicted it, or has removed a container before it reported the end (which Kubernetes
-    1.20 then calls waiting).
+    A controller writes Failed for a pod whose node is lost, and leaves its containers as they were.
+    The kubelet may have removed a container before it reported the end: 1.20 calls that waiting.
     """
-    status = _status(pod)
+    status, taken = _status(pod), _condition(pod, "DisruptionTarget") or {}
     own = [each for each in status.get("containerStatuses") or () if each.get("name") in _OWN]
-    if own and all(_terminated(each) is not None for each in own):
+    if own and None not in map(_terminated, own):
         return True
-    word = status.get("reason")
-    is_over = status.get("phase") in ("Failed", "Succeeded") and word != "NodeLost"
-    return is_over and bool(own or word) and not any(map(_is_running, own))
+    is_lost = status.get("reason") == "NodeLost" or taken.get("reason") == "DeletionByPodGC"
+    is_over = status.get("phase") in ("Failed", "Succeeded") and not is_lost
+    return is_over and bool(own or status.get("reason")) and not any(map(_is_running, own))
 
 
 def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:

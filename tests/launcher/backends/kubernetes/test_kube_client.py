@@ -173,12 +173,16 @@ def test_a_context_with_its_token_is_read_without_the_official_client(kubeconfig
 
 
 def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfig: Path) -> None:
+    (kubeconfig.parent / "token").touch()
     write_one(kubeconfig, {"tokenFile": "token"})
     found = PlainAccess.read("c")
     assert found is not None
     for token in ("first", "renewed"):
         (kubeconfig.parent / "token").write_text(f"{token}\n")
         assert found.headers() == {"authorization": f"Bearer {token}"}
+    (kubeconfig.parent / "token").unlink()
+    with pytest.raises(KubeError, match=r"token of the kubeconfig: .*No such file"):
+        found.headers()
 
 
 @pytest.mark.parametrize(
@@ -190,6 +194,7 @@ def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfi
         ({"client-certificate-data": "no base64", "client-key-data": "x"}, {}),
         ({"token": "t"}, {"proxy-url": "http://proxy:3128"}),
         ({"token": "t"}, {"certificate-authority-data": "bm90IGEgY2VydGlmaWNhdGU="}),
+        ({"tokenFile": "gone"}, {}),
         ([], {}),
     ],
 )

@@ -432,6 +432,9 @@ def test_a_missing_object_and_a_controllers_word_prove_nothing(desk: Desk) -> No
     assert not has_terminated(made)
     container["state"] = {"waiting": {"reason": "ContainerCreating"}}
     assert has_terminated(made)
+    collected = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByPodGC"}
+    made["status"]["conditions"] = [collected]
+    assert not has_terminated(made)
 
 
 def test_files_that_were_not_gathered_keep_the_pods(desk: Desk) -> None:

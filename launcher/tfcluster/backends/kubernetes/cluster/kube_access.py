@@ -13,14 +13,15 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import yaml
 
-from tfcluster.backends.kubernetes.cluster.kube_client import Access, Cluster
+from tfcluster.agent.error_text import describe_error
+from tfcluster.backends.kubernetes.cluster.kube_client import Access, Cluster, KubeError
 from tfcluster.errors import SetupError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ JOB_VARIABLE: Final = "TFCLUSTER_KUBERNETES_JOB"
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 _DAMAGED: Final = (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError)
 """The errors for a kubeconfig that cannot be read."""
+_CONNECTIONS: Final = 10
 _LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _PLAIN_CLUSTER: Final = frozenset(
     {
@@ -66,7 +68,7 @@ class PlainAccess:
     namespace: str | None
     host: str
     pool: urllib3.PoolManager
-    _user: Mapping[str, str]
+    _user: Mapping[str, str] = field(repr=False)
     _folder: Path
     """The folder that the kubeconfig's relative paths start from."""
 
@@ -79,6 +81,8 @@ class PlainAccess:
         """
         try:
             (path,) = (each for each in _kubeconfigs() if os.path.exists(each))
+            if not os.path.isfile(path):  # a pipe can be read once
+                return None
             config = yaml.load(Path(path).read_bytes(), Loader=_LOADER)
             name = context or config["current-context"]
             chosen = _named(config, "context", name)
@@ -90,15 +94,20 @@ class PlainAccess:
             folder = Path(path).absolute().parent
             host = cluster["server"].rstrip("/")
             pool = _pool(cluster, user, folder)
-            return cls(name, chosen.get("namespace"), host, pool, user, folder)
-        except _DAMAGED:
+            found = cls(name, chosen.get("namespace"), host, pool, user, folder)
+            found.headers()
+        except (*_DAMAGED, KubeError):
             return None
+        return found
 
     def headers(self) -> dict[str, str]:
         token = self._user.get("token")
-        if token is None and (file := self._user.get("tokenFile")) is not None:
-            token = (self._folder / file).read_text().strip()
-        return {} if token is None else {"authorization": f"Bearer {token}"}
+        if not token and (file := self._user.get("tokenFile")):
+            try:
+                token = (self._folder / file).read_text().strip()
+            except (OSError, ValueError) as error:
+                raise KubeError(f"the token of the kubeconfig: {describe_error(error)}") from None
+        return {"authorization": f"Bearer {token}"} if token else {}
 
     def client_configuration(self) -> Any:
         return _load(self.context)[0]
@@ -111,31 +120,45 @@ def _named(config: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]
 
 
 def _pool(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> urllib3.PoolManager:
-    """Return the connections to the server of `cluster`. Raises OSError, ValueError."""
+    """Return the connections to the server of `cluster`. Raises OSError, ValueError.
+
+    Certificates that are files are read again for each connection, as they may be renewed.
+    """
     import ssl
 
     import urllib3
     from urllib3.util import create_urllib3_context
 
-    tls = create_urllib3_context()
+    tls, options = create_urllib3_context(), dict[str, Any](maxsize=_CONNECTIONS)
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+        options["cert_reqs"] = ssl.CERT_NONE
     with tempfile.TemporaryDirectory() as scratch:  # a key can be loaded from a file only
 
         def file_of(section: Mapping[str, Any], key: str) -> Path | None:
             if (data := section.get(f"{key}-data")) is not None:
                 path = Path(scratch, key)
                 path.write_bytes(base64.b64decode(data, validate=True))
+                options["ssl_context"] = tls
                 return path
             return folder / section[key] if key in section else None
 
-        if (authority := file_of(cluster, "certificate-authority")) is not None:
-            tls.load_verify_locations(authority)
-        else:
+        authority = file_of(cluster, "certificate-authority")
+        own, key = file_of(user, "client-certificate"), file_of(user, "client-key")
+        if authority is None:
             tls.load_default_certs()
-        if (certificate := file_of(user, "client-certificate")) is not None:
-            tls.load_cert_chain(certificate, file_of(user, "client-key"))
-    return urllib3.PoolManager(ssl_context=tls)
+        else:
+            tls.load_verify_locations(authority)
+        if own is not None:
+            tls.load_cert_chain(own, key, password=_refuse_to_ask)
+    if "ssl_context" not in options:
+        files = {"ca_certs": authority, "cert_file": own, "key_file": key}
+        options |= {name: str(path) for name, path in files.items() if path is not None}
+    return urllib3.PoolManager(**options)
+
+
+def _refuse_to_ask() -> str:
+    raise ValueError("the key is encrypted")
 
 
 def _has_no_proxy() -> bool:
@@ -213,7 +236,8 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
 
 
 def _of_context(settings: Settings, patience_s: float) -> Cluster:
-    if importlib.util.find_spec("kubernetes") is None:
+    found = importlib.util.find_spec("kubernetes")
+    if found is None or found.origin is None:  # a folder of that name
         raise SetupError(
             "the backend kubernetes needs Kubernetes' official client",
             fix="install it: `pip install 'tfcluster[kubernetes]'`",

@@ -1,0 +1,1 @@
+"""The curves of a run: its tasks' TensorBoard files, copied to its folder and served."""
