@@ -185,7 +185,8 @@ def test_a_cut_node_is_back_after_its_time_and_a_slow_one_is_slow(shell: Command
     assert run.end() == 0, run.said()
     assert "'partition worker:0 at step 3 for 3s' is over: worker-0 is as before" in run.said()
     took_s = steps_of(run)
-    assert max(took_s[:60]) > 2, "a step waited for the end of the partition"
+    # A busy coordinator cuts the node after more than 60 steps; a slow step takes half a second.
+    assert max(took_s) > 2, "a step waited for the end of the partition"
     assert min(took_s[-3:]) > 0.5
 
 
