@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
 from tfcluster_workers.hooks import first_contact
+
+from .conftest import PYTHONS, Boot, free_ports
 
 FAR_S = 600.0
 
@@ -93,3 +97,30 @@ def test_tasks_that_do_not_come_are_left_to_tensorflow(
     first_contact.await_others(cluster, "chief", 0)
     assert time.monotonic() - began >= 0.1
     assert max(asked) <= 0.1
+
+
+MEETS = """
+import os
+import tensorflow as tf
+from tfcluster_workers.hooks import first_contact
+
+def meet(addresses):
+    print("waits for", *addresses, flush=True)
+    os._exit(0)
+
+first_contact._await = meet
+tf.distribute.MultiWorkerMirroredStrategy()
+"""
+
+
+@pytest.mark.tensorflow
+@pytest.mark.slow
+@pytest.mark.parametrize("tensorflow", list(PYTHONS))
+def test_tensorflow_waits_before_it_connects(tmp_path: Path, boot: Boot, tensorflow: str) -> None:
+    (tmp_path / "main.py").write_text(MEETS)
+    leader, own = free_ports(2)
+    workers = [f"127.0.0.1:{leader}", f"127.0.0.1:{own}"]
+    config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": 1}}
+    env = {"TF_CONFIG": json.dumps(config)}
+    ended = boot("script", str(tmp_path / "main.py"), python=PYTHONS[tensorflow], env=env)
+    assert f"waits for {workers[0]}" in ended.out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import ModuleType
 from typing import Any, Callable
 
@@ -62,11 +61,13 @@ def _meet_first(calls: Any, name: str, meet: Callable[..., None]) -> None:
     def call(stock: Any, *args: Any, **kwargs: Any) -> Any:
         from tensorflow.core.protobuf import tensorflow_server_pb2
 
-        with contextlib.suppress(Exception):  # TensorFlow meets them without us, too
+        try:
             (given,) = (each for each in args if isinstance(each, bytes))
             server = tensorflow_server_pb2.ServerDef.FromString(given)
             cluster = {job.name: dict(job.tasks) for job in server.cluster.job}
             meet(cluster, server.job_name, server.task_index)
+        except Exception as error:  # TensorFlow meets them without us, too
+            reporting.note(f"tfcluster could not wait for the other tasks: {error!r}")
         return stock(*args, **kwargs)
 
 

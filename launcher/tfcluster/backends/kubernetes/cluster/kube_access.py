@@ -139,7 +139,6 @@ def _pool(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> 
             if (data := section.get(f"{key}-data")) is not None:
                 path = Path(scratch, key)
                 path.write_bytes(base64.b64decode(data, validate=True))
-                options["ssl_context"] = tls
                 return path
             return folder / section[key] if key in section else None
 
@@ -151,7 +150,9 @@ def _pool(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> 
             tls.load_verify_locations(authority)
         if own is not None:
             tls.load_cert_chain(own, key, password=_refuse_to_ask)
-    if "ssl_context" not in options:
+    if any(key.endswith("-data") for key in (*cluster, *user)):
+        options["ssl_context"] = tls
+    else:
         files = {"ca_certs": authority, "cert_file": own, "key_file": key}
         options |= {name: str(path) for name, path in files.items() if path is not None}
     return urllib3.PoolManager(**options)
