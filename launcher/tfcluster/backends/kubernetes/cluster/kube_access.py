@@ -109,9 +109,6 @@ class PlainAccess:
                 raise KubeError(f"the token of the kubeconfig: {describe_error(error)}") from None
         return {"authorization": f"Bearer {token}"} if token else {}
 
-    def client_configuration(self) -> Any:
-        return _load(self.context)[0]
-
 
 def _named(config: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
     """Return the entry of a kubeconfig's list of clusters, users or contexts."""
@@ -181,9 +178,6 @@ class ClientAccess:
         settings = self._configuration.auth_settings().values()
         return {each["key"]: each["value"] for each in settings if each["in"] == "header"}
 
-    def client_configuration(self) -> Any:
-        return self._configuration
-
 
 class PodAccess:
     """The cluster around this pod, by the token of its ServiceAccount, which the kubelet renews.
@@ -204,13 +198,6 @@ class PodAccess:
 
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {(self._folder / 'token').read_text().strip()}"}
-
-    def client_configuration(self) -> Any:
-        from kubernetes import client, config
-
-        made = client.Configuration()
-        config.load_incluster_config(client_configuration=made)
-        return made
 
 
 def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:

@@ -53,9 +53,6 @@ class Access(Protocol):
     def headers(self) -> dict[str, str]:
         """Return the headers that sign in now."""
 
-    def client_configuration(self) -> Any:
-        """Return the official client's configuration, for what only that can (port-forward)."""
-
 
 class KubeError(SetupError):
     """The API server refused a request."""

@@ -1,21 +1,19 @@
 """Connections to pods from outside the cluster: a socket of this process that leads to them.
 
 A transport (`pod_dial`) connects to the socket, names a pod, and is joined to that pod's seat
-through the API server (port-forward). The official client stays in this process: its import would
-cost each transport seconds on a busy machine.
+through the API server (`port_forward`). Credentials and TLS stay in this process: to read and
+import them would cost each transport a tenth of a second on a busy machine.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
-import socket
 from pathlib import Path
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, soon
-from tfcluster.rundir.forked_children import keep_from_children
+from tfcluster.backends.kubernetes.cluster.port_forward import open_port
 
 _CHUNK = 1 << 18
 
@@ -69,38 +67,3 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         while data := await reader.read(_CHUNK):
             writer.write(data)
             await writer.drain()
-
-
-def _why(error: Exception) -> str:
-    """Return the reason without the headers and the body of the server's answer."""
-    text = str(getattr(error, "reason", "") or error)
-    answered = re.match(r"Handshake status (\d+) ([\w ]+)", text)
-    if answered is None:
-        return text
-    if answered[1] == "403":
-        return "this user may not `get` pods/portforward; `tfcluster help kubernetes#rights`"
-    return f"the API server answers {answered[1]} {answered[2].strip()}"
-
-
-def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
-    """Return a connection to a pod's port through the API server. Raises ConnectionError.
-
-    The official client's call for it, `CoreV1Api`, would import all its models, which takes half a
-    second of a core while the pods start.
-    """
-    from kubernetes.stream import ws_client
-
-    access = cluster.access
-    url = f"{access.host}/api/v1/namespaces/{cluster.namespace}/pods/{pod}/portforward"
-    try:
-        forwarded = ws_client.portforward_call(
-            access.client_configuration(),
-            "GET",
-            url,
-            query_params=[("ports", str(port))],
-            headers=access.headers(),
-        )
-    except Exception as error:  # of the websocket library, or of the client
-        raise ConnectionError(f"no port-forward to the pod {pod}: {_why(error)}") from None
-    end: int = forwarded.socket(port).detach()
-    return keep_from_children(socket.socket(fileno=end))

@@ -1,7 +1,7 @@
 """A process at the seat of a pod (`agent.containers`), as a file to read from and to write to.
 
 It is reached through the API server, in this process: a transport of its own (`pod_dial`) would
-import the official client again, which takes half a second of a core.
+sign in there again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import IO, Final, Self
 
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.cluster import kube_forward, pod_dial
+from tfcluster.backends.kubernetes.cluster import pod_dial, port_forward
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
 from tfcluster.backends.kubernetes.cluster.pod_dial import EXIT, HEADER, STDIN, STDOUT
 
@@ -35,8 +35,9 @@ class SeatProcess(io.RawIOBase):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Start the process. Raises ConnectionError, and TimeoutError later for a silent one."""
-        self._connection = kube_forward.open_port(cluster, pod, PORT)
+        """Start the process. Raises ConnectionError, also later if it is silent for `timeout_s`."""
+        self._timeout_s = timeout_s
+        self._connection = port_forward.open_port(cluster, pod, PORT)
         self.code: int | None = None
         """The exit code; None while it runs, and if the connection broke."""
         self.errors = bytearray()
@@ -74,11 +75,15 @@ class SeatProcess(io.RawIOBase):
         return size
 
     def _take_frame(self) -> bool:
-        header = self._file.read(HEADER.size)
-        if len(header) < HEADER.size:
-            return False
-        kind, size = HEADER.unpack(header)
-        payload = self._file.read(size)
+        try:
+            header = self._file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                return False
+            kind, size = HEADER.unpack(header)
+            payload = self._file.read(size)
+        except TimeoutError:
+            why = f"the pod did not answer within {self._timeout_s:.0f} s"
+            raise ConnectionError(why) from None
         if kind == EXIT:
             self.code = int(payload)
         elif kind == STDOUT:
@@ -111,7 +116,5 @@ def run(
             if process.code == 0:
                 return ""
             return process.last_words or f"it ended with exit code {process.code}"
-    except TimeoutError:
-        return f"it does not answer within {timeout_s:.0f} s"
     except OSError as error:
         return describe_error(error)

@@ -57,6 +57,9 @@ from tfcluster.spec.sections import Runtime
 
 _STOP_S: Final = 20.0
 _TELL_S: Final = 60.0
+_SILENT_S: Final = 30.0
+"""Seconds without a sign of life, which come every other second, until a connection counts as
+broken: the network may have lost it without a word."""
 _ENDS_S: Final = 5.0
 """Seconds in which the last pods of an ended run usually stop."""
 _POLL_S: Final = 0.3
@@ -143,11 +146,14 @@ def _signal(place: Cluster, run: str, pod: str) -> None:
     """Have the coordinator stop its run, as `tfcluster down` does on one machine."""
     secret = place.get(f"secrets/{run_objects.object_name(run)}")
     argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run]
-    if why := seat_process.run(place, pod, _decode(secret).encode(), argv, timeout_s=_TELL_S):
-        raise SetupError(
-            f"the coordinator in the pod {pod} cannot be told to stop: {why}",
-            fix=f"`tfcluster down --now {run}` deletes its Job",
-        )
+    token, until = _decode(secret).encode(), time.monotonic() + _STOP_S
+    while why := seat_process.run(place, pod, token, argv, timeout_s=_TELL_S):
+        if time.monotonic() > until:
+            raise SetupError(
+                f"the coordinator in the pod {pod} cannot be told to stop: {why}",
+                fix=f"`tfcluster down --now {run}` deletes its Job",
+            )
+        time.sleep(_POLL_S)
 
 
 def follow(paths: RunPaths, job: str, *, cluster: str) -> Mirror | None:
@@ -175,7 +181,7 @@ class PodFolder:
                 write_token(self.paths, _decode(place.get(f"secrets/{self.job}")))
         folder = f"{run_pods.STATE_FOLDER}/runs/{self.paths.run_id}"
         argv = ["python", "-P", "-m", "tfcluster.wire.folder_stream", folder]
-        return SeatProcess(place, pod, self.paths.root / TOKEN, argv)
+        return SeatProcess(place, pod, self.paths.root / TOKEN, argv, timeout_s=_SILENT_S)
 
     def release(self) -> None:
         """Have the pod end, without the run's files on a volume, and delete all of the run."""
