@@ -263,7 +263,6 @@ def make_launch(
     Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and what
     `Planned.require` raises.
     """
-    from tfcluster.coordinator.curves.tensorboard_server import choose_python
     from tfcluster.coordinator.starter import Launch
     from tfcluster.rundir.chaos import parse
 
@@ -280,13 +279,18 @@ def make_launch(
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach and not is_submitted:
         plan = with_lease(replace(planned, plan=plan))
+    tensorboard_python = None
+    if options.tensorboard:
+        from tfcluster.coordinator.curves.tensorboard_server import choose_python
+
+        tensorboard_python = choose_python([plan])
     return Launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
         options=options,
         faults=faults,
-        tensorboard_python=choose_python([plan]) if options.tensorboard else None,
+        tensorboard_python=tensorboard_python,
         resume=resume,
         runtime=planned.spec.runtime if is_submitted else None,
         node_settings=planned.spec.runtime,

@@ -100,6 +100,17 @@ def test_the_version_is_shown_without_the_modules_of_paths(tmp_path: Path) -> No
     assert loaded_after("--version", tmp_path).isdisjoint({"pathlib", "urllib.parse"})
 
 
+def test_a_submission_to_kubernetes_imports_neither_asyncio_nor_the_official_client() -> None:
+    """No pod starts before `up` has imported what it needs."""
+    script = """
+import json, sys
+import tfcluster.coordinator.submitting, tfcluster.backends.kubernetes.submitted.kube_jobs
+print(json.dumps(sorted(sys.modules)))
+"""
+    loaded = json.loads(run(script))
+    assert set(loaded).isdisjoint({"rich", "psutil", "asyncio", "kubernetes", *HEAVY})
+
+
 def test_plan_and_validate_import_neither_asyncio_nor_rich(tmp_path: Path) -> None:
     spec = tmp_path / "tfcluster.json"
     spec.write_text('{"cluster": {"worker": 2}, "job": {"command": ["true"]}}')

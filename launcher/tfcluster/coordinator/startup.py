@@ -16,7 +16,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.starter import Launch
 from tfcluster.errors import SetupError
-from tfcluster.nodes import code_sync, orders
+from tfcluster.nodes import code_sync, orders, shared_workdirs
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until, never
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
@@ -27,7 +27,7 @@ from tfcluster.preflight import probes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 
@@ -112,7 +112,7 @@ class Startup:
 
     async def find_code(self, nodes: Iterable[NodePlan]) -> None:
         """Find the nodes that see the workdir over a shared file system; their tasks run in it."""
-        await code_sync.find_shared_workdirs(self.plan, self.hub, nodes)
+        await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
 
     async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> Sequence[str]:
         """Send a copy of the workdir to each node that does not see it; return warnings about

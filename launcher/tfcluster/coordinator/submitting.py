@@ -33,7 +33,7 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.typed_json import to_json
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.node import limits, machine
+from tfcluster.backends.bundle import workers_folder
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.interpreters import Choice, choose
 from tfcluster.errors import InterpreterError, UsageError
@@ -47,7 +48,7 @@ def gather(
 ) -> PlanContext:
     """Gather what `make_plan` needs besides `spec`; does not start TensorFlow.
 
-    `spec_dir`: the folder of the spec; `bundle`: the folder of the unpacked bundle on this
+    `spec_dir`: the folder of the spec; `bundle`: the folder of the bundle on this
     machine; `python`: the value of ``--python``; `calling_python`: that of local tasks if nothing
     names one; `local_names`: more names of this machine; `meanwhile`: called while the Python of
     tasks on this machine reports its version, if there are any. Raises UsageError (exit 2) for a
@@ -142,7 +143,7 @@ def _with_job(
         context,
         interpreters={node: choice() for node, choice in choices.items()},
         imports=code.imports if code is not None else None,
-        code=code or _read_job_code(spec, (workdir, Path(context.bundles[LOCAL]) / "workers")),
+        code=code or _read_job_code(spec, (workdir, workers_folder().parent)),
     )
     if LOCAL not in context.interpreters or not checks.needs_tensorflow(spec, context):
         return context

@@ -155,11 +155,10 @@ def plan_spec(
     """
     loaded = _in_allocation(loaded, environ)
     require_paths(loaded, environ=environ, local_names=local_names, python=python)
-    folder = bundle.unpack(bundle.build(), bundle.cache_dir(environ))
     context = gather(
         loaded.spec,
         spec_dir=loaded.folder,
-        bundle=str(folder),
+        bundle=str(_bundle_here(loaded.spec, environ)),
         python=python,
         calling_python=calling_python,
         environ=environ,
@@ -174,6 +173,17 @@ def plan_spec(
         set_paths=loaded.set_paths,
     )
     return Planned(loaded.spec, plan, context, tuple(args), python)
+
+
+def _bundle_here(spec: ClusterSpec, environ: Mapping[str, str]) -> Path:
+    """Return the folder of the bundle on this machine, unpacked unless all tasks are in containers.
+
+    Other nodes may share this machine's home, and then find it there.
+    """
+    built, cache = bundle.build(), bundle.cache_dir(environ)
+    if all(task.kind.capabilities.in_containers for task in place_tasks(spec, ())):
+        return cache / built.digest
+    return bundle.unpack(built, cache)
 
 
 def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec:
@@ -328,7 +338,7 @@ def _missing_below(spec: ClusterSpec, workdir: str, *, is_copied: bool) -> Itera
                 fix = f"{_similar(path)}it is relative to the workdir, {workdir}"
                 yield Mistake(field, problem, fix)
     for index, pattern in enumerate(spec.job.include if is_copied else ()):
-        from tfcluster.nodes.code_sync import include_problem  # imports asyncio
+        from tfcluster.nodes.code_sync import include_problem
 
         if (found := include_problem(Path(workdir), pattern)) is not None:
             yield Mistake(("job", "include", index), *found)

@@ -1,14 +1,12 @@
-"""Code sync: the snapshot of the workdir that other machines get, and shared workdirs."""
+"""Code sync: the snapshot of the workdir that other machines get."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import itertools
 import os
 import posixpath
-import secrets
 import stat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,17 +16,14 @@ from pathlib import Path
 from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes import git_listing
 from tfcluster.nodes.git_listing import is_credential
-from tfcluster.nodes.hub import Hub
-from tfcluster.plans import remote_paths
-from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir.paths import home
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 MAX_BYTES = 200 * 1000 * 1000
 MAX_FILES = 50_000
 """The number of files that a host lists and writes within seconds; more is data, not code."""
 MARK = ".tfcluster-mark-"
-"""Prefix of the files that show whether a host sees this folder itself."""
+"""Prefix of the files that show whether a host sees this folder itself (`shared_workdirs`)."""
 _NO_CODE = frozenset({".git", "__pycache__", ".venv", "venv", "node_modules", ".mypy_cache"})
 """Folders that are skipped without git."""
 _GIT = frozenset({".git"})
@@ -272,61 +267,3 @@ def _narrow(name: str, weights: Counter[str]) -> str:
             break
         name = heavy[0]
     return name
-
-
-async def find_shared_workdirs(plan: Plan, hub: Hub, nodes: Iterable[NodePlan]) -> None:
-    """Find the remote `nodes` that see the workdir; their tasks will run in it, not in a copy.
-
-    The workdir may have the same path there, or the one of the spec's ``runtime.hosts.H.workdir``.
-    """
-    remote = [node for node in nodes if hub.site(node.name).is_remote]
-    if not remote:
-        return
-    with placed_mark(Path(plan.workdir)) as mark:
-        if mark is not None:
-            await asyncio.gather(*(_find_on_node(hub, node, mark) for node in remote))
-
-
-async def _find_on_node(hub: Hub, node: NodePlan, mark: Mark) -> None:
-    named = remote_paths.chosen_folder(node.workdir)
-    folders = [mark.folder, named] if named else [mark.folder]
-    with contextlib.suppress(OSError):  # a lost node is reported by its link
-        found = await hub.files(node.name).find_shared_folder(
-            folders, name=mark.name, text=mark.text, inode=mark.inode
-        )
-        if found is not None:
-            hub.share_code(node, found)
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """A file with a random content, which shows that another machine sees the same folder.
-
-    Names and times can be equal on two machines that were installed from one image; a random text
-    cannot.
-    """
-
-    folder: str
-    name: str
-    text: str
-    inode: int
-
-
-@contextlib.contextmanager
-def placed_mark(folder: Path) -> Iterator[Mark | None]:
-    """Put a mark into `folder` while the block runs; None if the folder is not writable."""
-    text = secrets.token_hex(16)
-    path = folder / f"{MARK}{text[:12]}"
-    try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    except OSError:
-        yield None
-        return
-    try:
-        with open(fd, "w") as file:
-            file.write(text)
-            inode = os.fstat(fd).st_ino
-        yield Mark(str(folder), path.name, text, inode)
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink()

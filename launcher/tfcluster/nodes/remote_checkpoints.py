@@ -27,8 +27,8 @@ from tfcluster.checkpoints.copying import (
 from tfcluster.checkpoints.restore import KEPT_FOR_READERS, name_checkpoints
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.wire.file_sending import Sent
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
+from tfcluster.wire.file_trees import Sent
 
 T = TypeVar("T")
 

@@ -25,7 +25,8 @@ from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError, Sent
+from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
+from tfcluster.wire.file_trees import Sent
 
 
 class TaskFolders:

@@ -23,7 +23,7 @@ from tfcluster.backends.jobs import Outlook
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
-from tfcluster.nodes import code_sync, orders
+from tfcluster.nodes import orders, shared_workdirs
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
@@ -143,7 +143,7 @@ async def _examine(
             findings = await visit.connect_all(background)
             plan = visit.plan
             reached = [plan.node(name) for name in visit.connected]
-            await code_sync.find_shared_workdirs(plan, visit.hub, reached)
+            await shared_workdirs.find_shared_workdirs(plan, visit.hub, reached)
             findings += await visit.hold_ports()
             ports = orders.held_ports(visit.hub, visit.connected)
             report = await probe_nodes(

@@ -39,6 +39,33 @@ def test_the_command_runs_boot_from_the_bundle(tmp_path: Path, environ: dict[str
     assert plan.spec_path == str(tmp_path / "tfcluster.json")
 
 
+def test_a_machine_without_tasks_unpacks_no_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    path = tmp_path / "tfcluster.json"
+    spec: dict[str, Any] = {"cluster": {"worker": 2}, "job": {"script": "train.py"}}
+    spec["runtime"] = {"backend": "kubernetes", "kubernetes": {"image": "x"}}
+    path.write_text(json.dumps(spec))
+    found = plan_spec(load_file(path), environ=environ)
+    _, boot, *_ = found.plan.tasks[0].command.argv
+    assert "/bundles/" in boot
+    assert not (tmp_path / "cache").exists()
+    local = planned(tmp_path, environ, {"script": "train.py"}).plan.tasks[0].command.argv[1]
+    assert local.split("/bundles/")[1] == boot.split("/bundles/")[1]
+
+
+def test_a_module_of_the_workers_half_is_read_without_the_bundle(
+    tmp_path: Path, environ: dict[str, str]
+) -> None:
+    path = tmp_path / "tfcluster.json"
+    spec: dict[str, Any] = {"cluster": {"worker": 2}}
+    spec["job"] = {"module": "tfcluster_workers.jobs.estimator_mnist"}
+    spec["runtime"] = {"backend": "kubernetes", "kubernetes": {"image": "x"}}
+    path.write_text(json.dumps(spec))
+    found = plan_spec(load_file(path), environ=environ)
+    assert found.context.code is not None
+    assert not (tmp_path / "cache").exists()
+
+
 def test_an_obstacle_is_reported_and_raised_only_by_require(
     tmp_path: Path, environ: dict[str, str]
 ) -> None:

@@ -15,8 +15,9 @@ from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes import remote_checkpoints
 from tfcluster.nodes.remote_checkpoints import RemoteFollower
-from tfcluster.wire.file_sending import RemoteFilesError, Sent
+from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
+from tfcluster.wire.file_trees import Sent
 
 
 class Host:

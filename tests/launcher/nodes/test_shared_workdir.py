@@ -12,7 +12,7 @@ import pytest
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import message_fields
 from tfcluster.agent.files.outgoing import find_marked_folder
-from tfcluster.nodes.code_sync import Mark, placed_mark
+from tfcluster.nodes.shared_workdirs import Mark, placed_mark
 from tfcluster.plans.plan import Command, EnvVar
 from tfcluster.plans.remote_paths import NodePaths
 

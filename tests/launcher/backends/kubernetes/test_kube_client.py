@@ -172,6 +172,19 @@ def test_a_context_with_its_token_is_read_without_the_official_client(kubeconfig
     assert found.headers() == {"authorization": "Bearer secret"}
 
 
+def test_a_kubeconfig_is_read_once_until_it_changes(kubeconfig: Path) -> None:
+    write_one(kubeconfig, {"token": "secret"})
+    first, again, named = (PlainAccess.read(context) for context in (None, None, "c"))
+    assert first is not None
+    assert named is not None
+    assert again is first  # with its connections
+    assert named.context == first.context
+    write_one(kubeconfig, {"token": "other!"})
+    renewed = PlainAccess.read(None)
+    assert renewed is not None
+    assert renewed.headers() == {"authorization": "Bearer other!"}
+
+
 def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfig: Path) -> None:
     (kubeconfig.parent / "token").touch()
     write_one(kubeconfig, {"tokenFile": "token"})

@@ -7,6 +7,7 @@ its pods. So it reads only contexts that need more than what the kubeconfig hold
 from __future__ import annotations
 
 import base64
+import functools
 import importlib.util
 import itertools
 import os
@@ -81,20 +82,12 @@ class PlainAccess:
         """
         try:
             (path,) = (each for each in _kubeconfigs() if os.path.exists(each))
-            if not os.path.isfile(path):  # a pipe can be read once
+            if not os.path.isfile(path) or not _has_no_proxy():  # a pipe can be read once
                 return None
-            config = yaml.load(Path(path).read_bytes(), Loader=_LOADER)
-            name = context or config["current-context"]
-            chosen = _named(config, "context", name)
-            cluster, user = (_named(config, kind, chosen[kind]) for kind in ("cluster", "user"))
-            if not (
-                cluster.keys() <= _PLAIN_CLUSTER and user.keys() <= _PLAIN_USER and _has_no_proxy()
-            ):
+            now = os.stat(path)
+            version = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+            if (found := _read_plain(os.path.abspath(path), context, version)) is None:
                 return None
-            folder = Path(path).absolute().parent
-            host = cluster["server"].rstrip("/")
-            pool = _pool(cluster, user, folder)
-            found = cls(name, chosen.get("namespace"), host, pool, user, folder)
             found.headers()
         except (*_DAMAGED, KubeError):
             return None
@@ -108,6 +101,26 @@ class PlainAccess:
             except (OSError, ValueError) as error:
                 raise KubeError(f"the token of the kubeconfig: {describe_error(error)}") from None
         return {"authorization": f"Bearer {token}"} if token else {}
+
+
+@functools.lru_cache(maxsize=8)
+def _read_plain(
+    path: str, context: str | None, version: tuple[int, int, int, int]
+) -> PlainAccess | None:
+    """Return the access of a context in the kubeconfig at `path`; None for one with more than that.
+
+    All callers share its connections, until the file is another `version`. Raises one of
+    `_DAMAGED`.
+    """
+    config = yaml.load(Path(path).read_bytes(), Loader=_LOADER)
+    name = context or config["current-context"]
+    chosen = _named(config, "context", name)
+    cluster, user = (_named(config, kind, chosen[kind]) for kind in ("cluster", "user"))
+    if not (cluster.keys() <= _PLAIN_CLUSTER and user.keys() <= _PLAIN_USER):
+        return None
+    host, folder = cluster["server"].rstrip("/"), Path(path).parent
+    pool = _pool(cluster, user, folder)
+    return PlainAccess(name, chosen.get("namespace"), host, pool, user, folder)
 
 
 def _named(config: Mapping[str, Any], kind: str, name: str) -> Mapping[str, Any]:
@@ -200,6 +213,12 @@ class PodAccess:
         return {"authorization": f"Bearer {(self._folder / 'token').read_text().strip()}"}
 
 
+@functools.cache
+def _around_pod() -> PodAccess:
+    """Return the access that all callers share, with its connections."""
+    return PodAccess()
+
+
 def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
     """Return the cluster of `settings`: the pod's own one in a coordinator's pod, else that of the
     kubeconfig's context, else the pod's own one.
@@ -209,7 +228,7 @@ def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:
     is_around = JOB_VARIABLE in os.environ or not (settings.context or _has_kubeconfig())
     try:
         if is_around:
-            around = PodAccess()
+            around = _around_pod()
             namespace = settings.namespace or around.namespace
             return Cluster(around, namespace=namespace, patience_s=patience_s)
         return _of_context(settings, patience_s)

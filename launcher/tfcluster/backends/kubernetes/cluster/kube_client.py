@@ -6,7 +6,6 @@ what `tfcluster export` prints.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -276,6 +275,8 @@ class _Unanswered(Exception):
 
 async def soon(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call a blocking method of a cluster without blocking the event loop."""
+    import asyncio  # a submission does without
+
     return await asyncio.to_thread(function, *args, **kwargs)
 
 

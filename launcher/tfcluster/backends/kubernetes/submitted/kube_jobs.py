@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState
-from tfcluster.backends.kubernetes import outside, run_objects, run_pods
+from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster import seat_process
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
 from tfcluster.backends.kubernetes.cluster.kube_client import (
@@ -222,6 +222,8 @@ def _is_left(owner: Object) -> bool:
 
 def remove(endpoint: str, run_id: str) -> str:
     """Delete the object that owns all others of the run, and what a coordinator here has left."""
+    from tfcluster.backends.kubernetes import outside  # imports asyncio, which `up` does without
+
     place = _reach(endpoint, _STOP_S)
     outside.remove_files(run_objects.object_name(run_id), runtime_dir())
     try:

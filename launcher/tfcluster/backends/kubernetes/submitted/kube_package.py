@@ -25,7 +25,7 @@ from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire import folder_stream
-from tfcluster.wire.file_sending import Sent
+from tfcluster.wire.file_trees import Sent
 
 KEY: Final = "package"
 PIECE_BYTES: Final = 700 << 10
