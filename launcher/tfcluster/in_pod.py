@@ -34,6 +34,7 @@ from tfcluster.rundir import control, registry
 from tfcluster.rundir.events import JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
+from tfcluster.rundir.states import Status
 
 _LISTENS_WITHIN_S = 45.0
 """The time in which a coordinator unpacks its run and plans it."""
@@ -92,11 +93,15 @@ def _release_seat() -> None:
 
 
 def stop(run_id: str) -> int:
-    """Ask the coordinator of this pod to stop its run; return the exit code."""
+    """Ask the coordinator of this pod to stop its run; return the exit code.
+
+    One that stops its run already is not asked again: it would end its tasks at once.
+    """
     paths, until = RunPaths.of(run_id), time.monotonic() + _LISTENS_WITHIN_S
     while True:
         try:
-            if not registry.load_recorded(paths).status.is_final:
+            status = registry.load_recorded(paths).status
+            if not (status.is_final or status is Status.STOPPING):
                 paths.cancelled.touch()
                 control.stop(paths.control_socket, why="tfcluster down", now=False)
             return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -136,14 +136,14 @@ def _with_job(
     meanwhile: Callable[[], None],
 ) -> PlanContext:
     """Return `context` with the Pythons and the code of the job."""
-    code = _read_job_code(spec, (workdir,))
+    code = _read_job_code(spec, workdir)
     if LOCAL in choices:
         meanwhile()
     context = replace(
         context,
         interpreters={node: choice() for node, choice in choices.items()},
         imports=code.imports if code is not None else None,
-        code=code or _read_job_code(spec, (workdir, workers_folder().parent)),
+        code=code or _read_job_code(spec, workdir, workers=workers_folder()),
     )
     if LOCAL not in context.interpreters or not checks.needs_tensorflow(spec, context):
         return context
@@ -211,34 +211,38 @@ def _read_env_file(spec: ClusterSpec, context: PlanContext) -> tuple[tuple[str, 
     return parse_env_file(text, name=path)
 
 
-def _read_job_code(spec: ClusterSpec, folders: tuple[Path, ...]) -> Code | None:
-    """Read the job's own files, following their imports below `folders`; None without a file."""
-    starts = [_first_file(program, folders) for program in command.programs(spec.job)]
+def _read_job_code(spec: ClusterSpec, workdir: Path, workers: Path | None = None) -> Code | None:
+    """Read the job's own files, following their imports below `workdir`; None without a file.
+
+    `workers`: the folder of tfcluster_workers, whose modules are read, too; not what is installed
+    beside it.
+    """
+    starts = [_first_file(program, workdir, workers) for program in command.programs(spec.job)]
     queue = list(
         dict.fromkeys(path for path in starts if path is not None and os.path.isfile(path))
     )
     if not queue:
         return None
     code, queued = Code(), {*queue}
-    start_folders = tuple(path.parent for path in queue)
+    folders = (*(path.parent for path in queue), workdir)
     while queue and len(queued) <= _MAX_FILES:
         path = queue.pop()
-        read = _read_code(path, folders[0], is_start=path in starts)
+        read = _read_code(path, workdir, is_start=path in starts)
         code |= read
-        found = {f for n in read.imports for f in _module_files(n, (*start_folders, *folders))}
+        found = {file for n in read.imports for file in _module_files(n, folders, workers)}
         queue += found - queued
         queued |= found
     return code
 
 
-def _first_file(program: command.Program, folders: tuple[Path, ...]) -> Path | None:
+def _first_file(program: command.Program, workdir: Path, workers: Path | None) -> Path | None:
     if program.script is not None:
-        return folders[0] / program.script
+        return workdir / program.script
     if program.module is None:
         return None
     if program.module == command.FUNCTION_MODULE:
-        return folders[0].joinpath(*program.args, command.FUNCTION_CODE)
-    return next(_module_files(program.module, folders), None)
+        return workdir.joinpath(*program.args, command.FUNCTION_CODE)
+    return next(_module_files(program.module, (workdir,), workers), None)
 
 
 def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
@@ -249,10 +253,12 @@ def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
         return Code()
 
 
-def _module_files(name: str, folders: tuple[Path, ...]) -> Iterator[Path]:
+def _module_files(name: str, folders: Iterable[Path], workers: Path | None) -> Iterator[Path]:
     parts = [part for part in name.split(".") if part]
-    for folder in folders:
-        base = folder.joinpath(*parts)
+    bases = [folder.joinpath(*parts) for folder in folders]
+    if workers is not None and parts[:1] == [workers.name]:
+        bases.append(workers.joinpath(*parts[1:]))
+    for base in bases:
         for path in (base.with_suffix(".py"), base / "__main__.py", base / "__init__.py"):
             if parts and os.path.isfile(path):
                 yield path

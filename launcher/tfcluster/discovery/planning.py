@@ -1,4 +1,4 @@
-"""Plan a spec for this machine: check its paths, unpack the bundle, gather facts, make the plan."""
+"""Plan a spec for this machine: check its paths, place the bundle, gather facts, make the plan."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def plan_spec(
     context = gather(
         loaded.spec,
         spec_dir=loaded.folder,
-        bundle=str(_bundle_here(loaded.spec, environ)),
+        bundle=str(_place_bundle(loaded.spec, environ)),
         python=python,
         calling_python=calling_python,
         environ=environ,
@@ -175,10 +175,10 @@ def plan_spec(
     return Planned(loaded.spec, plan, context, tuple(args), python)
 
 
-def _bundle_here(spec: ClusterSpec, environ: Mapping[str, str]) -> Path:
+def _place_bundle(spec: ClusterSpec, environ: Mapping[str, str]) -> Path:
     """Return the folder of the bundle on this machine, unpacked unless all tasks are in containers.
 
-    Other nodes may share this machine's home, and then find it there.
+    Hosts may share this machine's home, and then find the bundle there.
     """
     built, cache = bundle.build(), bundle.cache_dir(environ)
     if all(task.kind.capabilities.in_containers for task in place_tasks(spec, ())):

@@ -29,7 +29,7 @@ class PlanContext:
     gpus: tuple[int, ...] | None = ()
     """Indexes of this machine's GPUs, in CUDA's order; None if the driver does not list them."""
     bundles: Mapping[str, str] = field(default_factory=dict)
-    """Node name → folder of the unpacked bundle on that node."""
+    """Node name → folder of the bundle on that node; on `LOCAL` unpacked only if tasks need it."""
     interpreters: Mapping[str, Interpreter] = field(default_factory=dict)
     """Node name → the Python of its tasks."""
     env_file: tuple[tuple[str, str], ...] = ()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent.node import machine
+from tfcluster.discovery import machine_facts
 from tfcluster.discovery.machine_facts import gather, own_addresses, visible_gpus
 from tfcluster.errors import SpecError, UsageError
 from tfcluster.plans.context import PlanContext
@@ -144,3 +145,25 @@ def test_the_python_of_a_host_wins_over_that_of_all_hosts(tmp_path: Path) -> Non
         "10.0.0.2": "/all",
     }
     assert all(python.version is None for python in facts.interpreters.values())
+
+
+def test_what_is_installed_beside_an_example_job_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel puts tfcluster_workers beside TensorFlow, which sets variables of its own."""
+    jobs = tmp_path / "site-packages" / "tfcluster_workers" / "jobs"
+    jobs.mkdir(parents=True)
+    (jobs / "train.py").write_text(
+        "import tensorflow\nimport tfcluster_workers.more\nimport local\n"
+    )
+    (jobs / "local.py").write_text("import a_local_import\n")
+    (jobs.parent / "more.py").write_text("import one_more\n")
+    (jobs.parents[1] / "tensorflow.py").write_text(
+        "import os\nimport beside\nos.environ['TF_DETERMINISTIC_OPS'] = '1'\n"
+    )
+    monkeypatch.setattr(machine_facts, "workers_folder", lambda: jobs.parent)
+    code = gathered({"module": "tfcluster_workers.jobs.train"}, tmp_path).code
+    assert code is not None
+    assert {"tensorflow", "one_more", "a_local_import"} <= code.imports
+    assert "beside" not in code.imports
+    assert gathered({"module": "tensorflow"}, tmp_path).code is None

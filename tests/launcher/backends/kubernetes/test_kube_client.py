@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from kubernetes.config import kube_config
+from tests.launcher.backends.kubernetes.conftest import write_one
 
 from tfcluster.backends.kubernetes.cluster.kube_access import PlainAccess, reach, reach_again
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
@@ -58,16 +58,6 @@ def server() -> Iterator[Server]:
     made.shutdown()
     made.server_close()
     thread.join()
-
-
-@pytest.fixture
-def kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    path = tmp_path / "kubeconfig"
-    monkeypatch.setenv("KUBECONFIG", str(path))
-    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(path))
-    return path
 
 
 def write(path: Path, server: Server, *, current: str | None = "b") -> None:
@@ -154,16 +144,6 @@ def test_a_damaged_kubeconfig_is_an_error_of_the_user(kubeconfig: Path, text: st
         reach_again("https://lab:1/x", patience_s=1)
 
 
-def write_one(path: Path, user: object, **cluster: object) -> None:
-    config = {
-        "clusters": [{"name": "lab", "cluster": {"server": "https://lab:6443/", **cluster}}],
-        "users": [{"name": "me", "user": user}],
-        "contexts": [{"name": "c", "context": {"cluster": "lab", "user": "me", "namespace": "n"}}],
-        "current-context": "c",
-    }
-    path.write_text(json.dumps(config))
-
-
 def test_a_context_with_its_token_is_read_without_the_official_client(kubeconfig: Path) -> None:
     write_one(kubeconfig, {"token": "secret"})
     found = PlainAccess.read(None)
@@ -183,6 +163,15 @@ def test_a_kubeconfig_is_read_once_until_it_changes(kubeconfig: Path) -> None:
     renewed = PlainAccess.read(None)
     assert renewed is not None
     assert renewed.headers() == {"authorization": "Bearer other!"}
+
+
+def test_a_forked_child_has_connections_of_its_own(kubeconfig: Path) -> None:
+    write_one(kubeconfig, {"token": "secret"})
+    first = PlainAccess.read(None)
+    if (pid := os.fork()) == 0:
+        os._exit(0 if PlainAccess.read(None) is not first else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert PlainAccess.read(None) is first
 
 
 def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfig: Path) -> None:
@@ -206,6 +195,10 @@ def test_a_token_file_is_read_each_time_and_relative_to_the_kubeconfig(kubeconfi
         ({"client-certificate": "gone.crt", "client-key": "gone.key"}, {}),
         ({"client-certificate-data": "no base64", "client-key-data": "x"}, {}),
         ({"token": "t"}, {"proxy-url": "http://proxy:3128"}),
+        (
+            {"client-certificate": "me.crt", "client-key": "me.key"},
+            {"certificate-authority-data": "some are files"},
+        ),
         ({"token": "t"}, {"certificate-authority-data": "bm90IGEgY2VydGlmaWNhdGU="}),
         ({"tokenFile": "gone"}, {}),
         ([], {}),

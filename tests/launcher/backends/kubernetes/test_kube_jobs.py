@@ -12,10 +12,18 @@ import pytest
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
-from tfcluster.backends.kubernetes.run_objects import COORDINATOR, MANAGED_BY, RUN, RUN_ID, STOP
+from tfcluster.backends.kubernetes.run_objects import (
+    COORDINATOR,
+    COORDINATOR_TOKEN,
+    MANAGED_BY,
+    RUN,
+    RUN_ID,
+    STOP,
+)
 from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
 from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY, STARTED
 from tfcluster.backends.past_runs import SilentError
+from tfcluster.errors import SetupError
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
@@ -88,11 +96,11 @@ def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
     place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(kube_jobs, "_signal", lambda place, run, pod: told.append(pod))
+    monkeypatch.setattr(kube_jobs, "_signal", lambda place, run, job: told.append(job))
     job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
     place.add("pods/lab-1-x")["status"] = running_pod()
     stop(place)
-    assert (told, notes_of(job)[STOP], place.deleted) == (["lab-1-x"], "told", [])
+    assert (told, notes_of(job)[STOP], place.deleted) == (["lab-1"], "told", [])
     place.objects.pop("pods/lab-1-x")
     stop(place)
     assert place.deleted == ["batch/jobs/lab-1"]
@@ -101,7 +109,7 @@ def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
 def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
     place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(place: object, run: str, pod: str) -> None:
+    def fail(place: object, run: str, job: str) -> None:
         raise KubeError("no answer")
 
     monkeypatch.setattr(kube_jobs, "_signal", fail)
@@ -120,6 +128,66 @@ def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_sto
     stop(place)
     assert place.deleted == []
     assert notes_of(job)[STOP] == "told"
+
+
+class Told:
+    """The command that tells a coordinator, as `SeatProcess`: connections fail, then it ends."""
+
+    def __init__(self, *failures: str, end: str = "") -> None:
+        self.failures, self.end, self.pods = [*failures], end, list[str]()
+
+    def __call__(self, place: object, pod: str, *rest: object, **more: object) -> Told:
+        self.pods.append(pod)
+        if self.failures:
+            raise ConnectionError(self.failures.pop(0))
+        return self
+
+    def __enter__(self) -> Told:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        pass
+
+    def finish(self) -> str:
+        return self.end
+
+
+@pytest.fixture
+def running(place: FakePlace, monkeypatch: pytest.MonkeyPatch) -> FakePlace:
+    monkeypatch.setattr(kube_jobs, "_POLL_S", 0.0)
+    place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    place.add("pods/lab-1-x")["status"] = running_pod()
+    place.add("secrets/lab-1")["data"] = {COORDINATOR_TOKEN: "dG9rZW4="}
+    return place
+
+
+def test_a_coordinator_that_cannot_have_heard_a_stop_is_told_again(
+    running: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = Told("the pod did not answer within 10 s", "no port-forward")
+    monkeypatch.setattr(kube_jobs, "SeatProcess", told)
+    stop(running)
+    assert told.pods == ["lab-1-x"] * 3
+
+
+def test_a_coordinator_that_may_have_heard_a_stop_is_not_told_again(
+    running: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second stop would end its tasks at once."""
+    told = Told(end="the connection to the pod broke")
+    monkeypatch.setattr(kube_jobs, "SeatProcess", told)
+    with pytest.raises(SetupError, match="cannot be told to stop: the connection to the pod broke"):
+        stop(running)
+    assert told.pods == ["lab-1-x"]
+
+
+def test_a_coordinator_that_cannot_be_told_for_long_is_an_error(
+    running: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_jobs, "_STOP_S", 0.0)
+    monkeypatch.setattr(kube_jobs, "SeatProcess", Told("no port-forward"))
+    with pytest.raises(SetupError, match=r"pod lab-1-x cannot be told to stop: no port-forward"):
+        stop(running)
 
 
 def test_a_run_that_never_started_is_deleted(place: FakePlace) -> None:

@@ -146,6 +146,18 @@ def test_a_stop_waits_for_the_folder_of_its_own_run(
     assert paths.cancelled.exists()
 
 
+@pytest.mark.parametrize("status", [Status.STOPPING, Status.INTERRUPTED])
+def test_a_run_that_ends_already_is_not_stopped_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status
+) -> None:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
+    monkeypatch.setattr(registry, "load_recorded", lambda paths: SimpleNamespace(status=status))
+    asked = list[Path]()
+    monkeypatch.setattr(control, "stop", lambda path, **how: asked.append(path))
+    assert in_pod.stop("lab-1") == 0
+    assert asked == []
+
+
 def test_a_successor_waits_until_its_predecessor_has_saved(
     place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
 import re
+import resource
 import socket
 import ssl
 import threading
@@ -18,10 +20,12 @@ from typing import Any
 import pytest
 import trustme
 import urllib3
+from tests.launcher.backends.kubernetes.conftest import write_one
 from websocket import ABNF, frame_buffer
 
 from tfcluster.backends.kubernetes.cluster import port_forward
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
+from tfcluster.backends.kubernetes.cluster.kube_access import reach
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.backends.kubernetes.cluster.port_forward import open_port
 
 PORT = 7077
@@ -56,13 +60,22 @@ def read_head(connection: socket.socket) -> bytes:
 class Server:
     """An API server for one connection, which `serve` gets with its request."""
 
-    def __init__(self, serve: Callable[[socket.socket, bytes], None]) -> None:
+    def __init__(
+        self,
+        serve: Callable[[socket.socket, bytes], None],
+        *,
+        name: str = "127.0.0.1",
+        asks_for_certificates: bool = False,
+    ) -> None:
         self._serve, self.request, self.error = serve, b"", ""
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._listener.settimeout(HANG_S)
         self.port: int = self._listener.getsockname()[1]
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        authority.issue_cert("127.0.0.1").configure_cert(self._context)
+        authority.issue_cert(name).configure_cert(self._context)
+        if asks_for_certificates:
+            authority.configure_trust(self._context)
+            self._context.verify_mode = ssl.CERT_REQUIRED
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -117,12 +130,11 @@ def connect(server: Server, roots: str) -> socket.socket:
 
 
 def answer(*messages: bytes) -> Callable[[socket.socket, bytes], None]:
-    """Answer everything in one piece, then wait for the end of the connection."""
+    """Answer everything in one piece, then wait for the client's end of the connection."""
 
     def serve(connection: socket.socket, request: bytes) -> None:
         connection.sendall(upgrade(request) + b"".join(map(message, messages)))
-        while connection.recv(4096):
-            pass
+        connection.recv(4096)
 
     return serve
 
@@ -181,20 +193,80 @@ def test_a_port_that_the_kubelet_cannot_reach_ends_the_connection(
         assert opened.recv(100) == b""
 
 
-def test_what_was_written_before_the_end_arrives(made: list[Server], roots: str) -> None:
+@pytest.mark.parametrize("unread", [0, 10, 1_000_000])
+def test_what_was_written_before_the_end_arrives(
+    made: list[Server], roots: str, unread: int
+) -> None:
+    """Also where the pod has sent what nobody reads, and goes on sending."""
     came: list[bytes] = []
 
     def serve(connection: socket.socket, request: bytes) -> None:
-        connection.sendall(upgrade(request) + b"".join(map(message, NUMBERS)))
+        first = [*NUMBERS, *([b"\0" + bytes(unread)] if unread else [])]
+        connection.sendall(upgrade(request) + b"".join(map(message, first)))
         frames = frame_buffer(connection.recv, skip_utf8_validation=True)
-        came.append(frames.recv_frame().data)
-        assert connection.recv(100) == b""
+        while (frame := frames.recv_frame()).opcode != ABNF.OPCODE_CLOSE:
+            came.append(frame.data)
+            connection.sendall(message(b"\0more"))
 
     made.append(server := Server(serve))
     with connect(server, roots) as opened:
-        opened.sendall(b"last words")
+        opened.sendall(b"first")
+        if unread:
+            assert opened.recv(1) == b"\0"
+        opened.sendall(b"last words" * 100_000)
     server.thread.join(HANG_S)
-    assert came == [b"\0last words"]
+    assert server.error == ""
+    assert b"".join(data[1:] for data in came) == b"first" + b"last words" * 100_000
+
+
+def test_a_pod_that_reads_nothing_is_left_after_a_while(
+    made: list[Server], roots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(port_forward, "_CLOSE_S", 0.2)
+    is_over = threading.Event()
+
+    def serve(connection: socket.socket, request: bytes) -> None:
+        connection.sendall(upgrade(request) + b"".join(map(message, NUMBERS)))
+        is_over.wait(HANG_S)
+
+    made.append(server := Server(serve))
+    opened = connect(server, roots)
+    (carrier,) = [each for each in threading.enumerate() if each.name == "port-forward to pod"]
+    opened.settimeout(0.5)
+    with contextlib.suppress(TimeoutError):
+        opened.sendall(bytes(50_000_000))
+    opened.close()
+    carrier.join(HANG_S)
+    assert not carrier.is_alive()
+    is_over.set()
+
+
+def test_a_message_in_fragments_and_an_empty_one_are_read(made: list[Server], roots: str) -> None:
+    def serve(connection: socket.socket, request: bytes) -> None:
+        connection.sendall(upgrade(request) + b"".join(map(message, [*NUMBERS, b"", b"\0a"])))
+        for part, opcode, fin in (
+            *((b"\0b", ABNF.OPCODE_BINARY, 0), (b"c", ABNF.OPCODE_CONT, 0)),
+            (b"d", ABNF.OPCODE_CONT, 1),
+        ):
+            connection.sendall(ABNF(fin, 0, 0, 0, opcode, 0, part).format())
+
+    made.append(server := Server(serve))
+    with connect(server, roots) as opened, opened.makefile("rb") as file:
+        assert file.read() == b"abcd"
+
+
+def test_many_open_files_are_no_obstacle(made: list[Server], roots: str) -> None:
+    """`select` knows descriptors up to 1023 only."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            stack.callback(os.close, os.dup(0))
+        made.append(server := Server(answer(*NUMBERS, b"\0data")))
+        with connect(server, roots) as opened:
+            assert opened.fileno() > 1023
+            assert opened.recv(100) == b"data"
 
 
 def refuse(status: int, body: bytes) -> Callable[[socket.socket, bytes], None]:
@@ -212,6 +284,7 @@ def refuse(status: int, body: bytes) -> Callable[[socket.socket, bytes], None]:
         (404, json.dumps({"message": 'pods "pod" not found'}).encode(), 'pods "pod" not found'),
         (503, b"<html>", "the API server answers HTTP 503"),
         (500, b"", "the API server answers HTTP 500"),
+        (200, b"", "HTTP"),
     ],
 )
 def test_a_refusal_is_an_error_in_words(
@@ -248,6 +321,85 @@ def test_a_server_with_an_unknown_certificate_is_not_trusted(made: list[Server])
         assert opened.recv(100) == b"data"
 
 
+def test_the_name_of_the_server_is_checked_unless_another_is_given(
+    made: list[Server], roots: str
+) -> None:
+    made.append(server := Server(answer(*NUMBERS), name="api.example"))
+    with pytest.raises(ConnectionError, match=r"(?i)certificate"):
+        connect(server, roots)
+    assert server.request == b""
+    made.append(named := Server(answer(*NUMBERS, b"\0data"), name="api.example"))
+    pool = urllib3.PoolManager(ca_certs=roots, server_hostname="api.example")
+    with open_port(cluster_of(named, pool), "pod", PORT) as opened:
+        assert opened.recv(100) == b"data"
+
+
+@pytest.mark.parametrize("kept", ["data", "files"])
+def test_a_kubeconfigs_certificates_sign_in(
+    made: list[Server], kubeconfig: Path, kept: str
+) -> None:
+    made.append(server := Server(answer(*NUMBERS, b"\0data"), asks_for_certificates=True))
+    own = authority.issue_cert("me@example")
+    texts = {
+        "certificate-authority": authority.cert_pem.bytes(),
+        "client-certificate": own.cert_chain_pems[0].bytes(),
+        "client-key": own.private_key_pem.bytes(),
+    }
+    if kept == "data":
+        values = {f"{key}-data": base64.b64encode(text).decode() for key, text in texts.items()}
+    else:
+        values = {key: f"{key}.pem" for key in texts}
+        for key, text in texts.items():
+            kubeconfig.with_name(f"{key}.pem").write_bytes(text)
+    user = {key: value for key, value in values.items() if key.startswith("client")}
+    trust = {key: value for key, value in values.items() if key not in user}
+    write_one(kubeconfig, user, server=f"https://127.0.0.1:{server.port}", **trust)
+    place = reach(SimpleNamespace(context=None, namespace=None))
+    with open_port(place, "pod", PORT) as opened:
+        assert opened.recv(100) == b"data"
+
+
+def test_the_token_is_sent_to_no_other_server(made: list[Server], roots: str) -> None:
+    made.append(other := Server(answer(*NUMBERS)))
+
+    def redirect(connection: socket.socket, request: bytes) -> None:
+        head = f"HTTP/1.1 307 There\r\nLocation: wss://127.0.0.1:{other.port}/\r\n\r\n"
+        connection.sendall(head.encode())
+
+    made.append(server := Server(redirect))
+    with pytest.raises(ConnectionError, match="no port-forward"):
+        connect(server, roots)
+    socket.create_connection(("127.0.0.1", other.port)).close()
+    other.thread.join(HANG_S)
+    assert other.request == b""
+
+
+def test_a_failing_sign_in_is_an_error_in_words(made: list[Server], roots: str) -> None:
+    made.append(server := Server(answer(*NUMBERS)))
+    place = cluster_of(server, urllib3.PoolManager(ca_certs=roots))
+
+    def fail() -> dict[str, str]:
+        raise KubeError("the token is gone")
+
+    place.access.headers = fail  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError, match="the token is gone"):
+        open_port(place, "pod", PORT)
+    socket.create_connection(("127.0.0.1", server.port)).close()
+
+
+def test_only_the_proxy_of_the_pool_is_used(
+    made: list[Server], roots: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    made.append(server := Server(answer(*NUMBERS, b"\0data")))
+    with connect(server, roots) as opened:
+        assert opened.recv(100) == b"data"
+    secure = urllib3.ProxyManager("https://127.0.0.1:1", ca_certs=roots)
+    with pytest.raises(ConnectionError, match="not an HTTP proxy"):
+        open_port(cluster_of(server, secure), "pod", PORT)
+
+
 def test_a_proxy_of_the_kubeconfig_is_used_with_its_password(
     made: list[Server], roots: str
 ) -> None:
@@ -263,7 +415,6 @@ def test_a_proxy_of_the_kubeconfig_is_used_with_its_password(
                 back = threading.Thread(target=copy, args=[far, accepted], daemon=True)
                 back.start()
                 copy(accepted, far)
-                far.shutdown(socket.SHUT_WR)
                 back.join(HANG_S)
 
         through = threading.Thread(target=pass_on, daemon=True)
@@ -281,5 +432,7 @@ def test_a_proxy_of_the_kubeconfig_is_used_with_its_password(
 
 
 def copy(source: socket.socket, target: socket.socket) -> None:
-    while data := source.recv(4096):
-        target.sendall(data)
+    with contextlib.suppress(OSError):
+        while data := source.recv(4096):
+            target.sendall(data)
+        target.shutdown(socket.SHUT_WR)

@@ -47,6 +47,7 @@ _PLAIN_USER: Final = frozenset(
         *("token", "tokenFile"),
     }
 )
+_FILES: Final = frozenset({"certificate-authority", "client-certificate", "client-key"})
 _NAME: Final = re.compile(r"(.+)/([^/ ]+?)(?: \(context (.+)\))?")
 """The form of `Cluster.name`."""
 
@@ -78,14 +79,15 @@ class PlainAccess:
         """Return the access of a context, of the current one without a name.
 
         None for what the official client is to read: several files, sign-in by programs or
-        providers, proxies; and for what is damaged, of which it says what is wrong.
+        providers, proxies, certificates of which only some are files; and for what is damaged, of
+        which it says what is wrong.
         """
         try:
             (path,) = (each for each in _kubeconfigs() if os.path.exists(each))
-            if not os.path.isfile(path) or not _has_no_proxy():  # a pipe can be read once
+            if not (os.path.isfile(path) and _has_no_proxy()):  # a pipe can be read only once
                 return None
-            now = os.stat(path)
-            version = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns
+            file = os.stat(path)
+            version = file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns
             if (found := _read_plain(os.path.abspath(path), context, version)) is None:
                 return None
             found.headers()
@@ -107,7 +109,7 @@ class PlainAccess:
 def _read_plain(
     path: str, context: str | None, version: tuple[int, int, int, int]
 ) -> PlainAccess | None:
-    """Return the access of a context in the kubeconfig at `path`; None for one with more than that.
+    """Return the access of a context in the kubeconfig at `path`; None for what `read` leaves.
 
     All callers share its connections, until the file is another `version`. Raises one of
     `_DAMAGED`.
@@ -117,6 +119,9 @@ def _read_plain(
     chosen = _named(config, "context", name)
     cluster, user = (_named(config, kind, chosen[kind]) for kind in ("cluster", "user"))
     if not (cluster.keys() <= _PLAIN_CLUSTER and user.keys() <= _PLAIN_USER):
+        return None
+    kept = [key for key in (*cluster, *user) if key.endswith("-data")]
+    if kept and any(key in _FILES for key in (*cluster, *user)):  # which may be renewed
         return None
     host, folder = cluster["server"].rstrip("/"), Path(path).parent
     pool = _pool(cluster, user, folder)
@@ -143,6 +148,8 @@ def _pool(cluster: Mapping[str, Any], user: Mapping[str, Any], folder: Path) -> 
     if cluster.get("insecure-skip-tls-verify"):
         tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
         options["cert_reqs"] = ssl.CERT_NONE
+    else:
+        tls.check_hostname = True
     with tempfile.TemporaryDirectory() as scratch:  # a key can be loaded from a file only
 
         def file_of(section: Mapping[str, Any], key: str) -> Path | None:
@@ -217,6 +224,15 @@ class PodAccess:
 def _around_pod() -> PodAccess:
     """Return the access that all callers share, with its connections."""
     return PodAccess()
+
+
+def _forget() -> None:
+    """Forget the connections: two processes must not write to one of them."""
+    _read_plain.cache_clear()
+    _around_pod.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def reach(settings: Settings, *, patience_s: float = 10.0) -> Cluster:

@@ -1,8 +1,8 @@
 """Connections to pods from outside the cluster: a socket of this process that leads to them.
 
 A transport (`pod_dial`) connects to the socket, names a pod, and is joined to that pod's seat
-through the API server (`port_forward`). Credentials and TLS stay in this process: to read and
-import them would cost each transport a tenth of a second on a busy machine.
+through the API server (`port_forward`). Credentials stay in this process, which has imported what
+TLS and sign-in need: in each transport that would take a tenth of a second.
 """
 
 from __future__ import annotations

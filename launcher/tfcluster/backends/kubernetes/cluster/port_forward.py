@@ -15,8 +15,8 @@ import select
 import socket
 import ssl
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
@@ -28,11 +28,18 @@ if TYPE_CHECKING:
     from websocket import WebSocket
 
 _ANSWER_S: Final = 30.0
-"""Seconds for the API server to reach the node's kubelet, and that the pod."""
+"""Seconds for each step until the API server has answered: it has to reach the node's kubelet."""
+_CLOSE_S: Final = 10.0
+"""Seconds in which what was written before the end of a connection is sent."""
 _PROTOCOL: Final = "v4.channel.k8s.io"
+_SWITCHED: Final = 101
 _DATA: Final = 0
+_BINARY: Final = 2
+"""The opcode of binary data (RFC 6455, 11.8)."""
 _CHUNK: Final = 1 << 18
 _WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+_IN: Final = select.POLLIN | select.POLLHUP | select.POLLERR
+_OUT: Final = select.POLLOUT | select.POLLHUP | select.POLLERR
 _TLS: Final = {
     "ssl_context": "context",
     "ca_certs": "ca_certs",
@@ -48,7 +55,7 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
     """Return a connection to a pod's port. Raises ConnectionError."""
     import websocket
 
-    path = cluster.url(f"pods/{quote(pod)}/portforward")
+    path = cluster.url(f"pods/{pod}/portforward")
     address = cluster.host.replace("http", "ws", 1) + f"{path}?ports={port}"
     pool = cluster.access.pool
     opened = websocket.WebSocket(sslopt=_tls_options(pool), skip_utf8_validation=True)
@@ -58,13 +65,20 @@ def open_port(cluster: Cluster, pod: str, port: int) -> socket.socket:
             header=cluster.access.headers(),
             subprotocols=[_PROTOCOL],
             timeout=_ANSWER_S,
+            redirect_limit=0,  # the token is for this server
             **_proxy_options(pool),
         )
-    except websocket.WebSocketBadStatusException as error:
-        raise ConnectionError(f"no port-forward to the pod {pod}: {_refusal(error)}") from None
-    except (websocket.WebSocketException, OSError, ValueError) as error:
-        why = describe_error(error)
+        if opened.getstatus() != _SWITCHED:
+            raise ConnectionError(f"the API server answers HTTP {opened.getstatus()}")
+        return _carry(opened, pod)
+    except Exception as error:  # also of what signs in: a program of the kubeconfig
+        opened.shutdown()
+        is_answer = isinstance(error, websocket.WebSocketBadStatusException)
+        why = _refusal(error) if is_answer else describe_error(error)
         raise ConnectionError(f"no port-forward to the pod {pod}: {why}") from None
+
+
+def _carry(opened: WebSocket, pod: str) -> socket.socket:
     near, far = map(keep_from_children, socket.socketpair())
     keep_from_children(opened.sock)
     carrier = _Carrier(opened, far)
@@ -76,20 +90,26 @@ def _tls_options(pool: urllib3.PoolManager) -> dict[str, Any]:
     from urllib3.util.ssl_ import resolve_cert_reqs
 
     settings = pool.connection_pool_kw
-    found = {its: settings[ours] for ours, its in _TLS.items() if settings.get(ours) is not None}
+    found = {its: settings[name] for name, its in _TLS.items() if settings.get(name) is not None}
     return found | {"cert_reqs": resolve_cert_reqs(settings.get("cert_reqs"))}
 
 
 def _proxy_options(pool: urllib3.PoolManager) -> dict[str, Any]:
-    """Return the HTTP proxy of a pool that has one, and the user's name and password there."""
+    """Return the options for the pool's proxy, and its user's name and password.
+
+    They also keep websocket-client from choosing another proxy, or none, by the environment.
+    Raises ConnectionError for proxies that it cannot use.
+    """
+    if getattr(pool, "proxy_url", None) or (pool.proxy and pool.proxy.scheme != "http"):
+        raise ConnectionError("the proxy of the kubeconfig is not an HTTP proxy")
     if (proxy := pool.proxy) is None:
-        return {}
-    found: dict[str, Any] = {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port}
-    headers = getattr(pool, "proxy_headers", {})
+        return {"http_proxy_host": "-", "http_proxy_port": 1, "http_no_proxy": ["*"]}
+    found: dict[str, Any] = {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port or 80}
+    headers = pool.proxy_headers  # type: ignore[attr-defined]
     kind, _, secret = str(headers.get("proxy-authorization", "")).partition(" ")
     if kind == "Basic":
         found["http_proxy_auth"] = tuple(base64.b64decode(secret).decode().split(":", 1))
-    return found
+    return found | {"http_no_proxy": ["-"]}
 
 
 def _refusal(error: Any) -> str:
@@ -105,17 +125,25 @@ def _refusal(error: Any) -> str:
 class _Carrier:
     """Copies between the websocket and our end of the connection, in a thread.
 
-    Nothing is read from one side while the other side takes nothing.
+    Nothing is read from one side while the other side takes nothing. What was written before our
+    end was closed is still sent.
     """
 
     def __init__(self, opened: WebSocket, far: socket.socket) -> None:
+        from websocket import ABNF
+
+        self._frames = ABNF
         self._opened, self._far = opened, far
         self._socket: socket.socket = opened.sock
         self._to_pod, self._to_us = bytearray(), bytearray()
-        self._met: set[int] = set()
+        self._announced: set[int] = set()
         """The channels that have sent the port's number."""
-        self._is_closed = False
-        """True once our end is closed; what was written to it is still sent."""
+        self._channel = _DATA
+        """The channel of the message that is being received."""
+        self._has_end = False
+        """True once the end of our side was read and is on its way."""
+        self._closes_at: float | None = None
+        """The deadline for what is left, once our end is closed."""
 
     def run(self) -> None:
         """Copy until one side ends; then end the other one."""
@@ -124,25 +152,61 @@ class _Carrier:
         self._socket.setblocking(False)
         self._far.setblocking(False)
         with self._socket, self._far, contextlib.suppress(OSError, WebSocketException):
-            while self._to_pod or not self._is_closed:
+            while self._closes_at is None or time.monotonic() < self._closes_at:
                 self._turn()
 
     def _turn(self) -> None:
-        # TLS may have read a frame already, which `select` does not know of.
+        # TLS may have read a frame already, which `poll` does not know of.
         has_more = not self._to_us and self._receive()
-        reads = [] if self._to_us else [self._socket]
-        reads += [] if self._to_pod or self._is_closed else [self._far]
-        writes = [self._socket] if self._to_pod else []
-        writes += [self._far] if self._to_us else []
-        readable, writable, _ = select.select(reads, writes, [], 0 if has_more else None)
-        if self._far in readable:
-            self._take()
-        if self._socket in writable:
+        ours = 0 if self._to_pod or self._has_end else select.POLLIN
+        ours |= select.POLLOUT if self._to_us else 0
+        theirs = 0 if self._to_us else select.POLLIN
+        theirs |= select.POLLOUT if self._to_pod else 0
+        poll = select.poll()
+        if theirs:
+            poll.register(self._socket, theirs)
+        if ours or self._closes_at is None:
+            poll.register(self._far, ours)
+        ready = dict(poll.poll(0 if has_more else self._wait_ms()))
+        if theirs & select.POLLOUT and ready.get(self._socket.fileno(), 0) & _OUT:
             with contextlib.suppress(*_WOULD_BLOCK):
                 del self._to_pod[: self._socket.send(self._to_pod)]
-        if self._far in writable:
-            with contextlib.suppress(*_WOULD_BLOCK):
-                del self._to_us[: self._far.send(self._to_us)]
+        if (state := ready.get(self._far.fileno(), 0)) & select.POLLHUP:
+            self._note_close()
+        if ours & select.POLLIN and state & _IN:
+            self._read_ours()
+        if ours & select.POLLOUT and state & _OUT:
+            self._write_ours()
+
+    def _wait_ms(self) -> float | None:
+        if self._closes_at is None:
+            return None
+        return max(0.0, self._closes_at - time.monotonic()) * 1000
+
+    def _note_close(self) -> None:
+        if self._closes_at is None:
+            self._closes_at = time.monotonic() + _CLOSE_S
+
+    def _read_ours(self) -> None:
+        try:
+            data = self._far.recv(_CHUNK)
+        except ConnectionResetError:  # it was closed with data in it that nobody has read
+            data = b""
+        if data:
+            self._send(bytes([_DATA]) + data)
+        else:
+            self._note_close()
+            self._has_end = True
+            self._send(b"", self._frames.OPCODE_CLOSE)  # the server closes when it has read that
+
+    def _write_ours(self) -> None:
+        try:
+            del self._to_us[: self._far.send(self._to_us)]
+        except BlockingIOError:
+            pass
+        except OSError:  # closed
+            self._note_close()
+            self._to_us.clear()
 
     def _receive(self) -> bool:
         """Read a frame; return whether there was one. Raises ConnectionError at the end."""
@@ -151,23 +215,23 @@ class _Carrier:
         except _WOULD_BLOCK:
             return False
         if frame.opcode == frame.OPCODE_BINARY and frame.data:
-            channel = frame.data[0]
-            if channel in self._met and channel == _DATA:
-                self._to_us += frame.data[1:]
-            elif channel in self._met:
-                raise ConnectionError("the kubelet has lost the pod's port")
-            self._met.add(channel)
+            self._channel = frame.data[0]
+            if self._channel in self._announced:
+                self._take(frame.data[1:])
+            self._announced.add(self._channel)
+        elif frame.opcode == frame.OPCODE_CONT:
+            self._take(frame.data)
         elif frame.opcode == frame.OPCODE_PING:
-            self._to_pod += frame.create_frame(frame.data, frame.OPCODE_PONG).format()
-        elif frame.opcode != frame.OPCODE_PONG:
+            self._send(frame.data, frame.OPCODE_PONG)
+        elif frame.opcode == frame.OPCODE_CLOSE:
             raise ConnectionError("the API server ends the connection")
         return True
 
-    def _take(self) -> None:
-        """Read what goes to the pod."""
-        from websocket import ABNF
+    def _take(self, data: bytes) -> None:
+        if self._channel != _DATA:
+            raise ConnectionError("the kubelet has lost the pod's port")
+        if self._closes_at is None:
+            self._to_us += data
 
-        if data := self._far.recv(_CHUNK):
-            self._to_pod += ABNF.create_frame(bytes([_DATA]) + data, ABNF.OPCODE_BINARY).format()
-        else:
-            self._is_closed = True
+    def _send(self, data: bytes, opcode: int = _BINARY) -> None:
+        self._to_pod += self._frames.create_frame(data, opcode).format()

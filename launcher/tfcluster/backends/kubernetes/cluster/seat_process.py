@@ -101,6 +101,15 @@ class SeatProcess(io.RawIOBase):
         """The last line of its stderr."""
         return self.errors.decode(errors="replace").strip().rpartition("\n")[2]
 
+    def finish(self) -> str:
+        """Wait for its end, without its stdout; return "", or why it has failed."""
+        try:
+            while self.read(1 << 16):
+                pass
+        except OSError as error:
+            return describe_error(error)
+        return "" if self.code == 0 else self.last_words or f"it ended with exit code {self.code}"
+
 
 def run(
     cluster: Cluster, pod: str, token: Path | bytes, argv: Sequence[str], *, timeout_s: float
@@ -111,10 +120,6 @@ def run(
     """
     try:
         with SeatProcess(cluster, pod, token, argv, timeout_s=timeout_s) as process:
-            while process.read(1 << 16):
-                pass
-            if process.code == 0:
-                return ""
-            return process.last_words or f"it ended with exit code {process.code}"
+            return process.finish()
     except OSError as error:
         return describe_error(error)

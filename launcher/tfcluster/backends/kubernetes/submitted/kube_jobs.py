@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState
 from tfcluster.backends.kubernetes import run_objects, run_pods
@@ -58,8 +59,8 @@ from tfcluster.spec.sections import Runtime
 _STOP_S: Final = 20.0
 _TELL_S: Final = 60.0
 _SILENT_S: Final = 30.0
-"""Seconds without a sign of life, which come every other second, until a connection counts as
-broken: the network may have lost it without a word."""
+"""Seconds without a sign of life until a connection counts as broken; one is sent every other
+second."""
 _ENDS_S: Final = 5.0
 """Seconds in which the last pods of an ended run usually stop."""
 _POLL_S: Final = 0.3
@@ -132,8 +133,7 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
         if now or (pod is None and STARTED not in notes):
             _delete_all(place, job, now=now)
             return
-        if pod is not None:
-            _signal(place, run_of(found), pod)
+        _signal(place, run_of(found), job)
         _note_stop(place, job, _TOLD)
 
 
@@ -142,18 +142,33 @@ def _note_stop(place: Cluster, job: str, word: str) -> None:
     place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STOP: word}}})
 
 
-def _signal(place: Cluster, run: str, pod: str) -> None:
-    """Have the coordinator stop its run, as `tfcluster down` does on one machine."""
-    secret = place.get(f"secrets/{run_objects.object_name(run)}")
+def _signal(place: Cluster, run: str, job: str) -> None:
+    """Have the coordinator stop its run, as `tfcluster down` does on one machine.
+
+    It is asked again where it cannot have heard it. One whose pod is gone has a successor, which
+    reads the note.
+    """
+    token = b""
     argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop", run]
-    token, until = _decode(secret).encode(), time.monotonic() + _STOP_S
-    while why := seat_process.run(place, pod, token, argv, timeout_s=_TELL_S):
-        if time.monotonic() > until:
-            raise SetupError(
-                f"the coordinator in the pod {pod} cannot be told to stop: {why}",
-                fix=f"`tfcluster down --now {run}` deletes its Job",
-            )
-        time.sleep(_POLL_S)
+    until = time.monotonic() + _STOP_S
+    while (pod := _coordinator_pod(place, job)) is not None:
+        token = token or _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
+        try:
+            process = SeatProcess(place, pod, token, argv, timeout_s=_TELL_S)
+        except OSError as error:
+            why = describe_error(error)
+            if time.monotonic() < until:
+                time.sleep(_POLL_S)
+                continue
+        else:
+            with process:
+                why = process.finish()
+        if not why:
+            return
+        raise SetupError(
+            f"the coordinator in the pod {pod} cannot be told to stop: {why}",
+            fix=f"`tfcluster down --now {run}` deletes its Job",
+        )
 
 
 def follow(paths: RunPaths, job: str, *, cluster: str) -> Mirror | None:
