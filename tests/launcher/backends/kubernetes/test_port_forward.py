@@ -284,7 +284,7 @@ def refuse(status: int, body: bytes) -> Callable[[socket.socket, bytes], None]:
         (404, json.dumps({"message": 'pods "pod" not found'}).encode(), 'pods "pod" not found'),
         (503, b"<html>", "the API server answers HTTP 503"),
         (500, b"", "the API server answers HTTP 500"),
-        (200, b"", "HTTP"),
+        (200, b"", "the API server answers HTTP 200"),
     ],
 )
 def test_a_refusal_is_an_error_in_words(
@@ -396,7 +396,7 @@ def test_only_the_proxy_of_the_pool_is_used(
     with connect(server, roots) as opened:
         assert opened.recv(100) == b"data"
     secure = urllib3.ProxyManager("https://127.0.0.1:1", ca_certs=roots)
-    with pytest.raises(ConnectionError, match="not an HTTP proxy"):
+    with pytest.raises(ConnectionError, match="only an HTTP proxy; correct proxy-url"):
         open_port(cluster_of(server, secure), "pod", PORT)
 
 

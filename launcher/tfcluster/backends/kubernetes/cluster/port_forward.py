@@ -101,7 +101,9 @@ def _proxy_options(pool: urllib3.PoolManager) -> dict[str, Any]:
     Raises ConnectionError for proxies that it cannot use.
     """
     if getattr(pool, "proxy_url", None) or (pool.proxy and pool.proxy.scheme != "http"):
-        raise ConnectionError("the proxy of the kubeconfig is not an HTTP proxy")
+        raise ConnectionError(
+            "it can pass only an HTTP proxy; correct proxy-url in the kubeconfig, or HTTPS_PROXY"
+        )
     if (proxy := pool.proxy) is None:
         return {"http_proxy_host": "-", "http_proxy_port": 1, "http_no_proxy": ["*"]}
     found: dict[str, Any] = {"http_proxy_host": proxy.host, "http_proxy_port": proxy.port or 80}
