@@ -16,6 +16,7 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,9 +44,13 @@ def differs(env: Mapping[str, str]) -> bool:
 
 
 class ForkServer:
-    """The client of the fork server, which runs from the first command to the end of the tests."""
+    """The client of the fork server, which runs from the first command to the end of the tests.
+
+    Several threads of a test may use it at once.
+    """
 
     def __init__(self) -> None:
+        self._one_order = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -57,9 +62,10 @@ class ForkServer:
 
     def fork(self, order: Mapping[str, Any], fds: Sequence[int]) -> int:
         """Request a fork; return the new process's id."""
-        control = self._control or self._connect()
-        socket.send_fds(control, [json.dumps(order).encode()], fds)
-        return int(control.recv(16))
+        with self._one_order:
+            control = self._control or self._connect()
+            socket.send_fds(control, [json.dumps(order).encode()], fds)
+            return int(control.recv(16))
 
     def _connect(self) -> socket.socket:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -6,10 +6,15 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.forked import ForkServer
 
 from .commandline import CommandLine, screen, wait_for
 from .live import Live
@@ -90,6 +95,38 @@ def test_the_end_of_a_command_is_reported_as_to_its_parent(
     assert reader.poll() is None
     reader.kill()
     assert reader.wait(10) == reader.poll() == -signal.SIGKILL
+
+
+def test_threads_that_start_the_first_commands_at_once_share_one_server(
+    waiting: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every thread gets the process of its own command, and none starts a second server."""
+    waiting.server = new = ForkServer()
+
+    def slow_pair(*args: int, pair: Any = socket.socketpair) -> tuple[socket.socket, socket.socket]:
+        time.sleep(0.1)  # time for the other threads to come here, too
+        made: tuple[socket.socket, socket.socket] = pair(*args)
+        return made
+
+    monkeypatch.setattr(socket, "socketpair", slow_pair)
+    names = [f"threads-{number}" for number in range(6)]
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        return waiting.start("validate", "-", stdin=subprocess.PIPE, cwd=waiting.cwd / name)
+
+    for name in names:
+        (waiting.cwd / name).mkdir()
+    with ThreadPoolExecutor(len(names)) as pool:
+        processes = list(pool.map(start, names))
+    parents = set()
+    for name, process in zip(names, processes, strict=True):
+        proc = Path(f"/proc/{process.pid}")
+        wait_for(lambda proc=proc, name=name: os.readlink(proc / "cwd").endswith(name))  # type: ignore[misc]
+        parents.add((proc / "stat").read_text().rpartition(")")[2].split()[1])
+        process.kill()
+        process.communicate(timeout=10)
+    assert len(parents) == 1
+    new.close()
 
 
 def test_a_forked_command_has_its_own_controlling_terminal(waiting: CommandLine) -> None:
