@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,8 +27,16 @@ from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
+
 PlanOf = Callable[..., Plan]
 MakeRun = Callable[..., RunPaths]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_asked_before() -> None:
+    """Forget the schedulers that an earlier test in this process has asked: commands name them."""
+    if (job_watch := sys.modules.get("tfcluster.backends.job_watch")) is not None:
+        job_watch.forget()
 
 
 def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str = "demo") -> Plan:

@@ -101,8 +101,15 @@ _late: set[str] = set()
 """Runs whose folder here is behind that of their coordinator."""
 _MAX_NAMED = 3
 _files: dict[RunPaths, StateFile] = {}
-for _known in (_schedulers, _files, _followings):
-    os.register_at_fork(after_in_child=_known.clear)  # a thread may have held a lock
+
+
+def forget() -> None:
+    """Forget what was asked so far, as a forked process must: a thread may have held a lock."""
+    for known in (_schedulers, _files, _followings, _late):
+        known.clear()
+
+
+os.register_at_fork(after_in_child=forget)
 
 
 def _scheduler_of(snapshot: RunSnapshot) -> _Scheduler:

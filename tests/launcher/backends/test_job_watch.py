@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -63,16 +63,10 @@ class Fake:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fake]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Fake:
     made = Fake()
     monkeypatch.setattr(jobs, "of_backend", lambda backend: made)
-    job_watch._schedulers.clear()
-    job_watch._files.clear()
-    job_watch._followings.clear()
-    yield made
-    job_watch._schedulers.clear()
-    job_watch._files.clear()
-    job_watch._followings.clear()
+    return made
 
 
 def submitted(home: Any, fake: Fake, *events: ev.Event, cluster: str = "north") -> RunPaths:
