@@ -27,7 +27,6 @@ from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
-
 PlanOf = Callable[..., Plan]
 MakeRun = Callable[..., RunPaths]
 
