@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import compileall
 import json
 import os
 import shutil
@@ -35,7 +36,11 @@ _PORT = 4000
 
 @cache
 def _cluster() -> KubeCluster:
-    """Start a cluster of Kubernetes; it ends with this process."""
+    """Start a cluster of Kubernetes; it ends with this process.
+
+    The pods' user cannot write bytecode of tfcluster, which pip compiles when it installs.
+    """
+    compileall.compile_dir(ROOT / "launcher", quiet=1)
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(KubeCluster(nodes=WORKERS))
