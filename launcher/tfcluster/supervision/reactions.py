@@ -10,7 +10,7 @@ from tfcluster.supervision import connectivity, verdicts
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.restarts import cancel_restarts, loss_of, restart_alone, revive
+from tfcluster.supervision.restarts import cancel, cancel_restarts, loss_of, restart_alone, revive
 from tfcluster.supervision.run_state import RunState, Stage
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, Verdict
 
@@ -90,7 +90,8 @@ def _finish(state: RunState, now: float) -> None:
     state.stop_tasks(state.gang.idle(), "the chief has finished", now)
     for member in state.gang.satisfied(state.last_step):
         state.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
-    state.timers.setdefault("late", now + state.policy.finish_grace_s)
+    if not any(one.is_core and one.is_awaited for one in state.gang.standings):
+        state.timers.setdefault("late", now + state.policy.finish_grace_s)
 
 
 def _set_deadlines(state: RunState) -> None:
@@ -253,6 +254,7 @@ def _end_late(state: RunState, now: float) -> None:
     late = [m for m in state.gang.active(lambda one: not one.serves) if m.id not in failed]
     for warning in verdicts.warn_about_late(late, grace_s, state.last_step):
         state.record(ev.Warned(message=warning))
+    cancel(state, lambda one: one.running and not one.is_alive)
     state.stage = Stage.ENDING_RUN  # the exits decide the outcome
     state.stop_tasks(state.gang.running(), "the others have ended", now)
 

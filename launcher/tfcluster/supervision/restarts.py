@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from tfcluster.errors import join_first
@@ -9,7 +10,7 @@ from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy
-from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
+from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, Standing, StartAlone
 from tfcluster.supervision.failure import Failure, Kind
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Absence, count_of
@@ -216,8 +217,11 @@ def restart_alone(state: RunState, member: Member) -> None:
 
 def cancel_restarts(state: RunState) -> None:
     """Cancel pending starts and restarts after the chief's success; they are no failures."""
-    for member in state.gang.members(
-        lambda one: one.is_core and (one.is_restart_due or one.is_to_start)
-    ):
+    cancel(state, lambda one: one.is_core and (one.is_restart_due or one.is_to_start))
+
+
+def cancel(state: RunState, fits: Callable[[Standing], bool]) -> None:
+    """Cancel the starts and restarts of the tasks whose standing `fits`."""
+    for member in state.gang.members(fits):
         state.gang.put(replace(member, is_restart_due=False, is_cancelled=True))
         state.timers.pop(f"restart {member.name}", None)

@@ -57,6 +57,14 @@ def test_independent_workers_may_finish_and_the_ps_is_stopped_last(named: str) -
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
+def test_a_worker_that_is_cut_fails_the_run_although_an_evaluator_awaits_its_restart() -> None:
+    tasks = ("chief:0", "worker:0", "ps:0", "evaluator:0")
+    replay = parameter_server(*tasks, restart_on_error=True, backoff_s=1000, finish_grace_s=60)
+    replay.says("ps:0", "serving").exits("evaluator:0", 1, last="boom")
+    replay.exits("chief:0").after(61).ended("worker:0", "ps:0")
+    assert replay.outcome()[0] is Status.FAILED
+
+
 def test_a_run_with_a_worker_stopped_before_it_finished_fails() -> None:
     replay = parameter_server(finish_grace_s=60)
     replay.says("worker:0", "progress", step=7).exits("chief:0").after(61)

@@ -396,6 +396,8 @@ def kinds() -> dict[str, Plan]:
     served = replace(served, tasks=(replace(served.tasks[0], serves=False), *served.tasks[1:]))
     independent = served  # its workers never report that they serve
     served = replace(served, strategy="parameter_server")
+    evaluated = plan_of("chief:0", "worker:0", "ps:0", "evaluator:0")
+    evaluated = replace(evaluated, strategy="parameter_server")
     search = plan_of("chief:0", "worker:0", "worker:1", kind="tuner")
     plain = plan_of("worker:0", "worker:1", kind="plain")
     return {
@@ -425,6 +427,9 @@ def kinds() -> dict[str, Plan]:
         "parameter server on two nodes": with_policy(spread(served), max_restarts=9),
         "workers that train by themselves": with_policy(independent, restart_on_error=True),
         "the same without hooks": with_policy(replace(independent, hooks=False)),
+        "the same with an evaluator far away": with_policy(
+            spread(evaluated), restart_on_error=True, finish_grace_s=15
+        ),
         "search": with_policy(search, restart_on_error=True, max_restarts=9),
         "search on two nodes": spread(search),
         "plain": plain,
