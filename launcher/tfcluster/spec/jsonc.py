@@ -22,10 +22,13 @@ _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _STRING = re.compile(
     r"""" (?: [^"\\\x00-\x1f\ud800-\udfff]++ | \\["\\/bfnrt]
     | \\u(?!0000|[dD][89a-fA-F])[0-9a-fA-F]{4}
-    | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2} )*+""",
+    | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2} )*""",
     re.VERBOSE,
 )
-"""The start of a string up to its closing quote, or up to the first character that is refused."""
+"""The start of a string up to its closing quote, or up to the first character that is refused.
+
+A possessive group (``)*+``) would end behind that character before Python 3.11.4.
+"""
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORD = re.compile(r"[-+]?[A-Za-z_0-9.][\w.+-]*")
 _WORDS = {"true": True, "false": False, "null": None}

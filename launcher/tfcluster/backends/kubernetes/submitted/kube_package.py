@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.kubernetes.submitted.extraction import extract
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
@@ -84,7 +85,7 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     fresh = Path(tempfile.mkdtemp(prefix=f"{_UNPACKING}{run_id}-", dir=home))
     package = b"".join(piece.read_bytes() for piece in sorted(folder.glob(f"{KEY}-*")))
     with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
-        tar.extractall(fresh, filter="tar")
+        extract(tar, fresh, "tar")
     if (packed := fresh / _ENV_FILE).exists():
         packed.replace(env_file(home, run_id))
     run = fresh / "run"

@@ -19,6 +19,7 @@ from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
+from tfcluster.backends.kubernetes.submitted.extraction import extract
 from tfcluster.backends.kubernetes.task_pods import is_over
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
@@ -134,5 +135,5 @@ def _receive(command: Sequence[str], folder: Path) -> bool:
             return False
         file.seek(0)
         with tarfile.open(fileobj=file) as tar:
-            tar.extractall(folder, filter="data")
+            extract(tar, folder, "data")
         return True
