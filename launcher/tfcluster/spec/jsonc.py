@@ -27,7 +27,7 @@ _STRING = re.compile(
 )
 """The start of a string up to its closing quote, or up to the first character that is refused.
 
-A possessive group (``)*+``) would end behind that character before Python 3.11.4.
+No possessive group (``)*+``): that of Python 3.11.2 ends behind that character.
 """
 NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 _WORD = re.compile(r"[-+]?[A-Za-z_0-9.][\w.+-]*")

@@ -427,7 +427,7 @@ def kinds() -> dict[str, Plan]:
         "parameter server on two nodes": with_policy(spread(served), max_restarts=9),
         "workers that train by themselves": with_policy(independent, restart_on_error=True),
         "the same without hooks": with_policy(replace(independent, hooks=False)),
-        "the same with an evaluator far away": with_policy(
+        "parameter server with an evaluator far away": with_policy(
             spread(evaluated), restart_on_error=True, finish_grace_s=15
         ),
         "search": with_policy(search, restart_on_error=True, max_restarts=9),
