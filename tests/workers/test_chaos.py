@@ -102,6 +102,7 @@ def test_stop_freezes_the_process_and_hang_only_the_training_thread(
     os.kill(stopped.process.pid, signal.SIGCONT)
     assert stopped.end().code == 0
     until(lambda: any(event["type"] == "chaos" for event in hanging.events))
+    until(lambda: state_of(hanging.process.pid) == "S")  # the report comes before the hang
     os.kill(hanging.process.pid, signal.SIGUSR1)
     time.sleep(0.3)
     assert state_of(hanging.process.pid) == "S"
