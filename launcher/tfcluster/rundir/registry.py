@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
-from tfcluster.rundir.paths import RunPaths, home
+from tfcluster.rundir.paths import RUN_ID, RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import from_json
@@ -305,12 +305,8 @@ def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:
     for error in found.damaged:
         if run == error.paths.run_id or (len(run) == 4 and error.paths.run_id.endswith(f"-{run}")):
             return error.paths
-    names = sorted({entry[1].run for entry in known} | {entry[1].name for entry in known})
-    import difflib
-
-    near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
-    fix = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs"
-    raise UnknownRunError(f"no run is named {run!r}", fix=fix)
+    names = {name for _, snapshot in known for name in (snapshot.run, snapshot.name)}
+    raise UnknownRunError(f"no run is named {run!r}", fix=_fix_of_unknown(run, sorted(names)))
 
 
 def resolve_for_wait() -> RunPaths:
@@ -347,6 +343,16 @@ def _matchers(run: str) -> list[Callable[[RunSnapshot], bool]]:
         lambda snapshot: snapshot.name == run,
         lambda snapshot: snapshot.spec is not None and os.path.abspath(snapshot.spec) == spec,
     ]
+
+
+def _fix_of_unknown(run: str, names: Sequence[str]) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(run, names, n=3, cutoff=0.5)
+    fix = f"did you mean {' or '.join(near)}?" if near else "`tfcluster ps -a` lists all runs."
+    if RUN_ID.fullmatch(run):
+        return f"{fix} Started on another machine? `tfcluster ps --backend NAME` asks its scheduler"
+    return fix.removesuffix(".")
 
 
 def _only_live(known: list[tuple[RunPaths, RunSnapshot]]) -> RunPaths:

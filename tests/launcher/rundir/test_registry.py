@@ -49,6 +49,15 @@ def test_an_unknown_run_is_reported_with_similar_names(make_run: MakeRun) -> Non
     assert caught.value.exit_code == 2
 
 
+def test_the_id_of_a_run_of_another_machine_leads_to_its_scheduler(make_run: MakeRun) -> None:
+    make_run("resnet")
+    with pytest.raises(UnknownRunError, match="--backend NAME"):
+        registry.resolve("other-20261126-120000-abcd")
+    with pytest.raises(UnknownRunError) as caught:
+        registry.resolve("other")
+    assert "--backend" not in caught.value.fix
+
+
 def test_without_a_name_the_only_live_run_is_selected(make_run: MakeRun) -> None:
     make_run("over")
     with pytest.raises(UnknownRunError, match="no run is live"):

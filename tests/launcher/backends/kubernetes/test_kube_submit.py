@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -194,3 +195,16 @@ def test_a_living_pod_with_files_is_asked_until_it_answers(
     monkeypatch.setattr(rescue, "_PATIENCE_S", 0.0)
     with pytest.raises(SetupError, match="lab-1-worker-0-g1 has the run's files"):
         rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
+
+
+def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
+    tmp_path: Path,
+) -> None:
+    assert not rescue._receive(["sh", "-c", "echo no archive"], tmp_path)
+    leads_out = (
+        "import sys, tarfile; tar = tarfile.open(fileobj=sys.stdout.buffer, mode='w|');"
+        "tar.addfile(tarfile.TarInfo('../outside')); tar.close()"
+    )
+    (inner := tmp_path / "inner").mkdir()
+    assert not rescue._receive([sys.executable, "-c", leads_out], inner)
+    assert not [*tmp_path.glob("outside")]

@@ -122,7 +122,7 @@ def _fetch(
 
 
 def _receive(command: Sequence[str], folder: Path) -> bool:
-    """Unpack what a pod sends into `folder`; return whether all arrived."""
+    """Unpack what a pod sends into `folder`; return whether all arrived, and nothing else."""
     with tempfile.TemporaryFile(dir=folder) as file:
         quiet = subprocess.DEVNULL
         try:
@@ -134,6 +134,9 @@ def _receive(command: Sequence[str], folder: Path) -> bool:
         if done.returncode:
             return False
         file.seek(0)
-        with tarfile.open(fileobj=file) as tar:
-            extract(tar, folder, "data")
+        try:
+            with tarfile.open(fileobj=file) as tar:
+                extract(tar, folder, "data")
+        except tarfile.TarError:
+            return False
         return True
