@@ -67,7 +67,8 @@ def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequen
     """Fill a fresh run folder with the checkpoints that the pods of an earlier coordinator have.
 
     Return the newest attempt (0 if no pod has files), and the names of the checkpoints to continue
-    from. Raises SetupError where the cluster does not answer, or a living pod with files does not.
+    from. Raises SetupError where the cluster does not answer, or a living pod does not send its
+    files.
     """
     plan = registry.load_plan(paths)
     node = plan.task(plan.chief).node
@@ -87,7 +88,7 @@ def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequen
             return 0, ()
         if time.monotonic() >= until:
             raise SetupError(
-                f"the pod {silent[0]} has the run's files and does not answer",
+                f"the pod {silent[0]} has the run's files and does not send them",
                 fix="the coordinator starts again and asks on; without that pod (`kubectl delete`)"
                 " the training starts anew",
             )
