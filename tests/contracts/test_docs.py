@@ -124,8 +124,8 @@ def test_every_tool_is_described_on_a_job_s_page(tool: str) -> None:
 def test_examples_per_second_is_documented_as_shown_and_as_a_field_of_the_json() -> None:
     page = (ROOT / "docs/guides/your_own_script.md").read_text()
     assert "**examples/s**" in page
-    for shown_as_json in (TaskSnapshot, Progress):
-        assert "examples_per_second" in {field.name for field in fields(shown_as_json)}
+    assert "examples_per_second" in {field.name for field in fields(TaskSnapshot)}
+    assert "examples_per_second" in Progress.fields
     assert "`examples_per_second`" in page
 
 

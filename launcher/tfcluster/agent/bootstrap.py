@@ -31,11 +31,12 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
-    if not is_intact(folder):
+    in_pod = bool(order["config"].get("early"))  # where `pod_early` may have linked the image's
+    if not is_intact(folder, follows_links=in_pod):
         os.write(1, NEED)
         _unpack(_read_exactly(int(_read_line())), folder)
-    if not (order["config"].get("early") and os.path.lexists(os.path.join(cache, "early"))):
-        drop_bytecode(folder)  # else `pod_early` has unpacked it here, before any task
+    if not (in_pod and os.path.lexists(os.path.join(cache, "early"))):
+        drop_bytecode(folder)  # else `pod_early` has made the folder, before any task
     os.write(1, HAVE)
     os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))
@@ -114,7 +115,7 @@ def install(folder: str, write: Callable[[str], object]) -> None:
         shutil.rmtree(fresh, ignore_errors=True)  # each retry would fill the disk a little more
 
 
-def is_intact(folder: str) -> bool:
+def is_intact(folder: str, *, follows_links: bool = False) -> bool:
     """Return whether the folder's content has the digest that is its name (`backends.bundle`).
 
     Bytecode does not count. Only the digest shows that a cleaner or a full disk left the folder
@@ -122,26 +123,36 @@ def is_intact(folder: str) -> bool:
     """
     with contextlib.suppress(OSError):
         os.utime(folder)  # marked as in use: `files.cache` does not prune it now
-    found = hashlib.sha256()
     try:
-        for name in sorted(_list_files(folder)):
-            with open(os.path.join(folder, name), "rb") as file:
-                content = file.read()
-            found.update(f"{name}\0{len(content)}\0".encode() + content)
+        return digest_of(folder, follows_links=follows_links) == os.path.basename(folder)
     except OSError:
         return False
-    return found.hexdigest()[:16] == os.path.basename(folder)
 
 
-def _list_files(folder: str) -> list[str]:
-    """Return the relative paths of all files, and of links to folders.
+def digest_of(folder: str, *, follows_links: bool = False) -> str:
+    """Return the digest of the folder's content. Raises OSError, also for a link to a folder.
+
+    `follows_links`: such links are followed. Their bytecode is not removed (`drop_bytecode`), so
+    that is for an image's folders only.
+    """
+    found = hashlib.sha256()
+    for name in sorted(_list_files(folder, follows_links)):
+        with open(os.path.join(folder, name), "rb") as file:
+            content = file.read()
+        found.update(f"{name}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()[:16]
+
+
+def _list_files(folder: str, follows_links: bool) -> list[str]:
+    """Return the relative paths of all files, and of links to folders that are not followed.
 
     Such a link cannot be read as a file, so it fails the check: Python would import unchecked code
     through it.
     """
     found = []
-    for above, folders, names in os.walk(folder):
-        names += [name for name in folders if os.path.islink(os.path.join(above, name))]
+    for above, folders, names in os.walk(folder, followlinks=follows_links):
+        if not follows_links:
+            names += [name for name in folders if os.path.islink(os.path.join(above, name))]
         folders[:] = [name for name in folders if name != _BYTECODE]
         found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
     return found

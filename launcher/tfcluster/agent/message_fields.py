@@ -1,7 +1,8 @@
 """The base of all messages: a class declares its fields once, which build, write and check it.
 
 mypy treats these classes like frozen dataclasses. They are none: importing `dataclasses` costs an
-agent 8 ms and 1.8 MB, and pydantic's checks of all messages would cost a coordinator 60 ms.
+agent 8 ms and 1.8 MB, the class of each event would cost a command half a millisecond, and
+pydantic's checks of all messages would cost a coordinator 60 ms.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
     M = TypeVar("M", bound="Message")
+    R = TypeVar("R", bound="Record")
     Read = Callable[[Any], Any]
     """A function that returns the value of a field; raises ValueError for an invalid one."""
 else:
@@ -34,23 +36,23 @@ _SHOWN_CHARACTERS = 80
 _NODE_NAME = re.compile(r"[\w:.-]{1,80}", re.ASCII)
 
 
+def _type_of(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Message:
+class Record:
     """A value with the fields that its class annotates; the class name in snake case is `type`."""
 
     type: ClassVar[str] = ""
-    fields: ClassVar[Mapping[str, Read]] = {}
-    is_exact: ClassVar[bool] = False
-    """True if unknown fields are an error; else they are ignored."""
-    is_lenient: ClassVar[bool] = False
-    """True if an invalid value for a field with a default is ignored; else it is an error."""
+    fields: ClassVar[Mapping[str, Any]] = {}
+    """Name → annotation, or what a subclass makes of it."""
 
     def __init_subclass__(cls) -> None:
         cls.type = _type_of(cls.__name__)
         own = getattr(cls, "__annotations__", {}).items()
-        readers = {name: _reader(text) for name, text in own if not text.startswith("ClassVar")}
-        cls.fields = {**cls.fields, **readers}
-        _CLASSES[cls.type] = cls
+        named = {name: text for name, text in own if not text.startswith("ClassVar")}
+        cls.fields = {**cls.fields, **named}
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)
@@ -61,6 +63,22 @@ class Message:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
+
+
+class Message(Record):
+    """A record that travels between coordinator, agent and task."""
+
+    fields: ClassVar[Mapping[str, Read]] = {}
+    is_exact: ClassVar[bool] = False
+    """True if unknown fields are an error; else they are ignored."""
+    is_lenient: ClassVar[bool] = False
+    """True if an invalid value for a field with a default is ignored; else it is an error."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        readers = {n: _reader(f) if isinstance(f, str) else f for n, f in cls.fields.items()}
+        cls.fields = readers
+        _CLASSES[cls.type] = cls
 
     def to_json(self) -> dict[str, Any]:
         """Return the control message; `protocol.control_frame` converts messages inside it."""
@@ -99,19 +117,15 @@ def parse(message: Mapping[str, Any], family: type[M]) -> M | None:
     return cls.read(message) if issubclass(cls, family) else None
 
 
-def replace(message: M, **fields: Any) -> M:
-    """Return `message` with other values in these fields."""
-    return type(message)(**{**vars(message), **fields})
+def replace(record: R, **fields: Any) -> R:
+    """Return `record` with other values in these fields."""
+    return type(record)(**{**vars(record), **fields})
 
 
 def shorten(value: object) -> str:
     """Return the start of `repr(value)`, which may be megabytes."""
     text = repr(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
-
-
-def _type_of(name: str) -> str:
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def _reader(annotation: str) -> Read:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from tfcluster.agent import budgets
@@ -108,7 +107,7 @@ def why_lost(message: msg.Report) -> str | None:
 def _with_same_fields(kind: type[Event] | None, facts: Mapping[str, Any]) -> Event | None:
     if kind is None:
         return None
-    return kind(**{f.name: facts[f.name] for f in fields(kind) if f.name in facts})
+    return kind(**{name: facts[name] for name in kind.fields if name in facts})
 
 
 def _numbers_of(used: msg.TaskUsage) -> dict[str, float]:

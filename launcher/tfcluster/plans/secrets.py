@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
+from tfcluster.agent.message_fields import Record, replace
 from tfcluster.errors import TfclusterError
 from tfcluster.plans.plan import MASK, Plan
 
@@ -80,10 +80,9 @@ def _redact(value: Any, secrets: Sequence[str]) -> Any:
         for secret in secrets:
             value = value.replace(secret, MASK)
         return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        old = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        new = {name: _redact(item, secrets) for name, item in old.items()}
-        return value if new == old else dataclasses.replace(value, **new)
+    if isinstance(value, Record):
+        new = replace(value, **_redact(vars(value), secrets))
+        return value if new == value else new
     if isinstance(value, Mapping):
         return {_redact(k, secrets): _redact(item, secrets) for k, item in value.items()}
     if isinstance(value, list | tuple):

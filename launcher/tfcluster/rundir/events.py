@@ -1,4 +1,4 @@
-"""The events of a run: one frozen dataclass per type, one line of ``events.jsonl`` per event.
+"""The events of a run: one class per type, one line of ``events.jsonl`` per event.
 
 The JSON form is ``{"seq": 1, "time": 1700000000.0, "type": "task_started", …}``: `seq` has no
 gaps, `time` is seconds since 1970, fields that are None are left out. Only additions are ever made.
@@ -6,27 +6,19 @@ gaps, `time` is seconds since 1970, fields that are None are left out. Only addi
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, dataclass_transform
+from types import MappingProxyType
+from typing import Any
 
+from tfcluster.agent.message_fields import Record
 from tfcluster.rundir.snapshot import to_json_numbers
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """The base of all events, which are frozen dataclasses; `type` is the name in snake case."""
-
-    type: ClassVar[str] = "event"
-
-    def __init_subclass__(cls) -> None:
-        cls.type = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-        dataclass(frozen=True, kw_only=True)(cls)
+class Event(Record):
+    """The base of all events."""
 
     def to_json(self) -> dict[str, Any]:
-        pairs = ((f.name, getattr(self, f.name)) for f in fields(self))
+        pairs = ((name, getattr(self, name)) for name in self.fields)
         return {"type": self.type} | {name: value for name, value in pairs if value is not None}
 
 
@@ -190,7 +182,7 @@ class Progress(Event):
     steps_per_epoch: int | None = None
     total_steps: int | None = None
     """The step at which the training will be over, where it is known."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = MappingProxyType({})
     steps_per_second: float | None = None
     """The speed since the previous progress event."""
     mean_steps_per_second: float | None = None

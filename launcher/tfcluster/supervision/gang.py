@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent import message_fields
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
@@ -262,11 +263,11 @@ class Gang:
         member = self.get(event.task, event.attempt)
         if self.is_announced and event.ended_by == "itself":
             obeys = event.signal == signal.SIGTERM or event.exit_code in (PREEMPTED, TERMINATED)
-            return replace(event, ended_by="tfcluster") if obeys else event
+            return message_fields.replace(event, ended_by="tfcluster") if obeys else event
         if member is None or event.ended_by != "tfcluster" or not event.exit_code:
             return event
         is_own = self._fails_by_itself(member, error, event.exit_code)
-        return replace(event, ended_by="itself") if is_own else event
+        return message_fields.replace(event, ended_by="itself") if is_own else event
 
     def _fails_by_itself(
         self, member: Member, error: Mapping[str, Any] | None, exit_code: int | None = None

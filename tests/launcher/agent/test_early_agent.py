@@ -30,18 +30,24 @@ SLOW = "import time; time.sleep(600)"
 class EarlyPod:
     """A seat that has the bundle and an order beside it; `home` is the pod's own folder."""
 
-    def __init__(self, folder: Path, imports: str, *options: str) -> None:
+    def __init__(
+        self, folder: Path, imports: str, *options: str, built: bundle.Bundle | None = None
+    ) -> None:
         self.folder, self.home, self.closing = folder, folder / "home", contextlib.ExitStack()
         (folder / "lib").mkdir()
         (folder / "lib" / "heavy.py").write_text(imports)
         env = {"PYTHONPATH": str(folder / "lib")}
         self.process_order = {"argv": [sys.executable, str(BOOT), "preload", "heavy"], "env": env}
-        self.bundle = bundle.build()
+        self.bundle = built or bundle.build()
         (folder / "bundle.zip").write_bytes(self.bundle.zip_bytes)
         order = {"process": self.process_order, "key": KEY}
         about = {"digest": self.bundle.digest, "orders": [order], "of": {"worker-0": 0}}
         (folder / "preload.json").write_text(json.dumps(about))
         self.seat = Pod(folder, "--preload=worker-0", *options)
+
+    @property
+    def code(self) -> Path:
+        return self.home / ".cache" / "tfcluster" / "bundles" / self.bundle.digest
 
     @property
     def socket(self) -> Path:
@@ -61,7 +67,8 @@ class EarlyPod:
         assert self.relay.stdout is not None
         self.relay.stdin.write(json.dumps(order).encode() + b"\n")
         self.relay.stdin.flush()
-        if self.relay.stdout.readline() == bootstrap.NEED:
+        self.needs_code = self.relay.stdout.readline() == bootstrap.NEED
+        if self.needs_code:
             data = self.bundle.zip_bytes
             self.relay.stdin.write(b"%d\n" % len(data) + data)
             self.relay.stdin.flush()
@@ -101,8 +108,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     made = list[EarlyPod]()
 
-    def make_pod(imports: str = "", *options: str) -> EarlyPod:
-        made.append(EarlyPod(tmp_path, imports, *options))
+    def make_pod(imports: str = "", *options: str, **named: Any) -> EarlyPod:
+        made.append(EarlyPod(tmp_path, imports, *options, **named))
         return made[-1]
 
     yield make_pod
@@ -136,6 +143,35 @@ def test_a_relay_gets_the_agent_that_has_imported_already(make: Any) -> None:
     os.umask(umask)  # the seat's, not the private one of the bundle
     assert log.read_text().split("\n")[:2] == ["imported", f"task {welcome['pid']} {umask}"]
     assert not pod.socket.exists()
+
+
+def test_the_code_that_the_image_has_is_used_where_it_is(make: Any) -> None:
+    pod = make()
+    peer = pod.connect()
+    peer.hello()
+    assert not pod.needs_code
+    agent, workers = pod.code / "agent/tfcluster/agent", pod.code / "workers/tfcluster_workers"
+    assert agent.resolve() == Path(bootstrap.__file__).parent
+    assert workers.resolve() == bundle.workers_folder()
+    assert [path.name for path in pod.code.parent.iterdir()] == [pod.bundle.digest]
+    pod.relay.kill()
+    peer = pod.connect()  # as after a lost connection, when no early agent waits any more
+    assert not pod.needs_code
+    assert agent.is_symlink()
+
+
+def test_the_code_of_another_version_than_the_image_s_is_unpacked(
+    make: Any, tmp_path: Path
+) -> None:
+    files = {**bundle.build().files, "workers/tfcluster_workers/newer.py": b"# newer\n"}
+    unpacked = bundle.Bundle(files, "")
+    bundle._write(unpacked, str(tmp_path / "newer"))
+    digest = bootstrap.digest_of(str(tmp_path / "newer"))
+    pod = make(built=bundle.Bundle(files, digest))
+    pod.connect().hello()
+    assert not pod.needs_code
+    assert bootstrap.is_intact(str(pod.code))  # which no link to a folder is
+    assert [path.name for path in pod.code.parent.iterdir()] == [digest]
 
 
 def test_another_order_ends_the_early_importer(make: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import fields
 
 import pytest
 
@@ -202,7 +201,7 @@ def test_every_event_has_a_unique_type() -> None:
     names = {kind.type for kind in kinds}
     assert "run_finished" in names
     assert len({kind.__name__ for kind in kinds}) == len(names)
-    assert all(fields(kind) for kind in kinds)
+    assert all(kind.fields for kind in kinds)
 
 
 def test_a_task_whose_restart_was_cancelled_does_not_stay_restarting(

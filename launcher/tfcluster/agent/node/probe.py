@@ -86,7 +86,8 @@ def _import_machine() -> Any:
     The import path is as before afterwards, without this file's folder.
     """
     folder = os.path.dirname(os.path.abspath(__file__))
-    others = [path for path in sys.path if os.path.abspath(path) != folder]
+    own = os.path.realpath(folder)  # which Python has put on the path
+    others = [path for path in sys.path if os.path.realpath(path) != own]
     root = os.path.join(folder, *[os.pardir] * 3)  # from tfcluster/agent/node
     sys.path[:] = [os.path.abspath(root), *others]
     from tfcluster.agent.node import machine
