@@ -43,7 +43,8 @@ def _cluster() -> KubeCluster:
 
     The pods' user cannot write bytecode of tfcluster, which pip compiles when it installs.
     """
-    compileall.compile_dir(ROOT / "launcher", quiet=1)
+    for folder in ("launcher", "workers"):
+        compileall.compile_dir(ROOT / folder, quiet=1)
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(KubeCluster(nodes=WORKERS))

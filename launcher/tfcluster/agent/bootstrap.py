@@ -34,7 +34,7 @@ def main() -> None:
     in_pod = bool(order["config"].get("early"))  # where `pod_early` may have linked the image's
     if not is_intact(folder, follows_links=in_pod):
         os.write(1, NEED)
-        _unpack(_read_exactly(int(_read_line())), folder)
+        _unpack(_read_exactly(int(_read_line())), folder, follows_links=in_pod)
     if not (in_pod and os.path.lexists(os.path.join(cache, "early"))):
         drop_bytecode(folder)  # else `pod_early` has made the folder, before any task
     os.write(1, HAVE)
@@ -68,14 +68,14 @@ def _read_exactly(size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _unpack(content: bytes, folder: str) -> None:
+def _unpack(content: bytes, folder: str, *, follows_links: bool = False) -> None:
     import io
     import zipfile
 
-    install(folder, zipfile.ZipFile(io.BytesIO(content)).extractall)
+    install(folder, zipfile.ZipFile(io.BytesIO(content)).extractall, follows_links=follows_links)
 
 
-def install(folder: str, write: Callable[[str], object]) -> None:
+def install(folder: str, write: Callable[[str], object], *, follows_links: bool = False) -> None:
     """Make `folder` complete: `write` fills a temporary folder, which then takes its place.
 
     Processes that install the same folder at once do not disturb each other. A damaged folder (a
@@ -93,7 +93,7 @@ def install(folder: str, write: Callable[[str], object]) -> None:
         for _ in range(_TRIES):
             with contextlib.suppress(OSError):  # NFS cannot lock a folder: others may interfere
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if is_intact(folder):
+            if is_intact(folder, follows_links=follows_links):
                 return
             fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
             write(fresh)
@@ -108,7 +108,7 @@ def install(folder: str, write: Callable[[str], object]) -> None:
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 shutil.rmtree(fresh, ignore_errors=True)
-        if not is_intact(folder):
+        if not is_intact(folder, follows_links=follows_links):
             raise OSError(f"the bundle in {folder} is incomplete")
     finally:
         os.close(lock)

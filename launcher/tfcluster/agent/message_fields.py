@@ -1,4 +1,4 @@
-"""The base of all messages: a class declares its fields once, which build, write and check it.
+"""The base of messages and events: a class declares its fields, which build, write and check it.
 
 mypy treats these classes like frozen dataclasses. They are none: importing `dataclasses` costs an
 agent 8 ms and 1.8 MB, the class of each event would cost a command half a millisecond, and
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
     M = TypeVar("M", bound="Message")
-    R = TypeVar("R", bound="Record")
+    S = TypeVar("S", bound="Struct")
     Read = Callable[[Any], Any]
     """A function that returns the value of a field; raises ValueError for an invalid one."""
 else:
@@ -41,7 +41,7 @@ def _type_of(name: str) -> str:
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Record:
+class Struct:
     """A value with the fields that its class annotates; the class name in snake case is `type`."""
 
     type: ClassVar[str] = ""
@@ -65,8 +65,8 @@ class Record:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
-class Message(Record):
-    """A record that travels between coordinator, agent and task."""
+class Message(Struct):
+    """A value that travels between coordinator, agent and task."""
 
     fields: ClassVar[Mapping[str, Read]] = {}
     is_exact: ClassVar[bool] = False
@@ -117,9 +117,9 @@ def parse(message: Mapping[str, Any], family: type[M]) -> M | None:
     return cls.read(message) if issubclass(cls, family) else None
 
 
-def replace(record: R, **fields: Any) -> R:
-    """Return `record` with other values in these fields."""
-    return type(record)(**{**vars(record), **fields})
+def replace(value: S, **fields: Any) -> S:
+    """Return `value` with others in these fields."""
+    return type(value)(**{**vars(value), **fields})
 
 
 def shorten(value: object) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from tfcluster.agent.message_fields import Record, replace
+from tfcluster.agent.message_fields import Struct, replace
 from tfcluster.errors import TfclusterError
 from tfcluster.plans.plan import MASK, Plan
 
@@ -80,8 +80,8 @@ def _redact(value: Any, secrets: Sequence[str]) -> Any:
         for secret in secrets:
             value = value.replace(secret, MASK)
         return value
-    if isinstance(value, Record):
-        new = replace(value, **_redact(vars(value), secrets))
+    if isinstance(value, Struct):
+        new = replace(value, **{name: _redact(item, secrets) for name, item in vars(value).items()})
         return value if new == value else new
     if isinstance(value, Mapping):
         return {_redact(k, secrets): _redact(item, secrets) for k, item in value.items()}

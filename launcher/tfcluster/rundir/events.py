@@ -10,12 +10,19 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tfcluster.agent.message_fields import Record
+from tfcluster.agent.message_fields import Struct
 from tfcluster.rundir.snapshot import to_json_numbers
 
 
-class Event(Record):
+class Event(Struct):
     """The base of all events."""
+
+    def __init__(self, **values: Any) -> None:
+        """Create an event. Raises TypeError for a field too many, or without a value."""
+        super().__init__(**values)
+        missing = {name for name in self.fields if not hasattr(self, name)}
+        if wrong := missing | (values.keys() - self.fields.keys()):
+            raise TypeError(f"{self.type}: {', '.join(sorted(wrong))}")
 
     def to_json(self) -> dict[str, Any]:
         pairs = ((name, getattr(self, name)) for name in self.fields)

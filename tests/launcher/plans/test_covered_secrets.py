@@ -26,6 +26,12 @@ def test_secrets_are_masked_in_every_field_of_an_event() -> None:
     assert (redacted.file, redacted.line) == ("train.py", 3)
 
 
+def test_a_secret_that_is_the_name_of_a_field_is_masked_in_its_value() -> None:
+    redacted = redact(ev.Warned(message="the message is lost"), ("message",))
+    assert redacted == ev.Warned(message="the ******** is lost")
+    assert vars(redacted).keys() == {"message"}
+
+
 def test_an_event_without_secrets_is_unchanged() -> None:
     event = ev.RunFinished(status=Status.FAILED, exit_code=1)
     assert redact(event, SECRETS) is event

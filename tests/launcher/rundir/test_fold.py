@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from typing import Any
 
 import pytest
 
@@ -194,6 +195,12 @@ def test_a_metric_beyond_float_is_rejected(state: RunSnapshot) -> None:
 def test_every_change_is_named_after_an_event() -> None:
     changes = {name for name in vars(fold._Changes) if not name.startswith("_")}
     assert changes - {"state", "now", "paths"} <= {kind.type for kind in Event.__subclasses__()}
+
+
+@pytest.mark.parametrize("values", [{}, {"message": "slow", "mesage": "slow"}])
+def test_an_event_has_all_its_fields_and_no_other(values: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"warned: mes?sage"):
+        ev.Warned(**values)
 
 
 def test_every_event_has_a_unique_type() -> None:
