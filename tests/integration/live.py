@@ -105,7 +105,10 @@ class Live:
 
     def end(self, timeout: float | None = None) -> int:
         """Wait until the command has ended, and return its exit code."""
-        return self.process.wait(timeout or self.shell.patience_s)
+        try:
+            return self.process.wait(timeout or self.shell.patience_s)
+        except subprocess.TimeoutExpired as late:
+            raise AssertionError(f"{late}: {self.said()}") from None
 
     def end_timed(self, timeout: float = 30) -> tuple[int, float]:
         """Wait until the command has ended; return its exit code and the seconds from now."""
