@@ -88,6 +88,18 @@ def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
     assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(kinds))]
 
 
+def test_the_api_server_is_left_alone_once_the_tasks_pods_are_made(
+    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = list[tuple[float, str]]()
+    monkeypatch.setattr(
+        "time.sleep", lambda seconds: pauses.append((seconds, place.made[-1]["kind"]))
+    )
+    kube_submit.submit(submission(tmp_path))
+    assert pauses == [(kube_submit._UNDISTURBED_S, "Pod")]
+    assert [made["kind"] for made in place.made].count("Pod") == 2
+
+
 def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
     kube_submit.submit(submission(tmp_path))
     job, secret, _, pod = place.made[:4]
