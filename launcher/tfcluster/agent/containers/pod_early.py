@@ -82,9 +82,11 @@ def _unpack(bundle: str, digest: str) -> str:
             _link_installed(fresh)
             if bootstrap.digest_of(fresh, follows_links=True) == digest:
                 return
+        import shutil
         import zipfile
 
-        _unlink_all(fresh)
+        shutil.rmtree(fresh)
+        os.mkdir(fresh)
         with zipfile.ZipFile(bundle) as archive:
             archive.extractall(fresh)
 
@@ -102,14 +104,6 @@ def _link_installed(folder: str) -> None:
             link = os.path.join(folder, target)
             os.makedirs(os.path.dirname(link), exist_ok=True)
             os.symlink(os.path.join(os.path.dirname(spec.origin), part), link)
-
-
-def _unlink_all(folder: str) -> None:
-    for above, folders, names in os.walk(folder):
-        for name in folders + names:
-            path = os.path.join(above, name)
-            if os.path.islink(path):
-                os.unlink(path)
 
 
 def _package_places() -> list[str]:
