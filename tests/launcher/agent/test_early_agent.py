@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,8 @@ class EarlyPod:
         about = {"digest": self.bundle.digest, "orders": [order], "of": {"worker-0": 0}}
         (folder / "preload.json").write_text(json.dumps(about))
         self.seat = Pod(folder, "--preload=worker-0", *options)
+        self.needs_code: bool | None = None
+        """Whether the newest relay asked for the bundle."""
 
     @property
     def code(self) -> Path:
@@ -147,6 +151,7 @@ def test_a_relay_gets_the_agent_that_has_imported_already(make: Any) -> None:
 
 def test_the_code_that_the_image_has_is_used_where_it_is(make: Any) -> None:
     pod = make()
+    wait_until(pod.code.exists)  # a relay that comes before would send the code
     peer = pod.connect()
     peer.hello()
     assert not pod.needs_code
@@ -168,10 +173,28 @@ def test_the_code_of_another_version_than_the_image_s_is_unpacked(
     bundle._write(unpacked, str(tmp_path / "newer"))
     digest = bootstrap.digest_of(str(tmp_path / "newer"))
     pod = make(built=bundle.Bundle(files, digest))
+    wait_until(pod.code.exists)
     pod.connect().hello()
     assert not pod.needs_code
     assert bootstrap.is_intact(str(pod.code))  # which no link to a folder is
     assert [path.name for path in pod.code.parent.iterdir()] == [digest]
+
+
+def test_a_relay_that_comes_while_the_code_is_installed_keeps_it(make: Any, tmp_path: Path) -> None:
+    bundles = tmp_path / "home" / ".cache" / "tfcluster" / "bundles"
+    bundles.mkdir(parents=True)
+    lock = os.open(bundles, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # the early agent waits for it
+    pod = make()
+    pod.closing.callback(os.close, lock)
+    with ThreadPoolExecutor() as pool:
+        connected = pool.submit(pod.connect)
+        wait_until(lambda: pod.needs_code is not None)
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        connected.result().hello()
+    assert pod.needs_code
+    assert bootstrap.is_intact(str(pod.code), follows_links=True)
+    assert [path.name for path in bundles.iterdir()] == [pod.bundle.digest]
 
 
 def test_another_order_ends_the_early_importer(make: Any) -> None:
