@@ -241,7 +241,7 @@ def test_a_pod_to_which_nobody_came_ends_with_its_importer(make: Any) -> None:
 
 
 def test_a_pod_whose_agent_never_gets_a_run_ends_when_nobody_comes(make: Any) -> None:
-    pod = make(SLOW, "--idle-s=1")
+    pod = make(SLOW, "--idle-s=5")
     wait_until(lambda: len(pod.importers()) == 1)
     left = pod.children()
     assert pod.seat.process.wait(60) == pod_seat.NOBODY_CAME

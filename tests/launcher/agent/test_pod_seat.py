@@ -183,16 +183,22 @@ def test_a_connection_without_an_agent_does_not_keep_a_pod_that_is_to_end(pod: P
 
 
 def test_files_that_are_being_fetched_keep_a_seat_that_is_over(tmp_path: Path) -> None:
-    pod = Pod(tmp_path, "--collect-s=0.2", "--then", "true")
-    reading = subprocess.Popen(pod.dial("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert reading.stdin is not None
-    assert reading.stdout is not None
-    reading.stdin.write(b"begun\n")
-    reading.stdin.flush()
-    assert reading.stdout.readline() == b"begun\n"
-    time.sleep(1)  # its time is over long since
-    assert pod.process.poll() is None
-    reading.communicate(b"whole", timeout=60)
+    is_fetched = tmp_path / "is-fetched"
+    program = ("sh", "-c", f"until [ -e {is_fetched} ]; do sleep 0.05; done")
+    pod = Pod(tmp_path, "--collect-s=0.2", "--then", *program)
+    with subprocess.Popen(
+        pod.dial("cat"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as reading:
+        assert reading.stdin is not None
+        assert reading.stdout is not None
+        reading.stdin.write(b"begun\n")
+        assert reading.stdout.readline() == b"begun\n"
+        is_fetched.touch()
+        while len(psutil.Process(pod.process.pid).children()) > 1:  # the program, the connection
+            time.sleep(0.01)
+        time.sleep(1)  # its time is over long since
+        assert pod.process.poll() is None
+        reading.communicate(b"whole", timeout=60)
     pod.process.communicate(timeout=60)
     assert pod.process.returncode == 0
 
