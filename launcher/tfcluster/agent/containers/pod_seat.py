@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 PORT = 7077
 IDLE_S = 1800.0
-NOBODY_CAME = 1
-"""The exit code of this program without any connection."""
+NOBODY_CAME = 75
+"""The exit code of this program without any connection (EX_TEMPFAIL of sysexits.h)."""
 _MOST_CONNECTIONS = 256
 _SUBREAPER = 36
 _LATE_POLL_S = 1.0

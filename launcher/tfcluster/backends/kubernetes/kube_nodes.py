@@ -43,7 +43,7 @@ from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait
 from tfcluster.backends.relayed import STARTER
-from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
@@ -52,7 +52,9 @@ _POLL_S = 0.3
 _RESOLVE_S, _DIAL_S = 30.0, 60.0
 _UNUSED_S = 5.0
 """Seconds that a pod without a living task may take to end, before its object is removed."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
+_LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
+_MOST_FAULTS = 6
+"""The times that the cluster may lose pods before all run; as `backoffLimit` of its own Jobs."""
 _KILL_S = 3.0
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
@@ -79,6 +81,8 @@ class KubeNodes(Nodes):
         """Node → its pod."""
         self._generation: dict[str, int] = {}
         """Node → the generation of its newest pod."""
+        self._refused_since: dict[str, float] = {}
+        """Reason of a refusal → since when pods are refused for it."""
         self._reached: set[str] = set()
         """Pods that had an agent."""
         self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
@@ -193,33 +197,47 @@ class KubeNodes(Nodes):
     async def _have_running(self, nodes: Sequence[NodePlan]) -> None:
         """Have a running pod for each of `nodes`.
 
-        Pods that are lost meanwhile are made anew. If not all are given a place in time, all are
-        given back, so that no half of a gang keeps others from running. Raises SetupError.
+        Pods that are lost meanwhile are made anew, after a pause that grows. For a long one all are
+        given back, as also if not all are given a place in time: no half of a gang keeps others
+        from running. Raises SetupError.
         """
-        pause_s, began = 0.0, self._clock.now()
+        pause_s, faults, began = 0.0, 0, self._clock.now()
         while True:
-            outcome = Outcome(unplaced=await self._make_missing(nodes))
-            if not outcome.unplaced:
-                deadline_s = self._deadline_s
-                wait = Wait(self._cluster, self._labels, self._say, self._clock, deadline_s)
-                outcome = await wait.until_running({self._pods[node.name].name for node in nodes})
+            outcome = await self._try_to_run(nodes)
             if not (outcome.lost or outcome.unplaced):
                 return
-            left = [n for n in nodes if outcome.unplaced or self._name_of(n) in outcome.lost]
+            first_s = _PLACE_PAUSE_S if outcome.unplaced else _LOSS_PAUSE_S
+            pause_s = min(max(first_s, 2 * pause_s), _LONGEST_PAUSE_S)
+            is_long = pause_s >= _PLACE_PAUSE_S
+            left = [each for each in nodes if is_long or self._name_of(each) in outcome.lost]
             await asyncio.gather(*(self._give_back(node) for node in left))
-            if outcome.lost:
-                await self._clock.sleep(1.0)
-                continue
-            if self._is_open and self._is_late(began):
-                names = ", ".join(node.name for node in nodes)
-                raise NodeLostError(f"no place for {names} in time: {outcome.unplaced}")
-            pause_s = min(max(_FIRST_PAUSE_S, 2 * pause_s), _LONGEST_PAUSE_S)
+            faults += outcome.is_fault
+            self._require_hope(nodes, outcome, began, faults)
             wait_s = pause_s * (0.75 + self._clock.jitter() / 2)
-            self._say(
-                f"no place for all pods ({outcome.unplaced}); all are given back, and made"
-                f" again in {wait_s:.0f} s"
-            )
+            if is_long:
+                what = "pods are lost" if outcome.lost else "no place for all pods"
+                what += f" ({outcome.reason}); all are given back, and made again in"
+                self._say(f"{what} {wait_s:.0f} s")
             await self._clock.sleep(wait_s)
+
+    async def _try_to_run(self, nodes: Sequence[NodePlan]) -> Outcome:
+        if waits := await self._make_missing(nodes):
+            return Outcome(unplaced=True, reason=waits)
+        wait = Wait(self._cluster, self._labels, self._say, self._clock, self._deadline_s)
+        return await wait.until_running({self._pods[node.name].name for node in nodes})
+
+    def _require_hope(
+        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, faults: int
+    ) -> None:
+        """Raise SetupError if pods are lost too often, or a lost one has no successor in time."""
+        deadline_s = self._deadline_s if self._is_open else None
+        if deadline_s is not None and self._clock.now() - began >= deadline_s:
+            names = join_first([node.name for node in nodes])
+            raise NodeLostError(f"no place for {names} in time: {outcome.reason}")
+        if faults >= _MOST_FAULTS:
+            fix = f"`kubectl -n {self._cluster.namespace} get events` and the nodes' state say why"
+            what = f"the cluster has lost pods {faults} times before all ran; at last "
+            raise (NodeLostError if self._is_open else SetupError)(what + outcome.reason, fix=fix)
 
     @property
     def _deadline_s(self) -> float | None:
@@ -231,10 +249,6 @@ class KubeNodes(Nodes):
         if self._settings.gang != "none" or (self._is_open and self._job is None):
             return None
         return self._pod_run.plan.supervision.start_deadline_s
-
-    def _is_late(self, began: float) -> bool:
-        deadline_s = self._deadline_s
-        return deadline_s is not None and self._clock.now() - began >= deadline_s
 
     def _name_of(self, node: NodePlan) -> str:
         pod = self._pods.get(node.name)
@@ -257,11 +271,13 @@ class KubeNodes(Nodes):
         """
         missing = [node for node in nodes if node.name not in self._pods]
         results = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
-        waits = ""
+        waits, since = "", self._refused_since
+        self._refused_since = {}
         for result in results:
             if isinstance(result, KubeError):
-                reason = pod_reasons.refused(result.message)
-                if reason.nature is not Nature.WAITING:
+                reason, now = pod_reasons.refused(result.message, result.fix), self._clock.now()
+                began = self._refused_since.setdefault(reason.what, since.get(reason.what, now))
+                if reason.after(now - began).nature is not Nature.WAITING:
                     raise SetupError(str(reason), fix=reason.fix or result.fix) from result
                 waits = waits or str(reason)
             elif isinstance(result, BaseException):

@@ -96,12 +96,12 @@ def explain(pod: Object | None, events: Sequence[Object] = ()) -> Reason | None:
     return _waits(pod, ordered)
 
 
-def refused(message: str) -> Reason:
-    """Return why the API server did not accept a pod."""
+def refused(message: str, fix: str = "") -> Reason:
+    """Return why the API server did not accept a pod; `fix` helps where no word is known."""
     reason = _from_table(pod_words.REFUSALS, message)
     if reason is None:
-        what = "the cluster refuses the pod"
-        return Reason(what, Nature.PERMANENT, event=message, fix=pod_words.READ_MESSAGE)
+        what, fix = "the cluster refuses the pod", fix or pod_words.READ_MESSAGE
+        return Reason(what, Nature.PERMANENT, event=message, fix=fix)
     if "exceeded quota" in message and not _can_fit_quota(message):
         return replace(reason, nature=Nature.PERMANENT, fix=pod_words.LARGER_THAN_QUOTA)
     return reason

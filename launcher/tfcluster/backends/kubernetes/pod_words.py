@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from tfcluster.agent.containers.pod_seat import NOBODY_CAME
+
 _WAITING, _PERMANENT = "waiting", "permanent"
 _INFRASTRUCTURE, _PREEMPTION, _FAILURE = "infrastructure", "preemption", "failure"
 
@@ -177,8 +179,7 @@ CONFIGS: Table = (
         Words(
             "a Secret or ConfigMap of the pod, or a key in it, does not exist",
             _WAITING,
-            "create it, or correct env_from in runtime.kubernetes:"
-            " `kubectl get secrets,configmaps`",
+            "create it, or correct runtime.kubernetes.env_from: `kubectl get secrets,configmaps`",
             _MISSING_S,
         ),
     ),
@@ -235,8 +236,7 @@ REFUSALS: Table = (
         Words(
             "the quota of the namespace is used up",
             _WAITING,
-            "wait, or ask for less (runtime.kubernetes.resources): `kubectl describe quota` shows"
-            " what is used",
+            "wait, or ask for less in runtime.kubernetes.resources: `kubectl describe quota`",
         ),
     ),
     (
@@ -285,8 +285,7 @@ REFUSALS: Table = (
         Words(
             "the pod's service account does not exist",
             _WAITING,  # a new namespace gets its account a moment later
-            "create it, or correct runtime.kubernetes.service_account:"
-            " `kubectl get serviceaccounts`",
+            "create it, or correct runtime.kubernetes.service_account: `kubectl get sa`",
             30.0,
         ),
     ),
@@ -383,6 +382,7 @@ TERMINATIONS: Mapping[str, Words] = {
     "Unknown": Words("its node's container runtime lost the container", _INFRASTRUCTURE),
 }
 EXIT_CODES: Mapping[int, Words] = {
+    NOBODY_CAME: Words("no coordinator has come to the pod in time", _INFRASTRUCTURE),
     137: Words("its container was killed (SIGKILL: exit code 137)", _INFRASTRUCTURE),
     143: Words("its container was ended (SIGTERM: exit code 143)", _INFRASTRUCTURE),
 }

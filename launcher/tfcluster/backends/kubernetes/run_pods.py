@@ -42,7 +42,9 @@ COORDINATOR: Final = ("python", "-P", "-m", "tfcluster.in_pod")
 _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
 _UNUSED_S: Final = 600
-"""The time after the deadline in which a coordinator must have come to a pod."""
+"""The time after the deadline in which a coordinator must have come to a pod that it has made."""
+_EARLY_S: Final = 120
+"""The time for that where the pod was there before any coordinator."""
 _USER: Final = "1000:1000"
 _SCHEDULERS: Final = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 _MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}
@@ -67,7 +69,7 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
         "automountServiceAccountToken": False,
         **_common_spec(run, settings.tolerations, settings.node_selector),
         **_scheduling(settings),
-        "containers": [_task_container(run, task, volumes)],
+        "containers": [_task_container(run, task, generation, volumes)],
         "volumes": [*map(_source, volumes), *map(_user_volume, settings.volumes)],
     }
     labels = {ROLE: "task", TASK: task, GENERATION: str(generation)}
@@ -79,10 +81,10 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     return merged
 
 
-def _task_container(run: PodRun, task: str, volumes: Sequence[Object]) -> Object:
+def _task_container(run: PodRun, task: str, generation: int, volumes: Sequence[Object]) -> Object:
     settings, node = run.settings, run.plan.node(task)
     assert node.container is not None
-    options = [*_patience(run), *early_start.seat_options(run, task)]
+    options = [*_patience(run, generation), *early_start.seat_options(run, task)]
     return {
         **_seat_container(TASK_CONTAINER, node.container.image, [node.python, *_seat(), *options]),
         "env": _environment(),
@@ -242,12 +244,17 @@ def _seat() -> tuple[str, ...]:
     return ("-I", "-S", f"{RUN_FOLDER}/{SEAT}")
 
 
-def _patience(run: PodRun) -> list[str]:
-    """Return the options of a seat whose pod may wait longer for the others, or with its files."""
+def _patience(run: PodRun, generation: int) -> list[str]:
+    """Return the options of a seat whose pod waits for the others, or with its files.
+
+    The first pods are there before a coordinator, whose own pod may find no place because of
+    them: they give theirs back soon after it would have done so.
+    """
     deadline_s = run.plan.supervision.start_deadline_s or 0.0
-    patient_s = math.ceil(deadline_s + _UNUSED_S)
-    idle = [f"--idle-s={patient_s}"] if patient_s > pod_seat.IDLE_S else []
-    return [*idle, f"--linger-s={run.settings.collect_s:g}"]
+    idle_s = max(pod_seat.IDLE_S, deadline_s + _UNUSED_S)
+    if generation == 1 and deadline_s and run.settings.gang == "none":
+        idle_s = deadline_s + _EARLY_S
+    return [f"--idle-s={math.ceil(idle_s)}", f"--linger-s={run.settings.collect_s:g}"]
 
 
 def _environment() -> list[Object]:

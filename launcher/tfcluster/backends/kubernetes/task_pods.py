@@ -135,8 +135,12 @@ class Outcome:
 
     lost: Collection[str] = ()
     """Pods that ended or were deleted before all ran."""
-    unplaced: str = ""
-    """The reason why not all pods were given a node in time."""
+    unplaced: bool = False
+    """True if not all pods were given a node in time."""
+    reason: str = ""
+    """The reason why a pod was lost, or has no node."""
+    is_fault: bool = False
+    """True if a pod was lost by a fault of the cluster, not to other pods."""
 
 
 @dataclass(slots=True)
@@ -153,7 +157,9 @@ class Wait:
     _started: float = field(init=False)
     _explained_at: float = field(init=False)
     _reason: str = ""
-    """The newest reason why a pod waits."""
+    """The newest reason why a pod waits or is lost."""
+    _is_fault: bool = False
+    """True if the cluster is the cause of one of the newest reasons."""
     _told: set[str] = field(default_factory=set)
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
     """Pod and reason → since when the pod has it."""
@@ -188,20 +194,22 @@ class Wait:
             self._explained_at = now
             await self._explain({name: found.get(name) for name in lost or unplaced or waiting})
         if lost:
-            return Outcome(lost=lost)
+            return Outcome(lost=lost, reason=self._reason, is_fault=self._is_fault)
         if is_late and unplaced:
-            return Outcome(unplaced=self._reason or f"{unplaced[0]} has no node")
+            return Outcome(unplaced=True, reason=self._reason or f"{unplaced[0]} has no node")
         return None
 
     async def _explain(self, pods: Mapping[str, Object | None]) -> None:
         """Say why the first pods wait; raise SetupError for one that another pod would follow."""
-        reason = ""
+        reason, natures = "", set[Nature]()
         for name, pod in [*pods.items()][:_EXPLAINED]:
             if (why := await explain(self.cluster, name, pod)) is not None:
                 since = self._since.setdefault((name, why.what), self.clock.now())
                 _require_hope(name, why.after(self.clock.now() - since))
                 reason = reason or f"{name}: {why}"
+                natures.add(why.nature)
         self._reason = reason or self._reason
+        self._is_fault = Nature.INFRASTRUCTURE in natures
         if reason:
             self._tell(reason)
 

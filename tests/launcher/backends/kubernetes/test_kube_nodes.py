@@ -38,6 +38,7 @@ class FakeCluster:
         self.places: int | None = None
         self.refusal = ""
         self.waiting: Mapping[str, str] | None = None
+        self.rejection: Mapping[str, str] | None = None
         self.kubelets_answer = True
         self.notes: dict[str, str] = {}
         self.silent = 0
@@ -78,6 +79,8 @@ class FakeCluster:
             if self.waiting is not None:
                 state = [{"name": "task", "state": {"waiting": dict(self.waiting)}}]
                 made["status"] = {"phase": "Pending", "containerStatuses": state}
+            if self.rejection is not None:
+                made["status"] = {"phase": "Failed", **self.rejection}
         else:
             why = {"type": "PodScheduled", "status": "False", "message": "0/2 nodes: too full"}
             made["status"] = {"phase": "Pending", "conditions": [why]}
@@ -342,6 +345,51 @@ def test_a_full_quota_is_waited_for(desk: Desk) -> None:
     asyncio.run(use())
     assert desk.slept == [30]
     assert "quota" in desk.queued[0]
+
+
+def test_a_refusal_that_does_not_pass_in_time_ends_the_start(desk: Desk) -> None:
+    desk.cluster.refusal = 'pods "p" is forbidden: error looking up service account team/x'
+
+    async def use() -> None:
+        async with desk.nodes():
+            pass
+
+    with pytest.raises(SetupError, match="service account does not exist"):
+        asyncio.run(use())
+    assert desk.slept == [30]
+
+
+def test_pods_that_nodes_reject_again_and_again_end_the_start(desk: Desk) -> None:
+    desk.cluster.rejection = {"reason": "UnexpectedAdmissionError", "message": "no healthy GPU"}
+
+    async def use() -> None:
+        async with desk.nodes():
+            pass
+
+    with pytest.raises(SetupError, match=r"lost pods 6 times before all ran; .* no healthy GPU"):
+        asyncio.run(use())
+    assert desk.slept == [2, 4, 8, 16]
+    assert desk.cluster.pods == {}
+
+
+def test_pods_that_others_displace_are_made_again_after_growing_pauses(desk: Desk) -> None:
+    desk.cluster.rejection = {"reason": "Preempting", "message": "for a critical pod"}
+
+    def accept() -> None:
+        if len(desk.slept) > 4:
+            assert desk.cluster.pods == {}, "nothing is held during a long pause"
+        if len(desk.slept) == 7:
+            desk.cluster.rejection = None
+
+    desk.on_pause = accept
+
+    async def use() -> None:
+        async with desk.nodes():
+            assert len(desk.cluster.pods) == 2
+
+    asyncio.run(use())
+    assert desk.slept == [2, 4, 8, 16, 32, 64, 128]
+    assert "for a critical pod); all are given back, and made again in 128 s" in desk.queued[-1]
 
 
 def test_a_refused_pod_ends_the_start(desk: Desk) -> None:

@@ -15,7 +15,7 @@ from tfcluster import in_pod
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.cluster.kube_client import KubeError
+from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, kube_submit, rescue
 from tfcluster.discovery.planning import plan_file
@@ -124,6 +124,32 @@ def test_a_refused_object_takes_back_the_run_and_no_other(place: FakePlace, tmp_
     place.refuses["services"] = KubeError("no", status=403)
     with pytest.raises(KubeError):
         kube_submit.submit(submission(tmp_path))
+    assert place.deleted == [("batch/jobs/lab-1", "uid-1")]
+
+
+def test_a_pod_that_must_wait_for_a_place_is_left_to_the_coordinator(
+    place: FakePlace, tmp_path: Path
+) -> None:
+    place.refuses["pods"] = KubeError("exceeded quota: q", status=403)
+    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
+    assert place.deleted == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (KubeSilentError("it does not answer", fix="is it up?"), "it does not answer"),
+        (KubeError("this user may not", fix="is it up?"), "refuses the pod: this user may not"),
+    ],
+)
+def test_why_no_pod_can_be_made_is_said_with_its_own_fix(
+    place: FakePlace, tmp_path: Path, error: KubeError, said: str
+) -> None:
+    place.refuses["pods"] = error
+    with pytest.raises(SetupError) as raised:
+        kube_submit.submit(submission(tmp_path))
+    assert raised.value.message.endswith(said)
+    assert raised.value.fix == "is it up?"
     assert place.deleted == [("batch/jobs/lab-1", "uid-1")]
 
 

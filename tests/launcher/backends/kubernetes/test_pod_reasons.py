@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.agent.containers.pod_seat import NOBODY_CAME
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.supervision.failure import Failure, Kind
@@ -161,6 +162,13 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         "ReadWriteMany",
     ),
     "out of memory": (ended("OOMKilled", 137), [], "more memory", Nature.FAILURE, "limits memory"),
+    "nobody came": (
+        ended("Error", NOBODY_CAME),
+        [],
+        "no coordinator has come",
+        Nature.INFRASTRUCTURE,
+        "",
+    ),
     "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
     "no python": (
         ended("StartError", 128, 'exec: "python": executable file not found in $PATH'),

@@ -152,6 +152,21 @@ def test_a_gang_scheduler_knows_the_pods_of_a_run(gang: tuple[str, ...], key: st
     assert group is None if "queue=team" in gang else group and group["spec"]["minMember"] == 2
 
 
+@pytest.mark.parametrize(
+    ("gang", "generation", "idle_s"),
+    [
+        (("gang=none",), 1, 300 + 120),
+        (("gang=none",), 2, 1800),
+        (("gang=kueue", "queue=team"), 1, 1800),
+    ],
+)
+def test_pods_that_were_there_before_a_coordinator_soon_give_their_places_back(
+    gang: tuple[str, ...], generation: int, idle_s: int
+) -> None:
+    pod = run_pods.task_pod(run_with(*gang), "worker-0", generation)
+    assert f"--idle-s={idle_s}" in pod["spec"]["containers"][0]["command"]
+
+
 def test_the_pod_template_is_merged_last_by_name() -> None:
     template = (
         'pod_template={"spec":{"runtimeClassName":"nvidia","containers":['

@@ -14,7 +14,12 @@ from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import early_start, pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
+from tfcluster.backends.kubernetes.cluster.kube_client import (
+    Cluster,
+    KubeError,
+    KubeSilentError,
+    Object,
+)
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
@@ -199,8 +204,10 @@ def _create_pod(place: Cluster, pod: Object) -> None:
     """Create a task's pod now already; the coordinator makes one that must wait for a place."""
     try:
         place.create("pods", pod)
+    except KubeSilentError:
+        raise
     except KubeError as error:
-        reason = pod_reasons.refused(error.message)
+        reason = pod_reasons.refused(error.message, error.fix)
         if reason.nature is pod_reasons.Nature.WAITING:
             return
         raise SetupError(str(reason), fix=reason.fix or error.fix) from error
