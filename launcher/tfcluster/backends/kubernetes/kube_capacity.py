@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Object = Mapping[str, Any]
 Amounts = Mapping[str, float]
-_NATIVE = ("cpu", "memory", "ephemeral-storage")
+_COMPUTE = ("cpu", "memory")
+_NATIVE = (*_COMPUTE, "ephemeral-storage")
 _UNITS = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0} | {
     unit: base**power
     for base, units in ((1000.0, "k M G T P E"), (1024.0, "Ki Mi Gi Ti Pi Ei"))
@@ -32,6 +33,9 @@ class PodNeeds:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: Sequence[Object] = ()
     affinity: Object = field(default_factory=dict)
+    priority_class: str | None = None
+    has_deadline: bool = False
+    """A pod with activeDeadlineSeconds is `Terminating` for a quota."""
 
 
 def needs(requests: Mapping[str, str], limits: Mapping[str, str], **nodes: Any) -> PodNeeds:
@@ -48,7 +52,7 @@ def with_defaults(pod: PodNeeds, ranges: Iterable[Object]) -> PodNeeds:
             limits.setdefault(name, value)
         for name, value in parse_amounts(rule.get("defaultRequest")).items():
             requests.setdefault(name, value)
-    return PodNeeds(limits | requests, limits, pod.node_selector, pod.tolerations, pod.affinity)
+    return replace(pod, requests=limits | requests, limits=limits)
 
 
 def beyond_ranges(pod: PodNeeds, ranges: Iterable[Object]) -> Iterator[str]:
@@ -92,20 +96,11 @@ class Shortage:
         return "{}: {} asked, {} of {} used".format(self.resource, *shown)
 
 
-def shortages(
-    pods: Sequence[PodNeeds], quotas: Iterable[Object], *, priority_class: str | None = None
-) -> Iterator[Shortage]:
+def shortages(pods: Sequence[PodNeeds], quotas: Iterable[Object]) -> Iterator[Shortage]:
     """Yield the resources of which `pods` together ask for more than the quotas have left."""
-    asked = {"pods": float(len(pods)), "count/pods": float(len(pods))}
-    asked |= {f"limits.{n}": v for n, v in total(p.limits for p in pods).items()}
-    for name, value in total(pod.requests for pod in pods).items():
-        asked |= {f"requests.{name}": value}
-        if name in _NATIVE:
-            asked[name] = value
     for quota in quotas:
+        asked = _counted([pod for pod in pods if _applies(quota, pod)])
         spec, status = quota.get("spec", {}), quota.get("status", {})
-        if not _applies(spec, priority_class):
-            continue
         hard, used = (parse_amounts(each) for each in (spec.get("hard"), status.get("used")))
         for name, allowed in hard.items():
             wanted, taken = asked.get(name, 0.0), used.get(name, 0.0)
@@ -113,11 +108,23 @@ def shortages(
                 yield Shortage(quota["metadata"]["name"], name, wanted, taken, allowed)
 
 
+def _counted(pods: Sequence[PodNeeds]) -> Amounts:
+    """Return what pods ask for, by the names that a quota has for it."""
+    asked = {"pods": float(len(pods)), "count/pods": float(len(pods))}
+    asked |= {f"limits.{n}": v for n, v in total(p.limits for p in pods).items()}
+    for name, value in total(pod.requests for pod in pods).items():
+        asked |= {f"requests.{name}": value}
+        if name in _NATIVE:
+            asked[name] = value
+    return asked
+
+
 def unset(pod: PodNeeds, quotas: Iterable[Object]) -> list[str]:
-    """Return the resources that a quota demands of every pod and that `pod` does not set."""
-    demanded = {name for quota in quotas for name in quota.get("spec", {}).get("hard") or ()}
+    """Return the resources that a quota demands of `pod` and that `pod` does not set."""
+    applied = [quota for quota in quotas if _applies(quota, pod)]
+    demanded = {name for quota in applied for name in quota.get("spec", {}).get("hard") or ()}
     found = set()
-    for name in _NATIVE[:2]:
+    for name in _COMPUTE:
         if demanded & {name, f"requests.{name}"} and name not in pod.requests:
             found.add(f"requests {name}")
         if f"limits.{name}" in demanded and name not in pod.limits:
@@ -125,18 +132,52 @@ def unset(pod: PodNeeds, quotas: Iterable[Object]) -> list[str]:
     return sorted(found)
 
 
-def _applies(spec: Object, priority_class: str | None) -> bool:
-    """Return whether a quota counts the pods of a run, which have no deadline of their own."""
-    rules = (spec.get("scopeSelector") or {}).get("matchExpressions") or ()
-    scopes = {*(spec.get("scopes") or ()), *(rule.get("scopeName") for rule in rules)}
-    if scopes & {"Terminating", "BestEffort", "CrossNamespacePodAffinity", "VolumeAttributesClass"}:
-        return False
-    for rule in rules:
-        if rule.get("scopeName") == "PriorityClass" and rule.get("operator") == "In":
-            return priority_class in (rule.get("values") or ())
-        if rule.get("scopeName") == "PriorityClass" and rule.get("operator") == "Exists":
-            return priority_class is not None
-    return True
+def selects_by_priority(quota: Object) -> bool:
+    """Return whether a quota counts pods of some priority classes only."""
+    return any(rule.get("scopeName") == "PriorityClass" for rule in _scopes(quota))
+
+
+def _scopes(quota: Object) -> Iterator[Object]:
+    """Yield the scopes of a quota in the form with an operator."""
+    spec = quota.get("spec", {})
+    for name in spec.get("scopes") or ():
+        yield {"scopeName": name, "operator": "Exists"}
+    yield from (spec.get("scopeSelector") or {}).get("matchExpressions") or ()
+
+
+def _applies(quota: Object, pod: PodNeeds) -> bool:
+    """Return whether a quota counts a pod: one that fits all its scopes."""
+    return all(_fits(scope, pod) for scope in _scopes(quota))
+
+
+def _fits(scope: Object, pod: PodNeeds) -> bool:
+    """Return whether a pod is in a scope (evaluator/core/pods.go: podMatchesScopeFunc)."""
+    has_compute = any(each.get(name) for each in (pod.requests, pod.limits) for name in _COMPUTE)
+    match scope.get("scopeName"):
+        case "Terminating":
+            return pod.has_deadline
+        case "NotTerminating":
+            return not pod.has_deadline
+        case "BestEffort":
+            return not has_compute
+        case "NotBestEffort":
+            return has_compute
+        case "PriorityClass" as key:
+            known = {key: pod.priority_class} if pod.priority_class else {}
+            return _holds({**scope, "key": key}, known)
+        case "CrossNamespacePodAffinity":
+            return _crosses_namespaces(pod.affinity)
+    return False  # scopes of other objects, such as VolumeAttributesClass
+
+
+def _crosses_namespaces(affinity: Object) -> bool:
+    for kind in ("podAffinity", "podAntiAffinity"):
+        for terms in (affinity.get(kind) or {}).values():
+            for term in terms or ():
+                rule = term.get("podAffinityTerm", term)
+                if rule.get("namespaces") or rule.get("namespaceSelector") is not None:
+                    return True
+    return False
 
 
 def may_use(node: Object, pod: PodNeeds) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -211,38 +211,50 @@ class Survey:
 
     # ── Amounts ──
 
-    def _pods(self) -> list[PodNeeds]:
+    def _pods(self, quotas: Sequence[Object] = ()) -> list[PodNeeds]:
         """Return the needs of the coordinator's pod and of the tasks' pods."""
-        spec = self.settings
+        spec, own = self.settings, self.settings.coordinator
+        deadline = spec.pod_template.get("spec", {}).get("activeDeadlineSeconds")
+        scopes = {
+            "priority_class": self._priority_class(quotas),
+            "has_deadline": deadline is not None,
+        }
+        first = kube_capacity.needs(own.resources.requests, own.resources.limits, **scopes)
         task = kube_capacity.needs(
             spec.resources.requests,
             spec.resources.limits,
             node_selector=spec.node_selector,
             tolerations=spec.tolerations,
             affinity=spec.affinity or {},
+            **scopes,
         )
-        own = spec.coordinator
-        first = kube_capacity.needs(own.resources.requests, own.resources.limits)
         return [first, *[task] * self.tasks]
+
+    def _priority_class(self, quotas: Sequence[Object]) -> str | None:
+        """Return the pods' class; the cluster's default is only read where a quota asks for it."""
+        template = self.settings.pod_template.get("spec", {})
+        named: str | None = template.get("priorityClassName", self.settings.priority_class)
+        if named or not any(map(kube_capacity.selects_by_priority, quotas)):
+            return named
+        classes = self._list(_SCHEDULING) or ()
+        return next((c["metadata"]["name"] for c in classes if c.get("globalDefault")), None)
 
     def check_amounts(self) -> Iterator[Obstacle]:
         """Compare the pods with the quotas and limit ranges of the namespace."""
         namespace = self.cluster.namespace
-        ranges = self._list("limitranges") or []
-        pods = [kube_capacity.with_defaults(pod, ranges) for pod in self._pods()]
+        ranges, quotas = self._list("limitranges") or [], self._list("resourcequotas") or []
+        pods = [kube_capacity.with_defaults(pod, ranges) for pod in self._pods(quotas)]
         fix = f"change `resources`: `kubectl describe limitrange -n {namespace}`"
         for problem in dict.fromkeys(
             problem for pod in pods for problem in kube_capacity.beyond_ranges(pod, ranges)
         ):
             yield Obstacle("quota", f"a LimitRange of {namespace} forbids {problem}", fix)
-        quotas = self._list("resourcequotas") or []
         fix = f"`kubectl describe quota -n {namespace}` shows what is used"
         missing = {name for pod in pods for name in kube_capacity.unset(pod, quotas)}
         if missing:
             what = f"a quota of {namespace} demands {', '.join(sorted(missing))} of every pod"
             yield Obstacle("quota", what, "set them in resources and coordinator.resources")
-        priority = self.settings.priority_class
-        for one in kube_capacity.shortages(pods, quotas, priority_class=priority):
+        for one in kube_capacity.shortages(pods, quotas):
             when = "never allows" if one.is_final else "does not allow now"
             what = f"the quota {one.quota} {when} the run's pods: {one}"
             yield Obstacle("quota", what, fix, is_fatal=one.is_final)

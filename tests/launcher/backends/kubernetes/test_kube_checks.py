@@ -143,6 +143,83 @@ def test_a_quota_that_demands_requests_is_named_unless_defaults_fill_them() -> N
     assert list(survey({"resourcequotas": [quota], "limitranges": ranges}).check_amounts()) == []
 
 
+ONE_GIB, ONE_CPU = {"requests": {"memory": "1Gi"}}, {"requests": {"cpu": "1"}}
+ELSEWHERE = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+    {"topologyKey": "zone", "namespaces": ["other"]}]}}  # fmt: skip
+DEADLINE = {"spec": {"activeDeadlineSeconds": 60}}
+
+
+@pytest.mark.parametrize(
+    ("scope", "spec", "pods"),
+    [
+        ("Terminating", {}, 0),
+        ("NotTerminating", {}, 3),
+        ("Terminating", {"pod_template": DEADLINE}, 3),
+        ("NotTerminating", {"pod_template": DEADLINE}, 0),
+        ("BestEffort", {}, 3),
+        ("BestEffort", {"resources": ONE_GIB}, 1),
+        ("NotBestEffort", {"resources": ONE_GIB}, 2),
+        ("NotBestEffort", {"resources": {"limits": {"nvidia.com/gpu": 1}}}, 0),
+        ("PriorityClass", {}, 0),
+        ("PriorityClass", {"priority_class": "low"}, 3),
+        ("CrossNamespacePodAffinity", {}, 0),
+        ("CrossNamespacePodAffinity", {"affinity": ELSEWHERE}, 2),
+        ("VolumeAttributesClass", {}, 0),
+    ],
+)
+def test_a_quota_counts_the_pods_of_its_scope(scope: str, spec: Object, pods: int) -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {"scopes": [scope], "hard": {"pods": "0"}}}
+    found = [one.what for one in survey({"resourcequotas": [quota]}, **spec).check_amounts()]
+    said = f"the quota q never allows the run's pods: pods: {pods} asked, 0 of 0 used"
+    assert found == ([said] if pods else [])
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "counted"),
+    [
+        ("In", ["high"], {"high"}),
+        ("NotIn", ["high"], {None, "low"}),
+        ("Exists", [], {"high", "low"}),
+        ("DoesNotExist", [], {None}),
+    ],
+)
+def test_a_quota_of_priority_classes_counts_what_its_operator_says(
+    operator: str, values: list[str], counted: set[str | None]
+) -> None:
+    rule = {"scopeName": "PriorityClass", "operator": operator, "values": values}
+    scoped = {"scopeSelector": {"matchExpressions": [rule]}, "hard": {"pods": "2"}}
+    objects = {"resourcequotas": [{"metadata": {"name": "q"}, "spec": scoped}]}
+    classes = (None, "low", "high")
+    found = {name for name in classes if [*survey(objects, priority_class=name).check_amounts()]}
+    assert found == counted
+    default = [{"metadata": {"name": "low"}, "globalDefault": True}]
+    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    assert bool([*survey({**objects, path: default}).check_amounts()]) is ("low" in counted)
+
+
+@pytest.mark.parametrize(
+    ("spec", "missing"),
+    [
+        ({"scopes": ["Terminating"]}, []),
+        ({"scopes": ["NotTerminating"]}, ["limits cpu", "requests cpu"]),
+        ({"scopes": ["NotBestEffort"]}, ["limits cpu"]),
+        (
+            {"scopeSelector": {"matchExpressions": [
+                {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}},
+            [],
+        ),
+    ],
+)  # fmt: skip
+def test_only_a_quota_that_counts_a_pod_demands_resources_of_it(
+    spec: Object, missing: list[str]
+) -> None:
+    quota = {"metadata": {"name": "q"}, "spec": {**spec, "hard": {"cpu": "9", "limits.cpu": "9"}}}
+    found = [
+        one.what for one in survey({"resourcequotas": [quota]}, resources=ONE_CPU).check_amounts()
+    ]
+    assert found == [f"a quota of vision demands {', '.join(missing)} of every pod"][: len(missing)]
+
+
 def test_gpus_count_in_the_estimate_of_nodes() -> None:
     resources = {"limits": {"nvidia.com/gpu": 1}}
     objects = {"/api/v1/nodes": [node("n1", gpus=1), node("n2")]}
