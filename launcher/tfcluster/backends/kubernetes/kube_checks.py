@@ -53,6 +53,7 @@ _GANGS = {
     "coscheduling": ("scheduling.x-k8s.io", "the scheduler plugin coscheduling"),
 }
 """Value of `gang` → API group, and name."""
+_POD_GROUP_GANGS = ("volcano", "coscheduling")
 _KINDS = {
     "serviceaccounts": "ServiceAccount",
     "secrets": "Secret",
@@ -71,9 +72,10 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         cluster = reach(settings, patience_s=_PATIENCE_S)
         survey = Survey(cluster, settings, tasks=job.nodes)
         version = cluster.get("/version", what="version")
-        found = [*_judge_version(version), *survey.check_objects(), *survey.check_amounts()]
+        found = [*_judge_version(version), *survey.check_objects(), *survey.check_gang()]
+        found += survey.check_amounts()
         if thorough:
-            found += [*survey.check_gang(), *survey.check_rights(), *survey.check_nodes()]
+            found += [*survey.check_rights(), *survey.check_nodes()]
         else:  # what would fail only later, when the run's files are copied
             found += survey.check_rights_of_user(_PORT_FORWARD)
     except SetupError as error:
@@ -149,6 +151,8 @@ class Survey:
         spec = self.settings
         if spec.service_account:
             yield f"serviceaccounts/{spec.service_account}", "service_account"
+        if own := spec.coordinator.service_account:
+            yield f"serviceaccounts/{own}", "coordinator.service_account"
         for name in spec.image_pull_secrets:
             yield f"secrets/{name}", "image_pull_secrets"
         sources = [("env_from", each.secret, each.config_map) for each in spec.env_from]
@@ -290,40 +294,46 @@ class Survey:
         if self.settings.gang not in _GANGS:
             return
         group, name = _GANGS[self.settings.gang]
-        listed = self.cluster.get("/apis", what="API groups").get("groups") or ()
-        found = next((each for each in listed if each["name"] == group), None)
-        if found is None:
+        found = self._find(f"/apis/{group}")
+        if found is False:
             what = f"gang is {self.settings.gang}, but {name} is not installed in the cluster"
             yield Obstacle("gang", what, 'have it installed, or set gang to "none"')
-        elif self.settings.gang == "kueue":
-            base = f"/apis/{found['preferredVersion']['groupVersion']}"
-            queue = f"localqueues/{self.settings.queue}"
-            if self._find(f"{base}/namespaces/{self.cluster.namespace}/{queue}") is False:
-                what = f"there is no LocalQueue {self.settings.queue} in {self.cluster.namespace}"
-                fix = f"`kubectl get localqueues -n {self.cluster.namespace}` lists them"
-                yield Obstacle("gang", what, fix)
+        elif isinstance(found, dict) and (queue := self.settings.queue):
+            yield from self._check_queue(
+                f"/apis/{found['preferredVersion']['groupVersion']}", queue
+            )
+
+    def _check_queue(self, api: str, queue: str) -> Iterator[Obstacle]:
+        """Check the queue of Kueue, which is one of the namespace, or of Volcano."""
+        namespace = self.cluster.namespace
+        kind, path, where = "Queue", "queues", "the cluster"
+        fix = "`kubectl get queues.scheduling.volcano.sh` lists them"
+        if self.settings.gang == "kueue":
+            kind, path, where = "LocalQueue", f"namespaces/{namespace}/localqueues", namespace
+            fix = f"`kubectl get localqueues -n {namespace}` lists them"
+        if self._find(f"{api}/{path}/{queue}") is False:
+            yield Obstacle("gang", f"there is no {kind} {queue} in {where}", fix)
 
     # ── Rights ──
 
     def check_rights(self) -> Iterator[Obstacle]:
         """Check each verb that this user and the coordinator's account need."""
-        namespace = self.cluster.namespace
-        account = self.settings.coordinator.service_account or run_objects.ACCOUNT
-        yield from self.check_rights_of_user(RIGHTS)
-        found = self._find(f"serviceaccounts/{account}")
-        if found is False:
-            missing = (
-                self._missing(SETUP_RIGHTS) if account == run_objects.ACCOUNT else ["create it"]
-            )
-            if missing:
-                what = f"there is no ServiceAccount {account} for the coordinator in {namespace}"
-                what += f", and this user may not {join_first(missing)}"
-                fix = "have an administrator apply the account, its Role and RoleBinding: "
-                where = "`tfcluster up SPEC` prints them, and `tfcluster help kubernetes#rights`"
-                yield Obstacle("permissions", what, fix + where)
-        elif missing := self._missing(_coordinator_rights(), account=account):
+        namespace, gang = self.cluster.namespace, self.settings.gang
+        named = self.settings.coordinator.service_account
+        account = named or run_objects.ACCOUNT
+        groups = _GANGS[gang][:1] if gang in _POD_GROUP_GANGS else ()
+        of_gang = [(group, "podgroups", "create delete") for group in groups]
+        yield from self.check_rights_of_user([*RIGHTS, *of_gang])
+        is_there = self._find(f"serviceaccounts/{account}") is not False
+        if is_there and (missing := self._missing(_coordinator_rights(), account=account)):
             what = f"the ServiceAccount {account} may not {join_first(missing, 6)} in {namespace}"
             yield Obstacle("permissions", what, "bind it to a Role with these verbs")
+        elif not (is_there or named) and (missing := self._missing(SETUP_RIGHTS)):
+            what = f"there is no ServiceAccount {account} for the coordinator in {namespace}"
+            what += f", and this user may not {join_first(missing)}"
+            fix = "have an administrator apply the account, its Role and RoleBinding: "
+            where = "`tfcluster up SPEC` prints them, and `tfcluster help kubernetes#rights`"
+            yield Obstacle("permissions", what, fix + where)
 
     def check_rights_of_user(self, rights: Iterable[tuple[str, str, str]]) -> Iterator[Obstacle]:
         """Check verbs that this user needs."""
