@@ -37,7 +37,7 @@ _MAX_LISTED = 8
 _THIS_MACHINE = "local"
 """The name of the node on this machine."""
 _KUBERNETES = "kubernetes"
-_UIDS = re.compile(r"\d{1,9}(:\d{1,9})?", re.ASCII)
+_UIDS = re.compile(r"\d{1,10}(:\d{1,10})?", re.ASCII)
 _VOLUMES = ("runtime", "kubernetes", "volumes")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 

@@ -51,10 +51,13 @@ def convert(text: str, name: str) -> tuple[dict[str, Any], list[Note]]:
     result: dict[str, Any] = {"version": 1, "name": title, "cluster": tasks}
     result["job"] = _map_job(base, replicas) | kind
     result |= by_types
-    result["runtime"] = {"backend": "kubernetes", "kubernetes": pods}
+    user = replicas[base].user
+    own_user = {} if user is None else {"user": user}
+    result["runtime"] = {"backend": "kubernetes", **own_user, "kubernetes": pods}
     result["supervision"] = supervision
     _note_rest(job, metadata, spec, run)
     _note_images(job, base, pods, places)
+    _note_user(job, f"{places[base]}.template.spec.securityContext", user)
     return result, _sort(job.notes)
 
 
@@ -131,6 +134,10 @@ def _note_differences(job: Fields, base: str, replicas: Replicas, places: dict[s
                 message = f"{key} of its pods is that of {places[base].rpartition('.')[2]}"
                 fix = f"make runtime.kubernetes.{key} fit all tasks"
                 job.notes.append(Note("missing", f"{places[name]}.template", message, fix))
+        if one.user != main.user:
+            message = f"the user of its pods is that of {places[base].rpartition('.')[2]}"
+            fix = "make runtime.user fit all tasks"
+            job.notes.append(Note("missing", f"{places[name]}.template", message, fix))
         if one.grace_s is not None and one.grace_s != main.grace_s:
             message = "terminationGracePeriodSeconds differs: one grace_s serves all tasks"
             job.notes.append(Note("missing", f"{places[name]}.template.spec", message))
@@ -160,6 +167,18 @@ def _note_images(job: Fields, base: str, pods: dict[str, Any], places: dict[str,
     message = "tfcluster sends the folder of the spec to all pods, as the program's code"
     fix = "keep the spec in a folder of its own, or set job.workdir"
     job.notes.append(Note("changed", container, message, fix))
+
+
+def _note_user(job: Fields, place: str, user: str | None) -> None:
+    """Say where the user or the group is not that of the image, as it is in a TFJob."""
+    if user is None:
+        message = "no runAsUser: the pods run as 1000:1000, not as the image's user (often root)"
+        fix = 'set runtime.user: "0" for root, or "UID:GID"'
+        job.notes.append(Note("changed", place, message, fix))
+    elif ":" not in user and user != "0":
+        message = f"no runAsGroup: the group is {user}, too, not that of the image's user"
+        fix = f'set runtime.user: "{user}:GID"'
+        job.notes.append(Note("changed", place, message, fix))
 
 
 def _sort(notes: list[Note]) -> list[Note]:

@@ -33,6 +33,8 @@ class Replica:
     env: dict[str, str]
     pods: dict[str, Any]
     """Fields of `runtime.kubernetes`."""
+    user: str | None
+    """`runtime.user`; None if the image says who the user is."""
     grace_s: int | None
 
 
@@ -46,6 +48,7 @@ def map_template(template: Fields) -> Replica:
     command, args = _map_program(main, env)
     volumes, raw_volumes, raw_mounts = _map_volumes(pod, main)
     grace_s = pod.take("terminationGracePeriodSeconds", int)
+    user = _map_user(pod, main)
     own = _map_container(main)
     pods = {
         "image": own.pop("image", None),
@@ -60,7 +63,7 @@ def map_template(template: Fields) -> Replica:
     pods["pod_template"] = _map_pod_template(pod, raw_volumes, own)
     metadata.note_rest()
     template.note_rest()
-    return Replica(command, args, env, {k: v for k, v in pods.items() if v}, grace_s)
+    return Replica(command, args, env, {k: v for k, v in pods.items() if v}, user, grace_s)
 
 
 def _choose_container(pod: Fields) -> Fields:
@@ -253,6 +256,17 @@ def _map_source(volume: dict[str, Any]) -> dict[str, Any] | None:
             names = {"medium": "medium", "sizeLimit": "size"}
             return {"empty_dir": {names[key]: value[key] for key in keys}}
     return None
+
+
+def _map_user(pod: Fields, main: Fields) -> str | None:
+    """Return user and group of the task's container, which may differ from those of its pod."""
+    both = [(part, part.below("securityContext")) for part in (pod, main)]
+    users = [n for _, one in both if (n := one.take("runAsUser", int)) is not None]
+    groups = [n for _, one in both if users and (n := one.take("runAsGroup", int)) is not None]
+    for part, security in both:
+        if rest := security.rest():
+            part.values["securityContext"] = rest
+    return ":".join(str(numbers[-1]) for numbers in (users, groups) if numbers) or None
 
 
 def _map_container(main: Fields) -> dict[str, Any]:

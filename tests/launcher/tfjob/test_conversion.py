@@ -142,6 +142,49 @@ def test_volumes_keep_their_sources() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pod", "container", "user", "said"),
+    [
+        ({}, {}, None, "changed: no runAsUser: the pods run as 1000:1000"),
+        ({"runAsGroup": 7}, {}, None, "changed: no runAsUser"),
+        ({"runAsUser": 0}, {}, "0", None),
+        (
+            {"runAsUser": 1000660000},
+            {},
+            "1000660000",
+            "changed: no runAsGroup: the group is 1000660000",
+        ),
+        ({"runAsUser": 5, "runAsGroup": 6}, {}, "5:6", None),
+        ({"runAsUser": 5, "runAsGroup": 6}, {"runAsUser": 0}, "0:6", None),
+    ],
+)
+def test_the_user_of_the_pods(
+    pod: Json, container: Json, user: str | None, said: str | None
+) -> None:
+    worker = replica(pod={"securityContext": pod}, securityContext=container)
+    spec, notes = imported(tfjob({"Worker": worker}))
+    assert spec["runtime"].get("user") == user
+    assert notes.get(f"{POD}.securityContext", "").startswith(said or "")
+    assert (f"{POD}.securityContext" in notes) is (said is not None)
+
+
+def test_other_fields_of_a_security_context_stay_with_pod_and_container() -> None:
+    pod = {"securityContext": {"runAsUser": 0, "fsGroup": 9}}
+    worker = replica(pod=pod, securityContext={"privileged": True})
+    spec, notes = imported(tfjob({"Worker": worker, "PS": replica(1)}))
+    template = spec["runtime"]["kubernetes"]["pod_template"]["spec"]
+    assert template["securityContext"] == {"fsGroup": 9}
+    assert template["containers"] == [{"name": "task", "securityContext": {"privileged": True}}]
+    assert "written into pod_template" in notes[f"{POD}.securityContext"]
+
+
+def test_types_with_another_user_are_listed() -> None:
+    worker = replica(pod={"securityContext": {"runAsUser": 0}})
+    _, notes = imported(tfjob({"Worker": worker, "PS": replica(1)}))
+    place = "spec.tfReplicaSpecs.PS.template"
+    assert notes[place] == "missing: the user of its pods is that of Worker"
+
+
+@pytest.mark.parametrize(
     ("policy", "limit", "expected"),
     [
         ("Never", None, {"max_restarts": 0}),

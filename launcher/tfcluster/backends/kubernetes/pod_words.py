@@ -166,12 +166,12 @@ CONTAINERS: Mapping[str, Words] = {
 }
 CONFIGS: Table = (
     (
-        r"runAsNonRoot",
+        r"runAsNonRoot|breaks non-root policy",
         Words(
-            "the image runs as root, which its pod does not allow",
+            "the container would run as root, which its pod does not allow",
             _PERMANENT,
-            "give the image a user by number (USER 1000 in its Dockerfile; `tfcluster build` does"
-            " so), or set runAsUser in runtime.kubernetes.pod_template",
+            'set runtime.user: "1000:1000", or "0" for root, and leave runAsUser and runAsNonRoot'
+            " out of runtime.kubernetes.pod_template",
         ),
     ),
     (

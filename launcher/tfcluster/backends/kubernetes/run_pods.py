@@ -181,14 +181,28 @@ def _template_for(container: str, template: Mapping[str, Any]) -> Object:
     Init containers prepare tasks: the coordinator's pod has none of the tasks' volumes.
     """
     other = {TASK_CONTAINER, COORDINATOR_CONTAINER} - {container}
-    spec = dict(template.get("spec", {}))
+    spec = dict(_with_run_as_non_root(template.get("spec", {})))
     if container == COORDINATOR_CONTAINER:
         spec.pop("initContainers", None)
-    if isinstance(listed := spec.get("containers"), list):
-        spec["containers"] = [
-            item for item in listed if not (isinstance(item, dict) and item.get("name") in other)
-        ]
+    for kind in ("containers", "initContainers"):
+        if isinstance(listed := spec.get(kind), list):
+            spec[kind] = [
+                _with_run_as_non_root(item)
+                for item in listed
+                if not (isinstance(item, dict) and item.get("name") in other)
+            ]
     return {**template, "spec": spec}
+
+
+def _with_run_as_non_root(part: Any) -> Any:
+    """Return a pod's spec or a container, whose runAsNonRoot follows its runAsUser.
+
+    A kubelet does not start a container with the user 0 beside our own runAsNonRoot.
+    """
+    security = part.get("securityContext") if isinstance(part, dict) else None
+    if not isinstance(security, dict) or not isinstance(user := security.get("runAsUser"), int):
+        return part
+    return {**part, "securityContext": {"runAsNonRoot": user != 0, **security}}
 
 
 def _common_spec(

@@ -143,9 +143,19 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
             "CreateContainerConfigError", "container has runAsNonRoot and image will run as root"
         ),
         [],
-        "runs as root",
+        "run as root",
         Nature.PERMANENT,
-        "runAsUser",
+        "runtime.user",
+    ),
+    "user 0 beside runAsNonRoot": (
+        waiting(
+            "CreateContainerConfigError",
+            'container\'s runAsUser breaks non-root policy (pod: "p_n(1)", container: task)',
+        ),
+        [],
+        "run as root",
+        Nature.PERMANENT,
+        "runtime.user",
     ),
     "volume not mounted": (
         waiting("ContainerCreating"),

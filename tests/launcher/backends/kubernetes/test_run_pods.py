@@ -181,6 +181,35 @@ def test_the_pod_template_is_merged_last_by_name() -> None:
     assert [one["name"] for one in coordinator["containers"]] == ["coordinator", "log"]
 
 
+ROOT_POD = {"securityContext": {"runAsUser": 0}}
+ROOT_TASK = {"containers": [{"name": "task", **ROOT_POD}]}
+STRICT = {"securityContext": {"runAsUser": 0, "runAsNonRoot": True}}
+
+
+@pytest.mark.parametrize(
+    ("sets", "spec", "pod", "task"),
+    [
+        ([], {}, True, None),
+        (["runtime.user=0"], {}, False, None),
+        ([], ROOT_POD, False, None),
+        ([], STRICT, True, None),
+        ([], ROOT_TASK, True, False),
+        (["runtime.user=0"], {"securityContext": {"runAsUser": 7}}, True, None),
+    ],
+)
+def test_run_as_non_root_follows_the_user(
+    sets: list[str], spec: dict[str, Any], pod: bool, task: bool | None
+) -> None:
+    template = f"runtime.kubernetes.pod_template={json.dumps({'spec': spec})}"
+    planned = plan_file(SPEC, sets=[*sets, template])
+    run = PodRun("lab-1", planned.plan, planned.spec.runtime)
+    made = run_pods.task_pod(run, "worker-0", 1)["spec"]
+    assert made["securityContext"]["runAsNonRoot"] is pod
+    assert made["containers"][0]["securityContext"].get("runAsNonRoot") is task
+    coordinator = run_pods.coordinator_template(run)["spec"]
+    assert coordinator["securityContext"]["runAsNonRoot"] is pod
+
+
 def test_pods_that_import_ahead_have_the_order_that_the_coordinator_gives(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import tensorflow")
     section = {"backend": "kubernetes", "kubernetes": {"image": "a"}}
