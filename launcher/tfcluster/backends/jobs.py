@@ -97,6 +97,8 @@ class Submission:
     """The plan, with the values of its secrets."""
     code: Callable[[], Sequence[Sent]] = tuple
     """Returns the files of the workdir that the run needs, for a cluster that does not see it."""
+    left_out: Callable[[], Sequence[str]] = tuple
+    """Returns sentences about files of the workdir that are not in `code`."""
 
 
 @dataclass(frozen=True, slots=True)

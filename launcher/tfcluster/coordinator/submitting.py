@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +33,6 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.typed_json import to_json
-from tfcluster.wire.file_trees import Sent
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
@@ -101,13 +100,13 @@ def _fill_folder(launch: Launch, runtime: Runtime, paths: RunPaths) -> jobs.Subm
 
         seed(launch.resume, paths.checkpoints)
     submission = jobs.submission_of(launch.plan, runtime, paths.root)
-    return replace(submission, code=partial(_list_code, launch.plan))
+    code = functools.cache(functools.partial(_snapshot, launch.plan))
+    return replace(submission, code=lambda: code().files, left_out=lambda: tuple(code().warnings()))
 
 
-def _list_code(plan: Plan) -> Sequence[Sent]:
+def _snapshot(plan: Plan) -> code_sync.Snapshot:
     """Return the files of the workdir that the run needs. Raises SetupError."""
-    found = code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
-    return found.files
+    return code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
 
 
 def record_job(paths: RunPaths, submitted: JobSubmitted) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +13,7 @@ import pytest
 
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
+from tfcluster.nodes import code_sync
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire import folder_stream
@@ -76,6 +78,31 @@ def test_run_folder_code_and_secrets_arrive(tmp_path: Path) -> None:
     assert "to" not in spec["checkpoints"]
     assert (tmp_path / "pod/env_file-r-1").read_text() == "KEY=value\n"
     assert json.loads((there.root / folder_stream.FOLDER).read_text())["events"] == 4
+
+
+def test_all_code_that_arrives_goes_on_to_the_tasks(tmp_path: Path) -> None:
+    """There is no git in the pod to say that a file named like a credential is tracked."""
+    (workdir := tmp_path / "work").mkdir()
+    names = ["certs/ca.pem", ".npmrc", "node_modules/lib.js", "venv/note", "train.py"]
+    for name in names:
+        (workdir / name).parent.mkdir(exist_ok=True)
+        (workdir / name).touch()
+    (workdir / "link").symlink_to("certs")
+    for words in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", "-C", str(workdir), *words], check=True)
+    code = code_sync.snapshot(workdir).files
+    assert {file.path for file in code} == {*names, "link"}
+    spec = json.loads(unpack(tmp_path, build(folder(tmp_path), *code)).spec.read_text())
+    there = kube_package.code_folder(tmp_path / "pod", "r-1")
+    found = code_sync.snapshot(there, spec["job"]["include"])
+    assert {(f.path, f.link) for f in found.files} == {(f.path, f.link) for f in code}
+    assert not [*found.warnings()]
+
+
+def test_a_run_without_code_needs_none_in_the_pod(tmp_path: Path) -> None:
+    paths = folder(tmp_path, include=["empty"])
+    spec = json.loads(unpack(tmp_path, build(paths)).spec.read_text())
+    assert spec["job"]["include"] == []
 
 
 def test_a_folder_that_is_there_stays(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,17 +13,26 @@ import pytest
 from tests.documentation import ROOT
 
 from tfcluster import in_pod
+from tfcluster.api import make_launch
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
-from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, kube_submit, rescue
+from tfcluster.backends.kubernetes.submitted import (
+    kube_jobs,
+    kube_own_job,
+    kube_package,
+    kube_submit,
+    rescue,
+)
+from tfcluster.coordinator import submitting
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import SetupError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
+from tfcluster.spec import LaunchOptions
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 Object = dict[str, Any]
@@ -63,7 +73,8 @@ class FakePlace:
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> FakePlace:
     made = FakePlace()
-    monkeypatch.setattr(kube_submit, "reach", lambda settings, patience_s: made)
+    for module in (kube_submit, kube_jobs):
+        monkeypatch.setattr(module, "reach", lambda settings, patience_s: made)
     monkeypatch.setattr(kube_own_job, "around_pod", lambda: made)
     monkeypatch.setattr(kube_package, "build", lambda *args, **named: [b"one", b"two"])
     return made
@@ -75,6 +86,26 @@ def submission(folder: Path) -> Submission:
     return Submission(
         "lab-1", folder, (), planned.spec.runtime, nodes=2, tasks_per_node=1, plan=planned.plan
     )
+
+
+def write_spec(folder: Path, **job: Any) -> str:
+    spec = {
+        "cluster": {"worker": 2},
+        "job": {"command": ["true"], **job},
+        "runtime": {"backend": "kubernetes", "kubernetes": {"image": "train:7"}},
+    }
+    (path := folder / "spec.json").write_text(json.dumps(spec))
+    return str(path)
+
+
+@pytest.mark.usefixtures("place", "home_dir")
+def test_files_that_are_withheld_are_announced(tmp_path: Path) -> None:
+    (tmp_path / "kaggle.json").write_text("{}")
+    launch = make_launch(plan_file(write_spec(tmp_path)), LaunchOptions(runs_preflight=False))
+    events = submitting.submit(launch).events.read_text().splitlines()
+    messages = [event["message"] for event in map(json.loads, events) if event["type"] == "warned"]
+    assert len(messages) == 1
+    assert "look like credentials: kaggle.json; if the job needs one" in messages[0]
 
 
 def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(

@@ -53,7 +53,8 @@ def build(
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        _add_json(tar, f"run/{paths.spec.name}", _spec_in_pod(spec, paths.run_id, home))
+        in_pod = _spec_in_pod(spec, paths.run_id, home, has_code=bool(code))
+        _add_json(tar, f"run/{paths.spec.name}", in_pod)
         _add_json(tar, f"run/{SUBMITTED}", submitted)
         for path in (paths.plan, paths.launch, paths.state, paths.events):
             tar.add(path, f"run/{path.name}")
@@ -116,10 +117,15 @@ def code_folder(home: Path, run_id: str) -> Path:
     return home / "code" / run_id
 
 
-def _spec_in_pod(spec: dict[str, Any], run_id: str, home: str) -> dict[str, Any]:
-    """Return the spec with the paths of the pod; results are delivered by the submitter."""
+def _spec_in_pod(spec: dict[str, Any], run_id: str, home: str, *, has_code: bool) -> dict[str, Any]:
+    """Return the spec with the paths of the pod; results are delivered by the submitter.
+
+    The submitter has chosen the files of the workdir: from the pod all are sent to the tasks. Git,
+    which would say that a file named like a credential is tracked, is not there.
+    """
     changed = copy.deepcopy(spec)
     changed["job"]["workdir"] = str(code_folder(Path(home), run_id))
+    changed["job"]["include"] = ["*"] if has_code else []
     if changed["job"].get("env_file") is not None:
         changed["job"]["env_file"] = str(env_file(Path(home), run_id))
     changed.get("checkpoints", {}).pop("to", None)

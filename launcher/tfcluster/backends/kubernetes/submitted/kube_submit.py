@@ -105,8 +105,8 @@ def _needed_by_tasks(
 
 
 def warnings(job: Submission) -> Sequence[str]:
-    """Return nothing: doctor's checks have said it."""
-    return ()
+    """Return what of the workdir does not reach the cluster; doctor's checks say the rest."""
+    return job.left_out()
 
 
 def hints(job: Submission) -> Sequence[str]:
