@@ -260,18 +260,14 @@ def make_launch(
 ) -> Launch:
     """Return everything that a coordinator needs; `resume` is the state to start from.
 
-    Raises UsageError for an invalid fault, InterpreterError without a TensorBoard, and what
-    `Planned.require` raises.
+    Raises UsageError for an invalid fault and for options that such a run cannot have,
+    InterpreterError without a TensorBoard, and what `Planned.require` raises.
     """
     from tfcluster.coordinator.starter import Launch
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
-    its = kinds.get(plan.nodes[0].backend)
-    if options.coordinator == "here":
-        _require_reach(its, plan.nodes[0].backend)
-    stays = options.coordinator == "here" or its.is_allocated(os.environ)
-    is_submitted = its.jobs is not None and not stays
+    is_submitted = _is_submitted(plan.nodes[0].backend, options)
     faults = parse(options.chaos, plan)
     if options.warm:
         from tfcluster.backends.local.warm_start import keep_warm
@@ -279,22 +275,42 @@ def make_launch(
         plan = keep_warm(plan, planned.spec.runtime.warm_s)
     if options.detach and not is_submitted:
         plan = with_lease(replace(planned, plan=plan))
-    tensorboard_python = None
-    if options.tensorboard:
-        from tfcluster.coordinator.curves.tensorboard_server import choose_python
-
-        tensorboard_python = choose_python([plan])
     return Launch(
         plan,
         planned.spec_to_keep(),
         spec_folder=planned.context.spec_dir,
         options=options,
         faults=faults,
-        tensorboard_python=tensorboard_python,
+        tensorboard_python=_tensorboard_python(plan) if options.tensorboard else None,
         resume=resume,
         runtime=planned.spec.runtime if is_submitted else None,
         node_settings=planned.spec.runtime,
     )
+
+
+def _is_submitted(backend: str, options: LaunchOptions) -> bool:
+    """Return whether the coordinator runs in a job of a scheduler.
+
+    Raises UsageError for options that a run of this backend cannot have.
+    """
+    its = kinds.get(backend)
+    if options.coordinator == "here":
+        _require_reach(its, backend)
+    stays = options.coordinator == "here" or its.is_allocated(os.environ)
+    is_submitted = its.jobs is not None and not stays
+    if is_submitted and options.tensorboard:
+        raise UsageError(
+            "--tensorboard: the coordinator of this run runs in a job, and its page could only be"
+            " opened there",
+            fix="leave it out, and serve the curves here: tfcluster tensorboard RUN",
+        )
+    return is_submitted
+
+
+def _tensorboard_python(plan: Plan) -> str:
+    from tfcluster.coordinator.curves.tensorboard_server import choose_python
+
+    return choose_python([plan])
 
 
 def _require_reach(its: kinds.Kind, backend: str) -> None:

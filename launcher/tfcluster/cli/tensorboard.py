@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tfcluster.api import get_run
+from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names
 from tfcluster.coordinator.curves import tensorboard_server
 from tfcluster.errors import SetupError
@@ -32,8 +33,11 @@ def command(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
     found = [get_run(run).paths for run in runs or (None,)]
     python = tensorboard_server.choose_python(map(registry.load_plan, found))
     for paths in found:
+        job_watch.load(paths)  # from here on the files of a run in a cluster are copied
         if not paths.has_curves():
             terminal.say_wrapped(f"{paths.run_id} has no TensorBoard files (yet)", "yellow")
+    for sentence in job_watch.silences():
+        terminal.say_wrapped(sentence, "yellow")
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_serve(terminal, python, [paths.curves for paths in found], port, opens))
 

@@ -9,10 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.documentation import ROOT
 from tests.launcher.conftest import plan_of
 
+from tfcluster.api import make_launch
 from tfcluster.coordinator import submitting
 from tfcluster.coordinator.starter import open_folder
+from tfcluster.discovery.planning import plan_file
+from tfcluster.errors import UsageError
 from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.events import JobSubmitted
 from tfcluster.rundir.paths import RunPaths
@@ -88,3 +92,14 @@ def test_the_job_reads_the_options_that_the_submitter_wrote(paths: RunPaths) -> 
     options = LaunchOptions(gathers=False, chaos=("kill worker:1 at step 50",))
     assert write_json(paths.launch, to_json(options))
     assert from_json(LaunchOptions, json.loads(paths.launch.read_text())) == options
+
+
+@pytest.mark.parametrize("spec", ["kubernetes-2n.json", "slurm-2n.json"])
+def test_a_run_in_a_job_has_no_tensorboard_of_its_own(
+    spec: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    planned = plan_file(str(ROOT / "cluster_specs" / spec))
+    with pytest.raises(UsageError, match="tfcluster tensorboard RUN"):
+        make_launch(planned, LaunchOptions(tensorboard=True))
+    assert make_launch(planned, LaunchOptions()).runtime is not None

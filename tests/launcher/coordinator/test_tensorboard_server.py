@@ -8,9 +8,17 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from tests.launcher.backends.test_job_watch import Fake, submitted
+from tests.launcher.conftest import plan_of
 
+from tfcluster.backends import jobs
+from tfcluster.cli.tensorboard import command
 from tfcluster.coordinator.curves import tensorboard_server
 from tfcluster.errors import InterpreterError
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import write_json
+from tfcluster.typed_json import to_json
 
 SERVES = """
 import os, signal, subprocess, sys, time
@@ -64,3 +72,18 @@ def test_a_folder_called_tensorboard_is_not_taken_for_it(
     monkeypatch.delenv("PYTHONPATH")
     with pytest.raises(InterpreterError):
         tensorboard_server.choose_python([])
+
+
+def test_the_curves_of_a_run_in_a_cluster_are_copied_while_they_are_served(
+    package: Path, home_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {"__init__.py": "", "main.py": SERVES}.items():
+        (package / name).write_text(text)
+    fake, copied = Fake(), list[RunPaths]()
+    monkeypatch.setattr(jobs, "of_backend", lambda backend: fake)
+    monkeypatch.setattr(fake, "follow", lambda paths, job, cluster: copied.append(paths))
+    paths = submitted(home_dir, fake)
+    assert write_json(paths.plan, to_json(plan_of()))
+    result = CliRunner().invoke(command, [paths.run_id])
+    assert "http://127.0.0.1:1/" in result.output
+    assert copied == [paths]
