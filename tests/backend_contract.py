@@ -94,6 +94,7 @@ async def all_nodes_connect_at_once_and_run_a_task(rig: Rig) -> None:
             await link.send(rig.task(PRINT, node))
             exited = await next_exit(link)
             assert (exited.exit_code, exited.ended_by) == (0, "itself"), exited
+        assert "/there" in nodes.fetch_command(rig.nodes[0].name, Path("/there"))
         await asyncio.gather(*map(end, links))
         assert all(link.heard_goodbye for link in links)
 
@@ -198,7 +199,6 @@ async def capabilities_are_kept(rig: Rig) -> None:
         assert kind.leftovers is not None
     if its.has_addresses:
         assert kind.place("worker-0", 0, "10.0.0.1", Runtime()) == ("10.0.0.1", "10.0.0.1")
-    assert "{folder}" in kind.fetch
 
 
 CHECKS: tuple[Callable[[Rig], Awaitable[None]], ...] = (

@@ -81,8 +81,6 @@ class Kind:
     """``module:class`` of its `backends.base.Nodes`."""
     leftovers: str | None = None
     """The module that finds and removes what lost runs left behind (`backends.past_runs`)."""
-    fetch: str = "scp -r {node}:{folder} ."
-    """The command by which a user copies `folder` from `node`, at `host`, of `run`."""
     exposure: str | None = None
     """A sentence about who can reach TensorFlow's ports; None: all who reach the task's machine."""
     why_no_addresses: str = "it makes the nodes itself"

@@ -7,7 +7,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from tfcluster.backends.jobs import Outlook
@@ -88,6 +88,10 @@ class Nodes(ABC):
 
         Raises SetupError if the agent does not start; the text holds its error output.
         """
+
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        """Return the command by which the user copies `folder` from a node that was reached."""
+        return f"scp -r {node}:{folder} ."
 
     async def examine(self) -> Outlook:
         """Return what only nodes that are open show, for `doctor --deep`. Raises SetupError."""

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import TypeVar
 
-from tfcluster import kinds
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
@@ -75,7 +74,7 @@ class FinalCopies:
         self._note_location(directory.folder)
 
     def _note_location(self, folder: PurePath) -> None:
-        fetch = self._fetch_command(self._node, folder)
+        fetch = self.folders.fetch_command(self._node, folder)
         self.notes.append(f"the checkpoints of {self.chief} are on {self._node}: {fetch}")
 
     def copy_outputs(self) -> tuple[str, ...]:
@@ -125,7 +124,7 @@ class FinalCopies:
         self.is_incomplete = True
         name = node or self._node
         if folder is not None and self.folders.is_remote(name):
-            what += f"; the files are still on {name}: {self._fetch_command(name, folder)}"
+            what += f"; the files are still on {name}: {self.folders.fetch_command(name, folder)}"
         self.notes.append(what)
 
     @property
@@ -136,11 +135,6 @@ class FinalCopies:
     def _checkpoint_folder(self) -> PurePath:
         directory = self.folders.checkpoints(self.chief)
         return directory if isinstance(directory, Path) else directory.folder
-
-    def _fetch_command(self, node: str, folder: PurePath) -> str:
-        kind = kinds.get(self.plan.node(node).backend)
-        host = next(task.host for task in self.plan.tasks if task.node == node)
-        return kind.fetch.format(run=self.paths.run_id, node=node, host=host, folder=folder)
 
 
 class StalledError(OSError):

@@ -8,6 +8,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import PurePath
 from posixpath import dirname
 from typing import TYPE_CHECKING, TypeVar
 
@@ -231,6 +232,10 @@ class Hub:
         if fault.is_of_node:
             assert self._plan is not None
             self._nodes[self._plan.node(fault.node).backend].disturb(fault)
+
+    def fetch_command(self, node: NodePlan, folder: PurePath) -> str:
+        """Return the command by which the user copies `folder` from a node that was reached."""
+        return self._nodes[node.backend].fetch_command(node.name, folder)
 
     async def set_rate(self, bits_per_s: float, *, record: Callable[[ev.Event], None]) -> None:
         """Give all links of simulated nodes this rate; raises SetupError for other nodes."""

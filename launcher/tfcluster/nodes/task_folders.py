@@ -66,6 +66,10 @@ class TaskFolders:
         except KeyError:
             return False
 
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        """Return the command by which the user copies `folder` from a node that was reached."""
+        return self._hub.fetch_command(self._plan.node(node), folder)
+
     def workdir(self, task: TaskId) -> PurePosixPath:
         """Return the working directory of `task` on its node."""
         site = self._site(task)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shlex
 import subprocess
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 from tests.documentation import ROOT
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import jobs
+from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.relayed import STARTER
-from tfcluster.backends.slurm import slurm_own_job
+from tfcluster.backends.slurm import slurm_nodes, slurm_own_job
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
@@ -59,6 +61,24 @@ def test_words_before_the_python_follow_the_options_of_srun(
     start = argv.index("--x=y")
     assert argv[start - 1].startswith("--")
     assert argv[start:] == ["--x=y", "/home/ann/wrap", "python3", "-I", "-S", "-c", STARTER]
+
+
+def test_the_command_for_files_names_the_node_as_slurm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def find_nodes(environ: object) -> dict[str, str]:
+        return {"n7": "10.0.0.7"}
+
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm_nodes, "find_nodes", find_nodes)
+
+    async def use() -> str:
+        planned = [NodePlan("node-0", "slurm", None, "/")]
+        async with SlurmNodes(planned, RunContext("r-1", tmp_path)) as nodes:
+            return nodes.fetch_command("node-0", PurePosixPath("/there"))
+
+    wanted = "srun --nodes=1 --nodelist=n7 tar -C /there -c . | tar -x"
+    assert asyncio.run(use()) == wanted
 
 
 @pytest.mark.parametrize(

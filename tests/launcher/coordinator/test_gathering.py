@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import pytest
@@ -78,6 +78,9 @@ class LocalFolders:
 
     def is_remote(self, node: str) -> bool:
         return False
+
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        return f"copy {folder} from {node}"
 
     def workdir(self, task: TaskId) -> Path:
         return self._paths.root
@@ -153,7 +156,7 @@ def test_remote_checkpoints_that_are_not_gathered_are_kept_and_reported(
     (*events,) = asyncio.run(run_gathering.finish())
 
     assert run_gathering.is_incomplete is stays
-    words = "the checkpoints of worker:0 are on local: scp -r local:/there/worker-0 ."
+    words = "the checkpoints of worker:0 are on local: copy /there/worker-0 from local"
     assert [event.to_json()["message"] for event in events] == [words] * stays
 
 

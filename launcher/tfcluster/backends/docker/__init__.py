@@ -15,7 +15,6 @@ class DockerKind(Kind):
     )
     nodes = "tfcluster.backends.docker.docker_nodes:DockerNodes"
     leftovers = "tfcluster.backends.docker.leftovers"
-    fetch = "docker cp {run}-{node}:{folder} ."
     exposure = (
         "TensorFlow listens in the containers, without a password: no port is published; only"
         " the run's own containers and the docker host can reach them"

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Self
 
 from tfcluster.backends import past_runs, relayed
@@ -90,6 +91,9 @@ class DockerNodes(Nodes):
             await container.end()
             why = container.explanation or error
             raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
+
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        return f"docker cp {self.run.run_id}-{node}:{folder} ."
 
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""

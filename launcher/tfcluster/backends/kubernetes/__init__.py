@@ -18,10 +18,6 @@ class KubernetesKind(Kind):
     jobs = "tfcluster.backends.kubernetes.submitted.kube_jobs"
     is_reached_from_outside = True
     leftovers = "tfcluster.backends.kubernetes.submitted.kube_jobs"
-    fetch = (
-        "kubectl exec $(kubectl get pod -o name"
-        " -l tfcluster.dev/run={run},tfcluster.dev/task={node}) -- tar -C {folder} -c . | tar -x"
-    )
     exposure = (
         "TensorFlow listens in the pods, without a password: a NetworkPolicy lets only the run's"
         " own pods reach it, if the cluster's network enforces policies"

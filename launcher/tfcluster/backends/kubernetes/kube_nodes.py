@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
@@ -129,6 +130,15 @@ class KubeNodes(Nodes):
             await self._persist(partial(pod.claim, self._user))
         self._reached.add(pod.name)
         return await self._dial(node, pod, token)
+
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        """Return the command for the node's newest pod, with the namespace that it is in."""
+        context = self._cluster.context or self._settings.context
+        where = f"--context {shlex.quote(context)} " if context else ""
+        where += f"-n {self._cluster.namespace}"
+        pod = self._pods.get(node)
+        name = pod.name if pod else run_pods.pod_name(self._pod_run, node, self._generation[node])
+        return f"kubectl {where} exec {name} -- tar -C {folder} -c . | tar -x"
 
     async def examine(self) -> Outlook:
         """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""

@@ -20,7 +20,6 @@ class SimulatedKind(Kind):
         "TensorFlow listens in the simulated network, without a password: only the run's own"
         " tasks can reach it"
     )
-    fetch = "cp -r {folder} ."
     why_no_addresses = "a simulated network is on this machine"
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, Self
 
 from tfcluster.agent import foreign_json
@@ -78,6 +79,9 @@ class SimulatedNodes(RelayedNodes):
                 message = f"{node.name} cannot be reached: it has no power"
                 raise NodeLostError(message) from error
         return await super().connect(node, token=token, is_fenced=is_fenced)
+
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        return f"cp -r {folder} ."
 
     def disturb(self, fault: Fault) -> None:
         self._disturbances.append(asyncio.create_task(self._disturb(fault)))

@@ -24,7 +24,6 @@ class SlurmKind(Kind):
     nodes = "tfcluster.backends.slurm.slurm_nodes:SlurmNodes"
     jobs = "tfcluster.backends.slurm.slurm_jobs"
     leftovers = "tfcluster.backends.slurm.slurm_jobs"
-    fetch = "srun --nodes=1 --nodelist={host} tar -C {folder} -c . | tar -x"
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import PurePath
 from typing import Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
@@ -87,6 +88,10 @@ class SlurmNodes(RelayedNodes):
         if node.name in self._agents:  # during the run, in which slurmctld may be restarted
             await self._await_controller(f"{at.destination} has to wait for a new agent")
         return await super().connect(at, token=token, is_fenced=is_fenced)
+
+    def fetch_command(self, node: str, folder: PurePath) -> str:
+        where = f"--nodes=1 --nodelist={self._names[node]}"
+        return f"srun {where} tar -C {folder} -c . | tar -x"
 
     async def _await_controller(self, what: str) -> None:
         """Wait until slurmctld answers; say `what` it keeps from being done."""

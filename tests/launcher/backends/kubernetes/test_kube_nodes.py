@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 class FakeCluster:
     """Pods that run as soon as they are made, unless told otherwise."""
 
-    namespace = "team"
+    namespace, context = "team", None
 
     def __init__(self) -> None:
         self.pods: dict[str, Object] = {}
@@ -492,6 +492,26 @@ def test_files_that_were_not_gathered_keep_the_pods(desk: Desk) -> None:
 
     asyncio.run(use())
     assert len(desk.cluster.pods) == 2
+
+
+@pytest.mark.parametrize("context", [None, "the lab"])
+def test_the_command_for_files_names_the_pod_and_where_it_is(
+    desk: Desk, context: str | None
+) -> None:
+    desk.given("worker-1", 2, user="a coordinator before")
+    settings = desk.pod_run.settings.model_copy(update={"context": context})
+    assert desk.run.runtime is not None
+    runtime = desk.run.runtime.model_copy(update={"kubernetes": settings})
+    desk.run = replace(desk.run, runtime=runtime)
+
+    async def use() -> str:
+        async with desk.nodes() as nodes:
+            return nodes.fetch_command("worker-1", PurePosixPath("/there"))
+
+    where = "--context 'the lab' -n team" if context else "-n team"
+    pod = desk.name(1, 3)
+    wanted = f"kubectl {where} exec {pod} -- tar -C /there -c . | tar -x"
+    assert asyncio.run(use()) == wanted
 
 
 def test_labels_find_the_pods(desk: Desk) -> None:
