@@ -68,7 +68,6 @@ def main(run_id: str) -> int:
     state = registry.load_recorded(paths)
     if not state.status.is_final:
         return _AGAIN
-    kube_package.env_file(folder, run_id).unlink(missing_ok=True)
     try:
         kube_own_job.record_end(job, state)
     except TfclusterError as error:  # the end is still in the run folder

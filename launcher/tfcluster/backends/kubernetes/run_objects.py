@@ -160,12 +160,9 @@ def package_name(run: PodRun, number: int) -> str:
     return f"{run.name}-package-{number}"
 
 
-def package_secrets(run: PodRun, key: str, pieces: Sequence[bytes]) -> list[Object]:
-    """Return a Secret for each piece of the run's package, with the key ``KEY-000`` and so on."""
-    return [
-        _opaque(run, package_name(run, number), {f"{key}-{number:03}": piece})
-        for number, piece in enumerate(pieces)
-    ]
+def package_secrets(run: PodRun, held: Sequence[Mapping[str, bytes]]) -> list[Object]:
+    """Return the Secrets with the run's package; `held`: the keys and values of each."""
+    return [_opaque(run, package_name(run, number), data) for number, data in enumerate(held)]
 
 
 def service(run: PodRun) -> Object:

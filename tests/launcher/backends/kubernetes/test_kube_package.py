@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections import ChainMap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync
@@ -42,41 +44,38 @@ def sent(tmp_path: Path, name: str, data: bytes, mode: int = 0o644) -> Sent:
     return Sent(name, source, mode=mode)
 
 
-def build(paths: RunPaths, *code: Sent) -> list[bytes]:
+def build(paths: RunPaths, *code: Sent) -> list[dict[str, bytes]]:
     return kube_package.build(paths, PLAN, code, cluster="https://k/vision", job="r-1", home=HOME)
 
 
-def unpack(tmp_path: Path, pieces: list[bytes]) -> RunPaths:
+def unpack(tmp_path: Path, held: list[dict[str, bytes]]) -> RunPaths:
     volume, home = tmp_path / "volume", tmp_path / "pod"
     for path in (volume, home):
         path.mkdir(exist_ok=True)
-    for number, piece in enumerate(pieces):
-        (volume / f"{kube_package.KEY}-{number:03}").write_bytes(piece)
+    for name, data in ChainMap(*held).items():
+        (volume / name).write_bytes(data)
     return kube_package.unpack(volume, home, "r-1")
 
 
-def test_run_folder_code_and_secrets_arrive(tmp_path: Path) -> None:
-    (tmp_path / "secrets.env").write_text("KEY=value\n")
-    paths = folder(tmp_path, env_file="secrets.env")
+def test_run_folder_and_code_arrive(tmp_path: Path) -> None:
+    paths = folder(tmp_path)
     noise = os.urandom(1 << 20)
-    pieces = build(
+    held = build(
         paths,
         sent(tmp_path, "train.py", b"print()", 0o755),
         sent(tmp_path, "data/noise", noise),
         Sent("link", Path("unused"), link="train.py"),
     )
-    assert len(pieces) == 2
-    assert max(map(len, pieces)) <= kube_package.PIECE_BYTES
-    there = unpack(tmp_path, pieces)
+    assert len(held) == 2
+    assert max(map(len, ChainMap(*held).values())) <= kube_package.PIECE_BYTES
+    there = unpack(tmp_path, held)
     code = kube_package.code_folder(tmp_path / "pod", "r-1")
     assert (code / "data/noise").read_bytes() == noise
     assert (code / "train.py").stat().st_mode & 0o777 == 0o755
     assert os.readlink(code / "link") == "train.py"
     spec = json.loads(there.spec.read_text())
     assert spec["job"]["workdir"] == f"{HOME}/code/r-1"
-    assert spec["job"]["env_file"] == f"{HOME}/env_file-r-1"
     assert "to" not in spec["checkpoints"]
-    assert (tmp_path / "pod/env_file-r-1").read_text() == "KEY=value\n"
     assert json.loads((there.root / folder_stream.FOLDER).read_text())["events"] == 4
 
 
@@ -103,6 +102,18 @@ def test_a_run_without_code_needs_none_in_the_pod(tmp_path: Path) -> None:
     paths = folder(tmp_path, include=["empty"])
     spec = json.loads(unpack(tmp_path, build(paths)).spec.read_text())
     assert spec["job"]["include"] == []
+
+
+def test_the_env_file_is_read_from_its_secret_and_never_written(tmp_path: Path) -> None:
+    """On a volume it would outlive a run whose Job is deleted."""
+    (tmp_path / "secrets.env").write_text("KEY=value\n")
+    held = build(folder(tmp_path, env_file="secrets.env"))
+    spec = json.loads(unpack(tmp_path, held).spec.read_text())
+    place, _, key = spec["job"]["env_file"].rpartition("/")
+    assert (place, held[0][key]) == (PACKAGE_FOLDER, b"KEY=value\n")
+    written = [path for path in (tmp_path / "pod").rglob("*") if path.is_file()]
+    assert written
+    assert not [path for path in written if b"KEY=value" in path.read_bytes()]
 
 
 def test_a_folder_that_is_there_stays(tmp_path: Path) -> None:

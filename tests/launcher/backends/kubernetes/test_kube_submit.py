@@ -76,7 +76,9 @@ def place(monkeypatch: pytest.MonkeyPatch) -> FakePlace:
     for module in (kube_submit, kube_jobs):
         monkeypatch.setattr(module, "reach", lambda settings, patience_s: made)
     monkeypatch.setattr(kube_own_job, "around_pod", lambda: made)
-    monkeypatch.setattr(kube_package, "build", lambda *args, **named: [b"one", b"two"])
+    monkeypatch.setattr(
+        kube_package, "build", lambda *args, **named: [{"one": b"1"}, {"two": b"2"}]
+    )
     return made
 
 

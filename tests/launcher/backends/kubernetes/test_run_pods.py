@@ -55,7 +55,7 @@ def objects_of(run: PodRun) -> list[dict[str, Any]]:
     return [
         *run_objects.account_objects(),
         run_objects.secret(run, "token", {"WANDB": "x"}, own_token="own"),
-        *run_objects.package_secrets(run, "package", [b"a", b"b"]),
+        *run_objects.package_secrets(run, [{"package-000": b"a"}, {"package-001": b"b"}]),
         run_objects.service(run),
         run_objects.network_policy(run),
         run_objects.coordinator_job(run, template),

@@ -1,7 +1,8 @@
 """The package of a submitted run: its folder, its spec and its code, as Secrets of the cluster.
 
 The submitter packs what the coordinator needs (`build`), and the coordinator's pod unpacks it
-(`unpack`). A Secret holds 1 MiB at most, so the package travels in pieces.
+(`unpack`). A Secret holds 1 MiB at most, so the package travels in pieces. ``job.env_file``, which
+may hold secrets, stays in the first Secret: the pod reads it there, and no volume gets a copy.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
 from tfcluster.backends.kubernetes.submitted.extraction import extract
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
@@ -33,14 +35,15 @@ PIECE_BYTES: Final = 700 << 10
 MOST_BYTES: Final = 8 << 20
 SUBMITTED: Final = "submitted.json"
 """The job of the run, as the submitter records it: name and cluster."""
-_ENV_FILE: Final = "env_file"
+_ENV_FILE: Final = "env-file"
+"""The key of ``job.env_file`` in the first Secret."""
 _UNPACKING: Final = ".unpacking-"
 
 
 def build(
     paths: RunPaths, plan: Plan, code: Sequence[Sent], *, cluster: str, job: str, home: str
-) -> list[bytes]:
-    """Return the pieces of the package of the run in `paths`.
+) -> list[dict[str, bytes]]:
+    """Return what each Secret of the package of the run in `paths` holds, the pieces and more.
 
     `code`: the files of the workdir; `home`: the TFCLUSTER_HOME of the coordinator. Raises
     SetupError if the package is too large.
@@ -60,14 +63,16 @@ def build(
             tar.add(path, f"run/{path.name}")
         if paths.checkpoints.exists():
             tar.add(paths.checkpoints, f"run/{paths.checkpoints.name}")
-        if variables is not None:
-            tar.add(variables, _ENV_FILE)
         _add_folder(tar, "code")
         for file in code:
             _add_code(tar, file)
     package = buffer.getvalue()
     _require_size(len(package), paths, code)
-    return [package[at : at + PIECE_BYTES] for at in range(0, len(package), PIECE_BYTES)]
+    pieces = range(0, len(package), PIECE_BYTES)
+    held = [{f"{KEY}-{n:03}": package[at : at + PIECE_BYTES]} for n, at in enumerate(pieces)]
+    if variables is not None:
+        held[0][_ENV_FILE] = variables.read_bytes()
+    return held
 
 
 def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
@@ -87,8 +92,6 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     package = b"".join(piece.read_bytes() for piece in sorted(folder.glob(f"{KEY}-*")))
     with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
         extract(tar, fresh, "tar")
-    if (packed := fresh / _ENV_FILE).exists():
-        packed.replace(env_file(home, run_id))
     run = fresh / "run"
     about = folder_stream.describe_folder(secrets.token_hex(8), run / paths.events.name)
     (run / folder_stream.FOLDER).write_text(json.dumps(about))
@@ -103,13 +106,8 @@ def remove(home: Path, run_id: str) -> None:
     """Remove all that `unpack` and the run have made, which has been fetched."""
     for folder in (RunPaths.of(run_id, home).root, code_folder(home, run_id)):
         shutil.rmtree(folder, ignore_errors=True)
-    for file in (env_file(home, run_id), *home.glob(f".coordinator-{run_id}*")):
+    for file in home.glob(f".coordinator-{run_id}*"):
         file.unlink(missing_ok=True)
-
-
-def env_file(home: Path, run_id: str) -> Path:
-    """Return the copy of ``job.env_file``, which may hold secrets."""
-    return home / f"{_ENV_FILE}-{run_id}"
 
 
 def code_folder(home: Path, run_id: str) -> Path:
@@ -127,7 +125,7 @@ def _spec_in_pod(spec: dict[str, Any], run_id: str, home: str, *, has_code: bool
     changed["job"]["workdir"] = str(code_folder(Path(home), run_id))
     changed["job"]["include"] = ["*"] if has_code else []
     if changed["job"].get("env_file") is not None:
-        changed["job"]["env_file"] = str(env_file(Path(home), run_id))
+        changed["job"]["env_file"] = f"{PACKAGE_FOLDER}/{_ENV_FILE}"
     changed.get("checkpoints", {}).pop("to", None)
     return changed
 

@@ -43,14 +43,14 @@ def submit(job: Submission) -> str:
     run = PodRun(job.run_id, job.plan, job.runtime)
     home = run_pods.STATE_FOLDER
     paths = RunPaths(job.folder)
-    pieces = kube_package.build(
+    package = kube_package.build(
         paths, job.plan, job.code(), cluster=place.name, job=run.name, home=home
     )
     values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
     own_token = secrets.token_hex(32)
-    _make_all(place, run, values, pieces, own_token)
+    _make_all(place, run, values, package, own_token)
     write_token(paths, own_token)
     return run.name
 
@@ -59,7 +59,7 @@ def _make_all(
     place: Cluster,
     run: PodRun,
     values: Mapping[str, str],
-    pieces: Sequence[bytes],
+    package: Sequence[Mapping[str, bytes]],
     own_token: str,
 ) -> None:
     """Make the Job, all that it owns, and last its pod; delete the Job if that fails.
@@ -67,7 +67,7 @@ def _make_all(
     A pod that is made before its Secrets waits for the kubelet's next try to mount them. What takes
     longest comes first: the tasks' pods, which begin their imports (`early_start`).
     """
-    secret_names, count = sorted(values), len(pieces)
+    secret_names, count = sorted(values), len(package)
     template = run_pods.coordinator_template(run, secrets=secret_names, pieces=count)
     job = run_objects.coordinator_job(run, template)
     owner: Object = job
@@ -80,7 +80,7 @@ def _make_all(
             _create_pod(place, run_objects.with_owner(pod, owner))
         time.sleep(_UNDISTURBED_S)
         place.create("services", run_objects.with_owner(run_objects.service(run), owner))
-        for body in run_objects.package_secrets(run, kube_package.KEY, pieces):
+        for body in run_objects.package_secrets(run, package):
             place.create("secrets", run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
     except BaseException as error:
