@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,13 @@ from typing import Any
 
 from tfcluster.errors import join_first
 from tfcluster.supervision import log_errors
-from tfcluster.supervision.known_errors import LOST_PODS, MESSAGES, PERMANENT, KnownError
+from tfcluster.supervision.known_errors import (
+    LOST_PODS,
+    MESSAGES,
+    PERMANENT,
+    SILENT_NODE,
+    KnownError,
+)
 
 WITHOUT_KERAS_3 = (
     "the spec asks for Keras 3, which does not support this: --set keras.version=2 runs the script"
@@ -134,6 +141,21 @@ class Kind(StrEnum):
     """The failure is the consequence of another task's end."""
 
 
+def kind_of_loss(reason: str) -> Kind | None:
+    """Return the kind of a node's loss if `reason` is that of a lost pod, which says it."""
+    known = next((one for one in LOST_PODS if one.matches(reason)), None)
+    return None if known is None else Kind(known.kind or Kind.NODE_LOST)
+
+
+def kind_of_leaving(reason: str) -> Kind:
+    """Return the kind of failure of tasks whose node is taken away for `reason`, but still answers.
+
+    A kubelet that is back ends the pods that were deleted while it was silent: a preemption.
+    """
+    is_outdated = re.search(SILENT_NODE, reason) is not None
+    return Kind.PREEMPTED if is_outdated else kind_of_loss(reason) or Kind.PREEMPTED
+
+
 PREEMPTED = 42
 """The exit code of PreemptionCheckpointHandler (tensorflow/python/distribute/failure_handling)."""
 TERMINATED = 128 + signal.SIGTERM
@@ -189,7 +211,7 @@ class Failure:
     @cached_property
     def kind(self) -> Kind:
         if self.observed is Kind.NODE_LOST:
-            return self._kind_of_loss
+            return kind_of_loss(self.description) or Kind.NODE_LOST
         if self.observed is not None:
             return self.observed
         if self._left_after_saving:
@@ -203,12 +225,6 @@ class Failure:
         if self._known_error is not None and self._known_error.kind is not None:
             return Kind(self._known_error.kind)
         return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
-
-    @property
-    def _kind_of_loss(self) -> Kind:
-        """The kind of the loss of a node; a pod's reason says which one it is."""
-        known = next((one for one in LOST_PODS if one.matches(self.description)), None)
-        return Kind.NODE_LOST if known is None or known.kind is None else Kind(known.kind)
 
     @property
     def is_collateral(self) -> bool:

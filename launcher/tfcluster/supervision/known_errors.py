@@ -93,6 +93,8 @@ LOST_PODS: tuple[KnownError, ...] = (
     ),
 )
 """The ends of pods, by the class that `backends.kubernetes.pod_reasons` writes into the reason."""
+SILENT_NODE: Final = r"is lost \(infrastructure\): its node [^:]*(?:does|did) not answer"
+"""The reason of a pod whose node was lost when it was deleted."""
 
 MESSAGES: tuple[KnownError, ...] = (
     *LOST_PODS,

@@ -8,7 +8,7 @@ from typing import Final
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, verdicts
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
-from tfcluster.supervision.failure import Kind
+from tfcluster.supervision.failure import Kind, kind_of_leaving
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.restarts import cancel, cancel_restarts, loss_of, restart_alone, revive
 from tfcluster.supervision.run_state import RunState, Stage
@@ -200,13 +200,14 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
 def leave_node(state: RunState, node: str, reason: str, now: float) -> None:
     """Have the gang save and stop: `node` is taken away in a moment, and still answers.
 
-    Its tasks count as preempted, whatever they do in the time that is left.
+    Its tasks count as preempted, whatever they do in the time that is left, unless `reason` is that
+    of a pod which is lost in another way.
     """
     if state.outcome is not None or not state.is_training:
         return
     leaving = [member for member in state.gang.running() if member.node == node]
     for member in leaving:
-        state.gang.blame(member, Kind.PREEMPTED, reason)
+        state.gang.blame(member, kind_of_leaving(reason), reason)
     if state.forms_gang and any(member.is_core for member in leaving):
         state.end_gang(f"{node} is leaving", now, grace_s=None)
     else:

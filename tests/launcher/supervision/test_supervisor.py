@@ -279,8 +279,9 @@ def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     assert replay.outcome() == (Status.FAILED, 3)
 
 
-def leave(replay: Replay, node: str) -> Replay:
-    replay.supervisor.node_leaving(node, f"{node} got SIGTERM: it is taken away", replay.now)
+def leave(replay: Replay, node: str, why: str = "") -> Replay:
+    why = why or f"{node} got SIGTERM: it is taken away"
+    replay.supervisor.node_leaving(node, why, replay.now)
     replay._take()
     return replay
 
@@ -307,6 +308,26 @@ def test_the_gang_saves_before_a_node_is_taken_away_and_its_restart_does_not_cou
     restart = replay.last(ev.Restarting)
     assert (restart.counts, restart.from_step, restart.attempt) == (False, 70, 2)
     assert "it is taken away" in restart.reason
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "counts"),
+    [
+        ("(preemption): the pod was deleted", "preempted", False),
+        ("(failure): it was evicted: it wrote more to local disk", "node_lost", None),
+        ("(infrastructure): it was evicted: its node ran out of memory", "node_lost", None),
+        # Its kubelet was away when the pod was deleted, and is back.
+        ("(infrastructure): its node n2 does not answer", "preempted", False),
+    ],
+)
+def test_what_takes_a_pod_away_decides_whether_its_restart_counts(
+    end: str, kind: str, counts: bool | None
+) -> None:
+    why = f"its pod r-worker-1-g1 is lost {end}"
+    replay = leave(spread_gang("worker:0", "worker:1", grace_s=30.0), "worker-1", why)
+    replay.exits("worker:1", 143).ended("worker:0").gather(70)
+    assert (replay.cause()["kind"], replay.last(ev.Restarting).counts) == (kind, counts)
+    assert end in replay.last(ev.Restarting).reason
 
 
 def test_a_node_that_leaves_and_is_lost_at_once_is_still_a_preemption() -> None:

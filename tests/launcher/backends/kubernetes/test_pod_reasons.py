@@ -9,7 +9,7 @@ import pytest
 from tfcluster.agent.containers.pod_seat import NOBODY_CAME
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
-from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.failure import Failure, Kind, kind_of_leaving
 
 Object = dict[str, Any]
 
@@ -335,6 +335,23 @@ def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> Non
     text = reason.of_lost("r-worker-0-g1")
     failure = Failure("worker:0", None, None, observed=Kind.NODE_LOST, description=text)
     assert failure.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        ("deleted", Kind.PREEMPTED),
+        ("evicted by the API", Kind.PREEMPTED),
+        ("evicted for its disk", Kind.NODE_LOST),
+        ("evicted for memory", Kind.NODE_LOST),
+        ("node silent", Kind.PREEMPTED),
+        ("object gone", Kind.PREEMPTED),
+    ],
+)
+def test_supervision_reads_why_a_pod_that_still_answers_is_ended(case: str, kind: Kind) -> None:
+    reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
+    assert reason is not None
+    assert kind_of_leaving(reason.of_lost("r-worker-0-g1")) is kind
 
 
 def test_the_newest_event_counts_whatever_their_order() -> None:
