@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -80,10 +80,11 @@ class Attempts:
         self.supervisor.begin_run(
             self.loop.now(),
             self.run_gathering.newest,
+            attempt=state.attempt,
             ran_s=(state.continued or {}).get("ran_s", 0.0),
             restarts=state.restarts,
         )
-        await self.loop.run_alongside(self._connect_all(self.plan.nodes))
+        self._require(await self.loop.run_alongside(self._connect_all(self.plan.nodes)))
         await self.loop.run_alongside(self.startup.find_code(self.plan.nodes))
         self.startup.preload(self.plan.nodes)
         await self.startup.hold_ports(self.plan.nodes)
@@ -96,13 +97,21 @@ class Attempts:
         number = self.run_writer.state.attempt + 1  # not 1 for a run that its scheduler requeued
         await self._start(number, tuple(task.id for task in self.plan.tasks))
 
-    async def _connect_all(self, nodes: Sequence[NodePlan]) -> None:
-        """Connect to `nodes` at once; raise SetupError for all that cannot be reached."""
+    async def _connect_all(self, nodes: Sequence[NodePlan]) -> Mapping[str, SetupError]:
+        """Connect to `nodes` at once; return node → error, for those that cannot be reached."""
         results = await asyncio.gather(*map(self.connect, nodes), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, SetupError):
                 raise result
-        NodeLostError.raise_all([result for result in results if isinstance(result, SetupError)])
+        found = zip((node.name for node in nodes), results, strict=True)
+        return {node: result for node, result in found if isinstance(result, SetupError)}
+
+    def _require(self, errors: Mapping[str, SetupError]) -> None:
+        """Raise `errors` as one; where the supervisor has the job start again, that counts."""
+        if errors and all(isinstance(error, NodeLostError) for error in errors.values()):
+            reasons = {node: error.message for node, error in errors.items()}
+            self.supervisor.nodes_unreached(reasons, self.loop.now())
+        NodeLostError.raise_all([*errors.values()])
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:
         if self.plan.preload:

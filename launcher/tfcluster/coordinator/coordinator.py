@@ -382,10 +382,10 @@ class Coordinator:
     async def _explain(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose job may be what its scheduler has ended.
 
-        A start, or a restart, can fail for no other reason.
+        A start, or a restart, can fail or lose a node for no other reason.
         """
-        has_failed = isinstance(outcome.error, SetupError)
-        if self.job is None or not (self._ending is not None or has_failed) or outcome.comes_back:
+        may_follow = isinstance(outcome.error, SetupError) or bool(outcome.comes_back)
+        if self.job is None or not (self._ending is not None or may_follow):
             return outcome
         ending = await (self._ending or self.job.ending())
         if ending is None or self.paths.cancelled.exists():

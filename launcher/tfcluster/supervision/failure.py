@@ -19,6 +19,7 @@ from tfcluster.supervision import log_errors
 from tfcluster.supervision.known_errors import (
     LOST_PODS,
     MESSAGES,
+    OWN_END,
     PERMANENT,
     SILENT_NODE,
     KnownError,
@@ -225,6 +226,11 @@ class Failure:
         if self._known_error is not None and self._known_error.kind is not None:
             return Kind(self._known_error.kind)
         return Kind.EXIT_CODE if self.exception is None else Kind.EXCEPTION
+
+    @property
+    def is_own_end(self) -> bool:
+        """True if the node that was lost is a pod that its own job or spec has ended."""
+        return re.search(OWN_END, self.description) is not None
 
     @property
     def is_collateral(self) -> bool:

@@ -32,7 +32,9 @@ class Gang:
     chief: TaskId = field(init=False)
     """The task whose exit and checkpoints count; a smaller gang may have another one."""
     number: int = 0
-    """The gang's present attempt; a task that restarts alone may be in a later one."""
+    """The gang's present attempt; a task that restarts alone may be in a later one.
+
+    Before the first one: the last attempt of an earlier coordinator, or 0."""
     failures: list[Failure] = field(default_factory=list)
     """Failures of this attempt, in order of arrival, without those in `task_failures`."""
     task_failures: list[Failure] = field(default_factory=list)

@@ -93,6 +93,8 @@ LOST_PODS: tuple[KnownError, ...] = (
     ),
 )
 """The ends of pods, by the class that `backends.kubernetes.pod_reasons` writes into the reason."""
+OWN_END: Final = r"\bits pod \S+ is lost \((?:failure|permanent)\)"
+"""The reason of a pod that its own job or spec has ended: another one may end the same way."""
 SILENT_NODE: Final = r"is lost \(infrastructure\): its node [^:]*(?:does|did) not answer"
 """The reason of a pod whose node was lost when it was deleted."""
 

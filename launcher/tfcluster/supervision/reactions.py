@@ -8,9 +8,16 @@ from typing import Final
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, verdicts
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
-from tfcluster.supervision.failure import Kind, kind_of_leaving
+from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.restarts import cancel, cancel_restarts, loss_of, restart_alone, revive
+from tfcluster.supervision.restarts import (
+    cancel,
+    cancel_restarts,
+    lose_start,
+    loss_of,
+    restart_alone,
+    revive,
+)
 from tfcluster.supervision.run_state import RunState, Stage
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, Verdict
 
@@ -189,12 +196,25 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     state.record(ev.NodeLost(node=node, reason=reason))
     lost = state.gang.lose_node(node, reason)
     if state.stage is Stage.STARTING:
-        state.fail_unbegun(loss_of(node, node, reason))
+        lose_start(state, loss_of(node, node, reason), now)
     elif state.forms_gang and any(state.gang[task].is_core for task in lost):
         state.end_gang("a node is lost", now)
     for task in lost:
         revive(state, task, now)
     react(state, now)
+
+
+def lose_unreached(state: RunState, reasons: Mapping[str, str], now: float) -> None:
+    """Act on nodes that the first start cannot connect to, if its job can start again.
+
+    They are lost if earlier coordinators have reached them, or if all are lost pods. Otherwise the
+    spec or the environment may be wrong, which the job's next start would not change.
+    """
+    has_worked = state.gang.number > 0
+    if state.can_come_back and (has_worked or all(map(kind_of_loss, reasons.values()))):
+        losses = [loss_of(node, node, reason) for node, reason in reasons.items()]
+        worst = max(losses, key=lambda loss: loss.is_own_end)
+        lose_node(state, worst.node, worst.description, now)
 
 
 def leave_node(state: RunState, node: str, reason: str, now: float) -> None:

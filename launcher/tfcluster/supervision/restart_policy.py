@@ -225,16 +225,21 @@ class Restarts:
         else:
             self._advanced |= newest.step != before.step
 
-    def carry_over(self, records: Iterable[Mapping[str, Any]]) -> None:
+    def carry_over(self, records: Iterable[Mapping[str, Any]], *, last_attempt: int = 0) -> None:
         """Count the restarts of a run that its scheduler has started again.
 
-        `records`: `RunSnapshot.restarts`. The scheduler's own restarts are not among them.
+        `records`: `RunSnapshot.restarts`. The scheduler's own restarts are not among them. Those
+        whose attempt is later than the last one that began have brought no progress.
         """
         for record in records:
             unit = TaskId.parse(record["task"]) if record.get("task") else None
             before, counts = self.history(unit), record.get("counts") is not False
+            is_vain = not (counts or record.get("planned")) and record["attempt"] > last_attempt
             self._histories[unit] = replace(
-                before, spent=before.spent + counts, free=before.free + (not counts)
+                before,
+                spent=before.spent + counts,
+                free=before.free + (not counts),
+                free_without_progress=before.free_without_progress + is_vain,
             )
 
     def history(self, unit: TaskId | None) -> RestartHistory:

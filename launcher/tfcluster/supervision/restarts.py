@@ -119,9 +119,7 @@ def _give_up(
     if members is None and why is NODE_GONE and state.can_come_back:
         if verdict is not None:
             _record(state, None, _reason_of(cause), verdict, attempt=state.gang.attempt + 1)
-        reason = f"another node in the place of {cause.node}, which is lost"
-        outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
-        state.end_run(f"it needs {reason}", outcome, now, grace_s=None)
+        _go_back(state, cause.node, now)
     elif members is None:
         state.fail(cause, why.why, now)
     else:
@@ -129,6 +127,30 @@ def _give_up(
         absence = Absence.NODE if cause.kind is Kind.NODE_LOST else Absence.FAILED
         state.membership.leave_out([task for task in before if task not in members], absence, now)
         _order_gang(state, _reason_of(cause), now)
+
+
+def lose_start(state: RunState, loss: Failure, now: float) -> None:
+    """Have the run's job start again, which gives it all nodes anew, or fail.
+
+    To be called for a node that is lost before the first attempt here.
+    """
+    verdict: GiveUp | Restart = GiveUp("")
+    if loss.is_own_end:
+        verdict = GiveUp("it would fail the same way")
+    elif state.can_come_back:
+        verdict = state.restarts.decide(None, loss, step=None, jitter=state.jitter)
+    if isinstance(verdict, GiveUp):
+        state.fail_unbegun(loss, verdict.why)
+    else:
+        _record(state, None, _reason_of(loss), verdict, attempt=state.gang.number + 1)
+        _go_back(state, loss.node, now)
+
+
+def _go_back(state: RunState, node: str, now: float) -> None:
+    """End this start of the run; its job goes back into the queue of its scheduler."""
+    reason = f"another node in the place of {node}, which is lost"
+    outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
+    state.end_run(f"it needs {reason}", outcome, now, grace_s=None)
 
 
 def _order_gang(state: RunState, why: str, now: float, verdict: Restart | None = None) -> None:

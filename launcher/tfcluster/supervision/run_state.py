@@ -302,9 +302,9 @@ class RunState:
         self._end(verdicts.outcome_of(cause, why, self.plan))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
-    def fail_unbegun(self, cause: Failure) -> None:
+    def fail_unbegun(self, loss: Failure, why: str) -> None:
         """End the run as failed before any task has run that could be diagnosed or stopped."""
-        self._end(verdicts.outcome_of(cause, "the run had not begun", self.plan))
+        self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
         if self.ending is not None:

@@ -62,16 +62,17 @@ class Supervisor(RunState):
         now: float,
         newest: Newest | None = None,
         *,
+        attempt: int = 0,
         ran_s: float = 0.0,
         restarts: Sequence[Mapping[str, Any]] = (),
     ) -> None:
         """Start the run's clock; `newest` is the checkpoint to resume from.
 
-        A run that its scheduler has started again has run for `ran_s` seconds before, with
-        `restarts` (`RunSnapshot.restarts`).
+        A run that its scheduler has started again has run for `ran_s` seconds before, up to
+        `attempt`, with `restarts` (`RunSnapshot.restarts`).
         """
-        self.restarts.newest = newest or Newest()
-        self.restarts.carry_over(restarts)
+        self.gang.number, self.restarts.newest = attempt, newest or Newest()
+        self.restarts.carry_over(restarts, last_attempt=attempt)
         if (deadline_s := self.policy.run_deadline_s) is not None:
             self.timers["run"] = now + max(0.0, deadline_s - ran_s)
 
@@ -165,6 +166,13 @@ class Supervisor(RunState):
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         self.membership.lost.add(node)
         reactions.lose_node(self, node, reason, now)
+
+    def nodes_unreached(self, reasons: Mapping[str, str], now: float) -> None:
+        """Note that the first start cannot connect to nodes, each with the reason.
+
+        If they are lost and the run's job can start again, it does. Else nothing happens.
+        """
+        reactions.lose_unreached(self, reasons, now)
 
     def node_leaving(self, node: str, reason: str, now: float) -> None:
         """Note that `node` is taken away soon: its tasks save, and the next attempt uses another.

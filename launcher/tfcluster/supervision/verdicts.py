@@ -294,6 +294,16 @@ def run_deadline_outcome(deadline_s: float) -> Outcome:
     return Outcome.of(error)
 
 
+def outcome_of_start(loss: Failure, why: str) -> Outcome:
+    """Return the outcome of a run that lost a node before its tasks; `why` it ends may be empty."""
+    error = NodeLostError(
+        f"node {loss.node} was lost before the tasks started: {loss.description}"
+        + (f" ({why})" if why else ""),
+        fix=f"{loss.hint}\n  → to continue from a gathered checkpoint: `tfcluster up --resume`",
+    )
+    return Outcome.of(error)
+
+
 def outcome_of(cause: Failure, why: str, plan: Plan) -> Outcome:
     """Return the outcome of a run that `cause` has ended; `why` it is not restarted."""
     match cause.kind:

@@ -99,6 +99,8 @@ class Agent:
     script: Mapping[str, Sequence[Frame]] = field(default_factory=dict)
     answers_again: bool = True
     """True if the agent also answers connections after the first."""
+    refusal: str = "the machine is off"
+    """The error of a connection that it does not answer."""
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     session: protocol.Session = field(default_factory=protocol.Session)
     writer: asyncio.StreamWriter | None = None
@@ -111,7 +113,7 @@ class Agent:
     async def dial(self) -> Streams:
         self.connections += 1
         if self.connections > 1 and not self.answers_again:
-            raise ConnectionRefusedError("the machine is off")
+            raise ConnectionRefusedError(self.refusal)
         ours, theirs = socket.socketpair()
         try:
             reader, writer = await asyncio.open_connection(sock=theirs)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.launcher.coordinator.scripted import (
+    HANG_UP,
     LOCAL,
     REMOTE,
     Agent,
@@ -46,9 +47,17 @@ class Job(OwnJob):
         return self.answer
 
 
-def run(tmp_path: Path, paths: RunPaths, answer: Ending | None, **scripts: Any) -> Ended:
+def run(
+    tmp_path: Path,
+    paths: RunPaths,
+    answer: Ending | None,
+    *,
+    may_come_back: bool = True,
+    **scripts: Any,
+) -> Ended:
     agents = {name: Agent(name, str(tmp_path), **scripts) for name in (LOCAL, REMOTE)}
-    return perform(plan_on_two_nodes(tmp_path), agents, paths, job=Job("slurm", "7", 0, answer))
+    job = Job("slurm", "7", 0, answer, may_come_back)
+    return perform(plan_on_two_nodes(tmp_path), agents, paths, job=job)
 
 
 @pytest.mark.parametrize("code", [42, 143])
@@ -87,6 +96,43 @@ def test_a_start_that_fails_because_the_job_ends_goes_back_into_the_queue(
     for answer, status in ((PREEMPTED, Status.QUEUED), (None, Status.FAILED)):
         ended = run(tmp_path, paths, answer, answers_again=False, connections=1)
         assert ended.state.status is status
+
+
+@pytest.mark.parametrize("moment", ["welcome", "ports"])
+def test_a_node_lost_before_the_first_attempt_sends_the_run_back_into_the_queue(
+    tmp_path: Path, paths: RunPaths, moment: str
+) -> None:
+    ended = run(tmp_path, paths, None, answers_again=False, script={moment: [HANG_UP]})
+    assert (ended.state.status, ended.state.attempt) == (Status.QUEUED, 0)
+    assert "which is lost" in (ended.state.waits_for or "")
+    assert [restart["attempt"] for restart in ended.state.restarts] == [1]
+
+
+def test_a_node_lost_before_the_first_attempt_ends_a_run_that_cannot_come_back(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    lost = {"answers_again": False, "script": {"ports": [HANG_UP]}}
+    ended = run(tmp_path, paths, None, may_come_back=False, **lost)
+    assert (ended.state.status, ended.state.exit_code) == (Status.FAILED, 3)
+    assert "was lost before the tasks started: its agent went away" in (ended.state.reason or "")
+
+
+def test_a_cancelled_job_whose_node_is_lost_first_does_not_come_back(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    cancelled = Ending("it was cancelled (scancel)")
+    ended = run(tmp_path, paths, cancelled, answers_again=False, script={"ports": [HANG_UP]})
+    assert (ended.state.status, ended.outcome.comes_back) == (Status.INTERRUPTED, "")
+    assert isinstance(ended.outcome.error, JobEndedError)
+
+
+def test_a_lost_pod_that_cannot_be_reached_at_the_start_sends_the_run_back_into_the_queue(
+    tmp_path: Path, paths: RunPaths
+) -> None:
+    why = "its pod r-worker-1-g1 is lost (preemption): the pod was deleted"
+    ended = run(tmp_path, paths, None, answers_again=False, connections=1, refusal=why)
+    assert ended.state.status is Status.QUEUED
+    assert [restart["counts"] for restart in ended.state.restarts] == [False]
 
 
 @pytest.fixture

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
+from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.decisions import Outcome, Stop
+from tfcluster.supervision.supervisor import Supervisor
 
 TASKS = ("worker:0", "worker:1")
 ANNOUNCED = Stop("SIGTERM from the scheduler", 143, is_announced=True)
@@ -77,6 +82,128 @@ def test_a_lost_node_is_replaced_by_a_requeue_that_counts() -> None:
     assert "another node in the place of" in outcome.comes_back
     (restart,) = [event for event in replay.events if isinstance(event, ev.Restarting)]
     assert (restart.attempt, restart.counts) == (2, None)
+
+
+POD = "its pod r-worker-1-g1 is lost"
+PREEMPTED = f"{POD} (preemption): the pod was deleted"
+SILENT = f"{POD} (infrastructure): its node n2 does not answer"
+Start = tuple[Outcome | None, list[ev.Event]]
+
+
+def start(
+    happens: Callable[[Supervisor], None],
+    *,
+    attempt: int = 0,
+    restarts: Sequence[ev.Event] = (),
+    can_come_back: bool = True,
+    **supervision: Any,
+) -> Start:
+    """Return the outcome and the events of a coordinator to which something happens at its start.
+
+    `attempt` and `restarts`: the last attempt and the restarts of the earlier ones.
+    """
+    plan = replace(plan_of(*TASKS), supervision=Supervision(**supervision))
+    supervisor = Supervisor(plan, jitter=lambda: 0.0)
+    supervisor.can_come_back = can_come_back
+    records = [event.to_json() for event in restarts]
+    supervisor.begin_run(100.0, attempt=attempt, restarts=records)
+    happens(supervisor)
+    orders = supervisor.take_orders()
+    return supervisor.outcome, [one.event for one in orders if isinstance(one, do.Record)]
+
+
+def start_losing(reason: str, **history: Any) -> Start:
+    return start(lambda one: one.node_lost("local", reason, 100.0), **history)
+
+
+def start_unreached(reason: str, **history: Any) -> Outcome | None:
+    return start(lambda one: one.nodes_unreached({"local": reason}, 100.0), **history)[0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "counts"), [(PREEMPTED, False), (SILENT, None), ("its agent went away", None)]
+)
+def test_a_node_lost_before_the_first_attempt_is_replaced_by_a_requeue(
+    reason: str, counts: bool | None
+) -> None:
+    outcome, events = start_losing(reason, attempt=4)
+    assert outcome is not None
+    assert outcome.comes_back == "another node in the place of local, which is lost"
+    lost, restart, stopping = events
+    assert (lost, stopping.to_json()["why"]) == (
+        ev.NodeLost(node="local", reason=reason),
+        f"it needs {outcome.comes_back}",
+    )
+    assert isinstance(restart, ev.Restarting)
+    assert (restart.attempt, restart.counts, restart.reason) == (5, counts, f"local: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("reason", "limits", "why"),
+    [
+        (PREEMPTED, {"max_restarts": 0}, "preempted 3 times in a row without progress"),
+        (SILENT, {"max_restarts": 3}, "supervision.max_restarts = 3 is used up"),
+    ],
+)
+def test_a_cluster_that_loses_a_node_at_each_start_ends_the_run(
+    reason: str, limits: dict[str, Any], why: str
+) -> None:
+    restarts: list[ev.Event] = []
+    while True:
+        outcome, events = start_losing(reason, attempt=4, restarts=restarts, **limits)
+        assert outcome is not None
+        if not outcome.comes_back:
+            break
+        restarts += [event for event in events if isinstance(event, ev.Restarting)]
+    assert (len(restarts), outcome.status, outcome.exit_code) == (3, Status.FAILED, 3)
+    assert outcome.error is not None
+    assert f"lost before the tasks started: {reason} ({why})" in outcome.error.message
+
+
+def test_preemptions_before_an_attempt_that_began_do_not_end_a_later_start() -> None:
+    free = [ev.Restarting(reason="preempted", attempt=n, of=9, counts=False) for n in (5, 5, 5)]
+    outcome, _ = start_losing(PREEMPTED, attempt=5, restarts=free)
+    assert outcome is not None
+    assert outcome.comes_back
+    planned = [ev.Restarting(reason="growing", attempt=6, of=9, counts=False, planned=True)] * 3
+    outcome, _ = start_losing(PREEMPTED, attempt=5, restarts=planned)
+    assert outcome is not None
+    assert outcome.comes_back
+
+
+@pytest.mark.parametrize(
+    ("reason", "can_come_back", "why"),
+    [
+        (f"{POD} (failure): it used more memory than its limit (OOMKilled)", True, "same way"),
+        (f"{POD} (permanent): its container cannot run the command", True, "same way"),
+        (PREEMPTED, False, "the pod was deleted"),
+        ("its agent went away", False, "its agent went away"),
+    ],
+)
+def test_a_loss_before_the_first_attempt_that_a_requeue_cannot_fix_ends_the_run_with_its_reason(
+    reason: str, can_come_back: bool, why: str
+) -> None:
+    outcome, events = start_losing(reason, can_come_back=can_come_back)
+    assert outcome is not None
+    assert (outcome.status, outcome.exit_code, outcome.comes_back) == (Status.FAILED, 3, "")
+    assert outcome.error is not None
+    assert reason in outcome.error.message
+    assert why in outcome.error.message
+    assert outcome.error.fix
+    assert not [event for event in events if isinstance(event, ev.Restarting)]
+
+
+def test_nodes_that_were_never_reached_have_the_job_start_again_only_if_their_pods_are_lost() -> (
+    None
+):
+    outcome = start_unreached(f"worker-1 cannot be reached: {PREEMPTED}")
+    assert outcome is not None
+    assert outcome.comes_back
+    assert start_unreached("worker-1 cannot be reached: no python3") is None
+    assert start_unreached(PREEMPTED, can_come_back=False) is None
+    outcome = start_unreached("worker-1 cannot be reached: no route", attempt=1)
+    assert outcome is not None, "an earlier coordinator has reached it"
+    assert outcome.comes_back
 
 
 def test_without_a_way_back_a_lost_node_ends_the_run() -> None:
