@@ -42,7 +42,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
 from tfcluster.backends.kubernetes.outside import Outside, to_the_end
 from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
-from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait
+from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, Pauses, TaskPod, Wait
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.plans.plan import NodePlan
@@ -53,9 +53,6 @@ _POLL_S = 0.3
 _RESOLVE_S, _DIAL_S = 30.0, 60.0
 _UNUSED_S = 5.0
 """Seconds that a pod without a living task may take to end, before its object is removed."""
-_LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
-_MOST_FAULTS = 6
-"""The times that the cluster may lose pods before all run; as `backoffLimit` of its own Jobs."""
 _KILL_S = 3.0
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
@@ -211,20 +208,17 @@ class KubeNodes(Nodes):
         given back, as also if not all are given a place in time: no half of a gang keeps others
         from running. Raises SetupError.
         """
-        pause_s, faults, began = 0.0, 0, self._clock.now()
+        pauses, began = Pauses(), self._clock.now()
         while True:
             outcome = await self._try_to_run(nodes)
             if not (outcome.lost or outcome.unplaced):
                 return
-            first_s = _PLACE_PAUSE_S if outcome.unplaced else _LOSS_PAUSE_S
-            pause_s = min(max(first_s, 2 * pause_s), _LONGEST_PAUSE_S)
-            is_long = pause_s >= _PLACE_PAUSE_S
-            left = [each for each in nodes if is_long or self._name_of(each) in outcome.lost]
+            pauses.count(outcome)
+            left = [n for n in nodes if pauses.is_long or self._name_of(n) in outcome.lost]
             await asyncio.gather(*(self._give_back(node) for node in left))
-            faults += outcome.is_fault
-            self._require_hope(nodes, outcome, began, faults)
-            wait_s = pause_s * (0.75 + self._clock.jitter() / 2)
-            if is_long:
+            self._require_hope(nodes, outcome, began, pauses)
+            wait_s = pauses.pause_s * (0.75 + self._clock.jitter() / 2)
+            if pauses.is_long:
                 what = "pods are lost" if outcome.lost else "no place for all pods"
                 what += f" ({outcome.reason}); all are given back, and made again in"
                 self._say(f"{what} {wait_s:.0f} s")
@@ -237,16 +231,16 @@ class KubeNodes(Nodes):
         return await wait.until_running({self._pods[node.name].name for node in nodes})
 
     def _require_hope(
-        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, faults: int
+        self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, pauses: Pauses
     ) -> None:
         """Raise SetupError if pods are lost too often, or a lost one has no successor in time."""
         deadline_s = self._deadline_s if self._is_open else None
         if deadline_s is not None and self._clock.now() - began >= deadline_s:
             names = join_first([node.name for node in nodes])
             raise NodeLostError(f"no place for {names} in time: {outcome.reason}")
-        if faults >= _MOST_FAULTS:
+        if pauses.are_in_vain:
             fix = f"`kubectl -n {self._cluster.namespace} get events` and the nodes' state say why"
-            what = f"the cluster has lost pods {faults} times before all ran; at last "
+            what = f"the cluster has lost pods {pauses.faults} times before all ran; at last "
             raise (NodeLostError if self._is_open else SetupError)(what + outcome.reason, fix=fix)
 
     @property

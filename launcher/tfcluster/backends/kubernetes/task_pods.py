@@ -28,6 +28,9 @@ _GONE_S = 30.0
 _GRACE_S = 1
 _EXPLAIN_S = 2.0
 """Seconds after which pods that wait are explained by their events, again and again."""
+_LOSS_PAUSE_S, _PLACE_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0, 600.0
+_MOST_FAULTS = 6
+"""The times that the cluster may lose pods before all run; as `backoffLimit` of its own Jobs."""
 _EXPLAINED = 4
 """Pods that are explained at once; others wait for the same, as a rule."""
 
@@ -141,6 +144,30 @@ class Outcome:
     """The reason why a pod was lost, or has no node."""
     is_fault: bool = False
     """True if a pod was lost by a fault of the cluster, not to other pods."""
+
+
+@dataclass(slots=True)
+class Pauses:
+    """The growing pauses between the tries to have all pods run."""
+
+    pause_s: float = 0.0
+    faults: int = 0
+    """The tries that ended by a fault of the cluster."""
+
+    def count(self, outcome: Outcome) -> None:
+        """Choose the pause after a try that ended so."""
+        first_s = _PLACE_PAUSE_S if outcome.unplaced else _LOSS_PAUSE_S
+        self.pause_s = min(max(first_s, 2 * self.pause_s), _LONGEST_PAUSE_S)
+        self.faults += outcome.is_fault
+
+    @property
+    def is_long(self) -> bool:
+        """True if no pod may keep others from running meanwhile."""
+        return self.pause_s >= _PLACE_PAUSE_S
+
+    @property
+    def are_in_vain(self) -> bool:
+        return self.faults >= _MOST_FAULTS
 
 
 @dataclass(slots=True)
