@@ -33,7 +33,8 @@ def command(runs: tuple[str, ...], port: int | None, opens: bool) -> None:
     found = [get_run(run).paths for run in runs or (None,)]
     python = tensorboard_server.choose_python(map(registry.load_plan, found))
     for paths in found:
-        job_watch.load(paths)  # from here on the files of a run in a cluster are copied
+        with contextlib.suppress(registry.DamagedRunError):
+            job_watch.load(paths)  # from here on the files of a run in a cluster are copied
         if not paths.has_curves():
             terminal.say_wrapped(f"{paths.run_id} has no TensorBoard files (yet)", "yellow")
     for sentence in job_watch.silences():

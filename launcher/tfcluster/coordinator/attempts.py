@@ -11,7 +11,7 @@ from typing import Any, Final
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError, PortInUseError, SetupError
+from tfcluster.errors import NodeLostError, NoPlaceError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.rundir.events import Event, NodeLost, NodesAllocated, Warned
@@ -110,7 +110,8 @@ class Attempts:
         """Raise `errors` as one; where the supervisor has the job start again, that counts."""
         if errors and all(isinstance(error, NodeLostError) for error in errors.values()):
             reasons = {node: error.message for node, error in errors.items()}
-            self.supervisor.nodes_unreached(reasons, self.loop.now())
+            is_lost = any(isinstance(error, NoPlaceError) for error in errors.values())
+            self.supervisor.nodes_unreached(reasons, self.loop.now(), is_lost=is_lost)
         NodeLostError.raise_all([*errors.values()])
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:

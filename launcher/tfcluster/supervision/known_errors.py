@@ -87,8 +87,7 @@ LOST_PODS: tuple[KnownError, ...] = (
     ),
     KnownError(
         "pod-lost",
-        "the cluster lost the pod, and the run goes on in a new one: `kubectl get events` and"
-        " `kubectl get nodes` show more",
+        "the cluster lost the pod: `kubectl get events` and `kubectl get nodes` show more",
         r"\bits pod \S+ is lost \(",
     ),
 )

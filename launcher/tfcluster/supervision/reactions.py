@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from tfcluster.rundir import events as ev
@@ -204,25 +205,33 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     react(state, now)
 
 
-def lose_unreached(state: RunState, reasons: Mapping[str, str], now: float) -> None:
+def lose_unreached(
+    state: RunState, reasons: Mapping[str, str], now: float, *, is_lost: bool
+) -> None:
     """Act on nodes that the first start cannot connect to, if its job can start again.
 
-    They are lost if earlier coordinators have reached them, or if all are lost pods. Otherwise the
+    They are lost if earlier coordinators have reached them, or if one is a lost pod. Otherwise the
     spec or the environment may be wrong, which the job's next start would not change.
     """
-    has_worked = state.gang.number > 0
-    if state.can_come_back and (has_worked or all(map(kind_of_loss, reasons.values()))):
+    is_lost = is_lost or state.gang.number > 0 or any(map(kind_of_loss, reasons.values()))
+    if state.can_come_back and is_lost:
         losses = [loss_of(node, node, reason) for node, reason in reasons.items()]
-        worst = max(losses, key=lambda loss: loss.is_own_end)
-        lose_node(state, worst.node, worst.description, now)
+        for loss in losses:
+            state.record(ev.NodeLost(node=loss.node, reason=loss.description))
+        lose_start(state, max(losses, key=lambda loss: loss.is_own_end), now)
+        react(state, now)
 
 
 def leave_node(state: RunState, node: str, reason: str, now: float) -> None:
     """Have the gang save and stop: `node` is taken away in a moment, and still answers.
 
     Its tasks count as preempted, whatever they do in the time that is left, unless `reason` is that
-    of a pod which is lost in another way.
+    of a pod which is lost in another way. Before the first attempt the run's job starts again.
     """
+    if state.outcome is None and state.stage is Stage.STARTING and state.can_come_back:
+        loss = replace(loss_of(node, node, reason), observed=kind_of_leaving(reason))
+        lose_start(state, loss, now)
+        react(state, now)
     if state.outcome is not None or not state.is_training:
         return
     leaving = [member for member in state.gang.running() if member.node == node]

@@ -167,17 +167,21 @@ class Supervisor(RunState):
         self.membership.lost.add(node)
         reactions.lose_node(self, node, reason, now)
 
-    def nodes_unreached(self, reasons: Mapping[str, str], now: float) -> None:
+    def nodes_unreached(
+        self, reasons: Mapping[str, str], now: float, *, is_lost: bool = False
+    ) -> None:
         """Note that the first start cannot connect to nodes, each with the reason.
 
-        If they are lost and the run's job can start again, it does. Else nothing happens.
+        If one is lost and the run's job can start again, it does. Else nothing happens.
+        `is_lost`: one is, whatever the reasons say.
         """
-        reactions.lose_unreached(self, reasons, now)
+        reactions.lose_unreached(self, reasons, now, is_lost=is_lost)
 
     def node_leaving(self, node: str, reason: str, now: float) -> None:
         """Note that `node` is taken away soon: its tasks save, and the next attempt uses another.
 
-        Until then it answers. Ignored while no task trains.
+        Until then it answers. A run before its first attempt has its job start again; ignored while
+        no task trains later.
         """
         reactions.leave_node(self, node, reason, now)
 

@@ -299,7 +299,7 @@ def outcome_of_start(loss: Failure, why: str) -> Outcome:
     error = NodeLostError(
         f"node {loss.node} was lost before the tasks started: {loss.description}"
         + (f" ({why})" if why else ""),
-        fix=f"{loss.hint}\n  → to continue from a gathered checkpoint: `tfcluster up --resume`",
+        fix=loss.hint or "",
     )
     return Outcome.of(error)
 

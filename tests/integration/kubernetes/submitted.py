@@ -46,11 +46,22 @@ sys.exit(int(wanted))
 """Saves at its start, waits until `RELEASE` exists in its pod, and ends with its argument."""
 
 
-def spec(desk: Desk, *, code: int = 0, runtime: dict[str, Any] | None = None, **more: Any) -> Path:
-    """Write a spec of two workers that run `JOB`."""
+def spec(
+    desk: Desk,
+    *,
+    code: int = 0,
+    runtime: dict[str, Any] | None = None,
+    prepare: str = "",
+    **more: Any,
+) -> Path:
+    """Write a spec of two workers that run `JOB`, and a program `prepare` first."""
     desk.shell.script("train.py", JOB)
     desk.shell.env["SECRET"] = "kept-secret"
-    job = {"script": "train.py", "args": [str(code)], "hooks": "off", "env": {"SECRET": None}}
+    job: dict[str, Any] = {"script": "train.py", "args": [str(code)], "hooks": "off"}
+    job["env"] = {"SECRET": None}
+    if prepare:
+        desk.shell.script("before.py", prepare)
+        job["prepare"] = {"script": "before.py"}
     more = {"supervision": {"backoff_s": 0, "max_restarts": 0}, **more}
     return desk.shell.spec("spec.json", job, runtime=desk.runtime(**(runtime or {})), **more)
 
@@ -85,14 +96,14 @@ def await_checkpoint(desk: Desk, run: Live, name: str) -> None:
     wait_for(lambda: is_gathered() or ended_early(run), timeout=HANG_S, what=run.said())
 
 
-def release(desk: Desk) -> None:
+def release(desk: Desk, path: str = RELEASE) -> None:
     """Have the tasks in all pods end; the end of one may take the others with it."""
     for pod in task_pods(desk):
-        wait_for(lambda pod=pod: _is_released(desk, pod), timeout=HANG_S, what=pod)  # type: ignore[misc]
+        wait_for(lambda pod=pod: _is_released(desk, pod, path), timeout=HANG_S, what=pod)  # type: ignore[misc]
 
 
-def _is_released(desk: Desk, pod: str) -> bool:
-    touched = desk.kubectl.run("exec", pod, "--", "touch", RELEASE)
+def _is_released(desk: Desk, pod: str, path: str) -> bool:
+    touched = desk.kubectl.run("exec", pod, "--", "touch", path)
     return touched.returncode == 0 or pod not in task_pods(desk)
 
 

@@ -25,6 +25,7 @@ from .submitted import (
     note_fault,
     release,
     said,
+    task_pods,
     up,
 )
 
@@ -182,6 +183,30 @@ def test_a_lost_coordinators_successor_finds_checkpoints_in_the_pods(desk: Desk)
     assert checkpoint(run, f"ckpt-{saved + 2}") == f"weights {saved + 2}"
     assert run.log("worker:0", 1).startswith("attempt 1 from 0")
     assert [event["seq"] for event in run.events()] == [*range(1, len(run.events()) + 1)]
+    assert desk.left() == []
+
+
+def test_a_pod_that_is_deleted_while_it_prepares_starts_the_run_anew(desk: Desk) -> None:
+    prepare = "import os, time\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)"
+    run = up(desk, prepare=prepare)
+
+    def prepares() -> bool:
+        return all(f"preparing on worker-{number}" in said(run) for number in (0, 1))
+
+    wait_for(lambda: prepares() or run.is_over(), timeout=HANG_S, what=run.said())
+    (former, _) = task_pods(desk)
+    desk.kubectl("delete", "pod", former, "--wait=false")
+    wait_for(
+        lambda: [pod[-2:] for pod in task_pods(desk)] == ["g2", "g2"] or run.is_over(),
+        timeout=HANG_S,
+        what=run.said(),
+    )
+    release(desk, "/tmp/go")
+    assert await_attempt(run, 1).startswith("attempt 1 from 0")
+    (again,) = submitted.of_type(run, "restarting")
+    assert not again["counts"]
+    release(desk)
+    ended(run, 0)
     assert desk.left() == []
 
 

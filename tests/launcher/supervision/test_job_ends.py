@@ -193,17 +193,42 @@ def test_a_loss_before_the_first_attempt_that_a_requeue_cannot_fix_ends_the_run_
     assert not [event for event in events if isinstance(event, ev.Restarting)]
 
 
-def test_nodes_that_were_never_reached_have_the_job_start_again_only_if_their_pods_are_lost() -> (
-    None
-):
+@pytest.mark.parametrize("reason", [PREEMPTED, "worker-1 is taken away (SIGTERM)"])
+def test_a_node_that_is_taken_away_before_the_first_attempt_is_not_waited_for(reason: str) -> None:
+    outcome, events = start(lambda one: one.node_leaving("local", reason, 100.0))
+    assert outcome is not None
+    assert outcome.comes_back
+    assert isinstance(events[0], ev.Restarting)
+    assert events[0].counts is False
+    outcome, events = start(
+        lambda one: one.node_leaving("local", reason, 100.0), can_come_back=False
+    )
+    assert (outcome, events) == (None, [])
+
+
+def test_nodes_that_were_never_reached_have_the_job_start_again_only_if_one_is_lost() -> None:
     outcome = start_unreached(f"worker-1 cannot be reached: {PREEMPTED}")
     assert outcome is not None
     assert outcome.comes_back
     assert start_unreached("worker-1 cannot be reached: no python3") is None
     assert start_unreached(PREEMPTED, can_come_back=False) is None
+    no_place = "no place for worker-1 in time: the pod does not fit"
+    outcome, _ = start(lambda one: one.nodes_unreached({"local": no_place}, 100.0, is_lost=True))
+    assert outcome is not None
+    assert outcome.comes_back
     outcome = start_unreached("worker-1 cannot be reached: no route", attempt=1)
     assert outcome is not None, "an earlier coordinator has reached it"
     assert outcome.comes_back
+
+
+def test_each_node_that_was_lost_before_it_was_reached_is_recorded() -> None:
+    reasons = {"a": PREEMPTED, "b": f"{POD} (failure): OOMKilled", "c": "no route"}
+    outcome, events = start(lambda one: one.nodes_unreached(reasons, 100.0))
+    assert outcome is not None
+    assert outcome.error is not None
+    assert "node b was lost" in outcome.error.message
+    lost = [event for event in events if isinstance(event, ev.NodeLost)]
+    assert {one.node: one.reason for one in lost} == reasons
 
 
 def test_without_a_way_back_a_lost_node_ends_the_run() -> None:

@@ -44,7 +44,7 @@ from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, Pauses, TaskPod, Wait
 from tfcluster.backends.relayed import STARTER
-from tfcluster.errors import NodeLostError, SetupError, join_first
+from tfcluster.errors import NodeLostError, NoPlaceError, SetupError, join_first
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
@@ -216,7 +216,7 @@ class KubeNodes(Nodes):
             pauses.count(outcome)
             left = [n for n in nodes if pauses.is_long or self._name_of(n) in outcome.lost]
             await asyncio.gather(*(self._give_back(node) for node in left))
-            self._require_hope(nodes, outcome, began, pauses)
+            self._check_limits(nodes, outcome, began, pauses)
             wait_s = pauses.pause_s * (0.75 + self._clock.jitter() / 2)
             if pauses.is_long:
                 what = "pods are lost" if outcome.lost else "no place for all pods"
@@ -230,14 +230,14 @@ class KubeNodes(Nodes):
         wait = Wait(self._cluster, self._labels, self._say, self._clock, self._deadline_s)
         return await wait.until_running({self._pods[node.name].name for node in nodes})
 
-    def _require_hope(
+    def _check_limits(
         self, nodes: Sequence[NodePlan], outcome: Outcome, began: float, pauses: Pauses
     ) -> None:
         """Raise SetupError if pods are lost too often, or a lost one has no successor in time."""
         deadline_s = self._deadline_s if self._is_open else None
         if deadline_s is not None and self._clock.now() - began >= deadline_s:
             names = join_first([node.name for node in nodes])
-            raise NodeLostError(f"no place for {names} in time: {outcome.reason}")
+            raise NoPlaceError(f"no place for {names} in time: {outcome.reason}")
         if pauses.are_in_vain:
             fix = f"`kubectl -n {self._cluster.namespace} get events` and the nodes' state say why"
             what = f"the cluster has lost pods {pauses.faults} times before all ran; at last "

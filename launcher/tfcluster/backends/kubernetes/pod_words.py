@@ -382,7 +382,7 @@ TERMINATIONS: Mapping[str, Words] = {
     "Unknown": Words("its node's container runtime lost the container", _INFRASTRUCTURE),
 }
 EXIT_CODES: Mapping[int, Words] = {
-    NOBODY_CAME: Words("no coordinator has come to the pod in time", _INFRASTRUCTURE),
+    NOBODY_CAME: Words("it gave its place back: no coordinator came in time", _PREEMPTION),
     137: Words("its container was killed (SIGKILL: exit code 137)", _INFRASTRUCTURE),
     143: Words("its container was ended (SIGTERM: exit code 143)", _INFRASTRUCTURE),
 }

@@ -43,8 +43,6 @@ _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
 _UNUSED_S: Final = 600
 """The time after the deadline in which a coordinator must have come to a pod that it has made."""
-_EARLY_S: Final = 120
-"""The time for that where the pod was there before any coordinator."""
 _USER: Final = "1000:1000"
 _SCHEDULERS: Final = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 _MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}
@@ -261,13 +259,12 @@ def _seat() -> tuple[str, ...]:
 def _patience(run: PodRun, generation: int) -> list[str]:
     """Return the options of a seat whose pod waits for the others, or with its files.
 
-    The first pods are there before a coordinator, whose own pod may find no place because of
-    them: they give theirs back soon after it would have done so.
+    The first pods may be there before a coordinator, whose own pod finds no place because of them:
+    they give theirs back sooner.
     """
     deadline_s = run.plan.supervision.start_deadline_s or 0.0
-    idle_s = max(pod_seat.IDLE_S, deadline_s + _UNUSED_S)
-    if generation == 1 and deadline_s and run.settings.gang == "none":
-        idle_s = deadline_s + _EARLY_S
+    is_soon = generation == 1 and deadline_s and run.settings.gang == "none"
+    idle_s = max(0.0 if is_soon else pod_seat.IDLE_S, deadline_s + _UNUSED_S)
     return [f"--idle-s={math.ceil(idle_s)}", f"--linger-s={run.settings.collect_s:g}"]
 
 

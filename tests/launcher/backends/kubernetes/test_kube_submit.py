@@ -18,7 +18,7 @@ from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun
 from tfcluster.backends.kubernetes.submitted import (
     kube_jobs,
     kube_own_job,
@@ -118,6 +118,7 @@ def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
     tasks = ["Secret", "NetworkPolicy", "Pod", "Pod"]
     assert kinds == ["Job", *tasks, "Service", "Secret", "Secret"]
     assert place.made[0]["spec"]["parallelism"] == 0
+    assert place.made[0]["metadata"]["annotations"][NEWEST] == "1", "later pods have other names"
     assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(kinds))]
 
 

@@ -175,8 +175,8 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
     "nobody came": (
         ended("Error", NOBODY_CAME),
         [],
-        "no coordinator has come",
-        Nature.INFRASTRUCTURE,
+        "no coordinator came",
+        Nature.PREEMPTION,
         "",
     ),
     "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
