@@ -154,10 +154,6 @@ class NodeLostError(SetupError):
             raise cls("\n".join(messages), fix=last.fix)
 
 
-class NoPlaceError(NodeLostError):
-    """A node that is gone, and for which its scheduler has found no other one in time."""
-
-
 class RunFolderError(SetupError):
     """A run folder that cannot be created or written."""
 

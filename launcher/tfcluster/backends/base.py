@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from tfcluster.backends.jobs import Outlook
+from tfcluster.errors import NodeLostError
 from tfcluster.rundir.control import refuse_rate
 
 if TYPE_CHECKING:
@@ -52,6 +53,10 @@ class RunContext:
     plan: Plan | None = None
     runtime: Runtime | None = None
     """The whole plan, and that section of its spec; a test of other backends needs neither."""
+
+
+class NoPlaceError(NodeLostError):
+    """A node that is gone, and for which its scheduler has found no other one in time."""
 
 
 class Nodes(ABC):

@@ -21,7 +21,7 @@ from typing import ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Nodes, RunContext
+from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
 from tfcluster.backends.jobs import Outlook
 from tfcluster.backends.kubernetes import (
     pod_reasons,
@@ -44,7 +44,7 @@ from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, Pauses, TaskPod, Wait
 from tfcluster.backends.relayed import STARTER
-from tfcluster.errors import NodeLostError, NoPlaceError, SetupError, join_first
+from tfcluster.errors import NodeLostError, SetupError, join_first
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
