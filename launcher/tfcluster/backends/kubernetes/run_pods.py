@@ -42,7 +42,7 @@ COORDINATOR: Final = ("python", "-P", "-m", "tfcluster.in_pod")
 _MORE_GRACE_S: Final = 30
 """The time after `grace_s` in which the agent ends its tasks and reports it."""
 _UNUSED_S: Final = 600
-"""The time after the deadline in which a coordinator must have come to a pod that it has made."""
+"""The time after the deadline in which a coordinator must have come to a pod."""
 _USER: Final = "1000:1000"
 _SCHEDULERS: Final = {"volcano": "volcano", "coscheduling": "scheduler-plugins-scheduler"}
 _MERGED_BY: Final = {"volumeMounts": "mountPath", "ports": "containerPort"}

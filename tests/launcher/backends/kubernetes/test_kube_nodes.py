@@ -153,6 +153,15 @@ class Desk:
         clock = Clock(now=lambda: self.now, sleep=self.sleep, jitter=lambda: 0.5)
         return KubeNodes(self.plan.nodes, self.run, clock)
 
+    def start(self) -> None:
+        """Open the nodes, and close them at once."""
+
+        async def use() -> None:
+            async with self.nodes():
+                pass
+
+        asyncio.run(use())
+
     def given(self, task: str, generation: int, user: str | None = None) -> Object:
         """Have a pod that another process made."""
         made = self.cluster.create("pods", run_pods.task_pod(self.pod_run, task, generation))
@@ -266,12 +275,8 @@ def test_a_kubelet_that_answers_late_ends_the_wait_for_an_earlier_coordinators_p
 def test_a_pod_that_never_runs_ends_the_start(desk: Desk) -> None:
     desk.cluster.waiting = {"reason": "InvalidImageName", "message": 'cannot parse "A:::"'}
 
-    async def use() -> None:
-        async with desk.nodes():
-            pass
-
     with pytest.raises(SetupError, match="A:::"):
-        asyncio.run(use())
+        desk.start()
     assert desk.cluster.pods == {}
 
 
@@ -350,24 +355,16 @@ def test_a_full_quota_is_waited_for(desk: Desk) -> None:
 def test_a_refusal_that_does_not_pass_in_time_ends_the_start(desk: Desk) -> None:
     desk.cluster.refusal = 'pods "p" is forbidden: error looking up service account team/x'
 
-    async def use() -> None:
-        async with desk.nodes():
-            pass
-
     with pytest.raises(SetupError, match="service account does not exist"):
-        asyncio.run(use())
+        desk.start()
     assert desk.slept == [30]
 
 
 def test_pods_that_nodes_reject_again_and_again_end_the_start(desk: Desk) -> None:
     desk.cluster.rejection = {"reason": "UnexpectedAdmissionError", "message": "no healthy GPU"}
 
-    async def use() -> None:
-        async with desk.nodes():
-            pass
-
     with pytest.raises(SetupError, match=r"lost pods 6 times before all ran; .* no healthy GPU"):
-        asyncio.run(use())
+        desk.start()
     assert desk.slept == [2, 4, 8, 16]
     assert desk.cluster.pods == {}
 
@@ -395,12 +392,8 @@ def test_pods_that_others_displace_are_made_again_after_growing_pauses(desk: Des
 def test_a_refused_pod_ends_the_start(desk: Desk) -> None:
     desk.cluster.refusal = 'admission webhook "policy" denied the request: no hostPath'
 
-    async def use() -> None:
-        async with desk.nodes():
-            pass
-
     with pytest.raises(SetupError, match="hostPath"):
-        asyncio.run(use())
+        desk.start()
 
 
 def test_a_pod_that_is_deleted_before_all_run_is_made_anew(desk: Desk) -> None:
