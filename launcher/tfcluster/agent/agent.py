@@ -174,6 +174,7 @@ class Agent:
             msg.Start: self._runner.start_all,
             msg.Stop: self._runner.stop,
             msg.Signal: self._runner.signal,
+            msg.TakeStacks: self._runner.take_stacks,
             msg.Shutdown: self._shut_down,
             msg.Die: lambda order: os.kill(os.getpid(), signal.SIGKILL),
         }

@@ -124,6 +124,13 @@ class Signal(Order):
     tasks: Strings
     signal: int
 
+class TakeStacks(Order):
+    """Have tasks write their stacks to their logs; each is answered by `Stacks`.
+
+    For tasks with hooks only: the signal would end the others.
+    """
+    tasks: Strings
+
 class Shutdown(Order):
     stays: bool = False
     """True if a warm agent may wait for the next run."""
@@ -286,6 +293,23 @@ class TaskExited(TaskMessage):
     peak_rss_bytes: Unsigned | None = None
     out_of_memory: Text | None = None
     """The evidence that the kernel killed it for lack of memory."""
+
+class Frame(Record):
+    """A function that a thread is in: the file and line, and the source of that line if known."""
+    file: Text
+    line: Unsigned
+    function: Text
+    code: Text = ""
+
+class Thread(Record):
+    frames: list[Frame]
+    """Innermost first."""
+
+class Stacks(TaskMessage):
+    threads: list[Thread]
+    """The main thread first; none if the task did not answer."""
+    silence: Text = ""
+    """The reason why it did not answer; empty if unknown."""
 
 class TaskUsage(Record):
     """The memory and processor time that a task's processes use, since the previous report."""

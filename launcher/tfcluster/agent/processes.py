@@ -95,6 +95,20 @@ def is_alive(pid: int, started: int) -> bool:
     return len(fields) > 19 and fields[0] not in (b"Z", b"X") and int(fields[19]) == started
 
 
+def state_of(pid: int) -> str:
+    """Return a process's state as in ``ps``: ``R``, ``S``, ``D``, ``T`` …; empty if unknown."""
+    fields = _stat_fields(pid)
+    return fields[0].decode() if fields else ""
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal; True where that cannot be seen."""
+    for line in read_bytes(f"/proc/{pid}/status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return not IS_LINUX
+
+
 def signal_group(pgid: int, started: int, number: int) -> bool:
     """Signal a recorded group; return False if it is gone or its number belongs to another.
 

@@ -6,7 +6,6 @@ The supervisor decides what to do; the coordinator does it and supplies the time
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -41,8 +40,6 @@ from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
-STACKS = signal.SIGUSR1
-"""Makes `tfcluster_workers.boot` write every thread's stack to the log (faulthandler)."""
 
 
 class Coordinator:
@@ -234,8 +231,8 @@ class Coordinator:
             case do.StopTasks(node, tasks, grace_s, why):
                 order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
                 self._hub.send(node, order)
-            case do.DumpStacks(node, tasks):
-                self._hub.send(node, msg.Signal(tasks=[*tasks], signal=int(STACKS)))
+            case do.TakeStacks(node, tasks):
+                self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
             case do.StartAlone():
                 self._attempts.due_alone.append(action)
             case do.GatherCheckpoints():
@@ -311,6 +308,8 @@ class Coordinator:
                 self._supervisor.froze(task, attempt, number, now)
             case msg.TaskContinued():
                 self._supervisor.thawed(task, attempt)
+            case msg.Stacks():
+                self._supervisor.stacks_taken(task, attempt, message, now)
             case msg.TaskExited() if isinstance(event, ev.TaskExited):
                 log = self.paths.task_log(TaskId.parse(task), attempt)
                 error = self.run_writer.task(task).error

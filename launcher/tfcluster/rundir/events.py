@@ -330,11 +330,25 @@ class TaskThawed(Event):
 
 
 class Stalled(Event):
-    """No task has reported anything for `silent_s`; the stacks are in the logs."""
+    """No task has taken a step for `silent_s`, much longer than usual; the logs have the stacks."""
 
     silent_s: float
     deadline_s: float | None = None
     """The spec's ``stall_deadline_s``, which leads to a restart; if None, training goes on."""
+    what: str = ""
+    """Who is waited for, and where: ``worker:1 is in train.py:12 `time.sleep`; worker:0 waits …``.
+    """
+    causes: tuple[str, ...] = ()
+    """The tasks that the others wait for; empty where that is not known."""
+    tasks: Mapping[str, str] = MappingProxyType({})
+    """Task → where it is, in words; of a large gang those that are furthest behind."""
+
+
+class StallEnded(Event):
+    """A stalled run goes on: a task has reported work, or has ended."""
+
+    silent_s: float
+    """The time for which nothing was reported."""
 
 
 class Restarting(Event):

@@ -102,6 +102,7 @@ class _Changes:
         state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
         state.waits_for = state.stop_by = state.gathering = state.tensorboard = None
+        state.stall = None
         state.ended_at = state.exit_code = state.reason = state.hint = None
         for task in state.tasks:
             _move_task(task, event.type)
@@ -149,6 +150,19 @@ class _Changes:
             self._move_run("all_started")
             self.state.waits_for = None
 
+    def stalled(self, event: ev.Stalled) -> None:
+        self._move_run(event.type)
+        self.state.stall = {
+            "since": self.now - event.silent_s,
+            "what": event.what,
+            "causes": list(event.causes),
+            "tasks": dict(event.tasks),
+        }
+
+    def stall_ended(self, event: ev.StallEnded) -> None:
+        self._move_run(event.type)
+        self.state.stall = None
+
     def restarting(self, event: ev.Restarting) -> None:
         self.state.restarts.append(event.to_json() | {"time": self.now})
         if event.task is not None:
@@ -163,6 +177,7 @@ class _Changes:
             if not stays and (event.members is None or task.task in event.members):
                 _move_task(task, event.type)
         self._move_run(event.type)
+        self.state.stall = None
 
     def task_frozen(self, event: ev.TaskFrozen) -> None:
         self.state.task(event.task).frozen_by = event.signal
@@ -252,7 +267,7 @@ class _Changes:
 
     def run_stopping(self, event: ev.RunStopping) -> None:
         self._move_run(event.type)
-        self.state.waits_for = None
+        self.state.waits_for = self.state.stall = None
         self.state.stop_by = self.now + event.grace_s
 
     def run_finished(self, event: ev.RunFinished) -> None:
@@ -263,7 +278,7 @@ class _Changes:
             self.now,
         )
         state.reason, state.hint = event.reason, event.hint
-        state.waits_for = state.gathering = state.tensorboard = None
+        state.waits_for = state.gathering = state.tensorboard = state.stall = None
         for node in self.state.nodes:
             self._move_node(node, event.type)
         for task in self.state.tasks:

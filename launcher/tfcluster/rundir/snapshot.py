@@ -22,13 +22,14 @@ _INTEGERS = (
 )
 _NUMBERS = (
     *("time", "delay_s", "injected_at", "detected_after_s", "resumed_after_s", "score"),
-    *("started_at", "ended_at", "ran_s"),
+    *("started_at", "ended_at", "ran_s", "since"),
 )
 _RECORD_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(_STRINGS, str | None),
     **dict.fromkeys(_INTEGERS, int | None),
     **dict.fromkeys(_NUMBERS, float | None),
-    **dict.fromkeys(("members", "also", "collateral"), list[str] | None),
+    **dict.fromkeys(("members", "also", "collateral", "causes"), list[str] | None),
+    "tasks": dict[str, str] | None,
     "values": dict[str, Any] | None,
 }
 """Name → type; a name means the same in all records: restarts, faults, checkpoints, trials, the
@@ -201,6 +202,9 @@ class RunSnapshot:
     """The files that the run waits for: what, and where it is known node, bytes, of."""
     waits_for: str | None = None
     """The reason in words for which a restart waits: a pause or a node's lease."""
+    stall: Record | None = None
+    """Why the run is stalled: `since` (the last sign of work), `what` (who is waited for and where,
+    one line), `causes`, and `tasks`: task → where it is."""
     restarts: list[Restart] = field(default_factory=list)
     """The `restarting` events so far, oldest first, each with its `time`."""
     chaos: list[Fault] = field(default_factory=list)

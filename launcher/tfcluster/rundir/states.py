@@ -14,6 +14,8 @@ class Status(StrEnum):
     QUEUED = "queued"
     """The state of a run whose nodes are not allocated yet."""
     RUNNING = "running"
+    STALLED = "stalled"
+    """The state of a run that takes no step for much longer than usual."""
     RESTARTING = "restarting"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
@@ -47,6 +49,13 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
         "run_stopping": Status.STOPPING,
     },
     Status.RUNNING: {
+        "stalled": Status.STALLED,
+        "restarting": Status.RESTARTING,
+        "run_stopping": Status.STOPPING,
+        "run_continued": Status.STARTING,
+    },
+    Status.STALLED: {
+        "stall_ended": Status.RUNNING,
         "restarting": Status.RESTARTING,
         "run_stopping": Status.STOPPING,
         "run_continued": Status.STARTING,

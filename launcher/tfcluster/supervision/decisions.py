@@ -166,8 +166,11 @@ class StopTasks:
 
 
 @dataclass(frozen=True, slots=True)
-class DumpStacks:
-    """An order to write the stacks of all threads of `tasks` to their logs (SIGUSR1)."""
+class TakeStacks:
+    """An order to have `tasks` write the stacks of their threads to their logs (SIGUSR1).
+
+    Then call `Supervisor.stacks_taken` for each.
+    """
 
     node: str
     tasks: tuple[str, ...]
@@ -213,7 +216,7 @@ class ReadLogs:
 Action = (
     Record
     | StopTasks
-    | DumpStacks
+    | TakeStacks
     | StartAlone
     | GatherCheckpoints
     | DropNode

@@ -39,7 +39,7 @@ _CHAIN = re.compile(
     r"^(?:The above exception was the direct cause|During handling of the above exception).*$",
     re.MULTILINE,
 )
-_FOREIGN = re.compile(
+FOREIGN = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<|/tfcluster_workers/(?!jobs/)|^[^/].*\.pyx$"
 )
 """Files that are not the user's code; the example jobs count as the user's."""
@@ -104,7 +104,7 @@ def parse_exception(log: str) -> RaisedError | None:
     if at is None or (head := _HEAD.match(lines[at])) is None or len(lines) - at > _AFTER:
         return None
     frames = [(m[1], int(m[2])) for line in lines[:at] if (m := _FRAME.match(line))]
-    user_frames = [frame for frame in frames if not _FOREIGN.search(frame[0])] or frames
+    user_frames = [frame for frame in frames if not FOREIGN.search(frame[0])] or frames
     # A SyntaxError's last frame is the place where Python stopped reading.
     chosen = frames if _SYNTAX.match(lines[at]) else user_frames
     file, line = chosen[-1] if chosen else (None, None)
@@ -133,7 +133,7 @@ def parse_crash(log: str) -> RaisedError | None:
     frames = [
         (m[1], int(m[2])) for line in "".join(crashed).splitlines() if (m := _FRAME.match(line))
     ]
-    user_frames = [frame for frame in frames if not _FOREIGN.search(frame[0])] or frames
+    user_frames = [frame for frame in frames if not FOREIGN.search(frame[0])] or frames
     file, line = user_frames[0] if user_frames else (None, None)
     return RaisedError(head[1].lower(), "", file, line)
 

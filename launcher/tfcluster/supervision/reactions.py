@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.rundir import events as ev
-from tfcluster.supervision import connectivity, verdicts
+from tfcluster.supervision import connectivity, stalls, verdicts
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
-from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss
+from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss, signal_name
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.restarts import (
     cancel,
@@ -19,7 +20,8 @@ from tfcluster.supervision.restarts import (
     restart_alone,
     revive,
 )
-from tfcluster.supervision.run_state import RunState, Stage
+from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState, Stage
+from tfcluster.supervision.stalls import Activity, Position
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, Verdict
 
 EVALUATOR_S: Final = 10.0
@@ -105,12 +107,16 @@ def _finish(state: RunState, now: float) -> None:
 def _set_deadlines(state: RunState) -> None:
     """Set the start and stall deadlines anew; a run that finishes has `finish_grace_s` instead."""
     state.set_timer("hint", _hint_due(state))
-    if state.verdict is not Next.GO_ON:
-        state.set_timer("start", None)
-        state.set_timer("stall", None)
-    elif state.forms_gang and "stacks" not in state.timers:
-        state.set_timer("start", _start_due(state))
-        state.set_timer("stall", state.silence.due(state.policy))
+    goes_on, silence = state.verdict is Next.GO_ON, state.silence
+    if goes_on and "stacks" in state.timers:
+        return
+    is_explained = state.positions is None  # else the tasks' stacks are awaited
+    state.set_timer("quiet", silence.stall_due(state.policy) if goes_on and is_explained else None)
+    is_limited = goes_on and state.forms_gang
+    state.set_timer("start", _start_due(state) if is_limited else None)
+    state.set_timer(
+        "stall", silence.deadline(state.policy) if is_limited and is_explained else None
+    )
 
 
 def _hint_due(state: RunState) -> float | None:
@@ -152,6 +158,10 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
             state.orders.append(ReadLogs(tuple(member.name for member in missing)))
         case "stall":
             state.orders.append(ReadLogs())
+        case "quiet":
+            _ask_positions(state, now)
+        case "positions":
+            _judge_silence(state, now)
         case "hint":
             state.silence.is_heard = True
             state.record(ev.Hint(message=REPORTS_NOTHING))
@@ -259,16 +269,66 @@ def end_hang(
 
 
 def _end_silence(state: RunState, core: list[Member], now: float) -> None:
-    due, since = state.silence.due(state.policy), state.silence.heard_at
-    limit_s = state.policy.stall_deadline_s
+    due, since = state.silence.deadline(state.policy), state.silence.heard_at
     if due is None or since is None or due > now or not any(member.is_running for member in core):
         return
-    state.record(ev.Stalled(silent_s=round(now - since, 1), deadline_s=limit_s))
-    if limit_s is None:
-        state.silence.was_noticed = True
-        state.dump_stacks()
+    _act_on(state, verdicts.blame_stalled(core, now - since, state.silence.stall), now)
+
+
+def _ask_positions(state: RunState, now: float) -> None:
+    """Have the stacks of all tasks taken: nothing has happened for too long."""
+    state.positions = dict.fromkeys(state.take_stacks())
+    if state.positions:
+        state.timers["positions"] = now + STACKS_WAIT_S
     else:
-        _act_on(state, verdicts.blame_stalled(core, now - since), now)
+        _judge_silence(state, now)
+
+
+def note_position(state: RunState, task: str, report: msg.Stacks, now: float) -> None:
+    """Note where a task is; once all have answered, judge the silence."""
+    if state.positions is None or task not in state.positions:
+        return
+    state.positions[task] = stalls.position_of(report.threads, silence=report.silence)
+    if None not in state.positions.values():
+        _judge_silence(state, now)
+
+
+def _judge_silence(state: RunState, now: float) -> None:
+    """Record that the run is stalled, and why, unless a task has reported or traces a function."""
+    asked, state.positions = state.positions or {}, None
+    state.set_timer("positions", None)
+    due, since = state.silence.stall_due(state.policy), state.silence.heard_at
+    if due is None or since is None or due > now or state.verdict is not Next.GO_ON:
+        return
+    positions = {task: at or Position(Activity.UNKNOWN) for task, at in asked.items()}
+    for member in state.gang.frozen():
+        by = signal_name(member.frozen_by or 0)
+        positions[member.name] = Position(Activity.STOPPED, why=f"by {by}")
+    if any(at.activity is Activity.TRACES for at in positions.values()):
+        state.silence.allow_until(now + state.silence.limit_s)
+        return
+    core = state.gang.core()
+    running = [member for member in core if member.is_running]
+    together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
+    ended = [member.name for member in core if member.is_over]
+    stall = state.silence.stall = stalls.explain(positions, ended=ended, together=together)
+    state.silence.stalled_since = since
+    state.record(
+        ev.Stalled(
+            silent_s=round(now - since, 1),
+            deadline_s=state.policy.stall_deadline_s,
+            what=stall.what,
+            causes=stall.causes,
+            tasks=stall.tasks,
+        )
+    )
+
+
+def end_stall(state: RunState, now: float) -> None:
+    """Record that the run goes on, if it is stalled: a task has reported work or has ended."""
+    if state.silence.stall is not None:
+        state.silence.stall = None
+        state.record(ev.StallEnded(silent_s=round(now - state.silence.stalled_since, 1)))
 
 
 def _end_late(state: RunState, now: float) -> None:
@@ -295,7 +355,7 @@ def _act_on(state: RunState, verdict: Verdict, now: float) -> None:
         state.gang.blame(member, verdict.kind, description)
     state.ending = verdict.outcome or state.ending
     if verdict.wants_stacks:
-        state.dump_stacks()
+        state.take_stacks()
         state.set_timer("start", None)
         state.set_timer("stall", None)
         state.timers["stacks"], state.why_end = now + STACKS_S, verdict.why_end

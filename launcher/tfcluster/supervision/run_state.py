@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from tfcluster.agent import catalogue as msg
 from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -21,30 +20,30 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
 from tfcluster.supervision.decisions import (
     Action,
-    DumpStacks,
     GatherCheckpoints,
     Next,
     NextAttempt,
     Outcome,
     Record,
     StopTasks,
+    TakeStacks,
 )
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Membership
 from tfcluster.supervision.restart_policy import Restarts
+from tfcluster.supervision.silence import Silence
+from tfcluster.supervision.stalls import Position
 
 AGENT_SLACK_S: Final = 15.0
 """The time after the grace in which an agent must report the end of its tasks; then it is lost."""
 FAILURE_GRACE_S: Final = 1.0
 """The time that survivors of a failure, which cannot save, get after SIGTERM."""
-NOTICE_S: Final = 600.0
-"""The silence after which a run without a stall deadline reports it, once."""
-HINT_S: Final = 20.0
-"""The time after the last start or join at which a run without any report gets a hint."""
-_GAPS_ALLOWED: Final = 3.0
-"""The silence allowed in any case, as a multiple of the longest gap between two steps."""
+STACKS_WAIT_S: Final = 5.0
+"""The time for the tasks' stacks to arrive; an agent waits 2 s for a task."""
+_MOST_STACKS: Final = 32
+"""The tasks of a large gang whose stacks are taken: those that are furthest behind."""
 
 
 class Stage(Enum):
@@ -55,64 +54,6 @@ class Stage(Enum):
     ENDING_GANG = "a task failed, the others are being stopped"
     GATHERING = "all have ended, the chief's last checkpoints are being gathered"
     ENDING_RUN = "everything is being stopped, the outcome is known"
-
-
-@dataclass(slots=True)
-class Silence:
-    """The signs of life of one attempt; times are seconds of the coordinator's clock."""
-
-    heard_at: float | None = None
-    """The last sign of life after the first progress; None before it."""
-    longest_gap_s: float = 0.0
-    was_noticed: bool = False
-    """True once a silence has been reported that no deadline ends."""
-    is_heard: bool = False
-    """True once a task has reported any work, or the user was told that none does."""
-    _ready_at: float | None = None
-    _began_at: float | None = None
-    """The time of the last start or join of a task."""
-
-    def note_start(self, now: float) -> None:
-        """Note that a task has started."""
-        self._began_at = now
-
-    def note(self, report: msg.TaskReport, now: float) -> None:
-        """Note a report of any task of the gang."""
-        works = (msg.Progress, msg.Alive, msg.Evaluated, msg.Saved, msg.SavedElsewhere, msg.Trial)
-        self.is_heard |= isinstance(report, works)
-        if isinstance(report, msg.Ready):
-            self._began_at = now
-        elif isinstance(report, msg.Phase):  # the import of TensorFlow can take longer than that
-            self._began_at = None if report.name else now
-        match report:
-            case msg.Progress():
-                since = self.heard_at
-                if since is None and report.steps_per_execution:
-                    since = self._ready_at  # its first execution was as long as the next will be
-                if since is not None:
-                    self.longest_gap_s = max(self.longest_gap_s, now - since)
-                self.heard_at = now
-            case msg.Ready() if self._ready_at is None:
-                self._ready_at = now
-            case msg.Alive() | msg.Evaluated() | msg.Saved() | msg.SavedElsewhere():
-                self.heard_at = None if self.heard_at is None else now
-
-    def note_output(self, at: float) -> None:
-        """Note that a task has written a line at `at`."""
-        if self.heard_at is not None:
-            self.heard_at = max(self.heard_at, at)
-
-    @property
-    def hint_due(self) -> float | None:
-        """The time of the hint how to report progress; None once something was reported."""
-        return None if self.is_heard or self._began_at is None else self._began_at + HINT_S
-
-    def due(self, policy: Supervision) -> float | None:
-        """Return when a silence is too long; None before the first progress or once noticed."""
-        if self.heard_at is None or self.was_noticed:
-            return None
-        limit = policy.stall_deadline_s or NOTICE_S
-        return self.heard_at + max(limit, _GAPS_ALLOWED * self.longest_gap_s)
 
 
 @dataclass(slots=True)
@@ -132,6 +73,8 @@ class RunState:
     orders: list[Action] = field(default_factory=list)
     """The orders that the coordinator has not taken yet."""
     silence: Silence = field(default_factory=Silence)
+    positions: dict[str, Position | None] | None = None
+    """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
     has_probed_links: bool = False
     absent: tuple[str, ...] = ()
     """The tasks that are not started from here and cannot be reached, each with the reason."""
@@ -225,13 +168,15 @@ class RunState:
         """Return how long, in seconds, `stop` would wait for `member` after SIGTERM."""
         return member.stop_grace_s(self.policy.grace_s) if grace_s is None else grace_s
 
-    def dump_stacks(self) -> None:
-        """Order the stacks of the hooked tasks that run: SIGUSR1 would kill the others."""
+    def take_stacks(self) -> list[str]:
+        """Order the stacks of hooked tasks that run; return these tasks."""
+        hooked = [member for member in self.gang.running() if member.is_hooked]
+        hooked.sort(key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
         tasks = defaultdict[str, list[str]](list)
-        for member in self.gang.running():
-            if member.is_hooked:
-                tasks[member.node].append(member.name)
-        self.orders += [DumpStacks(node, tuple(names)) for node, names in tasks.items()]
+        for member in hooked[:_MOST_STACKS]:
+            tasks[member.node].append(member.name)
+        self.orders += [TakeStacks(node, tuple(names)) for node, names in tasks.items()]
+        return [name for names in tasks.values() for name in names]
 
     def set_timer(self, name: str, at: float | None) -> None:
         """Set timer `name` to `at`, or clear it if `at` is None."""

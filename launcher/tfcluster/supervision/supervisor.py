@@ -31,7 +31,8 @@ from tfcluster.supervision.restarts import (
     restart_smaller_gang,
     revive,
 )
-from tfcluster.supervision.run_state import RunState, Silence, Stage
+from tfcluster.supervision.run_state import RunState, Stage
+from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.verdicts import FROZEN_S
 
 START_ANSWER_S: Final = 60.0
@@ -83,7 +84,7 @@ class Supervisor(RunState):
         self.restarts.begin()
         self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
         self.planned = ""
-        self.silence, self.has_probed_links = Silence(), False
+        self.silence, self.positions, self.has_probed_links = Silence(), None, False
         self.keep_timers("run")
         return to_start
 
@@ -132,6 +133,9 @@ class Supervisor(RunState):
         member = self.gang.get(event.task, event.attempt)
         if member is not None and not member.is_over:
             self.gang.note_exit(member, event, error=error, last_lines=last_lines)
+            if member.is_core:
+                self.silence.note_end(now)
+                reactions.end_stall(self, now)
             self.set_timer(f"frozen {event.task}", None)
             revive(self, event.task, now)
             react(self, now)
@@ -145,7 +149,9 @@ class Supervisor(RunState):
                 if not self.gathers:
                     grow(self, now)
             if member.is_core:  # its signs of life say nothing about the gang
-                self.silence.note(report, now)
+                self.silence.note(task, report, now)
+                if self.silence.is_sign(report):
+                    reactions.end_stall(self, now)
             react(self, now)
 
     def froze(self, task: str, attempt: int, signal: int, now: float) -> None:
@@ -252,6 +258,12 @@ class Supervisor(RunState):
         if lost and self.is_training:
             self.end_gang("the link between hosts is lost", now)
         react(self, now)
+
+    def stacks_taken(self, task: str, attempt: int, report: msg.Stacks, now: float) -> None:
+        """Note the stacks of a task, in answer to `TakeStacks`."""
+        if self.gang.get(task, attempt) is not None:
+            reactions.note_position(self, task, report, now)
+            react(self, now)
 
     def logs_read(self, last_output: float, last_lines: Mapping[str, str], now: float) -> None:
         """Note when any task last wrote, on the inputs' clock, and the last lines asked for."""

@@ -25,6 +25,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 from tfcluster.supervision.failure import Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
+from tfcluster.supervision.stalls import Stall
 
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
@@ -270,18 +271,24 @@ def _describe_absence(member: Member, last_line: str, now: float) -> str:
     return state + (f'; its last line: "{last_line}"' if last_line else "; it has written nothing")
 
 
-def blame_stalled(core: Sequence[Member], silent_s: float) -> Verdict:
-    """Blame one task of a run without progress: a stopped one, else the one furthest behind."""
+def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) -> Verdict:
+    """Blame the task that the others wait for (`stalls.explain`), else the one furthest behind."""
     running = [member for member in core if member.is_running]
     if stopped := [member for member in running if member.frozen_by is not None]:
         by = signal_name(stopped[0].frozen_by or 0)
         why = f"stopped by {by}, and all others wait for it"
-        return Verdict(Kind.FROZEN, [(stopped[0], why)], why, wants_stacks=True)
-    last = min(running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0))
+        return Verdict(Kind.FROZEN, [(stopped[0], why)], why)
+    causes = stall.causes if stall is not None else ()
+    named = [member for member in running if member.name in causes]
+    last = min(
+        named or running, key=lambda m: (m.step if m.step is not None else -1, m.heard_at or 0.0)
+    )
     steps = ", ".join(f"{m.id} at step {m.step}" for m in running if m.step is not None)
     description = f"no progress and no output of any task for {silent_s:.0f} s ({steps})"
+    if stall is not None:
+        description += f": {stall.what}"
     why = f"no task reported anything for {silent_s:.0f} s"
-    return Verdict(Kind.STALLED, [(last, description)], why, wants_stacks=True)
+    return Verdict(Kind.STALLED, [(last, description)], why)
 
 
 def run_deadline_outcome(deadline_s: float) -> Outcome:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
@@ -16,6 +18,23 @@ from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.supervisor import Supervisor
+
+EXECUTE = "/site-packages/tensorflow/python/eager/execute.py"
+
+
+def stack(*places: str) -> list[msg.Thread]:
+    """Return the stacks of a task with one thread; a place is ``FILE:LINE CODE``."""
+    return [msg.Thread(frames=[frame(place) for place in places])]
+
+
+def frame(place: str) -> msg.Frame:
+    where, _, code = place.partition(" ")
+    file, _, line = where.rpartition(":")
+    return msg.Frame(file=file, line=int(line), function="", code=code)
+
+
+IN_FIT = stack(f"{EXECUTE}:53", "/home/me/train.py:20 model.fit(data)")
+"""The stacks of a task that is inside of a step of Keras's `fit`."""
 
 COLLATERAL = "UnavailableError: Collective ops is aborted by: Socket closed"
 
@@ -29,6 +48,8 @@ class Replay:
     heard_at: float = 0.0
     events: list[Event] = field(default_factory=list)
     orders: list[do.Action] = field(default_factory=list)
+    stacks: dict[str, list[msg.Thread] | None] = field(default_factory=dict)
+    """Task → its answer to an order to take its stacks, if not `IN_FIT`; None: there is none."""
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.plan, jitter=lambda: 0.0)
@@ -55,8 +76,18 @@ class Replay:
                     case do.ReadLogs(tasks):
                         lines = {task: f"last of {task}" for task in tasks}
                         self.supervisor.logs_read(self.heard_at, lines, self.now)
+                    case do.TakeStacks(tasks=tasks):
+                        self.orders.append(action)
+                        self._answer(tasks)
                     case _:
                         self.orders.append(action)
+
+    def _answer(self, tasks: Sequence[str]) -> None:
+        for task in tasks:
+            attempt = self.supervisor.gang[task].attempt
+            if (threads := self.stacks.get(task, IN_FIT)) is not None:
+                report = msg.Stacks(task=task, attempt=attempt, threads=threads)
+                self.supervisor.stacks_taken(task, attempt, report, self.now)
 
     def after(self, seconds: float) -> Replay:
         """Let time pass, and act on each timer when it is due."""

@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.rundir import events as ev
-from tfcluster.supervision.run_state import HINT_S
+from tfcluster.supervision.silence import HINT_S
 
 
 def hints(replay: Replay) -> list[str]:

@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
+from tests.launcher.supervision.story import IN_FIT, stack
 
+from tfcluster.agent import catalogue as msg
 from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.message_fields import parse
 from tfcluster.checkpoints.completeness import Newest
@@ -123,8 +125,16 @@ class World:
                 self._lose(node)
             case do.ReadLogs():
                 self.supervisor.logs_read(0.0, {}, self.now)
-            case do.DumpStacks():
-                pass
+            case do.TakeStacks(node, tasks):
+                self._show_stacks(node, tasks)
+
+    def _show_stacks(self, node: str, tasks: tuple[str, ...]) -> None:
+        """Answer for some of the tasks: a stopped process does not."""
+        for process in self.alive.values():
+            if process.node == node and str(process.id) in tasks and self.random.random() < 0.7:
+                threads = self.random.choice([IN_FIT, stack("/home/me/train.py:3 sleep(9)"), []])
+                report = msg.Stacks(task=str(process.id), attempt=process.attempt, threads=threads)
+                self.supervisor.stacks_taken(report.task, report.attempt, report, self.now)
 
     def _stop(self, node: str, tasks: tuple[str, ...], grace_s: float) -> None:
         for process in self.alive.values():

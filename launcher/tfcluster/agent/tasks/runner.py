@@ -16,8 +16,8 @@ from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
-from tfcluster.agent.processes import kill_descendants
-from tfcluster.agent.tasks import stray_processes
+from tfcluster.agent.processes import catches, kill_descendants
+from tfcluster.agent.tasks import stacks, stray_processes
 from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
@@ -135,6 +135,33 @@ class TaskRunner:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.pid, order.signal)
 
+    def take_stacks(self, order: msg.TakeStacks) -> None:
+        """Have tasks write their stacks, and report these once they are in the logs."""
+        now = time.monotonic()
+        for task in filter(None, map(self._tasks.get, order.tasks)):
+            if task.usage is not None or task.question is not None:
+                continue
+            if catches(task.pid, stacks.SIGNAL):
+                self._log_streams.drain(task)
+                task.question = stacks.Question(task.log, now)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(task.pid, stacks.SIGNAL)
+            else:  # the signal would end it
+                self._report_stacks(task, [], "it cannot write its stacks: it has no hooks yet")
+
+    def _read_stacks(self, task: Task, now: float) -> None:
+        """Report the stacks that a task was asked for, if they are complete."""
+        if task.question is None or now < task.question.check_at:
+            return
+        self._log_streams.drain(task)
+        if task.question.is_answered(now):
+            threads, task.question = task.question.threads(), None
+            self._report_stacks(task, threads, "" if threads else stacks.explain_silence(task.pid))
+
+    def _report_stacks(self, task: Task, threads: list[msg.Thread], silence: str) -> None:
+        report = msg.Stacks(task=task.name, attempt=task.attempt, threads=threads, silence=silence)
+        self.link.send(report)
+
     # -- the clock
 
     def deadline(self) -> float | None:
@@ -144,6 +171,7 @@ class TaskRunner:
         for task in self._tasks.values():
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
+            at += [task.question.check_at] if task.question is not None else []
         return min((when for when in at if when is not None), default=None)
 
     def on_time(self, now: float) -> None:
@@ -151,6 +179,7 @@ class TaskRunner:
         self._log_streams.pipes.on_time(now)
         for task in list(self._tasks.values()):
             task.escalate_stop(now)
+            self._read_stacks(task, now)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
                 self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
@@ -236,6 +265,7 @@ class TaskRunner:
     def _finish(self, task: Task) -> None:
         task.signal_group(signal.SIGKILL)  # what the task left running in its group
         self._unwatch(task)
+        task.question = None  # its end is the answer
         self._log_streams.end(task)
         if task.reports.dropped > 1:
             self._report_dropped(task)

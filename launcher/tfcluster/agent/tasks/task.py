@@ -22,6 +22,7 @@ from tfcluster.agent.processes import (
     signal_group,
     start_time,
 )
+from tfcluster.agent.tasks import stacks
 from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
@@ -102,6 +103,8 @@ class Task:
         """The moment from which on the task is reported as unkillable."""
         self.is_unkillable = False
         self.reports = ReportBudget(time.monotonic())
+        self.question: stacks.Question | None = None
+        """The request for its stacks that it has not answered yet."""
         self.usage: tuple[int, int] | None = None
         """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0

@@ -1,0 +1,170 @@
+"""When a run that takes no step counts as stalled, and when it goes on again."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
+
+from tfcluster.rundir import events as ev
+from tfcluster.rundir.states import Status
+from tfcluster.supervision import decisions as do
+from tfcluster.supervision.run_state import STACKS_WAIT_S
+from tfcluster.supervision.silence import STALLED_S
+
+
+def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
+    """Return a run whose tasks have joined and taken steps of this time."""
+    replay = replay_of(kind=kind)
+    for task in ("worker:0", "worker:1"):
+        replay.says(task, "waiting_for_peers").says(task, "ready")
+    for step in range(1, 11):
+        replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
+        replay.after(step_s)
+    return replay
+
+
+def stalls_of(replay: Replay) -> int:
+    return sum(isinstance(event, ev.Stalled) for event in replay.events)
+
+
+def test_a_run_is_stalled_after_ten_seconds_without_a_step() -> None:
+    replay = training()
+    replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
+    replay.after(STALLED_S - 0.2)
+    assert stalls_of(replay) == 0
+    replay.after(0.2)
+    stalled = replay.last(ev.Stalled)
+    assert (stalled.silent_s, stalled.causes) == (STALLED_S, ("worker:1",))
+    assert stalled.what == (
+        "worker:1 is in hang.py:12 `time.sleep`; worker:0 waits for it in an all-reduce"
+    )
+    assert stalled.tasks["worker:0"] == "waits in an all-reduce"
+
+
+def test_the_stacks_are_taken_once_and_the_run_goes_on() -> None:
+    replay = training().after(3000)
+    assert stalls_of(replay) == 1
+    assert [type(order) for order in replay.orders] == [do.TakeStacks]
+    assert replay.supervisor.outcome is None
+
+
+@pytest.mark.parametrize("kind", ["progress", "alive", "evaluated", "saved"])
+def test_the_next_sign_of_work_ends_a_stall(kind: str) -> None:
+    facts = {"progress": {"step": 11}, "evaluated": {"step": 10}, "saved": {"path": "/c/ckpt-1"}}
+    replay = training().after(30).says("worker:1", kind, **facts.get(kind, {}))
+    assert replay.last(ev.StallEnded).silent_s == pytest.approx(30.1)
+    replay.after(STALLED_S - 0.1)
+    assert stalls_of(replay) == 1
+    replay.after(300)
+    assert stalls_of(replay) == 2
+
+
+def test_long_steps_need_a_long_silence() -> None:
+    replay = training(step_s=8).after(71)
+    assert stalls_of(replay) == 0
+    assert stalls_of(replay.after(2)) == 1
+
+
+def test_several_steps_in_one_call_count_as_one() -> None:
+    replay = replay_of()
+    for step in (100, 200, 300):
+        replay.says("worker:0", "progress", step=step, steps_per_execution=100).after(4)
+    assert stalls_of(replay.after(35)) == 0
+    assert stalls_of(replay.after(2)) == 1
+
+
+def test_a_pause_that_has_happened_before_is_allowed() -> None:
+    replay = training().after(9).says("worker:0", "progress", step=11).after(26)
+    assert stalls_of(replay) == 0
+    assert stalls_of(replay.after(2)) == 1
+
+
+def test_a_first_step_says_how_long_the_second_may_take() -> None:
+    replay = replay_of().after(20).says("worker:0", "progress", step=1).after(59)
+    assert stalls_of(replay) == 0
+    assert stalls_of(replay.after(2)) == 1
+
+
+def test_a_second_training_begins_with_the_steps_of_the_first() -> None:
+    replay = training(step_s=0.1).says("worker:0", "progress", step=1)
+    assert stalls_of(replay.after(STALLED_S + 0.1)) == 1
+
+
+def test_a_run_that_reports_no_step_is_never_stalled() -> None:
+    replay = replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "ready").after(290)
+    assert stalls_of(replay) == 0
+
+
+def test_a_task_that_traces_a_function_is_at_work() -> None:
+    replay = training()
+    traced = "/site-packages/tensorflow/python/framework/func_graph.py:77"
+    replay.stacks["worker:1"] = stack(traced, "/home/me/train.py:20 model.evaluate(test)")
+    replay.after(STALLED_S + 1)
+    assert stalls_of(replay) == 0
+    replay.stacks["worker:1"] = IN_FIT
+    replay.after(STALLED_S)
+    assert stalls_of(replay) == 1
+
+
+def test_a_step_that_comes_before_the_stacks_prevents_the_stall() -> None:
+    replay = training()
+    replay.stacks["worker:1"] = None
+    replay.after(STALLED_S).says("worker:0", "progress", step=11).after(STACKS_WAIT_S)
+    assert stalls_of(replay) == 0
+
+
+def test_a_task_that_does_not_answer_is_waited_for_only_shortly() -> None:
+    replay = training()
+    replay.stacks["worker:1"] = None
+    replay.after(STALLED_S + STACKS_WAIT_S - 0.2)
+    assert stalls_of(replay) == 0
+    replay.after(0.3)
+    assert "worker:1 does not answer" in replay.last(ev.Stalled).what
+
+
+def test_a_stopped_task_is_named_with_its_signal() -> None:
+    replay = training().after(5)
+    replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
+    replay.after(STALLED_S - 5)
+    assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
+
+
+def test_the_end_of_a_task_gives_the_others_time() -> None:
+    replay = training().after(9).exits("worker:1", 0).after(9)
+    assert stalls_of(replay) == 0
+    replay.after(2)
+    assert replay.last(ev.Stalled).what == "worker:1 has ended; worker:0 waits in an all-reduce"
+
+
+def test_a_stall_ends_in_a_restart_where_the_spec_has_a_deadline() -> None:
+    replay = replay_of(stall_deadline_s=40, max_restarts=1)
+    replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
+    for step in range(1, 11):
+        replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
+        replay.after(0.1)
+    replay.after(20)
+    assert stalls_of(replay) == 1
+    assert replay.stopped() == []
+    replay.after(20)
+    assert replay.stopped() == ["worker:0", "worker:1"]
+    replay.ended("worker:0", "worker:1").gather()
+    assert replay.cause()["task"] == "worker:1"
+    assert "hang.py:12 `time.sleep`" in replay.cause()["reason"]
+    assert stalls_of(replay) == 1
+
+
+def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
+    replay = training().after(20)
+    replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
+    replay._take()
+    replay.after(300)
+    assert stalls_of(replay) == 1
+
+
+def test_tasks_that_form_no_cluster_stall_too() -> None:
+    replay = training(kind="plain").after(20)
+    assert replay.last(ev.Stalled).causes == ()
+    replay.exits("worker:0").exits("worker:1")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
