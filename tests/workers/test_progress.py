@@ -61,13 +61,23 @@ def test_the_metrics_of_the_end_of_an_epoch_are_not_replaced_by_the_next_step() 
     assert ends == [60, 120, 180]
 
 
-def test_speed_is_measured_between_sent_events() -> None:
+def test_a_speed_is_an_average_over_five_seconds_and_five_steps() -> None:
     rig = Meter()
-    rig.step(1, after_s=0)
-    rig.step(6, after_s=0.5)
-    assert "steps_per_second" not in rig.sent[0]
-    assert rig.sent[1]["steps_per_second"] == 10.0
-    assert rig.sent[1]["examples_per_second"] == 960.0
+    for number in range(1, 21):  # two steps a second
+        rig.step(number, after_s=0.5)
+    assert [event.get("steps_per_second") for event in rig.sent] == [*[None] * 10, *[2.0] * 10]
+    assert rig.sent[-1]["examples_per_second"] == 192.0
+    for number in range(21, 31):  # twice as fast: it takes 5 s until only that counts
+        rig.step(number * 2 - 20, after_s=0.5)
+    assert rig.sent[-2]["steps_per_second"] < 4
+    assert rig.sent[-1]["steps_per_second"] == 4.0
+
+
+def test_long_steps_have_a_speed_once_there_were_five() -> None:
+    rig = Meter()
+    for number in range(1, 8):
+        rig.step(number, after_s=10)
+    assert [event.get("steps_per_second") for event in rig.sent] == [*[None] * 5, 0.1, 0.1]
 
 
 def test_the_mean_speed_counts_from_the_first_step_with_all_pauses() -> None:
@@ -76,13 +86,22 @@ def test_the_mean_speed_counts_from_the_first_step_with_all_pauses() -> None:
     for number in range(2, 12):
         rig.step(number, after_s=0.5)
     rig.step(13, after_s=5)  # an evaluation took 5 s
-    rig.step(16, after_s=0.01)
-    rig.meter.flush()
-    assert rig.sent[-1]["steps_per_second"] == pytest.approx(300, rel=0.01)
-    assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(15 / 10.01, rel=0.001)
+    assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(12 / 10, rel=0.001)
+    assert rig.sent[-1]["mean_examples_per_second"] == pytest.approx(96 * 1.2, rel=0.001)
     rig.step(1, after_s=4)  # the first step of another `fit`
+    assert "steps_per_second" not in rig.sent[-1]
     rig.step(6, after_s=1)
-    assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(20 / 15.01, rel=0.001)
+    assert rig.sent[-1]["mean_steps_per_second"] == pytest.approx(17 / 15, rel=0.001)
+
+
+def test_metrics_that_cannot_be_read_do_not_lose_the_step() -> None:
+    rig = Meter()
+
+    def lost() -> dict[str, float]:
+        raise RuntimeError("the device that has them is gone")
+
+    rig.meter.offer(reporting.Reading(7, metrics=lost))
+    assert [(event["step"], event["metrics"]) for event in rig.sent] == [(7, {})]
 
 
 def test_metrics_are_read_only_for_sent_events() -> None:
@@ -125,6 +144,9 @@ sent = []
 
 class Channel:
     is_open = True
+
+    def share(self, event, fd):
+        return False
 
     def offer(self, event):
         sent.append(event["step"])

@@ -64,6 +64,16 @@ class EventChannel:
             select.select([], [self._socket], [], remaining_s)
         return True
 
+    def share(self, event: Mapping[str, Any], fd: int) -> bool:
+        """Send `event` with a descriptor, which the agent keeps; return whether it was sent."""
+        if self._socket is None or not self.is_open:
+            return False
+        try:
+            socket.send_fds(self._socket, [encode(event)], [fd])
+        except OSError:
+            return False
+        return True
+
 
 def encode(event: Mapping[str, Any]) -> bytes:
     """Return `event` as one message of at most 64 KiB; long strings lose their middle."""

@@ -27,6 +27,7 @@ def report(error: BaseException) -> None:
     """
     if isinstance(error, SystemExit) and reporting.has_reported_error():
         return
+    reporting.finished()  # the last step comes before the error that ended it
     user_traceback = without_own_frames(error)
     file, line = place(error)
     kind = type(error)

@@ -12,15 +12,19 @@ import atexit
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, event_channel
+from tfcluster_workers import chaos, event_channel, last_step
 from tfcluster_workers.step_times import StepTimes
 
 INTERVAL_S = 0.5
 """Shortest time between two progress events; the first and the last are always sent."""
+
+RATE_S, RATE_STEPS = 5.0, 5
+"""The least time and steps that a speed is measured over: shorter ones show noise."""
 
 ALIVE_INTERVAL_S = 1.0
 """Shortest time between two `alive` events."""
@@ -211,7 +215,6 @@ def progress(
     call runs several steps, `steps_per_execution` makes the launcher wait longer for the next
     report.
     """
-    _flush_at_exit()
     values = dict(metrics or {})
     step_done(
         Reading(
@@ -227,13 +230,16 @@ def progress(
 
 
 @functools.cache
-def _flush_at_exit() -> None:
-    """Register `finished` for the exit, so that a custom training loop need not call it."""
+def _prepare_end() -> None:
+    """Have the last step known, however this task ends; its metrics too, if Python ends it."""
+    last_step.share()
     atexit.register(finished)
 
 
 def step_done(reading: Reading) -> None:
     """Report a Reading as `progress` does; call it in the thread that trains."""
+    _prepare_end()
+    last_step.note(reading.step)
     times.note(reading.step)
     meter.offer(reading)
     chaos.at_step(reading.step)
@@ -241,6 +247,7 @@ def step_done(reading: Reading) -> None:
 
 def reached(step: int, *, metrics: Mapping[str, float]) -> None:
     """Report that this task is at `step`: sent at once and without a speed."""
+    last_step.note(step)
     _send("progress", step=step, metrics=dict(metrics))
     chaos.at_step(step)
 
@@ -287,8 +294,8 @@ class ProgressMeter:
     """The sender of progress: at most two events per second, each with the speed in steps.
 
     Ends of epochs have a limit of their own: only they carry the learning rate and `val_` metrics.
-    It measures the speed between the last two events, and the mean speed since the first one, which
-    includes all evaluations, saves and pauses.
+    It measures the speed over the last `RATE_S` and `RATE_STEPS`, and the mean speed since the
+    first event. Both include evaluations, saves and pauses.
     """
 
     def __init__(
@@ -305,8 +312,8 @@ class ProgressMeter:
         """The newest step offered, sent or not; reading it needs no lock."""
         self._sent_at: float | None = None
         self._epoch_sent_at = float("-inf")
-        self._sent_step = 0
-        self._speed: float | None = None
+        self._recent: deque[tuple[float, int]] = deque()
+        """Time and step of the last sent events: as few as the speed is measured over."""
         self._started_at = 0.0
         self._done = 0
         self._held: Reading | None = None
@@ -335,34 +342,57 @@ class ProgressMeter:
         reading = self._held
         if reading is None:
             return
-        self._measure(reading)
+        self._measure(reading.step)
         event: dict[str, Any] = {"type": "progress", "step": reading.step}
         for name in ("epoch", "epochs", "steps_per_epoch", "total_steps"):
             if (value := getattr(reading, name)) is not None:
                 event[name] = value
-        event["metrics"] = dict(reading.metrics())
+        event["metrics"] = _read_metrics(reading)
         if reading.steps_per_execution > 1:
             event["steps_per_execution"] = reading.steps_per_execution
-        if self._speed is not None:
-            event["steps_per_second"] = round(self._speed, 4)
-            mean = self._done / (self._held_at - self._started_at)
-            event["mean_steps_per_second"] = round(mean, 4)
-            if reading.batch_size:
-                event["examples_per_second"] = round(self._speed * reading.batch_size, 2)
+        rates = {"": self._rate(), "mean_": self._mean_rate()}
+        for prefix, rate in rates.items():
+            if rate is not None:
+                event[f"{prefix}steps_per_second"] = round(rate, 4)
+                if reading.batch_size:
+                    event[f"{prefix}examples_per_second"] = round(rate * reading.batch_size, 2)
         # A signal handler may have sent it or offered a newer one while the metrics were read.
         if self._held is reading and self._send(event):
             self._held = None
 
-    def _measure(self, reading: Reading) -> None:
+    def _measure(self, step: int) -> None:
+        now, recent = self._held_at, self._recent
         if self._sent_at is None:
-            self._started_at = self._held_at  # the first step traces and compiles: not counted
-        elif reading.step < self._sent_step:
-            self._speed = None  # another training has started
-        elif self._held_at > self._sent_at and reading.step > self._sent_step:
-            elapsed = self._held_at - self._sent_at
-            self._speed = (reading.step - self._sent_step) / elapsed
-            self._done += reading.step - self._sent_step
-        self._sent_at, self._sent_step = self._held_at, reading.step
+            self._started_at = now  # the first step traces and compiles: not counted
+        elif step < recent[-1][1]:
+            recent.clear()  # another training has started
+        elif step > recent[-1][1]:
+            self._done += step - recent[-1][1]
+        recent.append((now, step))
+        while len(recent) > 2 and _is_enough(recent[1], recent[-1]):
+            recent.popleft()
+        self._sent_at = now
+
+    def _rate(self) -> float | None:
+        """Return the steps per second of the last seconds; None before there were enough."""
+        first, last = self._recent[0], self._recent[-1]
+        return (last[1] - first[1]) / (last[0] - first[0]) if _is_enough(first, last) else None
+
+    def _mean_rate(self) -> float | None:
+        passed_s = self._held_at - self._started_at
+        return self._done / passed_s if self._done and passed_s > 0 else None
+
+
+def _is_enough(first: tuple[float, int], last: tuple[float, int]) -> bool:
+    """Return whether a speed may be measured between two events."""
+    return last[0] - first[0] >= RATE_S and last[1] - first[1] >= RATE_STEPS
+
+
+def _read_metrics(reading: Reading) -> dict[str, float]:
+    try:
+        return dict(reading.metrics())
+    except Exception:  # a value that is lost with the step that failed
+        return {}
 
 
 meter = ProgressMeter(lambda event: event_channel.current().offer(event))

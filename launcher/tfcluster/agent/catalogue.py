@@ -408,6 +408,7 @@ class Progress(TaskReport):
     steps_per_second: float | None = None
     mean_steps_per_second: float | None = None
     examples_per_second: float | None = None
+    mean_examples_per_second: float | None = None
 
 class StepTimes(TaskReport):
     """The ends of single steps, for `tfcluster scale`."""

@@ -10,6 +10,7 @@ import click
 from tfcluster.api import get_run
 from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names
+from tfcluster.rundir.figures import state_json
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
 from tfcluster.ui.terminal import Terminal
@@ -24,7 +25,7 @@ def command(run: str | None, as_json: bool) -> None:
     found = get_run(run)
     state = found.state()
     if as_json:
-        terminal.emit_json(state.to_json() | {"folder": str(found.folder)})
+        terminal.emit_json(state_json(state) | {"folder": str(found.folder)})
     else:
         panel = status_panel(
             state,

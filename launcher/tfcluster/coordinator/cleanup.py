@@ -30,6 +30,7 @@ from tfcluster.nodes.hub import KILL_S
 from tfcluster.plans.command import FUNCTION_FOLDER
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import registry
+from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.run_writer import require_json
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -86,7 +87,7 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
         return []
     ends = _run_loop(_end_all(plan, state, open_until))
     state.leases = {end.node: end.until for end in ends if end.trouble}
-    require_json(paths.state, state.to_json())
+    require_json(paths.state, state_json(state))
     return ends
 
 
@@ -296,4 +297,4 @@ def _mark_lost(paths: RunPaths, state: RunSnapshot) -> None:
             task.state, task.ended_at = "lost", state.ended_at
     for node in state.nodes:
         state.nodes[node] = "gone"
-    require_json(paths.state, state.to_json())
+    require_json(paths.state, state_json(state))

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfcluster import __version__
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent import message_fields
 from tfcluster.backends import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
@@ -32,6 +33,7 @@ from tfcluster.preflight.probes import follow_peers, probe_links
 from tfcluster.rundir import chaos, control
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
+from tfcluster.rundir.figures import SPEEDS, follows, state_json
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
@@ -125,7 +127,7 @@ class Coordinator:
             control.serve(
                 self.paths.control_socket,
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
-                lambda: self.run_writer.state.to_json(),
+                lambda: state_json(self.run_writer.state),
                 self.scale_to,
                 lambda rate: self._hub.set_rate(rate, record=self._put_event),
             ),
@@ -322,13 +324,19 @@ class Coordinator:
         if report is None or task in STEPS:
             return
         if (event := event_of_task(task, attempt, report)) is not None:
-            self._record(event)
+            self._record(self._with_one_speed(event))
         is_chief = self._is_chief(message)
         if isinstance(report, msg.Chaos):
             self._hub.inject(chaos.ordered(self._launch.faults, report.fault))
         self._supervisor.reported(task, attempt, report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report.path, report.step, report.at_ns)
+
+    def _with_one_speed(self, event: Event) -> Event:
+        """Return progress without a speed if the task takes its steps with the leading one."""
+        if not isinstance(event, ev.Progress) or not follows(self.run_writer.state, event.task):
+            return event
+        return message_fields.replace(event, **dict.fromkeys(SPEEDS))
 
     def _is_chief(self, message: msg.TaskMessage) -> bool:
         """Return whether the message is of the chief in its present attempt."""

@@ -75,7 +75,7 @@ def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | No
     named: dict[str, Any] = {"task": task, "attempt": attempt}
     match report:
         case msg.WaitingForPeers():
-            return ev.TaskPhase(task=task, attempt=attempt, name="waiting for peers")
+            return ev.TaskPhase(task=task, attempt=attempt, name=ev.WAITING_FOR_PEERS)
         case msg.Note(message=message):
             return ev.Warned(message=f"{task}: {message}")
         case msg.TrialEnded(message=why) if why:  # else the oracle's report says as much

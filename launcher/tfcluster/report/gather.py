@@ -14,6 +14,7 @@ from tfcluster.errors import RunFolderError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.preflight.rules import format_gpus
 from tfcluster.rundir import registry
+from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import Curve, History, read_history
@@ -21,7 +22,6 @@ from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_num
 from tfcluster.ui import history as sentences
 from tfcluster.ui import plan_view
 from tfcluster.ui.lines import last_lines
-from tfcluster.ui.live.figures import mean_examples_per_second
 
 LINES_OF_CAUSE: Final = 40
 MOST_TASKS_IN_FULL: Final = 16
@@ -168,7 +168,7 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
     if state is None:
         metrics = {c.name: c.points[-1][2] for c in _metrics_of(found, found.chief)}
         return Results(None, None, None, metrics, None, None, 0, None, None)
-    chief = state.leader
+    figures = figures_of(state)
     is_lost = state.ended_at is None and state.status.is_final
     end = max((m.time for m in found.timeline), default=0.0) + state.started_at if is_lost else now
     peaks = [task.peak_rss_bytes or 0 for task in state.tasks]
@@ -177,11 +177,11 @@ def _results(state: RunSnapshot | None, found: History, now: float) -> Results:
     newest = state.checkpoints[-1] if state.checkpoints else None
     return Results(
         duration_s=(state.ended_at or end) - state.started_at,
-        first_step_s=chief.first_step_s if chief is not None else None,
-        step=chief.step if chief is not None else None,
-        metrics=dict(chief.metrics) if chief is not None else {},
-        examples_per_second=mean_examples_per_second(chief) if chief is not None else None,
-        steps_per_second=chief.mean_steps_per_second if chief is not None else None,
+        first_step_s=figures.first_step_s,
+        step=figures.step,
+        metrics=dict(figures.metrics),
+        examples_per_second=figures.mean_examples_per_second,
+        steps_per_second=figures.mean_steps_per_second,
         restarts=len(state.restarts),
         peak_memory_bytes=max(peaks, default=0) or None,
         checkpoint=sentences.format_checkpoint(newest) or "saved" if newest else None,

@@ -172,7 +172,13 @@ def _tone(report: RunReport) -> str:
     match report.state.status if report.state is not None else None:
         case Status.SUCCEEDED:
             return "good"
-        case Status.INTERRUPTED | Status.STOPPING | Status.RESTARTING | Status.QUEUED:
+        case (
+            Status.INTERRUPTED
+            | Status.STOPPING
+            | Status.RESTARTING
+            | Status.QUEUED
+            | Status.STALLED
+        ):
             return "warn"
         case Status.STARTING | Status.RUNNING:
             return "plain"

@@ -162,6 +162,10 @@ class TaskStarted(Event):
     pid: int
 
 
+WAITING_FOR_PEERS = "waiting for peers"
+"""The phase of a task whose strategy waits for all its tasks."""
+
+
 class TaskPhase(Event):
     """The phase of a task before its first step, which can take minutes."""
 
@@ -191,10 +195,12 @@ class Progress(Event):
     """The step at which the training will be over, where it is known."""
     metrics: Mapping[str, float] = MappingProxyType({})
     steps_per_second: float | None = None
-    """The speed since the previous progress event."""
+    """The speed over the last 5 seconds and 5 steps at least, including evaluations, saves and
+    pauses. Of tasks that take their steps together only the leading one has a speed."""
     mean_steps_per_second: float | None = None
-    """The speed since the attempt's first step, including evaluations, saves and pauses."""
+    """The speed since the attempt's first step."""
     examples_per_second: float | None = None
+    mean_examples_per_second: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}

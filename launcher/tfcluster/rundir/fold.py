@@ -11,6 +11,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
+from tfcluster.rundir.figures import is_of_epoch_end, share_speed
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -27,6 +28,7 @@ def first_state(plan: Plan, paths: RunPaths, identity: ProcessIdentity, now: flo
             TaskSnapshot(task=str(task.id), node=task.node, address=task.address)
             for task in plan.tasks
         ],
+        is_synchronous=plan.strategy == "multi_worker_mirrored" and plan.kind == "training",
         by_hand={str(task.id): task.address for task in plan.by_hand},
         host=identity.host,
         boot_id=identity.boot_id,
@@ -152,6 +154,8 @@ class _Changes:
 
     def stalled(self, event: ev.Stalled) -> None:
         self._move_run(event.type)
+        for task in self.state.tasks:
+            task.steps_per_second = task.examples_per_second = None
         self.state.stall = {
             "since": self.now - event.silent_s,
             "what": event.what,
@@ -186,7 +190,9 @@ class _Changes:
         self.state.task(event.task).frozen_by = None
 
     def task_phase(self, event: ev.TaskPhase) -> None:
-        self.state.task(event.task).phase = event.name or None
+        task = self.state.task(event.task)
+        task.phase = event.name or None
+        task.has_joined |= event.name == ev.WAITING_FOR_PEERS
 
     def task_ready(self, event: ev.TaskReady) -> None:
         task = self.state.task(event.task)
@@ -199,13 +205,18 @@ class _Changes:
         task.phase = None
         if task.step is None and task.started_at is not None:
             task.first_step_s = self.now - task.started_at
-        task.step, task.epoch, task.metrics = event.step, event.epoch, dict(event.metrics)
+        is_same_training = task.step is None or event.step >= task.step
+        task.metrics = _merged(task.metrics if is_same_training else {}, event.metrics)
+        task.step, task.epoch = event.step, event.epoch or task.epoch
         task.epochs = event.epochs or task.epochs
         task.steps_per_epoch = event.steps_per_epoch or task.steps_per_epoch
         task.total_steps = event.total_steps or task.total_steps
         task.steps_per_second = event.steps_per_second or task.steps_per_second
         task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
         task.examples_per_second = event.examples_per_second or task.examples_per_second
+        mean = event.mean_examples_per_second
+        task.mean_examples_per_second = mean or task.mean_examples_per_second
+        share_speed(self.state, task)
 
     def task_error(self, event: ev.TaskError) -> None:
         self.state.task(event.task).error = _facts(event)
@@ -301,10 +312,17 @@ def _move_task(task: TaskSnapshot, trigger: str) -> None:
 def _reset_task(task: TaskSnapshot) -> None:
     task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
     task.frozen_by = task.phase = task.steps_per_second = task.examples_per_second = None
-    task.mean_steps_per_second = task.first_step_s = None
+    task.mean_steps_per_second = task.mean_examples_per_second = task.first_step_s = None
+    task.has_joined = False
     task.step = task.epoch = task.epochs = task.steps_per_epoch = task.total_steps = None
     _set_usage(task, {})
     task.metrics = {}
+
+
+def _merged(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a task after a report: those of the ends of epochs stay meanwhile."""
+    stay = {name: value for name, value in before.items() if not now or is_of_epoch_end(name)}
+    return stay | dict(now)
 
 
 def _set_usage(task: TaskSnapshot, used: Mapping[str, Any]) -> None:

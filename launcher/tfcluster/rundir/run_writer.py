@@ -17,6 +17,7 @@ from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.plans.secrets import redact
 from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, Usage
+from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 
@@ -247,7 +248,7 @@ class RunWriter:
         now = self._clock()
         if self._is_dirty and (self._is_urgent or now - self._saved_at >= _PROGRESS_INTERVAL_S):
             began = self._timer()
-            if write_json(self.paths.state, self.state.to_json(), None, self._note_refusal):
+            if write_json(self.paths.state, state_json(self.state), None, self._note_refusal):
                 self._is_dirty, self._is_urgent, self._saved_at = False, False, now
                 self._refusal = None
                 self._may_save_at = self._timer() + _PAUSE_FACTOR * (self._timer() - began)

@@ -29,7 +29,7 @@ TIMELINE: Final = frozenset(
         *("run_started", "run_queued", "run_continued", "nodes_allocated", "resumed"),
         *("task_started", "task_ready", "task_error", "task_exited", "task_frozen", "task_thawed"),
         *("node_lost", "node_unreachable", "node_reconnected", "node_back"),
-        *("stalled", "restarting"),
+        *("stalled", "stall_ended", "restarting"),
         *("chaos_injected", "diagnosis", "warned", "log_lost", "checkpoint_gathered", "trial"),
         *("finishing", "run_stopping", "run_finished", "prepare_finished"),
     }

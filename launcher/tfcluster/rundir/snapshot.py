@@ -126,10 +126,14 @@ class TaskSnapshot:
     total_steps: int | None = None
     """The step at which the training will be over, where it is known."""
     metrics: dict[str, Annotated[float, _read_metric]] = field(default_factory=dict)
+    has_joined: bool = False
+    """True once it has waited for its peers, as a task of a strategy with several workers does."""
     steps_per_second: float | None = None
+    """The present speed; tasks that take their steps together have one speed (`figures`)."""
     mean_steps_per_second: float | None = None
     """The speed of the present attempt since its first step."""
     examples_per_second: float | None = None
+    mean_examples_per_second: float | None = None
     rss_bytes: int | None = None
     """Memory, and `cores` in use, as last reported by the task's node; None once it has ended."""
     cores: float | None = None
@@ -160,6 +164,8 @@ class RunSnapshot:
     """The coordinator's process id, with `pid_start` its start time in clock ticks since boot."""
     pid_start: int
     started_at: float
+    is_synchronous: bool = False
+    """True if the tasks of its strategy take every step together."""
     by_hand: dict[str, str] = field(default_factory=dict)
     """Task that the user starts by hand (``up --except``) → its address."""
     agents: dict[str, Annotated[dict[str, Any], _read_agent]] = field(default_factory=dict)

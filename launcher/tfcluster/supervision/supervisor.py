@@ -133,7 +133,7 @@ class Supervisor(RunState):
         member = self.gang.get(event.task, event.attempt)
         if member is not None and not member.is_over:
             self.gang.note_exit(member, event, error=error, last_lines=last_lines)
-            if member.is_core:
+            if member.is_core and self.gang[event.task].is_ok and self.is_training:
                 self.silence.note_end(now)
                 reactions.end_stall(self, now)
             self.set_timer(f"frozen {event.task}", None)

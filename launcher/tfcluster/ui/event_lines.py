@@ -94,11 +94,17 @@ def _diagnosis(event: Event) -> str | None:
 
 
 def _stalled(event: Event) -> str:
-    text = f"no task has reported anything for {format_duration(event['silent_s'])}"
-    if event.get("deadline_s") is None:
-        return f"{text}: stack traces are in the logs, training continues"
-    limit = format_duration(event["deadline_s"])
-    return f"{text} (stall_deadline_s is {limit}): stack traces are in the logs"
+    what = event.get("what") or "no task reports anything"
+    limit_s = event.get("deadline_s")
+    limit = f" (stall_deadline_s is {format_duration(limit_s)})" if limit_s is not None else ""
+    return (
+        f"no step for {format_duration(event['silent_s'])}{limit}: {what} (the stacks are in the"
+        " logs)"
+    )
+
+
+def _stall_ended(event: Event) -> str:
+    return f"the run goes on, after {format_duration(event['silent_s'])} without a step"
 
 
 def _task_frozen(event: Event) -> str:
@@ -158,6 +164,7 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "restarting": ("bold yellow", format_restart),
     "diagnosis": ("dim", _diagnosis),
     "stalled": ("yellow", _stalled),
+    "stall_ended": ("dim", _stall_ended),
     "task_frozen": ("yellow", _task_frozen),
     "task_thawed": ("dim", "{task} runs again".format_map),
     "chaos_injected": ("magenta", "injected fault: {fault}".format_map),

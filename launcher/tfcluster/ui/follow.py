@@ -17,6 +17,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.job_watch import StateFile
+from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.log_files import prepare_label
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
@@ -32,7 +33,6 @@ from tfcluster.ui.formats import (
 from tfcluster.ui.lines import last_lines, sanitize_text
 from tfcluster.ui.live.figures import (
     Trend,
-    figures_of,
     format_epoch,
     format_metric,
     format_step,
@@ -68,15 +68,15 @@ def format_status_line(
     `now` is in seconds since the epoch, `width` in columns. `partials` are lines still being
     written (progress bars); the first is shown at the end, cut to the remaining width.
     """
-    parts = [*describe_run(snapshot, now), *describe_waits(snapshot)]
+    parts = [*describe_run(snapshot, now), *describe_waits(snapshot, now)]
     parts += [f"{task.task} stopped" for task in snapshot.tasks if task.frozen_by is not None]
     if snapshot.status is Status.RESTARTING:
         return cut_to_columns(sanitize_text(" · ".join(parts)), width)
     figures = figures_of(snapshot)
     if figures.step is not None:
-        parts += [format_metric(*metric) for metric in list((figures.metrics or {}).items())[:2]]
+        parts += [format_metric(*metric) for metric in list(figures.metrics.items())[:2]]
         parts += [format_epoch(figures), format_step(figures, open_end=""), *_rates(snapshot.tasks)]
-    elif snapshot.status in (Status.STARTING, Status.RUNNING):
+    elif snapshot.status in (Status.STARTING, Status.RUNNING, Status.STALLED):
         parts += _counts(snapshot.tasks)
     parts += [f"{label} │ {text}" for label, text in list(partials.items())[:1]]
     return cut_to_columns(sanitize_text(" · ".join(filter(None, parts))), width)

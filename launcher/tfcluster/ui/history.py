@@ -97,6 +97,17 @@ def list_facts(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     ).pairs
 
 
+def format_stall(stall: Mapping[str, Any] | None, now: float | None) -> str:
+    """Return ``no step for 50 s: worker:1 is in train.py:12 `time.sleep`; …``; empty without one.
+
+    `now`: seconds since 1970; None leaves the time out.
+    """
+    if not stall:
+        return ""
+    since = f" for {format_duration(now - (stall.get('since') or now))}" if now is not None else ""
+    return ": ".join(filter(None, [f"no step{since}", stall.get("what")]))
+
+
 def format_gathering(progress: Mapping[str, Any] | None) -> str:
     """Return ``checkpoints from 10.0.0.1, 1.2 GB of 3.0 GB``; empty if nothing is gathered."""
     if not progress:
@@ -153,9 +164,9 @@ def format_reason(snapshot: RunSnapshot) -> list[str]:
     return [f"reason: {snapshot.reason}", *([f"→ {snapshot.hint}"] if snapshot.hint else [])]
 
 
-def format_short_reason(snapshot: RunSnapshot) -> str:
-    """Return why a run is queued or has not succeeded in one line; empty if that is not known."""
-    found = snapshot.reason or ""
+def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
+    """Return why a run is queued, stalled or has not succeeded in one line; empty if unknown."""
+    found = snapshot.reason or format_stall(snapshot.stall, now)
     if snapshot.status is Status.QUEUED:
         found = (snapshot.waits_for or "").removeprefix("nodes: ")
     if not found and (root := root_cause(snapshot)):

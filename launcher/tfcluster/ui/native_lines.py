@@ -1,4 +1,5 @@
-"""Recognizes the lines that TensorFlow's native code writes at each start; a screen omits them.
+"""Recognizes lines that a screen omits: those that TensorFlow's native code writes at each start,
+and stacks that tfcluster has asked for.
 
 TensorFlow, absl, XLA, CUDA's libraries and gRPC write 20 to 40 lines per task before a script's
 first. Such a line has one of two forms, comes from a source file in `TABLE` and begins with a text
@@ -23,8 +24,15 @@ _FORM = re.compile(
 """absl's form, which gRPC has too (``I0000 00:00:1795436651.77 26030 port.cc:153] ``), and the one
 of TensorFlow itself until 2.20 (``2026-11-23 12:23:46.9: I tensorflow/core/util/port.cc:113] ``).
 """
-_find_mark = re.compile(rb":(?:\d+\] |:InitializeLog|tensorflow:From )").search
+_find_mark = re.compile(
+    rb":(?:\d+\] |:InitializeLog|tensorflow:From )|\(most recent call first|Fatal Python error"
+).search
 """Finds what the first line of each message holds; a log without it costs 30 ns per line."""
+_STACK = re.compile(rb"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
+_STACK_LINE = re.compile(rb'  (?:File ".*", line \d+ in .*|<no Python frame>|\.\.\.)|')
+"""The lines of one thread's stack, as `faulthandler` writes them (Python/traceback.c)."""
+_CRASH = b"Fatal Python error"
+"""The beginning of a crash's line: its stacks stay, as they explain the end of the task."""
 _OPTIONS = (
     rb"(?:device_count|session_inter_op_thread_pool|(?:gpu|pluggable_device|graph|rpc)_options"
     rb"|cluster_def|experimental) \{|(?:  )*\}|(?:  )+\w+(?:: \S+| \{)"
@@ -208,10 +216,11 @@ class NativeFilter:
         self._has_more = False
         self._is_open = False
         """True while the last line is inside a block of braces, whose lines may follow."""
+        self._is_stack = self._has_crashed = False
 
     def __call__(self, block: bytes) -> bytes:
         """Return the lines of `block` that are not native noise."""
-        if self._message is None and not _find_mark(block):
+        if self._message is None and not self._is_stack and not _find_mark(block):
             return block
         lines = block[:-1].split(b"\n")
         kept = [line + b"\n" for line in lines if not self._drops(line)]
@@ -220,9 +229,16 @@ class NativeFilter:
 
     def interrupt(self) -> None:
         """Expect no more lines of the last message: others were not seen."""
-        self._message = None
+        self._message, self._is_stack = None, False
 
     def _drops(self, line: bytes) -> bool:
+        if self._is_stack and _STACK_LINE.fullmatch(line):
+            return True
+        self._has_crashed |= line.startswith(_CRASH)
+        self._is_stack = _STACK.search(line) is not None and not self._has_crashed
+        return self._is_stack or self._drops_native(line)
+
+    def _drops_native(self, line: bytes) -> bool:
         if self._message is not None and self._continues(self._message, line):
             return True
         self._message = find_message(line) if _find_mark(line) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
@@ -23,12 +24,7 @@ from tfcluster.ui.formats import (
     plural,
     signal_name,
 )
-from tfcluster.ui.live.figures import (
-    Figures,
-    describe_results,
-    figures_of,
-    format_epoch,
-)
+from tfcluster.ui.live.figures import describe_results, format_epoch
 from tfcluster.ui.render import UNLIMITED, Facts, Grid, Panel, Part, Verbatim, part_lines
 
 _MAX_TRIALS = 12
@@ -115,6 +111,7 @@ def status_panel(
             "ran" if snapshot.status.is_final else "running for",
             None if is_lost else format_duration(ran),
         ),
+        ("stalled", history.format_stall(snapshot.stall, now)),
         ("gathering", history.format_gathering(snapshot.gathering)),
         ("waiting for", snapshot.waits_for),
         ("job", f"{snapshot.job['backend']} {snapshot.job['id']}" if snapshot.job else None),
@@ -163,7 +160,7 @@ def runs_grid(
             del columns[optional]
             room = _room_beside(snapshots, columns, width)
     if room >= _MIN_REASON_COLUMNS:
-        columns["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run), room)
+        columns["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run, now), room)
     return Grid.of(snapshots, columns, _RIGHT_OF_RUNS)
 
 
@@ -178,7 +175,7 @@ def _room_beside(
 
 
 def _loss(figures: Figures) -> str:
-    value = (figures.metrics or {}).get("loss")
+    value = figures.metrics.get("loss")
     return "" if value is None else format_value(value)
 
 
@@ -324,6 +321,7 @@ def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
         "memory": lambda task: task.rss_bytes and format_bytes(task.rss_bytes),
         "cores": lambda task: None if task.cores is None else f"{task.cores:.1f}",
         "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
+        "where": lambda task: (snapshot.stall or {}).get("tasks", {}).get(task.task),
     }
     return Grid.of(snapshot.tasks, columns, _RIGHT_OF_TASKS)
 
@@ -347,7 +345,7 @@ def _closing_title(snapshot: RunSnapshot) -> str:
 def _tone(status: Status) -> str:
     if status is Status.SUCCEEDED:
         return "good"
-    if status in (Status.INTERRUPTED, Status.STOPPING, Status.RESTARTING):
+    if status in (Status.STALLED, Status.INTERRUPTED, Status.STOPPING, Status.RESTARTING):
         return "warn"
     return "bad" if status.is_final else "plain"
 

@@ -16,6 +16,7 @@ from tfcluster.backends import job_watch
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import registry
+from tfcluster.rundir.figures import Figures, figures_of, state_json
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
@@ -25,10 +26,6 @@ from tfcluster.ui import history, plan_view
 from tfcluster.ui.formats import format_exit
 from tfcluster.ui.lines import last_lines
 
-_OF_THE_TASK = (
-    *("epoch", "epochs", "steps_per_epoch", "step", "total_steps"),
-    *("steps_per_second", "examples_per_second"),
-)
 _MOST_PLANNED = 100
 """The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""
 _OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
@@ -129,11 +126,7 @@ def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
     }
     row |= {"tasks": len(snapshot.tasks), "restarts": len(snapshot.restarts)}
     row["reason"] = history.format_short_reason(snapshot)
-    task = snapshot.leader
-    row |= {name: getattr(task, name, None) for name in _OF_THE_TASK}
-    row["task"] = task.task if task is not None else None
-    row["metrics"] = to_json_numbers(task.metrics) if task is not None else {}
-    return row
+    return row | figures_of(snapshot).to_json()
 
 
 def _damaged_row(paths: RunPaths) -> dict[str, Any]:
@@ -142,17 +135,17 @@ def _damaged_row(paths: RunPaths) -> dict[str, Any]:
         return {}
     except DamagedRunError as error:
         why, changed_at = error.why, error.changed_at
-    row: dict[str, Any] = dict.fromkeys((*_OF_THE_RUN, *_OF_THE_TASK, "task"))
+    row: dict[str, Any] = dict.fromkeys(_OF_THE_RUN) | Figures().to_json()
     row |= {"run": paths.run_id, "name": paths.run_id, "started_at": changed_at}
     row |= {"status": "damaged", "status_text": "damaged", "reason": why}
-    return row | {"tasks": 0, "restarts": 0, "metrics": {}}
+    return row | {"tasks": 0, "restarts": 0}
 
 
 def describe_run(paths: RunPaths) -> dict[str, Any]:
     """Return everything about a run but its curves and logs. Raises DamagedRunError."""
     snapshot = registry.load(paths)
     return {
-        "snapshot": snapshot.to_json() | {"folder": str(paths.root)},
+        "snapshot": state_json(snapshot) | {"folder": str(paths.root)},
         "plan": _describe_plan(paths, snapshot),
         "diagnosis": _describe_diagnosis(paths, snapshot),
     }

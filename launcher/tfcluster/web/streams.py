@@ -20,6 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from tfcluster.agent import foreign_json
 from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir import registry, series
+from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.log_files import LogFiles
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError
@@ -101,7 +102,7 @@ class RunSource:
         elif snapshot is self._snapshot:
             return self._state
         self._snapshot = snapshot
-        return snapshot.to_json() | {"folder": str(self._paths.root)}
+        return state_json(snapshot) | {"folder": str(self._paths.root)}
 
     def _is_final(self) -> bool:
         return self._snapshot is None or not self._state or self._snapshot.status.is_final

@@ -244,3 +244,75 @@ def test_a_run_that_goes_on_has_no_task_and_no_node_of_its_former_start(
     assert state.continued == {"attempt": 2, "ran_s": 60.0}
     replay(state, paths, [ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)])
     assert tasks(state)["worker:0"] == "starting"
+
+
+def waits(task: str) -> ev.TaskPhase:
+    return ev.TaskPhase(task=task, attempt=1, name=ev.WAITING_FOR_PEERS)
+
+
+def step(task: str, number: int, **more: Any) -> ev.Progress:
+    return ev.Progress(task=task, attempt=1, step=number, **more)
+
+
+def test_a_stalled_run_has_no_speed_until_the_next_step(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    stalled = ev.Stalled(silent_s=10.0, what="worker:1 is in a.py:3", causes=("worker:1",))
+    replay(state, paths, [*STARTED, step("worker:0", 5, steps_per_second=20.0), stalled])
+    assert state.status is Status.STALLED
+    assert state.task("worker:0").steps_per_second is None
+    assert state.stall is not None
+    assert (state.stall["since"], state.stall["causes"]) == (196.0, ["worker:1"])
+    assert from_json(RunSnapshot, json.loads(json.dumps(state.to_json()))) == state
+    replay(state, paths, [step("worker:0", 6, steps_per_second=9.0), ev.StallEnded(silent_s=12)])
+    assert (state.status, state.stall) == (Status.RUNNING, None)
+    assert state.task("worker:0").steps_per_second == 9.0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.Restarting(reason="stalled", attempt=2, of=4),
+        ev.RunStopping(why="Ctrl-C"),
+        ev.RunFinished(status="failed", exit_code=1),
+    ],
+)
+def test_a_stall_is_over_once_the_run_restarts_or_ends(
+    state: RunSnapshot, paths: RunPaths, event: Event
+) -> None:
+    replay(state, paths, [*STARTED, ev.Stalled(silent_s=10.0), event])
+    assert state.status is not Status.STALLED
+    assert state.stall is None
+
+
+def test_tasks_that_take_their_steps_together_have_one_speed(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    speeds = {"steps_per_second": 20.0, "mean_steps_per_second": 18.0, "examples_per_second": 640.0}
+    joined = [*STARTED, waits("worker:0"), waits("worker:1")]
+    replay(state, paths, [*joined, step("worker:1", 4), step("worker:0", 5, **speeds)])
+    assert state.task("worker:1").steps_per_second == 20.0
+    replay(state, paths, [step("worker:1", 6, steps_per_second=23.0)])
+    shared = state.task("worker:1")
+    assert {name: getattr(shared, name) for name in speeds} == speeds
+
+
+def test_tasks_that_train_alone_have_their_own_speeds(state: RunSnapshot, paths: RunPaths) -> None:
+    alone = [step("worker:0", 5, steps_per_second=20.0), step("worker:1", 6, steps_per_second=9.0)]
+    replay(state, paths, [*STARTED, *alone])
+    assert [task.steps_per_second for task in state.tasks] == [20.0, 9.0]
+
+
+def test_metrics_of_the_end_of_an_epoch_stay_until_the_next_one(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    first = {"loss": 0.5, "accuracy": 0.8, "val_loss": 0.6, "learning_rate": 0.1}
+    replay(state, paths, [*STARTED, step("worker:0", 10, epoch=1, metrics=first)])
+    replay(state, paths, [step("worker:0", 11, epoch=2, metrics={"loss": 0.4})])
+    late = {"val_loss": 0.6, "learning_rate": 0.1}
+    assert state.task("worker:0").metrics == {"loss": 0.4} | late
+    replay(state, paths, [step("worker:0", 13)])  # the step that a killed task had reached
+    task = state.task("worker:0")
+    assert (task.step, task.epoch, task.metrics) == (13, 2, {"loss": 0.4} | late)
+    replay(state, paths, [step("worker:0", 1, metrics={"mae": 1.0})])  # another training
+    assert state.task("worker:0").metrics == {"mae": 1.0}

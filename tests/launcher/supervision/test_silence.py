@@ -52,7 +52,11 @@ def test_the_stacks_are_taken_once_and_the_run_goes_on() -> None:
 
 @pytest.mark.parametrize("kind", ["progress", "alive", "evaluated", "saved"])
 def test_the_next_sign_of_work_ends_a_stall(kind: str) -> None:
-    facts = {"progress": {"step": 11}, "evaluated": {"step": 10}, "saved": {"path": "/c/ckpt-1"}}
+    facts: dict[str, dict[str, object]] = {
+        "progress": {"step": 11},
+        "evaluated": {"step": 10},
+        "saved": {"path": "/c/ckpt-1"},
+    }
     replay = training().after(30).says("worker:1", kind, **facts.get(kind, {}))
     assert replay.last(ev.StallEnded).silent_s == pytest.approx(30.1)
     replay.after(STALLED_S - 0.1)

@@ -98,15 +98,16 @@ from tfcluster.ui.event_lines import format_event
         ),
         (ev.Diagnosis(root_cause={"task": "worker:1"}), None),
         (
-            ev.Stalled(silent_s=600),
-            "no task has reported anything for 10 min 00 s:"
-            " stack traces are in the logs, training continues",
+            ev.Stalled(silent_s=600, what="worker:1 is in train.py:12 `time.sleep`"),
+            "no step for 10 min 00 s: worker:1 is in train.py:12 `time.sleep`"
+            " (the stacks are in the logs)",
         ),
         (
             ev.Stalled(silent_s=61, deadline_s=60),
-            "no task has reported anything for 1 min 01 s (stall_deadline_s is 1 min 00 s):"
-            " stack traces are in the logs",
+            "no step for 1 min 01 s (stall_deadline_s is 1 min 00 s): no task reports anything"
+            " (the stacks are in the logs)",
         ),
+        (ev.StallEnded(silent_s=75), "the run goes on, after 1 min 15 s without a step"),
         (
             ev.TaskFrozen(task="worker:1", attempt=1, signal=19),
             "worker:1 was stopped by SIGSTOP: it neither runs nor exits",

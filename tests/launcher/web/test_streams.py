@@ -127,7 +127,7 @@ def test_a_viewer_gets_the_state_then_changes_points_and_moments(
         browser.got.clear()
         change(paths, lambda state: setattr(state.tasks[1], "step", 7))
         changes = await browser.until("state")
-        assert changes.keys() == {"tasks"}
+        assert changes.keys() == {"tasks", "figures"}
         assert [(task["task"], task["step"]) for task in changes["tasks"]] == [("worker:1", 7)]
 
     play(home_dir, watch)

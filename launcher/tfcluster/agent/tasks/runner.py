@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import time
 from collections.abc import Collection
 
@@ -198,11 +199,15 @@ class TaskRunner:
         """Pass on a task's reports; drop malformed ones."""
         for _ in range(MAX_REPORTS):
             try:
-                raw = task.events.recv(MAX_EVENT + 1)
+                raw, fds, _flags, _address = socket.recv_fds(task.events, MAX_EVENT + 1, 1)
             except BlockingIOError:
                 return
             except OSError:
-                raw = b""
+                raw, fds = b"", []
+            if fds:  # the message that brings them says nothing else
+                for fd in fds:
+                    task.last_step.take(fd)
+                continue
             if not raw:
                 self._unwatch(task)
                 return
@@ -218,8 +223,10 @@ class TaskRunner:
         self.link.send(msg.ReportsDropped(task=task.name, attempt=task.attempt, count=count))
 
     def _report_task_event(self, task: Task, event: dict[str, Any]) -> None:
-        if event.get("type") == "progress" and self.link.backlog > PROGRESS_BACKLOG:
-            return
+        if event.get("type") == "progress":
+            if self.link.backlog > PROGRESS_BACKLOG:
+                return
+            task.last_step.note_reported(event.get("step"))
         self.link.send(msg.TaskEvent(task=task.name, attempt=task.attempt, event=event))
 
     # -- ends
@@ -258,6 +265,8 @@ class TaskRunner:
 
     def _read_remaining(self, task: Task) -> None:
         self._read_reports(task)
+        if (step := task.last_step.unreported()) is not None:  # it was killed, or it crashed
+            self._report_task_event(task, {"type": "progress", "step": step})
         task.drain_until = time.monotonic() + DRAIN_S  # for a child of the task that still writes
         for _ in range(2):  # a full pipe, then its end
             self._log_streams.drain(task)

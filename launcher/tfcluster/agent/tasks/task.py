@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import time
 import warnings  # noqa: F401 (os.execvpe imports it: better once here than in every fork)
 from collections.abc import Callable
@@ -36,6 +37,7 @@ UNKILLABLE_S = 5.0
 or a GPU takes seconds."""
 DRAIN_S = 0.5
 """The time that an ended task's pipe is still read: a child of the task may hold it."""
+_STEP = struct.Struct("<q")
 _DECISIVE = {
     kind.type.encode() for kind in msg.TaskReport.__subclasses__() if kind not in msg.FOR_PEOPLE
 }
@@ -67,6 +69,39 @@ class ReportBudget:
             return True
         self.dropped += 1
         return False
+
+
+class LastStep:
+    """The last step of a task, which it notes in memory that it shares with its agent."""
+
+    def __init__(self) -> None:
+        self._page = -1
+        self._reported: object = None
+
+    def take(self, fd: int) -> None:
+        """Take the descriptor of the memory; a task has one (`tfcluster_workers.last_step`)."""
+        os.set_inheritable(fd, False)
+        self.close()
+        self._page = fd
+
+    def note_reported(self, step: object) -> None:
+        """Note that progress at `step` was passed on."""
+        self._reported = step
+
+    def unreported(self) -> int | None:
+        """Return the step that the task has reached, if it has not reported it."""
+        if self._page < 0:
+            return None
+        with contextlib.suppress(OSError):
+            noted = os.pread(self._page, _STEP.size, 0)
+            if len(noted) == _STEP.size and 0 <= (step := _STEP.unpack(noted)[0]) != self._reported:
+                return int(step)
+        return None
+
+    def close(self) -> None:
+        if self._page >= 0:
+            os.close(self._page)
+            self._page = -1
 
 
 def _kind_of(raw: bytes) -> bytes:
@@ -103,6 +138,7 @@ class Task:
         """The moment from which on the task is reported as unkillable."""
         self.is_unkillable = False
         self.reports = ReportBudget(time.monotonic())
+        self.last_step = LastStep()
         self.question: stacks.Question | None = None
         """The request for its stacks that it has not answered yet."""
         self.usage: tuple[int, int] | None = None
@@ -208,6 +244,7 @@ class Task:
     def close(self) -> None:
         self.log.close()
         self.events.close()
+        self.last_step.close()
         if self.pipe >= 0:
             os.close(self.pipe)
             self.pipe = -1

@@ -1,90 +1,23 @@
-"""The numbers of a training as a whole, from its tasks: step, epoch, totals, metrics, rate, ETA.
-
-The functions are pure; `Trend` is what a view remembers between two looks at a run.
-"""
+"""The figures of a training as text; `Trend` is what a view remembers of its speed."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import isfinite
 from typing import Final
 
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.figures import Figures, figures_of
+from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.formats import cut_to_columns, format_count, format_duration, format_value
 from tfcluster.ui.lines import sanitize_text
 
 SAMPLES: Final = 30
 SAMPLE_S: Final = 2.0
 """Shortest time between two samples of a trend."""
-_LONGEST_ETA_S: Final = 1e9
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _LONGEST_METRIC: Final = 24
 _MOST_METRICS: Final = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The numbers of a training; those that nobody reported are None or empty."""
-
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: int | None = None
-    epochs: int | None = None
-    done: float | None = None
-    """The part of the training that is done, 0 to 1, where a total is known."""
-    eta_s: float | None = None
-    metrics: Mapping[str, float] | None = None
-    """Name → value, the loss first."""
-    rate: float | None = None
-    """The speed, in `unit` per second."""
-    mean_rate: float | None = None
-    """The speed of the present attempt since its first step."""
-    unit: str = "steps"
-    """``examples`` where a task knows them."""
-    rss_bytes: int | None = None
-    """The memory of all tasks together, and the `cores` that they use."""
-    cores: float | None = None
-
-
-def figures_of(snapshot: RunSnapshot) -> Figures:
-    """Return the figures of a run: those of its leading task, and the sums of all tasks."""
-    memory = [task.rss_bytes for task in snapshot.tasks if task.rss_bytes is not None]
-    cores = [task.cores for task in snapshot.tasks if task.cores is not None]
-    sums = (sum(memory) if memory else None, sum(cores) if cores else None)
-    lead = snapshot.leader
-    if lead is None:
-        return Figures(rss_bytes=sums[0], cores=sums[1])
-    done = _part_done(lead)
-    examples = lead.examples_per_second
-    return Figures(
-        step=lead.step,
-        total_steps=lead.total_steps,
-        epoch=lead.epoch,
-        epochs=lead.epochs,
-        done=done,
-        eta_s=_remaining_s(lead),
-        metrics=loss_first(_metrics(snapshot.tasks, lead)),
-        rate=lead.steps_per_second if examples is None else examples,
-        mean_rate=_mean_rate(lead),
-        unit="steps" if examples is None else "examples",
-        rss_bytes=sums[0],
-        cores=sums[1],
-    )
-
-
-def mean_examples_per_second(task: TaskSnapshot) -> float | None:
-    """Return the speed of a task's present attempt since its first step."""
-    mean, present = task.mean_steps_per_second, task.steps_per_second
-    if mean is None or task.examples_per_second is None or not present:
-        return None
-    return task.examples_per_second * mean / present
-
-
-def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return `metrics` with the loss before the others, and validation metrics last."""
-    return dict(sorted(metrics.items(), key=lambda item: (item[0] != "loss", _is_late(item[0]))))
 
 
 def format_step(figures: Figures, open_end: str = ", total unknown") -> str:
@@ -112,7 +45,7 @@ def describe_results(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
     if lead is None:
         return ()
     progress = [format_epoch(figures), format_step(figures, open_end="")]
-    metrics = list((figures.metrics or {}).items())[:_MOST_METRICS]
+    metrics = list(figures.metrics.items())[:_MOST_METRICS]
     speed = []
     if figures.mean_rate is not None:
         speed.append(f"{format_count(figures.mean_rate)} {figures.unit}/s on average")
@@ -157,35 +90,3 @@ class Trend:
             return
         self._step, self._sampled_at = figures.step, now
         self.samples.append(figures.rate)
-
-
-def _mean_rate(task: TaskSnapshot) -> float | None:
-    if task.examples_per_second is None:
-        return task.mean_steps_per_second
-    return mean_examples_per_second(task)
-
-
-def _remaining_s(task: TaskSnapshot) -> float | None:
-    total = task.total_steps
-    speed = task.mean_steps_per_second or task.steps_per_second
-    if not total or not speed or task.step is None or task.step == total:
-        return None
-    left_s = max((total - task.step) / speed, 0.0)
-    return left_s if left_s < _LONGEST_ETA_S else None
-
-
-def _part_done(task: TaskSnapshot) -> float | None:
-    if task.total_steps and task.step is not None:
-        return min(max(task.step / task.total_steps, 0.0), 1.0)
-    if task.epochs and task.epoch is not None:
-        return min(max(task.epoch - 1, 0) / task.epochs, 1.0)
-    return None
-
-
-def _metrics(tasks: Sequence[TaskSnapshot], lead: TaskSnapshot) -> Mapping[str, float]:
-    others = (task.metrics for task in tasks if not task.task.startswith(("ps:", "evaluator:")))
-    return lead.metrics or next(filter(None, others), {})
-
-
-def _is_late(name: str) -> bool:
-    return name.startswith(("val_", "lr", "learning_rate"))

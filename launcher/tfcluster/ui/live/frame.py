@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tfcluster.errors import join_first
+from tfcluster.rundir.figures import Figures
 from tfcluster.rundir.snapshot import RunSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
@@ -24,7 +25,6 @@ from tfcluster.ui.formats import (
 )
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.live.figures import (
-    Figures,
     draw_trend,
     format_epoch,
     format_metric,
@@ -76,9 +76,9 @@ def describe_run(snapshot: RunSnapshot, now: float) -> list[str]:
     return parts
 
 
-def describe_waits(snapshot: RunSnapshot) -> list[str]:
-    """Return what the run waits for: files that are gathered, nodes, a pause."""
-    parts = []
+def describe_waits(snapshot: RunSnapshot, now: float) -> list[str]:
+    """Return what the run waits for: a task, files that are gathered, nodes, a pause."""
+    parts = [history.format_stall(snapshot.stall, now)] if snapshot.stall else []
     if snapshot.gathering:
         parts.append(f"gathering {history.format_gathering(snapshot.gathering)}")
     if snapshot.waits_for:
@@ -109,7 +109,7 @@ def _where(snapshot: RunSnapshot, this_host: str) -> str:
 def _numbers(scene: Scene, columns: int) -> list[Segments]:
     """Return the line of metrics and speed; the first metric is in it whatever the width is."""
     figures = scene.figures
-    metrics = [format_metric(*item) for item in (figures.metrics or {}).items()]
+    metrics = [format_metric(*item) for item in figures.metrics.items()]
     rate = f"{format_count(figures.rate)} {figures.unit}/s" if figures.rate is not None else ""
     room, kept = columns, set[str]()
     for text in filter(None, [*metrics[:2], rate, *metrics[2:]]):
@@ -127,7 +127,7 @@ def _progress(scene: Scene, columns: int) -> list[Segments]:
     figures = scene.figures
     left = format_epoch(figures)
     right = [format_step(figures)]
-    if figures.eta_s is not None and scene.snapshot.status is Status.RUNNING:
+    if figures.eta_s is not None:
         right.append(f"ETA {format_duration(figures.eta_s)}")
     texts = [text for text in right if text]
     if figures.done is None or scene.snapshot.status is Status.RESTARTING:
@@ -150,7 +150,7 @@ def _bar(done: float, length: int) -> list[tuple[str, str]]:
 def _notes(scene: Scene) -> list[tuple[str, str]]:
     """Return the lines below the tasks, the most important one first, with their styles."""
     snapshot = scene.snapshot
-    notes = [(text, "yellow") for text in describe_waits(snapshot)]
+    notes = [(text, "yellow") for text in describe_waits(snapshot, scene.now)]
     lost = [node for node, state in snapshot.nodes.items() if state == "lost"]
     notes += [(f"node {node} is lost", "red") for node in lost]
     if snapshot.trials:

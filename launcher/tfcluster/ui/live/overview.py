@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.backends.job_watch import StateFile
+from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.ui.formats import (
@@ -19,7 +20,7 @@ from tfcluster.ui.formats import (
     format_duration,
     format_value,
 )
-from tfcluster.ui.live.figures import Figures, figures_of, format_epoch, format_step
+from tfcluster.ui.live.figures import format_epoch, format_step
 from tfcluster.ui.live.job_control import JobControl, single_keys
 from tfcluster.ui.render import UNLIMITED, Grid, part_lines
 from tfcluster.ui.terminal import Segments, Terminal
@@ -70,7 +71,7 @@ def describe(run: RunSnapshot, *, now: float) -> dict[str, Any]:
         "epoch": figures.epoch,
         "epochs": figures.epochs,
         "eta_s": figures.eta_s,
-        "metrics": to_json_numbers(figures.metrics or {}),
+        "metrics": to_json_numbers(figures.metrics),
         f"{figures.unit}_per_second": figures.rate,
         "rss_bytes": figures.rss_bytes,
         "cores": figures.cores,
@@ -88,7 +89,7 @@ def overview_grid(runs: Sequence[RunSnapshot], *, now: float, width: int = UNLIM
         "NAME": lambda run: run.name,
         "ID": lambda run: run.run[-4:],
         "STATUS": lambda run: f"{run.status} {format_duration(now - run.started_at)}",
-        "LOSS": of(lambda found: _number((found.metrics or {}).get("loss"), format_value)),
+        "LOSS": of(lambda found: _number(found.metrics.get("loss"), format_value)),
         "EPOCH": of(lambda found: format_epoch(found).removeprefix("epoch ")),
         "STEP": of(lambda found: format_step(found, open_end="").removeprefix("step ")),
         "ETA": of(lambda found: _number(found.eta_s, format_duration)),

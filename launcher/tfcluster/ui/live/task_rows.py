@@ -86,7 +86,8 @@ def describe_state(task: TaskSnapshot) -> str:
 
 def _has_trouble(snapshot: RunSnapshot, task: TaskSnapshot) -> bool:
     is_bad = task.state in ("failed", "lost", "restarting") or task.frozen_by is not None
-    return is_bad or bool(history.format_blame(snapshot, task))
+    is_awaited = task.task in ((snapshot.stall or {}).get("causes") or ())
+    return is_bad or is_awaited or bool(history.format_blame(snapshot, task))
 
 
 def _cells_of(tasks: Sequence[TaskSnapshot]) -> dict[str, list[str]]:
@@ -145,6 +146,8 @@ def _reason(snapshot: RunSnapshot, task: TaskSnapshot) -> str:
         how = format_exit(task.exit_code, task.signal)
         by = "stopped by tfcluster: " if task.ended_by == "tfcluster" else ""
         return f"{by}{how}{history.format_blame(snapshot, task)}" if how else task.state
+    if snapshot.stall and (where := snapshot.stall.get("tasks", {}).get(task.task)):
+        return str(where)
     if task.step is None and task.phase:
         return task.phase
     if task.task.startswith("evaluator") and task.metrics:

@@ -5,7 +5,7 @@ import { History } from "./curves.js";
 import { byId, el } from "./dom.js";
 import { bytes, clock, count, duration, metric, rate } from "./formats.js";
 import { get, showProblem } from "./live.js";
-import { leader, statusText } from "./progress.js";
+import { statusText } from "./progress.js";
 
 const MOST = 6;
 const ids = (new URLSearchParams(location.search).get("runs") ?? "")
@@ -93,12 +93,12 @@ const ROWS = [
     "Duration",
     ({ snapshot }) => (snapshot.ended_at ? duration(snapshot.ended_at - snapshot.started_at) : ""),
   ],
-  ["First step after", ({ snapshot }) => duration(leader(snapshot.tasks)?.first_step_s)],
+  ["First step after", ({ snapshot }) => duration(snapshot.figures.first_step_s)],
   ["Tasks", ({ snapshot }) => count(snapshot.tasks.length)],
   ["Host", ({ snapshot }) => snapshot.host],
-  ["Step", ({ snapshot }) => count(leader(snapshot.tasks)?.step)],
-  ["Examples/s", ({ snapshot }) => rate(leader(snapshot.tasks)?.examples_per_second)],
-  ["Steps/s, mean", ({ snapshot }) => rate(leader(snapshot.tasks)?.mean_steps_per_second)],
+  ["Step", ({ snapshot }) => count(snapshot.figures.step)],
+  ["Examples/s on average", ({ snapshot }) => rate(snapshot.figures.mean_examples_per_second)],
+  ["Steps/s on average", ({ snapshot }) => rate(snapshot.figures.mean_steps_per_second)],
   [
     "Peak memory of a task",
     ({ snapshot }) =>
@@ -119,11 +119,11 @@ const ROWS = [
 
 function showTable() {
   const metrics = [
-    ...new Set(runs.flatMap(({ snapshot }) => Object.keys(leader(snapshot.tasks)?.metrics ?? {}))),
+    ...new Set(runs.flatMap(({ snapshot }) => Object.keys(snapshot.figures.metrics))),
   ];
   const ofMetrics = metrics.map((name) => [
     name,
-    ({ snapshot }) => metric(leader(snapshot.tasks)?.metrics[name]),
+    ({ snapshot }) => metric(snapshot.figures.metrics[name]),
   ]);
   const all = [...ROWS.slice(0, 2), ...ofMetrics, ...ROWS.slice(2)].map(([name, value]) => [
     name,

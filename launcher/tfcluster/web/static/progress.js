@@ -10,6 +10,7 @@ const KINDS = {
   damaged: "bad",
   lost: "bad",
   interrupted: "warn",
+  stalled: "warn",
   restarting: "warn",
   stopping: "warn",
   queued: "warn",
@@ -30,19 +31,12 @@ export function showStatus(element, status, text = statusText(status)) {
   element.dataset.kind = kindOf(status);
 }
 
-/** Return the task whose step stands for the run: the chief's, the first worker's, or the furthest. */
-export function leader(tasks) {
-  const stepping = tasks.filter((task) => task.step != null);
-  const first = ["chief:0", "worker:0"]
-    .map((name) => stepping.find((task) => task.task === name))
-    .find(Boolean);
-  return first ?? stepping.sort((a, b) => b.step - a.step)[0];
-}
-
-/** Return the share of the training that is done, 0 to 1; null if its length is not known. */
-export function share({ step, total_steps: total, epoch, epochs }) {
-  if (step != null && total > 0) return Math.min(1, step / total);
-  return epoch != null && epochs > 0 ? Math.min(1, (epoch - 1) / epochs) : null;
+/** Return `no step for 50 s: worker:1 is in …` of a stalled run; empty for all others. */
+export function stallText(stall) {
+  if (!stall) return "";
+  return [`no step for ${duration(Date.now() / 1000 - stall.since)}`, stall.what]
+    .filter(Boolean)
+    .join(": ");
 }
 
 /** Return `epoch 2/3 · step 120/360`; `total unknown` where it is. */
@@ -55,12 +49,6 @@ export function position({ step, total_steps: total, epoch, epochs }, { isLong =
       `step ${count(step)}${total ? `/${count(total)}` : isLong && !epochs ? ", total unknown" : ""}`,
     );
   return parts.join(" · ");
-}
-
-export function timeLeft(task, status) {
-  const speed = task.mean_steps_per_second ?? task.steps_per_second;
-  if (isFinal(status) || !task.total_steps || !speed || task.step >= task.total_steps) return "";
-  return duration((task.total_steps - task.step) / speed);
 }
 
 /** Set a bar of `share` (null: unknown) and the state's colour. */

@@ -6,7 +6,7 @@ import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
 import { get, isFinal, Live, post, showProblem } from "./live.js";
 import { LogView } from "./logs.js";
-import { leader, position, share, showBar, showStatus, statusText, timeLeft } from "./progress.js";
+import { position, showBar, showStatus, stallText, statusText } from "./progress.js";
 import { timelineLines, timelineRow } from "./timeline.js";
 
 const CHART_INTERVAL_MS = 300;
@@ -74,26 +74,7 @@ async function end() {
   logs.grown();
 }
 
-const OF_PROGRESS = [
-  ...["step", "epoch", "epochs", "steps_per_epoch", "total_steps", "metrics"],
-  ...["steps_per_second", "mean_steps_per_second", "examples_per_second"],
-];
-
-/** Show progress at once: the state is written less often than events are. */
-function advance(task, event) {
-  if (!event || event.attempt < task.attempt) return task;
-  const known = OF_PROGRESS.filter((name) => event[name] != null);
-  return { ...task, ...Object.fromEntries(known.map((name) => [name, event[name]])) };
-}
-
 function takePoints(events) {
-  if (snapshot) {
-    const progress = events.filter((event) => event.type === "progress");
-    const newest = new Map(progress.map((event) => [event.task, event]));
-    const tasks = snapshot.tasks.map((task) => advance(task, newest.get(task.task)));
-    snapshot = { ...snapshot, tasks };
-    drawState();
-  }
   const isLong = history?.addPoints(events);
   showChartsSoon();
   return isLong ? refresh() : null;
@@ -113,7 +94,8 @@ function showHeader() {
   document.title = `${clean(snapshot.name)}: ${statusText(snapshot.status)} · tfcluster`;
   const parts = [RUN, `started ${clock(snapshot.started_at)}`, `on ${snapshot.host}`];
   const waits =
-    snapshot.waits_for ?? (snapshot.gathering ? `gathering ${snapshot.gathering.what}` : "");
+    stallText(snapshot.stall) ||
+    (snapshot.waits_for ?? (snapshot.gathering ? `gathering ${snapshot.gathering.what}` : ""));
   write(byId("facts"), [...parts, waits].filter(Boolean).join(" · "));
   const stop = byId("stop");
   if (stop) {
@@ -125,28 +107,24 @@ function showHeader() {
 }
 
 function showFigures() {
-  const task = leader(snapshot.tasks) ?? {};
-  showBar(byId("bar"), share(task), snapshot.status);
-  const left = timeLeft(task, snapshot.status);
+  const task = snapshot.figures;
+  showBar(byId("bar"), task.done, snapshot.status);
+  const left = task.eta_s == null ? "" : `${duration(task.eta_s)} left`;
   write(
     byId("position"),
-    [position(task, { isLong: true }) || "no progress reported yet", left && `${left} left`]
+    [position(task, { isLong: true }) || "no progress reported yet", left]
       .filter(Boolean)
       .join(" · "),
   );
   const checkpoint = snapshot.checkpoints.at(-1);
-  const memory = snapshot.tasks.reduce((sum, each) => sum + (each.rss_bytes ?? 0), 0);
   const figures = [
-    ...Object.entries(task.metrics ?? {})
-      .sort(([a], [b]) => (b === "loss") - (a === "loss"))
+    ...Object.entries(task.metrics)
       .slice(0, MOST_METRICS)
       .map(([name, value]) => [name, metric(value)]),
-    task.examples_per_second != null
-      ? ["Examples/s", rate(task.examples_per_second)]
-      : ["Steps/s", rate(task.steps_per_second)],
+    ...speed(task),
     ["Elapsed", elapsed()],
     ["First step after", duration(task.first_step_s)],
-    ["Memory", memory ? bytes(memory) : ""],
+    ["Memory", bytes(task.rss_bytes)],
     ["Attempt", snapshot.attempt > 1 ? count(snapshot.attempt) : ""],
     [
       "Checkpoint",
@@ -166,6 +144,16 @@ function showFigures() {
   );
 }
 
+/** Return the present speed; of a run that has ended, its mean. */
+function speed(figures) {
+  const isOver = isFinal(snapshot.status);
+  const [prefix, suffix] = isOver ? ["mean_", " on average"] : ["", ""];
+  const examples = figures[`${prefix}examples_per_second`];
+  return examples != null
+    ? [[`Examples/s${suffix}`, rate(examples)]]
+    : [[`Steps/s${suffix}`, rate(figures[`${prefix}steps_per_second`])]];
+}
+
 function elapsed() {
   if (snapshot.status === "lost" && !snapshot.ended_at) return "";
   return duration((snapshot.ended_at ?? Date.now() / 1000) - snapshot.started_at);
@@ -183,7 +171,7 @@ const CELLS = [
     task.gpu == null
       ? ""
       : `${percent(task.gpu)}${task.gpu_memory_bytes ? ` · ${bytes(task.gpu_memory_bytes)}` : ""}`,
-  (task) => exit(task.exit_code, task.signal),
+  (task) => exit(task.exit_code, task.signal) || (snapshot.stall?.tasks?.[task.task] ?? ""),
 ];
 const FIRST_NUMBER = 1;
 const LAST_NUMBER = 5;

@@ -3,7 +3,7 @@
 import { byId, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { clock, count, duration, metric, plural, rate } from "./formats.js";
 import { get, isFinal, Live, showProblem } from "./live.js";
-import { position, share, showBar, showStatus } from "./progress.js";
+import { position, showBar, showStatus } from "./progress.js";
 
 const MOST_COMPARED = 6;
 const rows = new Map();
@@ -13,7 +13,7 @@ let order = { by: "started", isDown: true };
 const VALUES = {
   name: (row) => row.name,
   status: (row) => row.status,
-  progress: (row) => share(row) ?? (row.step != null ? 0 : -1),
+  progress: (row) => row.done ?? (row.step != null ? 0 : -1),
   loss: (row) => Number(row.metrics.loss ?? NaN),
   examples: (row) => row.examples_per_second ?? -1,
   tasks: (row) => row.tasks,
@@ -104,11 +104,11 @@ function makeRow(row) {
 
 function updateRow(element, row) {
   const [, name, status, progress, ...numbers] = element.cells;
-  write(name.lastElementChild, row.reason && !isLive(row) ? row.reason : row.run);
+  write(name.lastElementChild, row.reason && (!isLive(row) || row.status === "stalled") ? row.reason : row.run);
   name.title = name.lastElementChild.textContent;
   showStatus(status.firstElementChild, row.status, row.status_text);
   write(progress.firstElementChild, position(row));
-  showBar(progress.lastElementChild, isLive(row) ? share(row) : null, row.status);
+  showBar(progress.lastElementChild, isLive(row) ? row.done : null, row.status);
   progress.lastElementChild.hidden ||= !isLive(row);
   const texts = [
     row.metrics.loss == null ? "" : metric(row.metrics.loss),

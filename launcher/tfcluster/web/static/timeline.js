@@ -38,7 +38,11 @@ const SENTENCES = {
     "good",
     `Node ${e.node} is back: ${joined(...(e.tasks ?? []))} ${e.joins_in_s === undefined ? "can be taken in by scale-to" : "can join at a checkpoint"}`,
   ],
-  stalled: (e) => ["warn", `No progress for ${duration(e.silent_s)}; the stacks are in the logs`],
+  stalled: (e) => [
+    "warn",
+    `No step for ${duration(e.silent_s)}: ${e.what || "no task reports anything"} (the stacks are in the logs)`,
+  ],
+  stall_ended: (e) => ["", `The run goes on, after ${duration(e.silent_s)} without a step`],
   restarting: (e) => [
     "warn",
     `Restart${e.task ? ` of ${e.task}` : ""}: attempt ${e.attempt} of ${e.of}, from ${step(e.from_step) || e.from_checkpoint || "the beginning"}: ${e.reason}`,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui.formats import count_columns
-from tfcluster.ui.live.figures import figures_of
 from tfcluster.ui.live.frame import Scene, draw_frame
 
 START = 1_700_000_000.0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.ui.live.figures import Figures, Trend, draw_trend, figures_of
+from tfcluster.rundir.figures import Figures, figures_of
+from tfcluster.rundir.states import Status
+from tfcluster.ui.live.figures import Trend, draw_trend
 
 from .frames import START, run_of, worker
 
@@ -25,10 +27,23 @@ def test_the_remaining_time_uses_the_mean_speed_and_is_never_negative() -> None:
     assert figures_of(run_of(worker(0, step=5000))).eta_s == 0.0
 
 
-def test_the_mean_of_examples_follows_from_the_mean_of_steps() -> None:
-    task = worker(0, examples_per_second=100.0, steps_per_second=10.0, mean_steps_per_second=5.0)
-    assert figures_of(run_of(task)).mean_rate == 50.0
+def test_the_mean_speed_is_in_examples_where_a_task_knows_them() -> None:
+    assert figures_of(run_of(worker(0, mean_examples_per_second=50.0))).mean_rate == 50.0
+    old = worker(0, examples_per_second=100.0, steps_per_second=10.0, mean_steps_per_second=5.0)
+    assert figures_of(run_of(old)).mean_rate == 50.0  # of a run by an older release
     assert figures_of(run_of(worker(0, examples_per_second=None))).mean_rate == 40.0
+
+
+def test_a_stalled_run_has_no_speed_and_no_remaining_time() -> None:
+    found = figures_of(run_of(worker(0), status=Status.STALLED))
+    assert (found.rate, found.mean_rate, found.eta_s) == (None, None, None)
+    assert found.step == 1200
+
+
+def test_a_run_that_has_ended_has_only_its_mean_speed() -> None:
+    found = figures_of(run_of(worker(0), status=Status.SUCCEEDED))
+    assert (found.rate, found.eta_s) == (None, None)
+    assert found.mean_steps_per_second == 40.0
 
 
 @pytest.mark.parametrize(

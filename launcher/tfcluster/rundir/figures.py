@@ -1,0 +1,166 @@
+"""The numbers of a training as a whole, from its tasks: step, totals, metrics, speed, time left.
+
+All views show these, and ``state.json`` has them as `figures`, so that they agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Final
+
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
+from tfcluster.rundir.states import Status
+
+_LONGEST_ETA_S: Final = 1e9
+SPEEDS: Final = (
+    *("steps_per_second", "examples_per_second"),
+    *("mean_steps_per_second", "mean_examples_per_second"),
+)
+"""The fields of a task, and of its progress, with its speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The numbers of a training; those that nobody reported are None or empty."""
+
+    task: str | None = None
+    """The task whose numbers these are (`RunSnapshot.leader`)."""
+    step: int | None = None
+    total_steps: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    done: float | None = None
+    """The part of the training that is done, 0 to 1, where a total is known."""
+    eta_s: float | None = None
+    """The time until it is over, at its mean speed; None while it is stalled."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Name → value, the loss first."""
+    steps_per_second: float | None = None
+    """The present speed; None while the run is stalled and after its end."""
+    examples_per_second: float | None = None
+    mean_steps_per_second: float | None = None
+    """The speed of the present attempt since its first step; None while it is stalled."""
+    mean_examples_per_second: float | None = None
+    first_step_s: float | None = None
+    rss_bytes: int | None = None
+    """The memory of all tasks together, and the `cores` that they use."""
+    cores: float | None = None
+
+    @property
+    def unit(self) -> str:
+        """``examples`` where a task knows them, else ``steps``."""
+        known = self.examples_per_second, self.mean_examples_per_second
+        return "steps" if known == (None, None) else "examples"
+
+    @property
+    def rate(self) -> float | None:
+        """The present speed, in `unit` per second."""
+        return self.steps_per_second if self.unit == "steps" else self.examples_per_second
+
+    @property
+    def mean_rate(self) -> float | None:
+        """The mean speed, in `unit` per second."""
+        is_steps = self.unit == "steps"
+        return self.mean_steps_per_second if is_steps else self.mean_examples_per_second
+
+    def to_json(self) -> dict[str, Any]:
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"metrics": to_json_numbers(self.metrics)}
+
+
+def figures_of(snapshot: RunSnapshot) -> Figures:
+    """Return the figures of a run: those of its leading task, and the sums of all tasks."""
+    memory = [task.rss_bytes for task in snapshot.tasks if task.rss_bytes is not None]
+    cores = [task.cores for task in snapshot.tasks if task.cores is not None]
+    rss_bytes, used = sum(memory) if memory else None, sum(cores) if cores else None
+    lead = snapshot.leader
+    if lead is None:
+        return Figures(rss_bytes=rss_bytes, cores=used)
+    is_stalled = snapshot.status is Status.STALLED
+    moves = not (snapshot.status.is_final or is_stalled)
+    return Figures(
+        task=lead.task,
+        step=lead.step,
+        total_steps=lead.total_steps,
+        epoch=lead.epoch,
+        epochs=lead.epochs,
+        done=_part_done(lead),
+        eta_s=_remaining_s(lead) if moves else None,
+        metrics=loss_first(_metrics(snapshot.tasks, lead)),
+        steps_per_second=lead.steps_per_second if moves else None,
+        examples_per_second=lead.examples_per_second if moves else None,
+        mean_steps_per_second=None if is_stalled else lead.mean_steps_per_second,
+        mean_examples_per_second=None if is_stalled else _mean_examples(lead),
+        first_step_s=lead.first_step_s,
+        rss_bytes=rss_bytes,
+        cores=used,
+    )
+
+
+def state_json(snapshot: RunSnapshot) -> dict[str, Any]:
+    """Return a run's state for JSON, with its figures; write it at once (see `to_json`)."""
+    return snapshot.to_json() | {"figures": figures_of(snapshot).to_json()}
+
+
+def share_speed(snapshot: RunSnapshot, task: TaskSnapshot) -> None:
+    """Give tasks that take their steps together the speed of the leading one.
+
+    To be called after a report of `task`.
+    """
+    lead = snapshot.leader
+    if lead is None or not (snapshot.is_synchronous and lead.has_joined):
+        return
+    for other in snapshot.tasks if task is lead else (task,):
+        if other is not lead and other.has_joined and other.ended_at is None:
+            for name in SPEEDS:
+                setattr(other, name, getattr(lead, name))
+
+
+def follows(snapshot: RunSnapshot, task: str) -> bool:
+    """Return whether a task takes its steps together with another one, the leading task."""
+    lead = snapshot.leader
+    if lead is None or lead.task == task or not snapshot.is_synchronous:
+        return False
+    return lead.has_joined and snapshot.task(task).has_joined
+
+
+def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return `metrics` with the loss before the others, and those of epochs' ends last."""
+    order = sorted(metrics.items(), key=lambda item: (item[0] != "loss", is_of_epoch_end(item[0])))
+    return dict(order)
+
+
+def is_of_epoch_end(metric: str) -> bool:
+    """Return whether a metric is reported at the end of an epoch only."""
+    return metric.startswith(("val_", "lr", "learning_rate"))
+
+
+def _mean_examples(task: TaskSnapshot) -> float | None:
+    """Return the mean speed in examples; older releases did not store it."""
+    known = task.mean_examples_per_second, task.mean_steps_per_second, task.steps_per_second
+    if known[0] is not None or known[1] is None or not (known[2] and task.examples_per_second):
+        return known[0]
+    return task.examples_per_second * known[1] / known[2]
+
+
+def _remaining_s(task: TaskSnapshot) -> float | None:
+    total = task.total_steps
+    speed = task.mean_steps_per_second or task.steps_per_second
+    if not total or not speed or task.step is None or task.step == total:
+        return None
+    left_s = max((total - task.step) / speed, 0.0)
+    return left_s if left_s < _LONGEST_ETA_S else None
+
+
+def _part_done(task: TaskSnapshot) -> float | None:
+    if task.total_steps and task.step is not None:
+        return min(max(task.step / task.total_steps, 0.0), 1.0)
+    if task.epochs and task.epoch is not None:
+        return min(max(task.epoch - 1, 0) / task.epochs, 1.0)
+    return None
+
+
+def _metrics(tasks: Sequence[TaskSnapshot], lead: TaskSnapshot) -> Mapping[str, float]:
+    others = (task.metrics for task in tasks if not task.task.startswith(("ps:", "evaluator:")))
+    return lead.metrics or next(filter(None, others), {})
