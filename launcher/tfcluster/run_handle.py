@@ -209,6 +209,22 @@ class Run:
         send = partial(control.scale_to, workers=workers)
         return waiting.change_run(self.paths, self.state, send, command)
 
+    def stacks(self, *tasks: str) -> dict[str, Any]:
+        """Return where the tasks are: of the named ones, or of all that run.
+
+        `what` is one line: who is waited for and where. `tasks` has for each its `task`,
+        `attempt`, `where`, and the stacks of its `threads`, the main one first: frames with
+        `file`, `line`, `function` and `code`. The training goes on. Raises UsageError for a task
+        that does not run and a run that has ended, and NodeLostError if the coordinator does not
+        answer.
+        """
+        labels = [label for task in tasks if (label := self._label(task))]
+        if (state := self.state()).job is not None and not state.status.is_final:
+            return job_watch.stacks(self.paths, labels)
+        command = f"tfcluster stacks {self.id}"
+        send = partial(control.stacks, tasks=labels)
+        return waiting.change_run(self.paths, self.state, send, command)
+
     def set_rate(self, rate: str | float) -> None:
         """Give all links of a simulated network another rate, such as ``"100mbit"`` or 1e8 bits/s.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
 from typing import Any
 
 import pytest
@@ -17,8 +20,7 @@ import os, time
 from tfcluster_workers import reporting
 
 def load_file():
-    while not os.path.exists("release"):
-        time.sleep(0.02)
+    file = open("release")
 
 reporting.waiting_for_peers()
 reporting.ready()
@@ -26,7 +28,7 @@ task = os.environ["TFCLUSTER_TASK"]
 for step in range(1, 10_000):
     reporting.progress(step, metrics={"loss": 1 / step}, batch_size=32)
     time.sleep(0.02)
-    if task == "worker:1" and step == 100:
+    if step == 100:
         load_file()
     if os.path.exists("finish"):
         break
@@ -40,31 +42,36 @@ def words(run: Live) -> str:
 
 @pytest.mark.slow
 def test_a_stalled_run_names_the_task_that_is_waited_for_and_goes_on(shell: CommandLine) -> None:
-    """worker:0 stands for one that waits: it stops to report as soon as worker:1 does."""
-    script = STEPS.replace(
-        "    if os.path.exists",
-        "    if step == 100:\n        load_file()\n    if os.path.exists",
-        1,
-    )
-    shell.script("steps.py", script)
+    shell.script("steps.py", STEPS)
+    os.mkfifo(shell.cwd / "release")  # to open it blocks until it is opened for writing
     run = Live(shell, "run", "-n", "2", "steps.py")
-    line = "worker:0, worker:1 are in steps.py:7 `time.sleep` (the stacks are in the logs)"
-    wait_for(lambda: line in words(run), timeout=STALL_S + shell.patience_s)
+    line = "worker:0, worker:1 are in steps.py:6 `open` (the stacks are in the logs)"
+    patience_s = STALL_S + shell.patience_s
+    wait_for(lambda: "no step for" in words(run), timeout=patience_s, what="the stall")
+    assert line in words(run)
 
+    wait_for(lambda: run.state()["status"] == "stalled")
     state = run.state()
-    assert state["status"] == "stalled"
     assert state["stall"]["causes"] == ["worker:0", "worker:1"]
     assert state["figures"]["steps_per_second"] is None
     assert state["figures"]["eta_s"] is None
     for command in ("ps", "status"):
         shown = " ".join(shell.run(command).out.decode().split())
         assert "stalled" in shown
-        assert "steps.py:7 `time.sleep`" in shown, shown
+        assert "steps.py:6 `open`" in shown, shown
     assert "most recent call first" in run.log("worker:1")
 
-    (shell.cwd / "release").touch()
+    asked = shell.run("stacks", "worker:1").out.decode()
+    assert "worker:1 is in steps.py:6 `open`" in asked
+    assert re.search(r"steps\.py:6 in load_file  file = open", asked), asked
+    found = json.loads(shell.run("stacks", run.run_id, "--json").out)
+    assert [task["task"] for task in found["tasks"]] == ["worker:0", "worker:1"]
+    refused = shell.run("stacks", run.run_id, "worker:7")
+    assert (refused.code, "has no task worker:7" in refused.err) == (2, True)
+
+    (shell.cwd / "release").open("w").close()
     wait_for(lambda: "the run goes on, after" in words(run))
-    assert run.state()["status"] == "running"
+    wait_for(lambda: run.state()["status"] == "running")
     (shell.cwd / "finish").touch()
     assert run.end() == 0
     events = [event["type"] for event in run.events()]

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+from tfcluster.agent import foreign_json
 from tfcluster.backends import jobs, past_runs
 from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError, join_first
-from tfcluster.rundir import registry
+from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError, RunListing
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -365,6 +368,24 @@ def silences() -> list[str]:
 def submitted(snapshot: RunSnapshot) -> None:
     """Note that the run's job is new: its scheduler needs a moment to say why it is queued."""
     _scheduler_of(snapshot).make_due(_DECIDES_IN_S)
+
+
+def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
+    """Return the stacks of a run's tasks from the coordinator in its job (`Run.stacks`).
+
+    Raises SetupError if the coordinator cannot be reached, and UsageError if no such task runs.
+    """
+    snapshot = registry.load(paths)
+    found = jobs.of_run(snapshot)
+    assert found is not None
+    (its, job), cluster = found, (snapshot.job or {}).get("cluster", "")
+    request = json.dumps(control.stacks_request(tasks))
+    try:
+        reply = its.ask_coordinator(paths, job, request, cluster=cluster)
+        return dict(control.answer_of(foreign_json.parse_json_object(reply.encode())))
+    except (SilentError, ValueError) as error:
+        fix = "try again once the scheduler answers"
+        raise NodeLostError(f"{snapshot.run} cannot be asked: {error}", fix=fix) from error
 
 
 def stop(paths: RunPaths, *, now: bool) -> None:

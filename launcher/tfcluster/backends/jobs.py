@@ -190,6 +190,12 @@ class Jobs(Protocol):
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,
         or `now`. Nothing happens to a job that is over."""
 
+    def ask_coordinator(self, paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
+        """Return the reply of the coordinator in the job to a request of `rundir.control`.
+
+        It is sent by a process beside the coordinator (`rundir.control_client`).
+        """
+
     def follow(self, paths: RunPaths, job: str, *, cluster: str) -> Following | None:
         """Copy what the coordinator writes into the run folder of this machine, in a thread.
 

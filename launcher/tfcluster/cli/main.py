@@ -37,6 +37,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "attach": "Watch a run from another terminal.",
         "ui": "Show all runs on a web page.",
         "report": "Write a page about a run, fit for a ticket.",
+        "stacks": "Show where the tasks of a live run are.",
         "compare": "Show runs beside each other.",
         "scale": "Measure how a job scales on slower networks.",
         "checkpoints": "List or copy the gathered checkpoints.",
@@ -75,6 +76,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("new", "create"), "init"),
     **dict.fromkeys(("convert", "migrate"), "import"),
     **dict.fromkeys(("follow", "watch", "monitor"), "attach"),
+    **dict.fromkeys(("stack", "traceback", "py-spy"), "stacks"),
     **dict.fromkeys(("resize", "grow", "shrink"), "scale-to"),
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }

@@ -23,6 +23,7 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
+from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
@@ -77,6 +78,7 @@ class Coordinator:
             launch, self.paths, run_gathering, hub, until, self._announce, wait_for
         )
         self._announced, self._announced_plan = announce, plan
+        self._stacks = TaskStacks(self._supervisor, self._take_stacks)
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self._attempts = Attempts(
             self._supervisor, startup, run_writer, self._loop, self._connect, self._record
@@ -130,6 +132,7 @@ class Coordinator:
                 lambda: state_json(self.run_writer.state),
                 self.scale_to,
                 lambda rate: self._hub.set_rate(rate, record=self._put_event),
+                self._stacks.ask,
             ),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),
             asyncio.TaskGroup() as background,
@@ -234,7 +237,7 @@ class Coordinator:
                 order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
                 self._hub.send(node, order)
             case do.TakeStacks(node, tasks):
-                self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
+                self._take_stacks(node, tasks)
             case do.StartAlone():
                 self._attempts.due_alone.append(action)
             case do.GatherCheckpoints():
@@ -246,6 +249,10 @@ class Coordinator:
             case do.DropNode(node):
                 self._attempts.drop(node)
                 self._background.create_task(self._hub.drop(node))
+
+    def _take_stacks(self, node: str, tasks: Sequence[str]) -> None:
+        self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
+        self._hub.put(lambda: None)  # wakes the loop, which sends
 
     def _now(self) -> float:
         return self._loop.now()
@@ -311,6 +318,7 @@ class Coordinator:
             case msg.TaskContinued():
                 self._supervisor.thawed(task, attempt)
             case msg.Stacks():
+                self._stacks.note(message)
                 self._supervisor.stacks_taken(task, attempt, message, now)
             case msg.TaskExited() if isinstance(event, ev.TaskExited):
                 log = self.paths.task_log(TaskId.parse(task), attempt)

@@ -1,9 +1,15 @@
 """The coordinator's control socket, by which `down`, `wait`, `scale-to` reach a live run.
 
-Requests and replies are JSON objects, one a line: ``{"op": "stop", "why": "down", "now": false}``
-is answered by ``{"ok": true}``, ``{"op": "status"}`` by the state, ``{"op": "scale_to", "workers":
-2}`` by a sentence about it, ``{"op": "rate", "rate": 1e8}`` by ``{"ok": true}`` once all links have
-that rate, and anything else by ``{"ok": false, "error": …}``.
+Requests and replies are JSON objects, one a line:
+
+=============================================  ====================================================
+``{"op": "stop", "why": "down", "now": false}``  ``{"ok": true}``
+``{"op": "status"}``                             the state
+``{"op": "scale_to", "workers": 2}``             a sentence about it
+``{"op": "rate", "rate": 1e8}``                  ``{"ok": true}`` once all links have that rate
+``{"op": "stacks", "tasks": []}``                the stacks of these tasks, or of all
+anything else                                    ``{"ok": false, "error": …}``
+=============================================  ====================================================
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +38,8 @@ if TYPE_CHECKING:
 _CHECK_INTERVAL_S = 1.0
 """The interval of checks of the socket; `down` keeps asking for longer than that."""
 
+STACKS_S = 20.0
+"""Time for the answer: a task that does not answer is waited for."""
 _RATE_S = 60.0
 """Time for the answer of a switch with many nodes."""
 
@@ -50,6 +58,14 @@ def _refuse(workers: int) -> str:
     raise UsageError("this run cannot be scaled")
 
 
+GetStacks = Callable[[Sequence[str]], Awaitable[dict[str, Any]]]
+"""A function that returns the stacks of tasks, or of all; raises UsageError."""
+
+
+async def _refuse_stacks(tasks: Sequence[str]) -> dict[str, Any]:
+    raise UsageError("this run has no tasks")
+
+
 async def refuse_rate(bits_per_s: float) -> None:
     """Raise SetupError: a `SetRate` of a run without a simulated network."""
     raise SetupError("the network of the run is not simulated, so its rate cannot be set")
@@ -63,6 +79,7 @@ class _Answers:
     get_state: GetState
     scale_to: ScaleTo
     set_rate: SetRate
+    get_stacks: GetStacks
 
 
 @contextlib.asynccontextmanager
@@ -72,12 +89,13 @@ async def serve(
     get_state: GetState,
     scale_to: ScaleTo = _refuse,
     set_rate: SetRate = refuse_rate,
+    get_stacks: GetStacks = _refuse_stacks,
 ) -> AsyncIterator[None]:
     """Answer this user's requests on `path` until the block ends; raises SetupError."""
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, _Answers(stop, get_state, scale_to, set_rate))
+    answer = partial(_serve_client, _Answers(stop, get_state, scale_to, set_rate, get_stacks))
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -160,6 +178,8 @@ async def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
             case {"op": "rate", "rate": int() | float() as rate} if not isinstance(rate, bool):
                 await answers.set_rate(float(rate))
                 return {"ok": True}
+            case {"op": "stacks", "tasks": list(tasks)}:
+                return {"ok": True, "answer": await answers.get_stacks(list(map(str, tasks)))}
             case other:
                 raise ValueError(f"unknown op {other.get('op')!r}")
     except UsageError as error:
@@ -172,7 +192,7 @@ async def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
 
 def stop(path: Path, *, why: str, now: bool) -> bool:
     """Have the coordinator on `path` end its run; return True. Raises what `read_state` raises."""
-    _ask(path, {"op": "stop", "why": why, "now": now}, 10.0)
+    ask(path, {"op": "stop", "why": why, "now": now}, 10.0)
     return True
 
 
@@ -181,7 +201,7 @@ def read_state(path: Path, *, timeout_s: float = 10.0) -> object:
 
     Raises OSError if none listens, ValueError for an incomplete reply.
     """
-    return _ask(path, {"op": "status"}, timeout_s).get("state")
+    return ask(path, {"op": "status"}, timeout_s).get("state")
 
 
 def scale_to(path: Path, workers: int) -> str:
@@ -189,10 +209,7 @@ def scale_to(path: Path, workers: int) -> str:
 
     Raises UsageError if it refuses, and what `read_state` raises.
     """
-    reply = _ask(path, {"op": "scale_to", "workers": workers}, 10.0)
-    if not reply.get("ok"):
-        raise UsageError(str(reply.get("error")), fix=str(reply.get("fix") or ""))
-    return str(reply.get("answer"))
+    return str(answer_of(ask(path, {"op": "scale_to", "workers": workers}, 10.0)))
 
 
 def set_rate(path: Path, bits_per_s: float) -> bool:
@@ -200,14 +217,34 @@ def set_rate(path: Path, bits_per_s: float) -> bool:
 
     Raises SetupError where that is not possible, and what `read_state` raises.
     """
-    reply = _ask(path, {"op": "rate", "rate": bits_per_s}, _RATE_S)
+    reply = ask(path, {"op": "rate", "rate": bits_per_s}, _RATE_S)
     if not reply.get("ok"):
         fix = str(reply.get("fix") or '--set \'runtime.network={"rate": "1gbit"}\'')
         raise SetupError(str(reply.get("error")), fix=fix)
     return True
 
 
-def _ask(path: Path, request: dict[str, object], timeout_s: float) -> dict[str, Any]:
+def stacks(path: Path, tasks: Sequence[str]) -> dict[str, Any]:
+    """Return the stacks of `tasks`, or of all, from the coordinator on `path`.
+
+    Raises UsageError if none runs, and what `read_state` raises.
+    """
+    return dict(answer_of(ask(path, stacks_request(tasks), STACKS_S)))
+
+
+def stacks_request(tasks: Sequence[str]) -> dict[str, object]:
+    return {"op": "stacks", "tasks": list(tasks)}
+
+
+def answer_of(reply: Mapping[str, Any]) -> Any:
+    """Return the answer in a reply; raises UsageError if the coordinator has refused."""
+    if not reply.get("ok"):
+        raise UsageError(str(reply.get("error")), fix=str(reply.get("fix") or ""))
+    return reply.get("answer")
+
+
+def ask(path: Path, request: Mapping[str, object], timeout_s: float) -> dict[str, Any]:
+    """Return the reply to a request; raises what `read_state` raises."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         connection.connect(str(path))

@@ -301,17 +301,10 @@ def _judge_silence(state: RunState, now: float) -> None:
     if due is None or since is None or due > now or state.verdict is not Next.GO_ON:
         return
     positions = {task: at or Position(Activity.UNKNOWN) for task, at in asked.items()}
-    for member in state.gang.frozen():
-        by = signal_name(member.frozen_by or 0)
-        positions[member.name] = Position(Activity.STOPPED, why=f"by {by}")
     if any(at.activity is Activity.TRACES for at in positions.values()):
         state.silence.allow_until(now + state.silence.limit_s)
         return
-    core = state.gang.core()
-    running = [member for member in core if member.is_running]
-    together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
-    ended = [member.name for member in core if member.is_over]
-    stall = state.silence.stall = stalls.explain(positions, ended=ended, together=together)
+    stall = state.silence.stall = explain(state, positions)
     state.silence.stalled_since = since
     state.record(
         ev.Stalled(
@@ -322,6 +315,21 @@ def _judge_silence(state: RunState, now: float) -> None:
             tasks=stall.tasks,
         )
     )
+
+
+def explain(state: RunState, positions: Mapping[str, Position]) -> stalls.Stall:
+    """Return who is waited for and where, from the stacks of tasks that run."""
+    stopped = {
+        member.name: Position(Activity.STOPPED, why=f"by {signal_name(member.frozen_by or 0)}")
+        for member in state.gang.frozen()
+    }
+    every = {**positions, **stopped}
+    known = {member.name: every[member.name] for member in state.gang if member.name in every}
+    core = state.gang.core()
+    running = [member for member in core if member.is_running]
+    together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
+    ended = [member.name for member in core if member.is_over]
+    return stalls.explain(known, ended=ended, together=together)
 
 
 def end_stall(state: RunState, now: float) -> None:

@@ -61,7 +61,10 @@ class Activity(Enum):
     SERVES = "serves", "serve"
 
 
-_CAUSES: Final = (Activity.STOPPED, Activity.ELSEWHERE, Activity.AWAITS_INPUT, Activity.UNKNOWN)
+_CAUSES: Final = (
+    *(Activity.STOPPED, Activity.ELSEWHERE, Activity.AWAITS_INPUT),
+    *(Activity.TRACES, Activity.UNKNOWN),
+)
 """What a task that the others wait for does, the most certain cause first."""
 
 
@@ -197,6 +200,8 @@ def _dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         base = _dotted(node.value)
         return f"{base}.{node.attr}" if base else node.attr
+    if isinstance(node, ast.Call):
+        return f"{_dotted(node.func)}(…)"
     return node.id if isinstance(node, ast.Name) else ""
 
 

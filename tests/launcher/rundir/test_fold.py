@@ -264,8 +264,9 @@ def test_a_stalled_run_has_no_speed_until_the_next_step(
     assert state.stall is not None
     assert (state.stall["since"], state.stall["causes"]) == (196.0, ["worker:1"])
     assert from_json(RunSnapshot, json.loads(json.dumps(state.to_json()))) == state
-    replay(state, paths, [step("worker:0", 6, steps_per_second=9.0), ev.StallEnded(silent_s=12)])
-    assert (state.status, state.stall) == (Status.RUNNING, None)
+    goes_on = [step("worker:0", 6, steps_per_second=9.0), ev.StallEnded(silent_s=12)]
+    after = replay(state, paths, [*goes_on])
+    assert (after.status, after.stall) == (Status.RUNNING, None)
     assert state.task("worker:0").steps_per_second == 9.0
 
 

@@ -159,6 +159,7 @@ def test_many_places_are_counted() -> None:
         ("x, y = next(iter(data))", "next"),
         ("with open(path) as file:", "open"),
         ("lock.acquire()", "lock.acquire"),
+        ("open(path).read()", "open(…).read"),
         ("while True:", "while True:"),
         ("", ""),
     ],

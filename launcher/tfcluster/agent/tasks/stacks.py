@@ -28,7 +28,9 @@ _SOURCE_BYTES = 4 << 20
 """The size of a source file from which a line is shown."""
 _HEAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/")
+_INSTALLED = re.compile(
+    r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|/tfcluster_workers/(?!jobs/)"
+)
 
 
 class Question:

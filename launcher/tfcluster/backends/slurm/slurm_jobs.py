@@ -8,6 +8,7 @@ may contain anything, is the last column.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,19 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
     except SlurmError:
         if _phase_of(job) is not Phase.OVER:
             raise
+
+
+def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
+    """Return the coordinator's reply: a step of the job asks it, on the node of its script."""
+    what = f"the coordinator in job {job} cannot be asked"
+    shown = ask("scontrol", "show", "job", "--oneliner", job, what=what)
+    argv = [sys.executable, "-P", "-m", "tfcluster.rundir.control_client", str(paths.root), request]
+    return ask(
+        *("srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none"),
+        *("--nodes=1", "--ntasks=1", f"--nodelist={parse_pairs(shown)['BatchHost']}"),
+        *argv,
+        what=what,
+    )
 
 
 def follow(paths: RunPaths, job: str, *, cluster: str) -> None:

@@ -53,6 +53,7 @@ from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
+from tfcluster.rundir import control
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.spec.sections import Runtime
 
@@ -169,6 +170,26 @@ def _signal(place: Cluster, run: str, job: str) -> None:
             f"the coordinator in the pod {pod} cannot be told to stop: {why}",
             fix=f"`tfcluster down --now {run}` deletes its Job",
         )
+
+
+def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) -> str:
+    """Return the coordinator's reply: a process in its pod asks it."""
+    place = _reach(cluster, _STOP_S)
+    with _silence():
+        if (pod := _coordinator_pod(place, job)) is None:
+            raise SetupError("the coordinator's pod does not run", fix="try again in a moment")
+        token = _decode(place.get(f"secrets/{run_objects.object_name(paths.run_id)}")).encode()
+    folder = f"{run_pods.STATE_FOLDER}/runs/{paths.run_id}"
+    argv = ["python", "-P", "-m", "tfcluster.rundir.control_client", folder, request]
+    try:
+        with SeatProcess(place, pod, token, argv, timeout_s=control.STACKS_S) as process:
+            reply = process.read()
+            why = process.finish()
+    except OSError as error:
+        reply, why = b"", describe_error(error)
+    if why:
+        raise SetupError(f"the coordinator in the pod {pod} cannot be asked: {why}")
+    return (reply or b"").decode()
 
 
 def follow(paths: RunPaths, job: str, *, cluster: str) -> Mirror | None:

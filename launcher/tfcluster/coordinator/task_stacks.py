@@ -1,0 +1,91 @@
+"""The stacks of a run's tasks on request (`tfcluster stacks`), with what they mean."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tfcluster.agent import catalogue as msg
+from tfcluster.errors import UsageError
+from tfcluster.supervision import reactions, stalls
+from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState
+from tfcluster.supervision.stalls import Activity, Position
+
+
+class TaskStacks:
+    """Collects the stacks that tasks send; several requests at once get the same answers."""
+
+    def __init__(self, state: RunState, order: Callable[[str, Sequence[str]], None]) -> None:
+        """`order` has the agent of a node take the stacks of these tasks."""
+        self._state, self._order = state, order
+        self._answers: dict[str, msg.Stacks] = {}
+        self._has_changed = asyncio.Event()
+        self._asking = 0
+
+    def note(self, answer: msg.Stacks) -> None:
+        """Take what a task has sent."""
+        if self._asking:
+            self._answers[answer.task] = answer
+            self._has_changed.set()
+
+    async def ask(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return the stacks of the tasks `names`, or of all that run, for JSON.
+
+        The fields are `what`, one line that says who is waited for and where, and `tasks`: for
+        each its `task`, `attempt`, `where`, and its `threads`, the main one first, of frames with
+        `file`, `line`, `function` and `code`. Raises UsageError if no such task runs.
+        """
+        running = {member.name: member for member in self._state.gang.running()}
+        chosen = [name for name in names or running if name in running]
+        if not chosen:
+            what = f"{names[0]} does not run" if names else "no task runs"
+            raise UsageError(what, fix="`tfcluster status` shows the tasks")
+        asked = [name for name in chosen if running[name].is_hooked]
+        self._asking += 1
+        try:
+            for node in dict.fromkeys(running[name].node for name in asked):
+                self._order(node, [name for name in asked if running[name].node == node])
+            await self._wait_for(asked)
+            return self._describe(chosen, asked)
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                self._answers.clear()
+
+    async def _wait_for(self, asked: Sequence[str]) -> None:
+        try:
+            async with asyncio.timeout(STACKS_WAIT_S):
+                while not self._answers.keys() >= set(asked):
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
+        except TimeoutError:
+            return
+
+    def _describe(self, chosen: Sequence[str], asked: Sequence[str]) -> dict[str, Any]:
+        positions = dict[str, Position]()
+        for name in chosen:
+            answer = self._answers.get(name)
+            silence = answer.silence if answer is not None else ""
+            if name not in asked:
+                silence = "it runs without hooks"
+            threads = answer.threads if answer is not None else ()
+            positions[name] = stalls.position_of(threads, silence=silence)
+        stall = reactions.explain(self._state, positions)
+        is_waiting = any(at.activity is not Activity.UNKNOWN for at in positions.values())
+        return {
+            "what": stall.what if is_waiting else "",
+            "tasks": [
+                {
+                    "task": name,
+                    "attempt": self._state.gang[name].attempt,
+                    "where": stall.tasks[name],
+                    "threads": [
+                        [vars(frame) for frame in thread.frames]
+                        for thread in (answer.threads if answer is not None else ())
+                    ],
+                }
+                for name in chosen
+                for answer in [self._answers.get(name)]
+            ],
+        }
