@@ -209,7 +209,7 @@ class RunSnapshot:
     waits_for: str | None = None
     """The reason in words for which a restart waits: a pause or a node's lease."""
     stall: Record | None = None
-    """Why the run is stalled: `since` (the last sign of work), `what` (who is waited for and where,
+    """The explanation of a stall: `since` (the last sign of work), `what` (who is waited for and where,
     one line), `causes`, and `tasks`: task → where it is."""
     restarts: list[Restart] = field(default_factory=list)
     """The `restarting` events so far, oldest first, each with its `time`."""

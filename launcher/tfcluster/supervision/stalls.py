@@ -49,7 +49,7 @@ _SERVES: Final = re.compile(r"/tensorflow/python/training/server_lib\.py$")
 
 
 class Activity(Enum):
-    """What a task does, as far as its stacks show it; the text follows one task, and several."""
+    """The activities that stacks show; the texts follow the name of one task, and of several."""
 
     STOPPED = "was stopped", "were stopped"
     ELSEWHERE = "is", "are"
@@ -57,7 +57,7 @@ class Activity(Enum):
     UNKNOWN = "does not answer", "do not answer"
     TRACES = "traces a function", "trace a function"
     IN_STEP = "waits", "wait"
-    """It runs a step or an operation of TensorFlow, or waits in one."""
+    """A step or an operation of TensorFlow runs, or waits."""
     SERVES = "serves", "serve"
 
 
@@ -65,12 +65,12 @@ _CAUSES: Final = (
     *(Activity.STOPPED, Activity.ELSEWHERE, Activity.AWAITS_INPUT),
     *(Activity.TRACES, Activity.UNKNOWN),
 )
-"""What a task that the others wait for does, the most certain cause first."""
+"""The activities of a task that the others wait for, the most certain cause first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a task is."""
+    """The place that a task is at, and what it does there."""
 
     activity: Activity
     file: str = ""
