@@ -342,8 +342,7 @@ class Stalled(Event):
     deadline_s: float | None = None
     """The spec's ``stall_deadline_s``, which leads to a restart; if None, training goes on."""
     what: str = ""
-    """The tasks that are waited for, and where they are: ``worker:1 is in train.py:12 `time.sleep`; worker:0 waits …``.
-    """
+    """The tasks that are waited for, and where they are, in one line."""
     causes: tuple[str, ...] = ()
     """The tasks that the others wait for; empty where that is not known."""
     tasks: Mapping[str, str] = MappingProxyType({})

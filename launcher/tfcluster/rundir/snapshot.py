@@ -209,8 +209,8 @@ class RunSnapshot:
     waits_for: str | None = None
     """The reason in words for which a restart waits: a pause or a node's lease."""
     stall: Record | None = None
-    """The explanation of a stall: `since` (the last sign of work), `what` (who is waited for and where,
-    one line), `causes`, and `tasks`: task → where it is."""
+    """The explanation of a stall: `since` (the last sign of work), `what` (one line: the tasks that
+    are waited for, and where), `causes`, and `tasks`: task → where it is."""
     restarts: list[Restart] = field(default_factory=list)
     """The `restarting` events so far, oldest first, each with its `time`."""
     chaos: list[Fault] = field(default_factory=list)
