@@ -225,6 +225,7 @@ class Supervision:
     backoff_s: float = 1.0
     start_deadline_s: float = 300.0
     stall_deadline_s: float | None = None
+    stop_on_nan: bool = False
     run_deadline_s: float | None = None
     grace_s: float = 30.0
     finish_grace_s: float = 60.0

@@ -151,6 +151,7 @@ def _explanation(report: RunReport) -> Iterator[Part]:
     elif report.last_lines:
         yield f"last {plural(len(report.last_lines), 'line')} of {report.lines_of}:"
         yield Verbatim(report.last_lines)
+    yield from (f"alert: {alert}" for alert in state.alerts.values())
     yield from (f"warning: {warning}" for warning in dict.fromkeys(state.warnings))
 
 

@@ -404,6 +404,20 @@ class Warned(Event):
     """True for a warning at the end of the run: the summary shows it, a live view need not."""
 
 
+class Alert(Event):
+    """A fact that makes a run's result doubtful although the run goes on, or succeeds.
+
+    A later alert of the same kind replaces it.
+    """
+
+    kind: str
+    """``diverged``: a loss is NaN or infinite."""
+    message: str
+    task: str | None = None
+    attempt: int | None = None
+    step: int | None = None
+
+
 class Hint(Event):
     """Advice for the user while the run goes on; nothing is wrong."""
 

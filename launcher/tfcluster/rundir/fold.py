@@ -269,6 +269,9 @@ class _Changes:
         more = f"further warnings are only in {self.paths.events}"
         self.state.warnings.append(more if is_full else event.message)
 
+    def alert(self, event: ev.Alert) -> None:
+        self.state.alerts[event.kind] = event.message
+
     def diagnosis(self, event: ev.Diagnosis) -> None:
         self.state.diagnosis = {
             "root_cause": dict(event.root_cause),

@@ -30,7 +30,8 @@ TIMELINE: Final = frozenset(
         *("task_started", "task_ready", "task_error", "task_exited", "task_frozen", "task_thawed"),
         *("node_lost", "node_unreachable", "node_reconnected", "node_back"),
         *("stalled", "stall_ended", "restarting"),
-        *("chaos_injected", "diagnosis", "warned", "log_lost", "checkpoint_gathered", "trial"),
+        *("chaos_injected", "diagnosis", "alert", "warned", "log_lost"),
+        *("checkpoint_gathered", "trial"),
         *("finishing", "run_stopping", "run_finished", "prepare_finished"),
     }
 )

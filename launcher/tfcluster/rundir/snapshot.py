@@ -228,6 +228,8 @@ class RunSnapshot:
     tensorboard: str | None = None
     """The address of the run's own TensorBoard, while the run lives."""
     warnings: list[str] = field(default_factory=list)
+    alerts: dict[str, str] = field(default_factory=dict)
+    """Kind → sentence: facts that make the result doubtful (event `alert`)."""
     _indices: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Task → its index in `tasks`; a cache."""
 

@@ -69,6 +69,11 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "the host is up, but TensorFlow's connections to it broke: check its network, the"
         " firewalls and the idle time-outs between the hosts",
     ),
+    "diverged": KnownError(
+        "diverged",
+        "a smaller learning rate, gradient clipping, or loss scaling with mixed_float16; continue"
+        " from a checkpoint before that step: `tfcluster up --resume RUN@STEP`",
+    ),
     "frozen": KnownError("frozen", "something stopped the process: SIGSTOP, Ctrl-Z or a debugger"),
     "late": KnownError("late", "the end of its log shows what it did last and its threads' stacks"),
     "unfinished": KnownError(
@@ -130,6 +135,8 @@ class Kind(StrEnum):
     """Other hosts could not reach its host, which is still up."""
     STALLED = "stalled"
     """No task reported anything for longer than the spec allows."""
+    DIVERGED = "diverged"
+    """A loss is NaN or infinite, and the spec ends such a run."""
     FROZEN = "frozen"
     """A signal stopped its process, which neither runs nor ends."""
     LATE = "late"

@@ -332,6 +332,17 @@ def explain(state: RunState, positions: Mapping[str, Position]) -> stalls.Stall:
     return stalls.explain(known, ended=ended, together=together)
 
 
+def note_losses(state: RunState, member: Member, report: msg.Progress, now: float) -> None:
+    """Record that a loss has become NaN or infinite; with `stop_on_nan` that ends the run."""
+    alert = state.losses.note(member.name, member.attempt, report, together=member.trains_in_step)
+    if alert is None:
+        return
+    state.record(alert)
+    if state.losses.since and state.policy.stop_on_nan and state.is_training:
+        state.gang.blame(member, Kind.DIVERGED, alert.message)
+        state.fail(state.gang[member.name].failure or state.cause(), "stop_on_nan is set", now)
+
+
 def end_stall(state: RunState, now: float) -> None:
     """Record that the run goes on, if it is stalled: a task has reported work or has ended."""
     if state.silence.stall is not None:

@@ -18,6 +18,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
+from tfcluster.supervision.alerts import Losses
 from tfcluster.supervision.decisions import (
     Action,
     GatherCheckpoints,
@@ -73,6 +74,7 @@ class RunState:
     orders: list[Action] = field(default_factory=list)
     """The orders that the coordinator has not taken yet."""
     silence: Silence = field(default_factory=Silence)
+    losses: Losses = field(default_factory=Losses)
     positions: dict[str, Position | None] | None = None
     """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
     has_probed_links: bool = False

@@ -19,6 +19,7 @@ from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import reactions
+from tfcluster.supervision.alerts import Losses
 from tfcluster.supervision.connectivity import find_missed_heartbeats
 from tfcluster.supervision.decisions import Action, Next, Outcome, Stop
 from tfcluster.supervision.failure import Kind
@@ -84,7 +85,8 @@ class Supervisor(RunState):
         self.restarts.begin()
         self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
         self.planned = ""
-        self.silence, self.positions, self.has_probed_links = Silence(), None, False
+        self.silence, self.losses = Silence(), Losses()
+        self.positions, self.has_probed_links = None, False
         self.keep_timers("run")
         return to_start
 
@@ -144,6 +146,8 @@ class Supervisor(RunState):
         """Note a task's report about itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
+            if isinstance(report, msg.Progress):
+                reactions.note_losses(self, member, report, now)
             if isinstance(report, msg.Saved) and member.id == self.gang.chief:
                 self.restarts.note_saved(report.step)
                 if not self.gathers:

@@ -160,6 +160,7 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "node_reconnected": ("dim", "node {node} is connected again".format_map),
     "node_back": ("bold", _node_back),
     "hint": ("dim", "{message}".format_map),
+    "alert": ("bold red", "{message}".format_map),
     "warned": ("yellow", lambda event: None if event.get("closing") else str(event["message"])),
     "restarting": ("bold yellow", format_restart),
     "diagnosis": ("dim", _diagnosis),

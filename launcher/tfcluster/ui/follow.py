@@ -31,7 +31,7 @@ from tfcluster.ui.formats import (
     plural,
 )
 from tfcluster.ui.lines import last_lines, sanitize_text
-from tfcluster.ui.live.figures import (
+from tfcluster.ui.live.figure_text import (
     Trend,
     format_epoch,
     format_metric,

@@ -171,6 +171,8 @@ def format_short_reason(snapshot: RunSnapshot, now: float | None = None) -> str:
         found = (snapshot.waits_for or "").removeprefix("nodes: ")
     if not found and (root := root_cause(snapshot)):
         found = f"{root.get('task')}: {root.get('reason', '')}"
+    if not found:
+        found = next(iter(snapshot.alerts.values()), "")
     return found.partition("\n")[0]
 
 

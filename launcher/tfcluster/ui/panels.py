@@ -24,7 +24,7 @@ from tfcluster.ui.formats import (
     plural,
     signal_name,
 )
-from tfcluster.ui.live.figures import describe_results, format_epoch
+from tfcluster.ui.live.figure_text import describe_results, format_epoch
 from tfcluster.ui.render import UNLIMITED, Facts, Grid, Panel, Part, Verbatim, part_lines
 
 _MAX_TRIALS = 12
@@ -299,6 +299,7 @@ def _notes(snapshot: RunSnapshot) -> Iterator[str]:
                 f"warning: lost {format_bytes(lost)} ({lost:,} bytes) of {task.task}'s log: they"
                 " could not be written to disk"
             )
+    yield from (f"alert: {alert}" for alert in snapshot.alerts.values())
     yield from (f"warning: {warning}" for warning in dict.fromkeys(snapshot.warnings))
 
 

@@ -40,7 +40,7 @@ from tfcluster.rundir import chaos, registry, run_writer
 from tfcluster.rundir.figures import figures_of
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.follow import format_status_line
-from tfcluster.ui.live.figures import Trend, draw_trend
+from tfcluster.ui.live.figure_text import Trend, draw_trend
 from tfcluster.ui.live.frame import Scene, draw_frame
 from tfcluster.ui.live.overview import overview_grid
 from tfcluster.ui.panels import closing_panel, root_cause_panel, status_panel

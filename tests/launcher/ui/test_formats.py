@@ -15,7 +15,7 @@ from tfcluster.ui.formats import (
     format_rate,
     format_value,
 )
-from tfcluster.ui.live.figures import format_metric
+from tfcluster.ui.live.figure_text import format_metric
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tfcluster.ui.formats import (
     plural,
 )
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.live.figures import (
+from tfcluster.ui.live.figure_text import (
     draw_trend,
     format_epoch,
     format_metric,
@@ -151,6 +151,7 @@ def _notes(scene: Scene) -> list[tuple[str, str]]:
     """Return the lines below the tasks, the most important one first, with their styles."""
     snapshot = scene.snapshot
     notes = [(text, "yellow") for text in describe_waits(snapshot, scene.now)]
+    notes += [(text, "bold red") for text in snapshot.alerts.values()]
     lost = [node for node, state in snapshot.nodes.items() if state == "lost"]
     notes += [(f"node {node} is lost", "red") for node in lost]
     if snapshot.trials:

@@ -20,7 +20,7 @@ from tfcluster.ui.formats import (
     format_duration,
     format_value,
 )
-from tfcluster.ui.live.figures import format_epoch, format_step
+from tfcluster.ui.live.figure_text import format_epoch, format_step
 from tfcluster.ui.live.job_control import JobControl, single_keys
 from tfcluster.ui.render import UNLIMITED, Grid, part_lines
 from tfcluster.ui.terminal import Segments, Terminal

@@ -241,10 +241,11 @@ function showTrials() {
 }
 
 function showWarnings() {
-  byId("warnings").hidden = !snapshot.warnings.length;
+  const texts = [...Object.values(snapshot.alerts), ...snapshot.warnings];
+  byId("warnings").hidden = !texts.length;
   syncRows(
     byId("warnings").querySelector("ul"),
-    snapshot.warnings,
+    texts,
     (text) => text,
     (text) => el("li", {}, text),
     () => {},

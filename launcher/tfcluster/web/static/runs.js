@@ -104,7 +104,7 @@ function makeRow(row) {
 
 function updateRow(element, row) {
   const [, name, status, progress, ...numbers] = element.cells;
-  write(name.lastElementChild, row.reason && (!isLive(row) || row.status === "stalled") ? row.reason : row.run);
+  write(name.lastElementChild, row.reason || row.run);
   name.title = name.lastElementChild.textContent;
   showStatus(status.firstElementChild, row.status, row.status_text);
   write(progress.firstElementChild, position(row));

@@ -52,6 +52,7 @@ const SENTENCES = {
     "bad",
     `Root cause: ${joined(e.root_cause?.task)}: ${e.root_cause?.reason ?? "unknown"}`,
   ],
+  alert: (e) => ["bad", e.message],
   warned: (e) => ["warn", e.message],
   log_lost: (e) => [
     "warn",
