@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final
 from tfcluster.agent import catalogue as msg
 from tfcluster.plans.imports import UNKNOWN, Code
 from tfcluster.plans.keras_settings import has_hooks
-from tfcluster.plans.plan import Command, EnvVar, Plan, TaskPlan
-from tfcluster.plans.tf_config import SOURCE
+from tfcluster.plans.plan import Command, Plan, TaskPlan
 
 if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext
@@ -33,17 +32,26 @@ _AFTER_IMPORT: Final = frozenset({
 })  # fmt: skip
 """Variables read after the import: when TensorFlow creates its devices, server or thread pools,
 compiles, or sends. Each RPC reads GRPC_FAIL_FAST (tensorflow/core/distributed_runtime/rpc/
-grpc_state.h); the driver reads CUDA_… when it is opened. OpenBLAS gets its number of threads again
-in the fork. A library that logs each `getenv` saw none of them during the imports of TensorFlow
-2.15.1 and 2.21 (on a machine without a GPU)."""
+grpc_state.h); the driver reads CUDA_… when it is opened. OpenBLAS and OpenMP get their number of
+threads again in the fork. A library that logs each `getenv` saw none of the others during the
+imports of TensorFlow 2.15.1 and 2.21 (on a machine without a GPU)."""
+_OPENMP_THREADS: Final = "OMP_NUM_THREADS"
+"""GCC's OpenMP reads it at the import: a fork can change it for its main thread only."""
 _BY_INTERPRETER: Final = "PYTHON"
 """The prefix of variables that Python reads when it starts: a script sets them for its children."""
 _AT_IMPORT: Final = (
-    "ABSL_", "CUDA_", "GLIBC_", "GRPC_", "HDF5_", "HOME", "JAX_", "KERAS_", "KMP_", "LANG",
-    "LC_", "LD_", "MALLOC_", "MKL_", "NPY_", "NUMPY_", "OMP_", "OPENBLAS_", "PATH",
-    "PROTOCOL_", _BY_INTERPRETER, "SCIPY_", "TF", "TMPDIR", "TZ", "WRAPT_", "XLA_",
+    "ABSL_", "ARROW_", "CUDA_", "GCS_", "GLIBC_", "GOMP_", "GRPC_", "HDF5_", "HOME", "JAX",
+    "JE_ARROW_", "JOBLIB_", "KERAS_", "KMP_", "LANG", "LC_", "LD_", "LOKY_", "MALLOC_",
+    "MATPLOTLIBRC", "MKL_", "MPL", "NPY_", "NUMEXPR_", "NUMPY_", "OMP_", "OPENBLAS_", "OPENCV_",
+    "OPENSSL_", "PANDAS_", "PATH", "PILLOW_", "PROTOCOL_", _BY_INTERPRETER, "SCIPY_", "SKLEARN_",
+    "TEMP", "TF", "TMP", "TZ", "WRAPT_", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
+    "XLA_",
 )  # fmt: skip
-"""Prefixes of variables that the interpreter or a module may read only once, at the import."""
+"""Prefixes of variables that the interpreter or a module may read only once, at the import.
+
+TensorFlow and Keras also import pandas with Arrow, scikit-learn with OpenMP, OpenCV, Pillow,
+Matplotlib and JAX, where these are installed. The library that logs each `getenv`, and
+`os.environ` with its reads logged, showed what they read."""
 _PARTS: Final = {"keras": "tensorflow:keras.Model", "estimator": "tensorflow:estimator.Estimator"}
 """Parts of TensorFlow that are loaded on first use (tensorflow/python/util/lazy_loader.py)."""
 _LARGE_MODULES: Final = ("keras", "keras_tuner", "numpy", "tensorflow_datasets", "tf_keras")
@@ -91,7 +99,8 @@ def explain_cold_starts(spec: ClusterSpec, plan: Plan, context: PlanContext) -> 
     if plan.preload:
         yield from _explain_cold_tasks(plan)
     elif setting != "off" and context.code is not None and (why := obstacle(context.code)):
-        if setting == "on" or plan.needs_tensorflow:
+        is_worth_it = any(_is_worth_it(plan, node.name) for node in plan.nodes)
+        if is_worth_it and (setting == "on" or plan.needs_tensorflow):
             yield f"{head}: {why}; set them in job.env instead, and not in the files"
     elif setting == "on" and not has_hooks(spec):
         yield f"{head}: it needs the hooks"
@@ -111,12 +120,20 @@ def _explain_cold_tasks(plan: Plan) -> Iterator[str]:
 
 
 def preload_on(plan: Plan, node: str) -> Preload | None:
-    """Return the preloader of `node`, or None; it is worth it for several tasks or restarts."""
-    if not plan.preload:
+    """Return the preloader of `node`, or None if there is none or it would save nothing."""
+    if not plan.preload or not _is_worth_it(plan, node):
         return None
-    tasks = [task for task in plan.tasks if task.node == node and not task.has_own_command]
-    is_worth_it = len(tasks) > 1 or plan.supervision.max_restarts > 0
-    return _make_preload(tasks, plan.preload) if tasks and is_worth_it else None
+    return _make_preload(_tasks_with_hooks(plan, node), plan.preload)
+
+
+def _is_worth_it(plan: Plan, node: str) -> bool:
+    """Return whether tasks of `node` would import the same more than once."""
+    count = len(_tasks_with_hooks(plan, node))
+    return count > 1 or (count == 1 and plan.supervision.max_restarts > 0)
+
+
+def _tasks_with_hooks(plan: Plan, node: str) -> list[TaskPlan]:
+    return [task for task in plan.tasks if task.node == node and not task.has_own_command]
 
 
 def _make_preload(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:
@@ -126,10 +143,10 @@ def _make_preload(tasks: Sequence[TaskPlan], names: tuple[str, ...]) -> Preload:
         groups.setdefault(_read_at_import(task.command), []).append(task)
     forks = max(groups.values(), key=len)
     command = forks[0].command
-    env = tuple(v for v in command.env if v.name not in _AFTER_IMPORT and not v.secret)
-    one_thread = EnvVar("OPENBLAS_NUM_THREADS", "1", SOURCE)
+    later = _AFTER_IMPORT - {_OPENMP_THREADS}
+    env = tuple(v for v in command.env if v.name not in later and not v.secret)
     return Preload(
-        replace(command, argv=(*command.argv[:2], "preload", *names), env=(*env, one_thread)),
+        replace(command, argv=(*command.argv[:2], "preload", *names), env=env),
         frozenset(str(task.id) for task in forks),
     )
 

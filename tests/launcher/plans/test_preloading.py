@@ -67,6 +67,21 @@ def test_a_preload_setting_without_effect_gives_a_note(
     assert (words is None and not notes) or (words is not None and words in notes[0])
 
 
+@pytest.mark.parametrize("name", ["MPLBACKEND", "PANDAS_COPY_ON_WRITE", "OPENCV_LOG_LEVEL"])
+def test_a_job_that_sets_a_variable_of_a_package_beside_tensorflow_is_not_preloaded(
+    plan_of: Planner, name: str
+) -> None:
+    code = Code(frozenset({"tensorflow"}), sets=frozenset({name}))
+    assert plan_of(code=code, imports=code.imports).preload == ()
+
+
+def test_nothing_is_said_where_preloading_would_save_nothing(plan_of: Planner) -> None:
+    code = Code(frozenset({"tensorflow"}), sets=frozenset({"TF_CPP_MIN_LOG_LEVEL"}))
+    sections = {"cluster": {"worker": 1}, "supervision": {"max_restarts": 0}}
+    plan = plan_of(sections, code=code, imports=code.imports)
+    assert not [note for note in plan.notes if "preload" in note]
+
+
 def test_a_job_may_set_variables_that_are_read_after_the_import(plan_of: Planner) -> None:
     names = {"TF_CONFIG", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "MY_OWN", "XLA_FLAGS"}
     names |= {"GRPC_FAIL_FAST", "TF_DETERMINISTIC_OPS", "DNNL_VERBOSE", "PYTHONHASHSEED"}
@@ -88,7 +103,7 @@ def test_the_preloader_gets_the_variables_that_all_tasks_share(plan_of: Planner)
     assert preload.command.argv[:3] == (*plan.tasks[0].command.argv[:2], "preload")
     env = {var.name: var.value for var in preload.command.env}
     assert env["TF_CPP_MIN_LOG_LEVEL"] == "1"
-    assert env["OPENBLAS_NUM_THREADS"] == "1", "OpenBLAS would start threads at the import"
+    assert env["OMP_NUM_THREADS"], "OpenMP reads it at the import, for threads that it starts later"
     assert "TF_NUM_INTRAOP_THREADS" not in env
     assert "CUDA_VISIBLE_DEVICES" not in env
 

@@ -14,6 +14,7 @@ import signal
 import sys
 
 from tfcluster_workers import event_channel
+from tfcluster_workers.preload import threads
 
 TYPE_CHECKING = False  # see boot
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ _PR_SET_PDEATHSIG = 1
 ROOM = "TFCLUSTER_ROOM"
 """A variable that reserves space in /proc/PID/environ, where the task's `MARKS` are written."""
 MARKS = ("TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT")
-_THREADS = ("OPENBLAS_NUM_THREADS", "GOTO_NUM_THREADS", "OMP_NUM_THREADS")
-"""The variables that OpenBLAS reads, in its order (its README, "Setting the number of threads using
-environment variables")."""
 
 
 def become_task(order: dict[str, Any], fds: list[int], agent: int) -> None:
@@ -40,6 +38,7 @@ def become_task(order: dict[str, Any], fds: list[int], agent: int) -> None:
     try:
         _set_up_process(order, output, events)
         _seed()
+        threads.set_counts(os.environ)
         _set_argv(order["argv"])
     except Exception as error:
         reason = getattr(error, "strerror", None) or repr(error)
@@ -67,7 +66,6 @@ def _seed() -> None:
     numpy: Any = sys.modules.get("numpy")
     if hasattr(numpy, "random"):
         numpy.random.seed()
-        set_openblas_threads(os.environ)
 
 
 def _set_argv(argv: list[str]) -> None:
@@ -101,19 +99,3 @@ def overwrite(argv: list[str], environ: Any) -> None:
 def _fill(address: int, size: int, text: bytes) -> None:
     if address and size > 0:  # 0 if the kernel hides it
         ctypes.memmove(address, text[: size - 1].ljust(size, b"\0"), size)
-
-
-def set_openblas_threads(environ: Any) -> None:
-    """Set OpenBLAS's number of threads for this task; at the import it has read 1."""
-    value = next((environ[name] for name in _THREADS if environ.get(name, "").isdigit()), None)
-    count = int(value or 0) or len(os.sched_getaffinity(0))
-    with open("/proc/self/maps") as file:
-        paths = {line.split()[-1] for line in file if "openblas" in line}
-    for path in paths:
-        library = ctypes.CDLL(path)
-        for name in ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_",
-                     "scipy_openblas_set_num_threads", "openblas_set_num_threads"):  # fmt: skip
-            setter = getattr(library, name, None)
-            if setter is not None:
-                setter(count)
-                break

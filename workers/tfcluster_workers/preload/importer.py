@@ -8,9 +8,9 @@ and its go pipe), then JSON of that length: argv, env, cwd, cores, and what the 
 answer is a length and JSON: `pid`, or `refused` with the reason. The task starts when the agent,
 which then knows its process id, writes to the go pipe; it exits if the agent closes the pipe.
 
-Forking after `import tensorflow` is safe on Linux, before any op and with a single thread (tested
-with TensorFlow 2.15 and 2.21). In any other case the order is refused, and the agent starts the
-task without preloading.
+Forking after `import tensorflow` is safe on Linux, before any op and with a single thread, besides
+those that a fork may lack (`threads`; tested with TensorFlow 2.15 and 2.21). In any other case the
+order is refused, and the agent starts the task without preloading.
 
 A second fork makes the task the agent's own child, since the agent is a subreaper.
 """
@@ -27,9 +27,11 @@ import socket
 import struct
 import sys
 import time
+import warnings
 
 from tfcluster_workers import event_channel
-from tfcluster_workers.preload import forked_task, script_paths
+from tfcluster_workers.preload import forked_task, script_paths, threads
+from tfcluster_workers.preload.import_watch import ImportWatch, explain
 
 TYPE_CHECKING = False  # see boot
 if TYPE_CHECKING:
@@ -59,9 +61,11 @@ def become_task(names: list[str], initial_modules: frozenset[str], *, is_path_sa
     agent = os.getppid()
     started = time.monotonic()
     gc.disable()  # collections take a third of TensorFlow's import time and find hardly any garbage
-    reason = import_all(names, is_path_safe=is_path_safe)
+    threads.prevent(os.environ)
+    with ImportWatch() as watch:
+        reason = import_all(names, is_path_safe=is_path_safe)
     if not reason:
-        reason = why_unsafe(agent_socket.fileno())
+        reason = why_unsafe(agent_socket.fileno(), watch, names)
     sys.stdout.flush()
     sys.stderr.flush()
     seconds = round(time.monotonic() - started, 3)
@@ -103,35 +107,14 @@ def import_one(name: str) -> None:
         module = getattr(module, attribute, None)
 
 
-def why_unsafe(agent_socket: int) -> str:
-    """Return why this process must not be forked; empty if it may be."""
+def why_unsafe(agent_socket: int, watch: ImportWatch, names: Iterable[str]) -> str:
+    """Return why this process must not be forked after importing `names`; empty if it may be."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if any(folder and not os.path.isabs(folder) for folder in folders):
-        return "PYTHONPATH names folders relative to the working directory"
-    threads = os.listdir("/proc/self/task")
-    if len(threads) > 1:
-        return f"the imports have started {len(threads) - 1} threads ({_names_of(threads)})"
-    for fd in map(int, os.listdir("/proc/self/fd")):
-        try:
-            target = os.readlink(f"/proc/self/fd/{fd}")
-        except OSError:  # the descriptor of the listing itself
-            continue
-        if target.startswith("socket:") and fd != agent_socket:
-            return "the imports have opened a socket"
-        if target.startswith("/dev/nvidia"):
-            return "the imports have opened the GPU driver"
-    context = getattr(sys.modules.get("tensorflow.python.eager.context"), "_context", None)
-    if getattr(context, "_context_handle", None) is not None:
-        return "the imports have run an operation of TensorFlow"
-    return ""
-
-
-def _names_of(threads: Iterable[str]) -> str:
-    names = []
-    for thread in threads:
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm") as file:
-            names.append(file.read().strip())
-    return ", ".join(sorted(set(names)))
+        return "PYTHONPATH has folders relative to the working directory: make them absolute"
+    needed = {name.partition(":")[0].partition(".")[0] for name in names}
+    hazards = watch.hazards(agent_socket)
+    return next((explain(what, packages, needed) for what, packages in hazards), "")
 
 
 def serve(
@@ -159,9 +142,9 @@ def serve(
 
 def why_unsafe_for(folder: str, imported: frozenset[str]) -> str:
     """Return why a task with its script in `folder` must not be a fork; empty if it may be."""
-    threads = os.listdir("/proc/self/task")
-    if len(threads) > 1:
-        return f"{len(threads) - 1} threads have started ({_names_of(threads)})"
+    if late := threads.unsafe():
+        names = ", ".join(sorted(filter(None, late.values()))) or "without names"
+        return f"{len(late)} threads have started since the imports ({names})"
     hidden = shadowed(folder, imported)
     return f"{hidden} in {folder} has the name of a module that was imported" if hidden else ""
 
@@ -192,7 +175,9 @@ def _fork_twice(agent_socket: socket.socket, fds: list[int]) -> bool:
     the task.
     """
     reader, writer = os.pipe()
-    intermediate = os.fork()
+    with warnings.catch_warnings():  # Python 3.12 warns of every thread, also of safe ones
+        warnings.simplefilter("ignore", DeprecationWarning)
+        intermediate = os.fork()
     if intermediate == 0:
         os.close(reader)
         try:

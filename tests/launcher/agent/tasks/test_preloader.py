@@ -101,6 +101,14 @@ class Stage:
         assert origin == f"{_ORIGIN}{fork if is_fork is None else is_fork}"
         return output_text
 
+    def library(self, **modules: str) -> dict[str, str]:
+        """Write modules, by name, into a folder and return the variables that find them there."""
+        folder = self.rig.folder / "lib"
+        folder.mkdir(exist_ok=True)
+        for name, code in modules.items():
+            (folder / f"{name}.py").write_text(code)
+        return {"PYTHONPATH": str(folder)}
+
     def log(self, task: str = "worker:0") -> str:
         path = self.rig.log(task)
         return path.read_text() if path.exists() else ""
@@ -196,23 +204,98 @@ def test_a_module_beside_the_script_precedes_a_preloaded_one(stage: Stage) -> No
     assert "decimal.py" in stage.rig.peer.take("preload_failed")["error"]
 
 
-def test_imports_that_leave_a_thread_are_not_forked(stage: Stage) -> None:
-    (stage.rig.folder / "busy.py").write_text(
-        "import threading, time\n"
-        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        (
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(60,), daemon=True, name='beat').start()",
+            "has started a thread (beat)",
+        ),
+        ("import socket\nlistener = socket.create_server(('127.0.0.1', 0))", "has opened a socket"),
+    ],
+)
+def test_a_package_whose_import_forbids_a_fork_is_named_with_the_fix(
+    stage: Stage, code: str, what: str
+) -> None:
+    env = stage.library(outer="import decimal, middle", middle="import busy", busy=code)
+    answer = stage.preload("outer", env=env)
+    assert answer["error"] == (
+        f"the import of busy (outer → middle → busy) {what}, so no task can be forked: "
+        "uninstall busy if the job does not use it, or "
+        "set runtime.preload to off, which saves the attempt"
     )
-    answer = stage.preload("busy", env={"PYTHONPATH": str(stage.rig.folder)})
-    assert "1 threads" in answer["error"]
     assert stage.output("print('cold')", is_fork=False) == "cold\n"
 
 
-def test_imports_that_open_a_listening_socket_are_not_forked(stage: Stage) -> None:
-    (stage.rig.folder / "open.py").write_text("")
-    (stage.rig.folder / "server.py").write_text(
-        "import socket\nlistener = socket.create_server(('127.0.0.1', 0))"
+def test_a_package_that_the_job_itself_imports_need_not_be_uninstalled(stage: Stage) -> None:
+    code = "import socket\nlistener = socket.create_server(('127.0.0.1', 0))"
+    answer = stage.preload("server", env=stage.library(server=code))
+    assert answer["error"] == (
+        "the import of server has opened a socket, so no task can be forked: "
+        "set runtime.preload to off, which saves the attempt"
     )
-    answer = stage.preload("server", env={"PYTHONPATH": str(stage.rig.folder)})
-    assert "socket" in answer["error"]
+
+
+LIKE_ARROW = """
+import ctypes, os, threading
+if "background_thread:false" not in os.environ.get("JE_ARROW_MALLOC_CONF", ""):
+    named = threading.Event()
+    def run():
+        ctypes.CDLL(None).prctl(15, b"jemalloc_bg_thd")  # PR_SET_NAME
+        named.set()
+        threading.Event().wait()
+    threading.Thread(target=run, daemon=True).start()
+    named.wait()
+has_thread = threading.active_count() > 1
+"""
+"""A module that starts a thread at its import as Arrow's jemalloc does."""
+
+
+@pytest.mark.parametrize(
+    ("setting", "has_thread"), [(None, False), ("dirty_decay_ms:1", True), ("x:false", True)]
+)
+def test_arrows_thread_is_not_started_or_does_not_matter(
+    stage: Stage, setting: str | None, has_thread: bool
+) -> None:
+    """What the user sets stays; a fork gets the user's value, or none."""
+    env = stage.library(like_arrow=LIKE_ARROW)
+    env |= {} if setting is None else {"JE_ARROW_MALLOC_CONF": setting}
+    assert stage.preload("like_arrow", env=env)["type"] == "preload_ready"
+    code = "import like_arrow; print(like_arrow.has_thread, os.environ.get('JE_ARROW_MALLOC_CONF'))"
+    assert stage.output(code, env=env) == f"{has_thread} {setting}\n"
+
+
+def test_the_real_arrow_is_preloaded(stage: Stage) -> None:
+    """It comes with TFDS, and allocates in a fork whether the thread was started or not."""
+    code = (
+        "import pyarrow\npool = pyarrow.jemalloc_memory_pool()\n"
+        "print(pyarrow.allocate_buffer(1 << 20, memory_pool=pool).size)"
+    )
+    for env in ({}, {"JE_ARROW_MALLOC_CONF": "background_thread:true"}):
+        assert stage.preload("pyarrow", env=env)["type"] == "preload_ready"
+        assert stage.output(code, env=env) == f"{1 << 20}\n"
+
+
+def test_libraries_have_as_many_threads_in_a_fork_as_in_a_fresh_process(stage: Stage) -> None:
+    """OpenBLAS and OpenMP of scikit-learn, and NumExpr, read their numbers at the import."""
+    numexpr = (
+        "import os, threading\ndef _init_num_threads(): return os.environ['NUMEXPR_NUM_THREADS']\n"
+        "nthreads = _init_num_threads()"
+    )
+    spec: dict[str, Any] = {
+        "env": stage.library(numexpr=numexpr)
+        | {"OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "3", "NUMEXPR_NUM_THREADS": "5"}
+    }
+    code = (
+        "import numexpr, sklearn, threadpoolctl\n"
+        "pools = threadpoolctl.threadpool_info()\n"
+        "print(sorted((pool['prefix'], pool['num_threads']) for pool in pools), numexpr.nthreads)"
+    )
+    cold = stage.output(code, fork=False, **spec)
+    assert "('libgomp', 3)" in cold
+    assert stage.preload("numexpr", "sklearn", env=stage.library())["type"] == "preload_ready"
+    assert stage.output(code, **spec) == cold
 
 
 @pytest.mark.parametrize(
