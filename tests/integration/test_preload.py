@@ -60,4 +60,4 @@ def test_forks_train_to_the_same_losses_without_a_second_import(lab: Lab, tensor
     assert len(losses) == 4
     for found in losses:
         assert found == pytest.approx(expected, rel=1e-5)
-    assert not [w for w in forked.state["warnings"] if "import" in w]
+    assert not [hint for hint in forked.of("hint") if "preloading" in hint["message"]]

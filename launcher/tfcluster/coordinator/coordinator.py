@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tfcluster import __version__
+from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import message_fields
 from tfcluster.backends import open_nodes
@@ -89,6 +90,8 @@ class Coordinator:
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
+        self._preload_failures: set[str] = set()
+        """The reported reasons why tasks start without preloading."""
 
     @property
     def plan(self) -> Plan:
@@ -281,6 +284,11 @@ class Coordinator:
         if isinstance(message, msg.TaskEvent):
             self._on_report(message)
             return
+        if isinstance(message, msg.PreloadFailed):
+            known = self._preload_failures
+            if message.error in known or len(known) == budgets.WARNINGS:
+                return  # usually another node has the same packages: the user reads it once
+            known.add(message.error)
         event = to_event(node, message)
         if isinstance(event, ev.TaskExited):
             error = self.run_writer.task(event.task).error

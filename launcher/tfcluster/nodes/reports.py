@@ -60,7 +60,7 @@ def to_event(node: str, message: msg.Report) -> Event | None:
             return ev.Usage(node=node, tasks={used.task: _numbers_of(used) for used in tasks})
         case msg.PreloadFailed(error=error):
             what = f"{node}: preloading failed, each task imports by itself"
-            return ev.Warned(message=f"{what}: {error}")
+            return ev.Hint(message=f"{what}: {error}")
         case msg.Unkillable(task=task, pids=numbers):  # it ends only when the kernel releases it
             what, pids = task or "a process of an earlier attempt", ", ".join(map(str, numbers))
             sleep = "in uninterruptible sleep (a dead file server, a device driver)"

@@ -92,11 +92,11 @@ def test_the_last_warning_names_the_file_with_all_warnings(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(budgets, "WARNINGS", 10)
-    ended = run(*({"type": "preload_failed", "error": f"no {n}"} for n in range(50)))
+    ended = run(*({"type": "unkillable", "pids": [n]} for n in range(50)))
     assert ended.outcome.exit_code == 0
     assert len(ended.state.warnings) == 11
     assert str(ended.paths.events) in ended.state.warnings[-1]
-    assert ended.paths.events.read_text().count("each task imports by itself") == 50
+    assert ended.paths.events.read_text().count("was killed but still lives") == 50
 
 
 def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run: Run) -> None:

@@ -267,3 +267,22 @@ def test_a_run_was_queued_although_its_hosts_have_names_that_the_plan_knew(
     assert ended.outcome.exit_code == 0
     assert list(dict.fromkeys(states)) == ["starting", "queued", "running", "succeeded"]
     assert states.index("running") > states.index("starting", states.index("queued"))
+
+
+def test_the_same_failure_to_preload_on_several_nodes_is_reported_once(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    failures = [
+        {"type": "preload_failed", "error": why} for why in ("a thread", "a thread", "hung")
+    ]
+    plan = scripted.plan_on_two_nodes(tmp_path, max_restarts=0)
+    agents = {
+        node: scripted.Agent(node, str(tmp_path), {"trained": script})
+        for node, script in ((scripted.LOCAL, failures[:1]), (scripted.REMOTE, failures[1:]))
+    }
+    ended = scripted.perform(plan, agents, paths)
+    events = map(json.loads, paths.events.read_text().splitlines())
+    said = [event["message"] for event in events if event["type"] == "hint"]
+    whys = [message.rpartition(": ")[2] for message in said if "preloading failed" in message]
+    assert sorted(whys) == ["a thread", "hung"]
+    assert ended.state.warnings == [], "the summary does not repeat it"
