@@ -11,9 +11,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from tfcluster import __version__
-from tfcluster.agent import budgets
+from tfcluster.agent import budgets, message_fields
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent import message_fields
 from tfcluster.backends import open_nodes
 from tfcluster.backends.jobs import Ending, OwnJob
 from tfcluster.coordinator import gathering
