@@ -239,7 +239,7 @@ class Gatherer:
         present = _folders_with_files(listing)
         for held in self.store.held:
             folder = _folder_of(held.checkpoint)
-            if held.kind is Kind.BACKUP and listing and folder in self._backups - present:
+            if held.kind is Kind.BACKUP and folder in self._backups - present:
                 self._backups.discard(folder)
                 self.store.forget(held)
 

@@ -388,6 +388,8 @@ class Coordinator:
             gathered = await self._loop.run_to_end(self._finish())
         for event in gathered:
             self._record(event)
+        if self.run_writer.state.checkpoints:  # `fit` has deleted its backup
+            self.run_writer.state.checkpoints = self._run_gathering.list_gathered()
         outcome = self._supervisor.outcome
         if outcome is None:
             assert error is not None

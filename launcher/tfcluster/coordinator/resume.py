@@ -18,6 +18,7 @@ from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Resumed
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.states import Status
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,12 @@ def _list(word: str, numbers: set[int | None]) -> list[str]:
 
 
 def _fix_for_none(source: RunPaths) -> str:
-    if registry.load(source).attempt and not source.checkpoints.exists():
+    state = registry.load(source)
+    if state.attempt and not source.checkpoints.exists():
         return "its tasks saved nothing in $TFCLUSTER_CHECKPOINT_DIR, or saved in `checkpoints.dir`"
+    if state.status is Status.SUCCEEDED:
+        return (
+            "it succeeded, and `fit` ends by deleting what BackupAndRestore saved: save the model"
+            " as well to continue from it"
+        )
     return "`tfcluster checkpoints RUN` lists what a run has gathered"

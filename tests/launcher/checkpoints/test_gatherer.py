@@ -268,18 +268,20 @@ def test_a_cancelled_call_returns_soon_and_leaves_nothing(
     assert [path for path in (tmp_path / "store").iterdir() if path.is_dir()] == []
 
 
+@pytest.mark.parametrize("others", [set(), {Kind.TF_CHECKPOINT}])
 def test_a_backup_that_keras_deleted_is_removed_from_the_store(
-    chief: Path, gatherer: Gatherer, clock: Clock
+    chief: Path, gatherer: Gatherer, clock: Clock, others: set[Kind]
 ) -> None:
     write_prefix(chief / "backup" / "chief", "ckpt-1")
-    write_prefix(chief, "ckpt-9")
+    if others:
+        write_prefix(chief, "ckpt-9")
     gather_steps(gatherer, clock)
-    assert {held.kind for held in gatherer.store.held} == {Kind.BACKUP, Kind.TF_CHECKPOINT}
+    assert {held.kind for held in gatherer.store.held} == {Kind.BACKUP, *others}
 
-    shutil.rmtree(chief / "backup" / "chief")
-    gather_steps(gatherer, clock)
+    shutil.rmtree(chief / "backup")
+    gatherer.gather_last()
 
-    assert {held.kind for held in gatherer.store.held} == {Kind.TF_CHECKPOINT}
+    assert {held.kind for held in gatherer.store.held} == others
 
 
 @pytest.mark.parametrize("has_died", [False, True])
