@@ -4,8 +4,9 @@ A run succeeds when the chief and the workers that train have ended with 0. Work
 `finish_grace_s` after the chief: healthy ones may exit seconds after it, and those of an Estimator
 with parameter servers start later and train longer. Tasks that only serve (ps, and workers inside
 `Server.join`) never end by themselves and are stopped when no worker trains any more. Exit codes
-decide, never log lines (TensorFlow #58434: heartbeat errors after a successful end). A task that
-restarts alone and has failed for good does not stop the others, but the run has failed.
+decide, never log lines: a healthy worker logs heartbeat errors once the chief has gone, and ends
+with 0 (TensorFlow #58434); one that needed the chief ends with 1. A task that restarts alone and
+has failed for good does not stop the others, but the run has failed.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from tfcluster.errors import DeadlineError, TfclusterError
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.events import Event, RunFinished, RunQueued
 from tfcluster.rundir.states import Status
+from tfcluster.supervision.restart_policy import TRAINERS
 
 
 class Standing(NamedTuple):
@@ -58,6 +60,11 @@ class Standing(NamedTuple):
         return self.job != "evaluator"
 
     @property
+    def trains_together(self) -> bool:
+        """True for a task that takes its steps together with others: a worker or the chief."""
+        return self.job in TRAINERS and not (self.restarts_alone or self.serves)
+
+    @property
     def waits_for_chief(self) -> bool:
         """True for a tuner that asks its chief for work."""
         return self.restarts_alone and self.waits_for_peers
@@ -83,7 +90,7 @@ def judge(tasks: Collection[Standing], *, chief: Standing | None, gang: bool) ->
         return Next.FAILED if failures else Next.SUCCEED
     if gang and (together := [task for task in failures if not task.restarts_alone]):
         # A task that restarts alone stops no other, and may outlive all others for ever.
-        cause_may_come = any(task.running and not task.restarts_alone for task in tasks)
+        cause_may_come = any(t.running and t.is_core and not t.restarts_alone for t in tasks)
         has_cause = any(not task.collateral for task in together)
         return Next.FAIL if has_cause or not cause_may_come else Next.AWAIT_CAUSE
     if chief_done:
@@ -94,11 +101,12 @@ def judge(tasks: Collection[Standing], *, chief: Standing | None, gang: bool) ->
 def is_failure(task: Standing, *, chief_done: bool) -> bool:
     """Return whether `task` failed.
 
-    After the chief's success neither a collateral error nor a failed server counts.
+    After the chief's success neither a failed server counts, nor the error of a task that asked the
+    chief for work.
     """
     if task.running or task.ok or task.ended_by_us:
         return False
-    return not (chief_done and (task.collateral or task.serves))
+    return not (chief_done and (task.serves or (task.collateral and task.restarts_alone)))
 
 
 def _is_deserted(tasks: Collection[Standing], chief: Standing | None) -> bool:

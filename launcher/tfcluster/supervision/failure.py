@@ -279,6 +279,11 @@ class Failure:
         return None if raised is None else (raised.exception, raised.file, raised.line)
 
     @property
+    def place(self) -> str:
+        """The file and line of the exception; empty if they are not known."""
+        return "" if self.exception is None else _location(self.exception)
+
+    @property
     def reason(self) -> str:
         """The reason in one line or a few, for the user."""
         if self.observed is not None:
@@ -366,12 +371,16 @@ def _location(raised: log_errors.RaisedError) -> str:
     return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
 
 
-def explain_missing_peers(peers: Sequence[str], failure: Failure) -> str:
-    """Return the reason of a task that needed its peers after these had ended with 0."""
-    names = join_first(peers, _MAX_NAMED)
-    place = _location(failure.exception) if failure.exception is not None else ""
-    where = f" ({place})" if place else ""
-    return f"{failure.task} did alone what all workers must do{where}: {names} had ended before"
+def explain_missing_peers(task: str, peers: Sequence[str], place: str, steps: str) -> str:
+    """Return the reason of a `task` that needed `peers` after these had ended with 0.
+
+    `place`: the file and line of the script; `steps`: its steps and theirs, where it trained more.
+    Both may be empty.
+    """
+    names, where = join_first(peers, _MAX_NAMED), f" ({place})" if place else ""
+    if steps:
+        return f"{names} had ended; {task} still trained{where}: {steps}"
+    return f"{task} did alone what all workers must do{where}: {names} had ended before"
 
 
 def signal_name(number: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from tfcluster.supervision.failure import (
     explain_missing_peers,
 )
 from tfcluster.supervision.member import Member, member_of
-from tfcluster.supervision.restart_policy import TRAINERS, chief_among
+from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.verdicts import root_cause
 
 
@@ -242,19 +242,39 @@ class Gang:
             self.blame(member, Kind.PERMANENT, member.verdict)
         elif event.exit_code != 0:
             facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
-            failure = member.fails(**facts)
-            if failure.is_collateral and (peers := self._finished_peers(member)):
-                description = explain_missing_peers(peers, failure)
-                failure = member.fails(**facts, observed=Kind.PERMANENT, description=description)
-            self._note(member, failure)
+            self._note(member, member.fails(**facts))
+            if not any(one.is_alive and one.trains_together for one in self.standings):
+                self.explain_lone_work()
 
-    def _finished_peers(self, chief: Member) -> list[str]:
-        """Return the peers of `chief` if it is the chief and all of them have ended with 0."""
-        if self.plan.kind != "training" or chief.id != self.chief:
+    def explain_lone_work(self) -> bool:
+        """Explain the first failure by peers that have ended with 0, if no other cause has come.
+
+        TensorFlow blames the end of a peer, with an error of its own, where a task trains, saves or
+        evaluates after its peers have left. Return whether the failure is explained.
+        """
+        finished = self.finished()
+        if not finished or any(not failure.is_collateral for failure in self.failures):
+            return False
+        for number, failure in enumerate(self.failures):
+            member = self[failure.task]
+            description = describe_lone_work(member, finished, failure.place)
+            if member.standing.trains_together:
+                found = replace(failure, observed=Kind.PERMANENT, description=description)
+                self.failures[number] = found
+                self.put(replace(member, failure=found))
+                return True
+        return False
+
+    def finished(self) -> list[Member]:
+        """Return the tasks that have trained together with others and ended with 0.
+
+        None is returned where some tasks are elsewhere, as these may be the cause of any failure,
+        and with parameter servers, as workers train by themselves then.
+        """
+        has_servers = any(task.id.job == "ps" for task in self.plan.tasks)
+        if self.plan.kind != "training" or self.plan.elsewhere or has_servers:
             return []
-        trainers = [m for m in self if m.id.job in TRAINERS and not m.restarts_alone]
-        peers = [member for member in trainers if member.id != chief.id]
-        return [peer.name for peer in peers] if all(peer.is_ok for peer in peers) else []
+        return self.members(lambda one: one.trains_together and one.ok)
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.
@@ -306,6 +326,15 @@ class Gang:
     def _note(self, member: Member, failure: Failure) -> None:
         self.put(replace(member, failure=failure))
         (self.task_failures if member.restarts_alone else self.failures).append(failure)
+
+
+def describe_lone_work(member: Member, finished: Sequence[Member], place: str) -> str:
+    """Return the reason of `member`, which still needed the `finished` tasks, at `place`."""
+    steps, last = "", max((one.step for one in finished if one.step is not None), default=None)
+    if member.step is not None and last is not None and (member.total_steps or member.step) > last:
+        total = "" if member.total_steps is None else f" of {member.total_steps:,}"
+        steps = f"step {member.step:,}{total} against {last:,}"
+    return explain_missing_peers(member.name, [one.name for one in finished], place, steps)
 
 
 _STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"

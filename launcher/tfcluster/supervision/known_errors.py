@@ -247,7 +247,7 @@ MESSAGES: tuple[KnownError, ...] = (
         "all workers must train the same number of steps, and save, evaluate and predict together:"
         " move these calls out of `if index == 0:`; workers other than the chief save into a"
         " folder of their own",
-        r"did alone what all workers must do"
+        r"did alone what all workers must do|had ended; \S+ still trained"
         r"|Collective instance \d+ expected type \d+ and data_type",
     ),
     _permanent_cause(

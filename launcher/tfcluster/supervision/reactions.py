@@ -11,6 +11,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, stalls, verdicts
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
 from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss, signal_name
+from tfcluster.supervision.gang import describe_lone_work
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.restarts import (
     cancel,
@@ -87,6 +88,7 @@ def _follow(state: RunState, verdict: Next, now: float) -> None:
         case Next.FINISH:
             _finish(state, now)
         case Next.FAILED if state.gang.failures and state.forms_gang:
+            state.gang.explain_lone_work()
             state.end_gang("all have ended", now)
         case Next.SUCCEED | Next.FAILED:
             state.conclude(verdict)
@@ -161,7 +163,7 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
         case "quiet":
             _ask_positions(state, now)
         case "positions":
-            _judge_silence(state, now)
+            _judge_positions(state, now)
         case "hint":
             state.silence.is_heard = True
             state.record(ev.Hint(message=REPORTS_NOTHING))
@@ -184,13 +186,15 @@ def _act_on_verdict_timer(state: RunState, kind: str, member: Member | None, now
     match kind, state.verdict:
         case "cause", Next.FAIL:
             state.end_gang("it did not leave with the others", now)
+        case "cause", _ if state.gang.explain_lone_work():
+            react(state, now)
         case "cause", _:
             is_part = bool(state.plan.elsewhere)
             _act_on(state, verdicts.blame_survivors(core, is_part=is_part), now)
         case "late", Next.DESERTED:
             _act_on(state, verdicts.blame_deserted_chief(core), now)
         case "late", _:
-            _end_late(state, now)
+            _ask_positions(state, now)
         case "finishing", _:
             if waits := [member.name for member in state.gang.active()]:
                 left_s = state.policy.finish_grace_s - FINISHING_S
@@ -276,31 +280,38 @@ def _end_silence(state: RunState, core: list[Member], now: float) -> None:
 
 
 def _ask_positions(state: RunState, now: float) -> None:
-    """Have the stacks of all tasks taken: nothing has happened for too long."""
+    """Have the stacks of all tasks taken: too much time has passed without a step, or an end."""
     state.positions = dict.fromkeys(state.take_stacks())
     if state.positions:
         state.timers["positions"] = now + STACKS_WAIT_S
     else:
-        _judge_silence(state, now)
+        _judge_positions(state, now)
 
 
 def note_position(state: RunState, task: str, report: msg.Stacks, now: float) -> None:
-    """Note where a task is; once all have answered, judge the silence."""
+    """Note where a task is; once all have answered, judge what that means."""
     if state.positions is None or task not in state.positions:
         return
     state.positions[task] = stalls.position_of(report.threads, silence=report.silence)
     if None not in state.positions.values():
-        _judge_silence(state, now)
+        _judge_positions(state, now)
 
 
-def _judge_silence(state: RunState, now: float) -> None:
-    """Record that the run is stalled, and why, unless a task has reported or traces a function."""
+def _judge_positions(state: RunState, now: float) -> None:
     asked, state.positions = state.positions or {}, None
     state.set_timer("positions", None)
-    due, since = state.silence.stall_due(state.policy), state.silence.heard_at
-    if due is None or since is None or due > now or state.verdict is not Next.GO_ON:
-        return
     positions = {task: at or Position(Activity.UNKNOWN) for task, at in asked.items()}
+    if state.is_finishing and state.is_training:
+        _end_late(state, positions, now)
+    elif state.verdict is Next.GO_ON:
+        _judge_silence(state, positions, now)
+
+
+def _judge_silence(state: RunState, positions: Mapping[str, Position], now: float) -> None:
+    """Record that the run is stalled, and why, unless a task has reported or traces a function."""
+    due, since = state.silence.stall_due(state.policy), state.silence.heard_at
+    if due is None or since is None or due > now:
+        return
     if any(at.activity is Activity.TRACES for at in positions.values()):
         state.silence.allow_until(now + state.silence.limit_s)
         return
@@ -350,18 +361,26 @@ def end_stall(state: RunState, now: float) -> None:
         state.record(ev.StallEnded(silent_s=round(now - state.silence.stalled_since, 1)))
 
 
-def _end_late(state: RunState, now: float) -> None:
+def _end_late(state: RunState, positions: Mapping[str, Position], now: float) -> None:
     """Stop all tasks that still run `finish_grace_s` after the chief's success.
 
-    A worker that still works independently makes the run fail: its work is interrupted.
+    A worker that still works independently makes the run fail, as its work is interrupted. So does
+    one that has steps left and waits in a collective: the chief has left too early.
     """
     grace_s, unfinished = state.policy.finish_grace_s, state.gang.unfinished()
     description = f"it had not finished {grace_s:g} s after the chief and was stopped"
     for member in unfinished:
         state.gang.blame(member, Kind.UNFINISHED, description)
-    failed = {member.id for member in unfinished}
-    late = [m for m in state.gang.active(lambda one: not one.serves) if m.id not in failed]
-    for warning in verdicts.warn_about_late(late, grace_s, state.last_step):
+    late = [one for one in state.gang.active(lambda one: not one.serves) if one.failure is None]
+    for member in late:
+        at = positions.get(member.name)
+        waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
+        if at is not None and waits and member.trains_in_step and not member.is_done:
+            reason = describe_lone_work(member, state.gang.finished(), at.place)
+            state.gang.blame(member, Kind.PERMANENT, reason)
+    late = [member for member in late if state.gang[member.name].failure is None]
+    where = {task: at.place for task, at in positions.items()}
+    for warning in verdicts.warn_about_late(late, grace_s, state.last_step, where):
         state.record(ev.Warned(message=warning))
     cancel(state, lambda one: one.running and not one.is_alive)
     state.stage = Stage.ENDING_RUN  # the exits decide the outcome

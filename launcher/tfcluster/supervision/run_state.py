@@ -257,6 +257,8 @@ class RunState:
         if self.ending is not None:
             self.outcome = self.ending
         elif verdict in (Next.SUCCEED, Next.FINISH):
+            for failure in (*self.gang.failures, *self.gang.task_failures):
+                self.record(ev.Warned(message=verdicts.warn_about_forgiven(failure)))
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()

@@ -171,8 +171,13 @@ def blame_frozen(member: Member) -> Verdict:
     return Verdict(Kind.FROZEN, [(member, description)], "another task was stopped")
 
 
-def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | None) -> list[str]:
-    """Return warnings about the tasks that are stopped although they have not failed."""
+def warn_about_late(
+    late: Sequence[Member], grace_s: float, last_step: int | None, where: Mapping[str, str]
+) -> list[str]:
+    """Return warnings about the tasks that are stopped although they have not failed.
+
+    `where`: task → the line of its script that it was at, as far as it is known.
+    """
     missed = {member.name: _not_evaluated(member, last_step) for member in late}
     warnings = [
         f"{name} was stopped {grace_s:g} s after the chief: it had {description}."
@@ -181,12 +186,20 @@ def warn_about_late(late: Sequence[Member], grace_s: float, last_step: int | Non
         if description
     ]
     if others := [member for member in late if not missed[member.name]]:
-        names = ", ".join(member.name for member in others)
+        names = ", ".join(
+            f"{member.name} (in {place})" if (place := where.get(member.name)) else member.name
+            for member in others
+        )
         warning = f"{names} did not end within {grace_s:g} s after the chief: stopped"
         if not all(member.is_hooked for member in others):
             warning += f". {_MORE_TIME_WITHOUT_HOOKS}"
         warnings.append(warning)
     return warnings
+
+
+def warn_about_forgiven(failure: Failure) -> str:
+    """Return the warning about a task whose failure does not count after the chief's success."""
+    return f"{failure.task} failed once the chief had succeeded: {failure.reason}"
 
 
 def _not_evaluated(member: Member, last_step: int | None) -> str:

@@ -139,13 +139,29 @@ def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
     replay = replay_of(finish_grace_s=60)
     for task in ("worker:0", "worker:1"):
         replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "progress", step=9, total_steps=9)
     replay.exits("worker:0").after(59)
     assert replay.stopped() == []
     replay.after(2)
     assert replay.stopped() == ["worker:1"]
     replay.ended("worker:1")
     assert replay.outcome() == (Status.SUCCEEDED, 0)
-    assert warnings(replay) == ["worker:1 did not end within 60 s after the chief: stopped"]
+    assert warnings(replay) == [
+        "worker:1 (in train.py:20 `model.fit`) did not end within 60 s after the chief: stopped"
+    ]
+
+
+def test_a_late_worker_that_waits_for_the_chief_fails_the_run() -> None:
+    replay = replay_of(finish_grace_s=60)
+    for task, total in (("worker:0", 9), ("worker:1", 12)):
+        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "progress", step=9, total_steps=total)
+    replay.exits("worker:0").after(61).ended("worker:1")
+    assert replay.outcome() == (Status.FAILED, 1)
+    assert replay.cause()["reason"] == (
+        "worker:0 had ended; worker:1 still trained (train.py:20 `model.fit`): step 9 of 12 against"
+        " 9"
+    )
 
 
 def test_a_run_with_a_late_independent_worker_fails() -> None:
@@ -196,7 +212,7 @@ def test_an_evaluator_that_never_ends_is_stopped_after_the_last_checkpoint() -> 
         ),
         (1300, 200, "not evaluated the last checkpoint, of step 1,300, only step 200. Give it"),
         (1300, 200, "EvalSpec(start_delay_secs=0, throttle_secs=10)"),
-        (None, 200, "evaluator:0 did not end within 60 s after the chief: stopped"),
+        (None, 200, "did not end within 60 s after the chief: stopped"),
     ],
 )
 def test_the_warning_about_a_late_evaluator_names_the_setting(

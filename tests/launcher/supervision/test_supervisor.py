@@ -417,11 +417,6 @@ def test_a_search_in_which_every_trial_failed_fails() -> None:
     assert "every trial failed" in replay.cause()["reason"]
 
 
-def test_collateral_errors_after_the_chief_has_succeeded_do_not_fail_the_run() -> None:
-    replay = replay_of().exits("worker:0", 0).after(10).exits("worker:1", 1, last=COLLATERAL)
-    assert replay.outcome() == (Status.SUCCEEDED, 0)
-
-
 HEARTBEAT_TIMEOUT = {
     "exception": "tensorflow.python.framework.errors_impl.UnavailableError",
     "message": "Collective ops is aborted by: Task /job:worker/replica:0/task:1 heartbeat timeout.",
@@ -442,6 +437,46 @@ def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> Non
         " before"
     )
     assert cause["docs"] == "docs/failures.md#chief-alone"
+
+
+def test_a_worker_that_trains_more_steps_than_the_chief_fails_the_run() -> None:
+    replay = replay_of().says("worker:0", "progress", step=10, total_steps=10)
+    replay.says("worker:1", "progress", step=11, total_steps=15).exits("worker:0", 0).after(10)
+    replay.exits("worker:1", 1, error=HEARTBEAT_TIMEOUT).gather()
+    assert replay.outcome() == (Status.FAILED, 1)
+    cause = replay.cause()
+    assert (cause["task"], cause["kind"]) == ("worker:1", "permanent")
+    assert cause["reason"] == (
+        "worker:0 had ended; worker:1 still trained (train.py:27): step 11 of 15 against 10"
+    )
+    assert cause["docs"] == "docs/failures.md#chief-alone"
+
+
+def test_a_failure_after_the_chief_s_success_waits_for_its_cause() -> None:
+    """Of three workers two go on training: one of them fails before the other one is killed."""
+    replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:0")
+    replay.exits("worker:1", 1, error=HEARTBEAT_TIMEOUT).after(3)
+    assert replay.stopped() == []
+    replay.exits("worker:2", killed=signal.SIGKILL).gather()
+    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:2", "signal")
+
+
+def test_a_peer_that_notices_nothing_is_not_blamed_for_the_chief_s_early_end() -> None:
+    replay = replay_of("worker:0", "worker:1", "worker:2").exits("worker:0")
+    replay.exits("worker:1", 1, error=HEARTBEAT_TIMEOUT).after(CAUSE_WAIT_S)
+    assert replay.stopped() == ["worker:2"]
+    replay.ended("worker:2").gather()
+    assert replay.cause()["task"] == "worker:1"
+    assert replay.cause()["reason"].endswith(": worker:0 had ended before")
+
+
+def test_what_is_forgiven_after_the_chief_s_success_is_said() -> None:
+    replay = replay_of("chief:0", "worker:0", "ps:0").says("worker:0", "progress", step=9)
+    replay.exits("chief:0").exits("ps:0", 1, last="boom").exits("worker:0")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    assert replay.last(ev.Warned).message == (
+        "ps:0 failed once the chief had succeeded: exit code 1"
+    )
 
 
 def test_a_failed_chief_is_collateral_while_a_peer_still_runs() -> None:
