@@ -173,6 +173,9 @@ class _Changes:
     def task_phase(self, event: ev.TaskPhase) -> None:
         self.state.task(event.task).phase = event.name or None
 
+    def task_devices(self, event: ev.TaskDevices) -> None:
+        self.state.task(event.task).devices = event.devices
+
     def task_ready(self, event: ev.TaskReady) -> None:
         task = self.state.task(event.task)
         task.phase = None
@@ -289,7 +292,7 @@ def _reset_task(task: TaskSnapshot) -> None:
     task.mean_steps_per_second = task.first_step_s = None
     task.step = task.epoch = task.epochs = task.steps_per_epoch = task.total_steps = None
     _set_usage(task, {})
-    task.metrics = {}
+    task.metrics, task.devices = {}, []
 
 
 def _set_usage(task: TaskSnapshot, used: Mapping[str, Any]) -> None:
