@@ -128,9 +128,13 @@ def tensorflow(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def list_devices(kind: str | None = None) -> list[Any]:
             return [device for device in listed if kind in (None, device.device_type)]
 
-        details = SimpleNamespace(get_device_details=lambda device: {"device_name": "NVIDIA H200"})
-        config = SimpleNamespace(list_physical_devices=list_devices, experimental=details)
-        monkeypatch.setitem(sys.modules, "tensorflow", SimpleNamespace(config=config))
+        context = SimpleNamespace(
+            list_physical_devices=list_devices,
+            get_device_details=lambda device: {"device_name": "NVIDIA H200"},
+        )
+        eager = SimpleNamespace(context=SimpleNamespace(context=lambda: context))
+        for name in ("tensorflow", "tensorflow.python", "tensorflow.python.eager"):
+            monkeypatch.setitem(sys.modules, name, eager)
 
     monkeypatch.setattr(devices, "_has_gpus", False)
     monkeypatch.setattr(devices, "look", lambda: {"no_gpu": LOST_DRIVER})

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tfcluster_workers import reporting
@@ -61,24 +61,32 @@ def given(environ: Mapping[str, str] = os.environ) -> str:
 def report() -> None:
     """Report the devices, once; to be called when TensorFlow has initialised them itself."""
     try:
-        import tensorflow as tf
-
-        names = [_describe(device) for device in tf.config.list_physical_devices()]
-        reporting.devices(names)
+        reporting.devices([_describe(device) for device in _list_devices()])
         is_surprise = not (given() or os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN)
-        if is_surprise and not tf.config.list_physical_devices("GPU"):
+        if is_surprise and not _list_devices("GPU"):
             threading.Thread(target=_report_unused_gpus, daemon=True, name="nvidia-smi").start()
     except Exception as error:
         reporting.note(f"tfcluster cannot report the devices of TensorFlow: {error!r}")
 
 
+def _list_devices(kind: str | None = None) -> Sequence[Any]:
+    """Return TensorFlow's physical devices, of one `kind` or of all; this initialises none.
+
+    That is `tf.config.list_physical_devices`, also while `tensorflow` is still being imported.
+    """
+    from tensorflow.python.eager import context
+
+    found: Sequence[Any] = context.context().list_physical_devices(kind)
+    return found
+
+
 def _describe(device: Any) -> str:
     """Return the type of a device, of a GPU also its model: ``GPU NVIDIA H200``."""
-    import tensorflow as tf
+    from tensorflow.python.eager import context
 
     if device.device_type != "GPU":
         return str(device.device_type)
-    name = tf.config.experimental.get_device_details(device).get("device_name", "")
+    name = context.context().get_device_details(device).get("device_name", "")
     return f"GPU {name}".strip()
 
 
@@ -102,7 +110,8 @@ def machine_gpus() -> int:
         )
     except (OSError, subprocess.TimeoutExpired):
         return 0
-    return 0 if listed.returncode else len(listed.stdout.split("\n")[:-1])
+    names = [line for line in listed.stdout.splitlines() if not line.startswith("No devices")]
+    return 0 if listed.returncode else len(names)
 
 
 def require_gpus() -> None:
@@ -114,12 +123,8 @@ def require_gpus() -> None:
     if _has_gpus:
         return
     planned = given()
-    if planned:
-        import tensorflow as tf
-
-        is_missing = not tf.config.list_physical_devices("GPU")
-        if is_missing and (planned != ALL or machine_gpus()):
-            raise NoGpuError(planned, look().get("no_gpu") or "TensorFlow does not say why")
+    if planned and not _list_devices("GPU") and (planned != ALL or machine_gpus()):
+        raise NoGpuError(planned, look().get("no_gpu") or "TensorFlow does not say why")
     _has_gpus = True
 
 
