@@ -178,7 +178,7 @@ def unused_gpus(count: int) -> None:
 
 
 def all_reduced(communication: str, workers: Sequence[str], seconds: float) -> None:
-    """Report the time of one all-reduce between `workers` (jobs/all_reduce.py)."""
+    """Report the time of one all-reduce between `workers` (all_reduce.py)."""
     _send("all_reduce", communication=communication, workers=list(workers), seconds=seconds)
 
 

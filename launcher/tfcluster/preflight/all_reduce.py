@@ -1,6 +1,6 @@
 """All-reduces of 64 MB between the workers of a plan, for `doctor --deep`: which ones, and results.
 
-The workers measure them with TensorFlow's own collectives (`tfcluster_workers.jobs.all_reduce`),
+The workers measure them with TensorFlow's own collectives (`tfcluster_workers.all_reduce`),
 one after the other: each link alone, then the ring of all workers, with each communication.
 """
 
@@ -144,6 +144,6 @@ def gang_of(plan: Plan, order: str, boots: Mapping[str, str]) -> Plan:
     tasks = []
     for task in workers_of(plan):
         python = plan.node(task.node).python
-        argv = (python, boots[task.node], "module", "tfcluster_workers.jobs.all_reduce", order)
+        argv = (python, boots[task.node], "module", "tfcluster_workers.all_reduce", order)
         tasks.append(replace(task, command=replace(task.command, argv=argv, cwd="/")))
     return replace(plan, tasks=tuple(tasks), preload=(), settings={})

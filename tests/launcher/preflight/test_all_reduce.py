@@ -208,6 +208,8 @@ def test_what_the_workers_report_is_the_result_once_all_have_ended(paths: RunPat
     assert (is_over, report.findings, report.notes) == (True, (), ())
     assert report.all_reduces == (AllReduce("RING", ("worker:0", "worker:1"), ("a", "b"), 0.5),)
     assert not report_of(plan_over("a", "b"), paths, RING, ends[0])[1]
+    torn = exited("worker:1", None, signal=6)  # another was faster to leave
+    assert report_of(plan_over("a", "b"), paths, RING, ends[0], torn)[0].findings == ()
 
 
 def test_a_failure_is_the_finding_of_the_worker_that_caused_it(paths: RunPaths) -> None:

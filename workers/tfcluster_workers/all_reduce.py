@@ -1,6 +1,6 @@
 """Measures all-reduces between the workers of a cluster, for `tfcluster doctor --deep`.
 
-    python …/boot.py module tfcluster_workers.jobs.all_reduce '{"groups": [["worker:0", …]], …}'
+    python …/boot.py module tfcluster_workers.all_reduce '{"groups": [["worker:0", …]], …}'
 
 The groups take turns, so that no two of them share a network, and the first worker of a group
 reports the time. The collectives are those that MultiWorkerMirroredStrategy runs, with keys of
