@@ -65,6 +65,7 @@ EXTENDED_WITH_TENSORFLOW = (
     *("tests/workers/test_data.py", "tests/workers/test_batch_page.py"),
     "tests/launcher/checkpoints/test_with_tensorflow.py",
     "tests/integration/test_scale.py",
+    "tests/integration/test_devices.py::test_doctor",
 )
 """Prefixes of the ids of tests that are extended where they start TensorFlow.
 

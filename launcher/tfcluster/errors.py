@@ -24,7 +24,8 @@ printed once, by ``tfcluster.cli.main``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -180,6 +181,11 @@ def join_first(names: Collection[object], most: int = 8) -> str:
     """Return the first `most` of `names` for a message, and how many more there are."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(map(str, islice(names, most))) + more
+
+
+def count_names(names: Iterable[object]) -> str:
+    """Return each name once, with how often it occurs: ``2 × NVIDIA H200``."""
+    return ", ".join(f"{count} × {name}" for name, count in Counter(names).items())
 
 
 def similar_file(name: str, names: Collection[str]) -> str | None:

@@ -105,6 +105,10 @@ class Kind:
         named: str | None = runtime.image
         return named
 
+    def gives_gpus(self, runtime: Any) -> bool:
+        """Return whether `runtime` has the scheduler give GPUs to each task, and choose which."""
+        return False
+
     def adopt(self, runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
         """Return `runtime` with what `tasks` tasks and `environ` leave no choice about."""
         return runtime

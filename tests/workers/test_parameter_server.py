@@ -56,9 +56,11 @@ def test_the_chief_waits_and_the_servers_report_serving(
     chief = gang["chief:0"].end()
     assert chief.code == 0, chief.err[-2000:]
     imports = [{"type": "phase", "name": name} for name in ("importing TensorFlow", "")]
-    assert chief.events == [*imports, {"type": "waiting_for_peers"}, {"type": "ready"}]
+    devices = {"type": "devices", "devices": ["CPU"]}
+    waiting, ready = {"type": "waiting_for_peers"}, {"type": "ready"}
+    assert chief.events == [*imports, waiting, devices, ready]
     for server in ("worker:0", "ps:0"):
         deadline = time.monotonic() + 20
-        while len(gang[server].events) < 4 and time.monotonic() < deadline:
+        while len(gang[server].events) < 5 and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert gang[server].events == [*imports, {"type": "ready"}, {"type": "serving"}]
+        assert gang[server].events == [*imports, devices, ready, {"type": "serving"}]

@@ -3,6 +3,7 @@
 JobError
 ├── OptionError              jobs/parts/options.py: options that cannot work together
 ├── NoTpuError               strategy.py: strategy.name is tpu, and there is no TPU
+├── NoGpuError               hooks/devices.py: the plan gives the task GPUs, and TensorFlow has none
 ├── KerasChoiceError         keras_choice.py: the requested Keras is not installed or cannot work
 ├── Keras3Error              keras3/release.py: this Keras 3 cannot train on several workers
 ├── NoEstimatorError         jobs/parts/estimator_setup.py: TensorFlow has no Estimator
@@ -73,3 +74,11 @@ class NoTpuError(JobError):
             f"strategy tpu, but no TPU was found: {why}. Set TPU_NAME to the TPU's name or its "
             "grpc:// address, or choose another strategy.name"
         )
+
+
+class NoGpuError(JobError, RuntimeError):
+    """The plan gives this task GPUs, and TensorFlow registers none: it would train on the CPU."""
+
+    def __init__(self, given: str, why: str) -> None:
+        gpus = f"GPU {given}" if given[:1].isdigit() else "GPUs"
+        super().__init__(f"this task was given {gpus}, but TensorFlow registers none: {why}")

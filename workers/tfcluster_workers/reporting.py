@@ -13,7 +13,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
@@ -171,6 +171,21 @@ def setting_read(name: str) -> None:
     _send_once("setting_read", name=name)
 
 
+def devices(names: Sequence[str]) -> None:
+    """Report the devices that TensorFlow has registered, with the models of GPUs."""
+    _send_once("devices", devices=list(names))
+
+
+def unused_gpus(count: int) -> None:
+    """Report that this task trains on the CPU of a machine with `count` GPUs."""
+    _send_once("unused_gpus", count=count)
+
+
+def all_reduced(communication: str, workers: Sequence[str], seconds: float) -> None:
+    """Report the time of one all-reduce between `workers` (all_reduce.py)."""
+    _send("all_reduce", communication=communication, workers=list(workers), seconds=seconds)
+
+
 def note(message: str) -> None:
     """Show the user one line; the same line is sent once."""
     _send_once("note", message=message)
@@ -261,7 +276,7 @@ def finished() -> None:
 chaos.before_injection(finished)
 
 
-def _send_once(kind: str, **fields: str) -> None:
+def _send_once(kind: str, **fields: object) -> None:
     key = kind + repr(fields)
     if key in _sent or not event_channel.current().is_open:
         return

@@ -379,6 +379,14 @@ class Phase(TaskReport):
     """The phase of a task before its first step; an empty name ends it."""
     name: Name
 
+class Devices(TaskReport):
+    """The devices that TensorFlow has registered: ``CPU``, ``GPU NVIDIA H200``."""
+    devices: list[Name]
+
+class UnusedGpus(TaskReport):
+    """The task trains on the CPU of a machine on which nvidia-smi lists GPUs."""
+    count: Unsigned
+
 class Serving(TaskReport): ...
 class SavesOnSigterm(TaskReport): ...
 class SearchEnded(TaskReport): ...
@@ -420,6 +428,12 @@ class StepTimes(TaskReport):
     gradient_bytes: Unsigned | None = None
     """The gradients that each step sums over all tasks."""
 
+class AllReduce(TaskReport):
+    """The time of one all-reduce between `workers`, for ``tfcluster doctor --deep``."""
+    communication: Name
+    workers: list[Name]
+    seconds: float
+
 class Verdict(TaskReport):
     """The job has failed whatever its exit code is."""
     reason: Line
@@ -459,5 +473,7 @@ class TrialEnded(TaskReport):
     id: Name
     message: Line | None = None
 
-FOR_PEOPLE = (Alive, Phase, Progress, StepTimes, Note, Trial, TrialEnded)
+FOR_PEOPLE = (
+    *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, Trial, TrialEnded),
+)
 """Reports on which the run does not depend."""

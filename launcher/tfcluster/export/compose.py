@@ -20,6 +20,7 @@ from tfcluster.errors import SetupError
 from tfcluster.export.request import WORKERS, Exported, Request, Subject, bullets, secret_names
 from tfcluster.plans.plan import Command, Container, EnvVar, Plan, TaskPlan
 from tfcluster.plans.remote_paths import NodePaths
+from tfcluster.plans.resources import GIVEN_GPUS
 from tfcluster.plans.tf_config import Attempt, environment, fixed
 
 BACKEND: Final = "docker"
@@ -140,6 +141,7 @@ def _environment(
     found = {var.name: _value(var) for var in (*command.env, *of_attempt)}
     if not has_package:
         del found["TFCLUSTER_SETTINGS"]
+        found.pop(GIVEN_GPUS, None)
         path = found.pop("PYTHONPATH", "").removesuffix(f"{WORKERS}/workers").rstrip(":")
         found |= {"PYTHONPATH": path} if path else {}
     if user.partition(":")[0] not in ("root", "0"):  # it may have no home in the image

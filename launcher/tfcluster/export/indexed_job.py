@@ -35,6 +35,7 @@ from tfcluster.export.kube_pods import (
 from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
 from tfcluster.plans.plan import Command, Plan, TaskPlan
 from tfcluster.plans.remote_paths import NodePaths
+from tfcluster.plans.resources import GIVEN_GPUS
 from tfcluster.plans.tf_config import Attempt, environment, fixed
 from tfcluster.spec import JOBS
 
@@ -141,7 +142,8 @@ def _environment(
     if "TFCLUSTER_TASK" in found:
         found["TFCLUSTER_TASK"] = f"{task.id.job}:$({_INDEX})"
     if not has_package:
-        found.pop("TFCLUSTER_SETTINGS", None)
+        for name in ("TFCLUSTER_SETTINGS", GIVEN_GPUS):
+            found.pop(name, None)
     return dict(sorted(found.items()))
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.node import probe
+from tfcluster.backends import bundle
 from tfcluster.errors import NodeLostError, PortInUseError, PrepareError
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
@@ -191,7 +192,17 @@ def start_probe(plan: Plan, site: Site, order: Mapping[str, Any], digest: str) -
     """
     task = next(task for task in plan.tasks if task.node == site.node)
     interpreter = plan.node(site.node).interpreter
+    workers = None if site.is_remote else str(bundle.workers_folder().parent)
+    order = {**order, "workers": workers}
     return _start_probe(PREFLIGHT, interpreter, site, order, digest, task.command)
+
+
+def boot_path(site: Site, digest: str) -> str:
+    """Return the path of `tfcluster_workers.boot` in commands of a node; `digest`: its bundle's."""
+    folder = bundle.workers_folder()
+    if site.is_remote:
+        folder = Path(f"{remote_paths.CACHE}/bundles/{digest}/workers/tfcluster_workers")
+    return str(folder / "boot.py")
 
 
 def start_dial(

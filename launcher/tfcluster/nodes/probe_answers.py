@@ -50,7 +50,7 @@ class ProbeAnswer:
     """(folder, why)."""
     script_sha256: str | None = None
     imported: Mapping[str, Any] | None = None
-    """The result of `import tensorflow`, if it was requested."""
+    """The result of `import tensorflow`, if it was requested (`machine.import_tensorflow`)."""
     ports: Sequence[int] = ()
     """The ports of the node's tasks that were checked."""
     peers: int = 0
@@ -133,9 +133,9 @@ def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     if "error" in found:
         return {"error": str(found["error"])}
-    devices = [str(device) for device in found["devices"]]
     return {
         "version": str(found["version"]),
         "seconds": float(found["seconds"]),
-        "devices": devices,
+        "devices": [str(device) for device in found["devices"]],
+        "no_gpu": str(found.get("no_gpu", "")),
     }

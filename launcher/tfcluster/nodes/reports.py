@@ -37,6 +37,7 @@ _EVENTS: Mapping[type[Message], type[Event]] = {
     msg.LogLost: ev.LogLost,
     msg.Ready: ev.TaskReady,
     msg.Phase: ev.TaskPhase,
+    msg.Devices: ev.TaskDevices,
     msg.Progress: ev.Progress,
     msg.StepTimes: ev.StepTimes,
     msg.Error: ev.TaskError,
@@ -78,6 +79,8 @@ def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | No
             return ev.TaskPhase(task=task, attempt=attempt, name=ev.WAITING_FOR_PEERS)
         case msg.Note(message=message):
             return ev.Warned(message=f"{task}: {message}")
+        case msg.UnusedGpus(count=count):
+            return ev.Warned(message=_describe_unused_gpus(task, count))
         case msg.TrialEnded(message=why) if why:  # else the oracle's report says as much
             return _with_same_fields(ev.Trial, {**named, **vars(report)})
         case msg.Trial(tuner=tuner):
@@ -120,6 +123,14 @@ def _task_of(tuner: str, *, reporter: str) -> str:
         return str(TaskId.parse(tuner))
     except ValueError:
         return reporter
+
+
+def _describe_unused_gpus(task: str, count: int) -> str:
+    gpus = "a GPU" if count == 1 else f"{count} GPUs"
+    return (
+        f"{task} computes on the CPU, but nvidia-smi lists {gpus} on its machine: `tfcluster doctor"
+        " --deep SPEC` says why TensorFlow uses none; --set resources.gpus=0 if that is intended"
+    )
 
 
 def _describe_dropped(task: str, count: int) -> str:

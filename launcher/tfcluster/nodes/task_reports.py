@@ -21,7 +21,10 @@ _TAIL_BYTES = 64 * 1024
 
 
 class ReportFilter:
-    """The limits on a run's notes and trials; `tell` gets a sentence when some are left out."""
+    """The limits on a run's notes and trials; `tell` gets a sentence when some are left out.
+
+    Of each node one task may report GPUs that it does not use.
+    """
 
     def __init__(
         self, state: RunSnapshot, faults: Sequence[Fault], tell: Callable[[str], None]
@@ -30,6 +33,8 @@ class ReportFilter:
         self._notes: Counter[tuple[str, int]] = Counter()
         self._trials: set[str] = set()
         self._has_warned = False
+        self._with_unused_gpus: set[str] = set()
+        """Nodes with GPUs that their tasks do not use."""
 
     def take(self, message: msg.TaskEvent) -> msg.TaskReport | None:
         """Return the report in a message; None if it is invalid or left out.
@@ -46,6 +51,8 @@ class ReportFilter:
                 is_kept = self._is_ordered(fault, task, attempt)
             case msg.Note():
                 is_kept = self._has_room_for_note(task, attempt)
+            case msg.UnusedGpus():
+                is_kept = self._is_first_of_node(task)
             case msg.Trial(id=trial) | msg.TrialEnded(id=trial):
                 is_kept = self._has_room_for_trial(trial)
             case _:
@@ -62,6 +69,12 @@ class ReportFilter:
         if self._notes[task, attempt] == budgets.NOTES + 1:
             self._tell(f"{task} has sent more than {budgets.NOTES} notes: the rest is left out")
         return self._notes[task, attempt] <= budgets.NOTES
+
+    def _is_first_of_node(self, task: str) -> bool:
+        """Return whether no task of this task's node has reported unused GPUs before."""
+        node, before = self._state.task(task).node, len(self._with_unused_gpus)
+        self._with_unused_gpus.add(node)
+        return len(self._with_unused_gpus) > before
 
     def _has_room_for_trial(self, trial: str) -> bool:
         if trial in self._trials:

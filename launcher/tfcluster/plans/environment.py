@@ -20,7 +20,7 @@ from tfcluster.plans.keras_settings import (
 )
 from tfcluster.plans.placement import PlacedTask, hosts_of
 from tfcluster.plans.plan import EnvVar
-from tfcluster.plans.resources import EVEN_SHARE, Share, gpu_env, thread_env
+from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env
 from tfcluster.plans.secrets import is_secret
 from tfcluster.plans.tf_config import SOURCE
 
@@ -34,6 +34,7 @@ UNSET: Final = (
     "TFCLUSTER_RESTORED_STEP",
     "TFCLUSTER_EVENTS_FD",
     "TFCLUSTER_SETTINGS",
+    GIVEN_GPUS,
 )
 """Variables that a task never inherits: they belong to another cluster or another run."""
 
@@ -180,10 +181,7 @@ class Variables:
         self._add_shared(found, placed.node, placed.host)
         if share.threads is not None:
             self._add_threads(found, share.threads, self._inherited(placed.node))
-        visible = gpu_env(share.gpus, shared=share.gpu_is_shared)
-        # `share` is already a part of the GPUs in the launcher's CUDA_VISIBLE_DEVICES.
-        inherited = {*self._inherited(placed.node)} - {"CUDA_VISIBLE_DEVICES"}
-        add_defaults(found, visible, "resources.gpus", inherited=inherited)
+        self._add_gpus(found, placed, share)
         spec = with_inherited_switch(self.spec, placed.node, self.context)
         if uses_legacy_keras(spec, self.context.interpreters.get(placed.node)):
             add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version")
@@ -249,6 +247,20 @@ class Variables:
         add_defaults(found, shell, "this shell")
         source = EVEN_SHARE if resources.cpus is None else "resources.cpus"
         add_defaults(found, values, source)
+
+    def _add_gpus(self, found: dict[str, EnvVar], placed: PlacedTask, share: Share) -> None:
+        # `share` is already a part of the GPUs in the launcher's CUDA_VISIBLE_DEVICES.
+        inherited = {*self._inherited(placed.node)} - {"CUDA_VISIBLE_DEVICES", GIVEN_GPUS}
+        values = gpu_env(share.gpus, shared=share.gpu_is_shared)
+        requested = self.spec.resources.gpus if placed.gpus is None else placed.gpus
+        if share.gpus and requested is not None:
+            values[GIVEN_GPUS] = values["CUDA_VISIBLE_DEVICES"]
+        elif share.gpus is None and requested == "all":
+            values[GIVEN_GPUS] = "all"
+        add_defaults(found, values, "resources.gpus", inherited=inherited)
+        if share.gpus is None and placed.kind.gives_gpus(self.spec.runtime):
+            source = f"runtime.{placed.backend}"
+            add_defaults(found, {GIVEN_GPUS: "some"}, source, inherited=inherited)
 
     def _data_dir(self, host: str) -> tuple[str, str] | None:
         found = find_data_dir(self.spec, host)

@@ -10,6 +10,11 @@ from tfcluster.plans.plan import Gpus, Resources, TaskId
 
 EVEN_SHARE: Final = "resources: an even share of the cores"
 """The source of thread variables, for the user."""
+GIVEN_GPUS: Final = "TFCLUSTER_GPUS"
+"""The GPUs that the spec asks for, for a task that fails if its TensorFlow has none: the value of
+its CUDA_VISIBLE_DEVICES, or where only its node knows them ``all`` or ``some``
+(`tfcluster_workers`). With the even share that tasks get by default a missing GPU is a warning.
+"""
 _NO_TASKS: Final[Mapping[TaskId, Gpus]] = {}
 
 
@@ -163,10 +168,10 @@ def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:
 
     No GPU is ``-1``: CUDA reads an empty variable as set, some libraries as unset.
     """
-    if gpus is None:
-        return {}
-    env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus)) or "-1"}
-    return env | ({"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if shared and gpus else {})
+    if not gpus:
+        return {} if gpus is None else {"CUDA_VISIBLE_DEVICES": "-1"}
+    env = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    return env | ({"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if shared else {})
 
 
 def shared_gpus(given: Iterable[tuple[int, ...] | None]) -> frozenset[int]:

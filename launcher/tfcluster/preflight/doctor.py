@@ -17,7 +17,7 @@ from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
-from tfcluster.backends import jobs, open_nodes
+from tfcluster.backends import bundle, jobs, open_nodes
 from tfcluster.backends.base import Tell, ignore_event
 from tfcluster.backends.jobs import Outlook
 from tfcluster.discovery import interpreters
@@ -29,7 +29,8 @@ from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
-from tfcluster.preflight import probes
+from tfcluster.preflight import all_reduce, probes
+from tfcluster.preflight.measurement import Measurement
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir import run_writer
@@ -50,22 +51,26 @@ _FIX = "log in there, check that its disk and memory are not full, and try again
 def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) -> PreflightReport:
     """Return what `up` would find before the start; an unreachable node is a finding.
 
-    `deep`: import TensorFlow on each node, which takes seconds; nodes that a scheduler chooses are
-    allocated for that, and `tell` shows that they are waited for.
+    `deep`: import TensorFlow on each node and measure all-reduces between the workers, which takes
+    seconds to minutes; nodes that a scheduler chooses are allocated for that. `tell` shows what is
+    waited for.
     """
-    plan = planned.plan
+    plan, runtime = planned.plan, planned.spec.runtime
+    obstacles = tuple(map(_obstacle_finding, planned.obstacles()))
     kind = kinds.get(plan.nodes[0].backend)
     if kind.jobs is not None and not kind.is_allocated(os.environ):
-        report = _examine_job(planned, deep=deep, tell=tell)
-    elif not all(node.is_here for node in plan.nodes):
-        run_writer.make_runtime_dir()
-        with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
-            report = asyncio.run(_examine(plan, Path(scratch), deep=deep))
-    else:
-        report = probes.probe_this_node_in_detail(
-            plan, folder=home(), locks=runtime_dir() / "ports", deep=deep
-        )
-    return report.with_more(map(_obstacle_finding, planned.obstacles()))
+        return _examine_job(planned, deep=deep, tell=tell).with_more(obstacles)
+    known = None
+    if all(node.is_here for node in plan.nodes):
+        locks = runtime_dir() / "ports"
+        known = probes.probe_this_node_in_detail(plan, folder=home(), locks=locks, deep=deep)
+        known = known.with_more(obstacles)
+        if known.fatal or not deep:
+            return known
+    run_writer.make_runtime_dir()
+    with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
+        visit = _examine(plan, Path(scratch), deep=deep, runtime=runtime, tell=tell, known=known)
+        return asyncio.run(visit).with_more(obstacles)
 
 
 def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:
@@ -108,12 +113,13 @@ def examine_this_machine(python: str | None = None, *, deep: bool = False) -> Pr
     workdir = Path.cwd()
     found = interpreters.choose(python, "--python", base=workdir, workdir=workdir)()
     found = interpreters.own_instead(found, environ=os.environ, cwd=workdir)
+    workers = str(bundle.workers_folder().parent)
     answer = replace(
         probes.machine_facts(LOCAL, home()),
         python=found.version or "",
         packages=dict(found.packages),
         executable=found.path,
-        imported=machine.import_tensorflow(found.path) if deep else None,
+        imported=machine.import_tensorflow(found.path, workers) if deep else None,
     )
     return PreflightReport.of([answer], Needs())
 
@@ -132,7 +138,9 @@ async def _examine(
     open_nodes: OpenNodes = open_nodes,
     runtime: Runtime | None = None,
     tell: Tell = ignore_event,
+    known: PreflightReport | None = None,
 ) -> PreflightReport:
+    """Return what the nodes' agents find; `known`: the report of checks that are done already."""
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
     hub = Hub(paths, _LEASE_S, tell, tell, open_nodes, plan=plan, runtime=runtime)
@@ -146,17 +154,20 @@ async def _examine(
             await shared_workdirs.find_shared_workdirs(plan, visit.hub, reached)
             findings += await visit.hold_ports()
             ports = orders.held_ports(visit.hub, visit.connected)
-            report = await probe_nodes(
+            report = known or await probe_nodes(
                 plan, paths, Answers(visit.hub, visit.until), visit.connected, ports, deep=deep
             )
             if deep and visit.connected:
                 outlooks = await visit.examine(findings)
+            names = tuple(node.name for node in plan.nodes)
+            report = replace(report, nodes=names).with_more(findings)
+            if deep and not report.fatal:
+                report = await visit.measure(paths, report, tell)
         finally:
             await visit.hub.close()
-    names = tuple(node.name for node in plan.nodes)
-    report = replace(report, nodes=names).with_more(findings)
     for backend, outlook in outlooks.items():
-        report = report.with_nodes(PreflightReport.of_job(backend, outlook))
+        if outlook.obstacles:
+            report = report.with_nodes(PreflightReport.of_job(backend, outlook))
     return report
 
 
@@ -170,6 +181,7 @@ class _Visit:
         """Nodes that were reached and not lost since."""
         self._lost: dict[str, str] = {}
         """Nodes that were reached and lost since → why."""
+        self._measurement: Measurement | None = None
 
     async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
         """Handle inputs until `condition` holds; it is checked every half second."""
@@ -207,6 +219,8 @@ class _Visit:
         self.hub.keep(node, message)
         if (why := why_lost(message)) is not None:
             self._lose(node, why)
+        elif self._measurement is not None:
+            self._measurement.note(message)
 
     def _lose(self, node: str, why: str) -> None:
         """Note that the node will not answer its probe."""
@@ -223,6 +237,20 @@ class _Visit:
             backend = self.plan.nodes[0].backend
             findings.append(Finding(backend, "nodes", error.message, error.fix, is_fatal=False))
             return {}
+
+    async def measure(
+        self, paths: RunPaths, report: PreflightReport, tell: Tell
+    ) -> PreflightReport:
+        """Return `report` with the all-reduces that the workers have measured, or why not."""
+        imports = {answer.node: answer.imported or {} for answer in report.answers}
+        devices = {node: found["devices"] for node, found in imports.items() if "devices" in found}
+        if why := all_reduce.why_not(self.plan, devices):
+            return replace(report, notes=(*report.notes, f"No all-reduce was measured: {why}"))
+        measurement = self._measurement = Measurement(self.plan, self.hub, paths, devices)
+        tell(measurement.announcement)
+        await measurement.start(report.answers, self.connected)
+        await self.until(lambda: measurement.is_over or bool(self._lost))
+        return measurement.added_to(report, self._lost)
 
     async def hold_ports(self) -> list[Finding]:
         """Have the agents hold their ports; return findings for taken ports and lost nodes."""

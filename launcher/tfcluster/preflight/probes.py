@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -159,9 +160,22 @@ def probe_this_node_in_detail(
     for node in plan.nodes:
         answer = _planned_answer(plan, node, machine_facts(node.name, folder))
         if deep and answer.executable:
-            answer = replace(answer, imported=machine.import_tensorflow(answer.executable))
+            answer = _with_import(answer, next(t for t in plan.tasks if t.node == node.name))
         answers.append(answer)
     return PreflightReport.of(answers, _unplanned_needs(plan)).with_more(_taken_ports(plan, locks))
+
+
+def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:
+    """Return `answer` with what TensorFlow finds in the environment of `task`."""
+    env = {name: value for name, value in os.environ.items() if name not in task.command.unset}
+    env |= {variable.name: variable.value for variable in task.command.env}
+    workers = str(bundle.workers_folder().parent)
+    return replace(
+        answer,
+        imported=machine.import_tensorflow(answer.executable, workers, env),
+        named=[name for name in machine.SHARED_OUT if name in env],
+        visible_gpus=machine.visible_gpus(env.get("CUDA_VISIBLE_DEVICES", "")),
+    )
 
 
 def machine_facts(node: str, folder: Path) -> ProbeAnswer:

@@ -13,12 +13,16 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.errors import PreflightError
+from tfcluster.errors import PreflightError, count_names
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.keras_settings import is_from_2_16
 from tfcluster.plans.plan import Plan
+from tfcluster.plans.resources import GIVEN_GPUS
+from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.supervision.known_errors import fix_of_no_gpu
+from tfcluster.typed_json import from_json
 
 if TYPE_CHECKING:
     from tfcluster.backends.jobs import Outlook
@@ -67,6 +71,8 @@ class Needs:
     commands whose Python is not known."""
     nccl: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Node → its tasks that use NCCL."""
+    with_gpus: Collection[str] = ()
+    """Nodes that have tasks to which the plan gives GPUs: these fail if TensorFlow has none."""
     gpu_indexes: Mapping[str, int] = field(default_factory=dict)
     """Node → the highest GPU index that the spec assigns to its tasks."""
     script_sha256: str | None = None
@@ -90,6 +96,11 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
         estimator=plan.needs_estimator,
         gang=known and plan.kind == "training" and plan.strategy == "multi_worker_mirrored",
         nccl=nccl,
+        with_gpus={
+            task.node
+            for task in plan.tasks
+            if any(variable.name == GIVEN_GPUS for variable in task.command.env)
+        },
         gpu_indexes=highest,
         script_sha256=script_sha256,
         writes=plan.checkpoints.dir,
@@ -110,6 +121,7 @@ def judge(
             *_check_network(answer, silent),
             *_check_storage(answer, needs),
             *_check_gpus(answer, needs),
+            *_check_registered_gpus(answer, needs),
             *_check_clock(answer),
         ]
     findings += _compare_nodes(answers, needs) if needs.gang else ()
@@ -184,6 +196,24 @@ def _check_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
         yield Finding(answer.node, "GPUs", what, "correct resources.gpus, or the gpus of its tasks")
 
 
+def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
+    """Compare the GPUs that TensorFlow registers with those of nvidia-smi that it may see."""
+    imported = answer.imported or {}
+    is_hidden = "CUDA_VISIBLE_DEVICES" in answer.named
+    expected = len(answer.visible_gpus if is_hidden else answer.gpus)
+    found = list(imported.get("devices", ())).count("GPU")
+    if "devices" not in imported or not answer.gpus or found >= expected:
+        return
+    listed = f"nvidia-smi lists {format_gpus(answer.gpus)}"
+    if found:
+        what = f"TensorFlow registers {found} of {expected} GPUs ({listed})"
+        yield Finding(answer.node, "GPUs", what, "compare nvidia-smi with its log", False)
+        return
+    why = imported.get("no_gpu") or "TensorFlow does not say why"
+    what = f"TensorFlow registers no GPU ({listed}): {why}"
+    yield Finding(answer.node, "GPUs", what, fix_of_no_gpu(why), answer.node in needs.with_gpus)
+
+
 def _check_clock(answer: ProbeAnswer) -> Iterator[Finding]:
     if abs(answer.clock_ahead_s) > _MAX_SKEW_S:
         what = f"its clock differs from this machine's by {answer.clock_ahead_s:+.0f} s"
@@ -217,7 +247,7 @@ def _find_outliers(
 
 def format_gpus(gpus: Sequence[str]) -> str:
     """Return the GPUs by model, such as ``2 × NVIDIA H200``."""
-    return ", ".join(f"{count} × {name}" for name, count in Counter(gpus).items()) or "none"
+    return count_names(gpus) or "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +259,8 @@ class PreflightReport:
     findings: tuple[Finding, ...]
     """The fatal ones first."""
     notes: tuple[str, ...] = ()
-    """Sentences to show: when a scheduler would start the job."""
+    """Sentences to show: when a scheduler would start the job, what was not measured."""
+    all_reduces: tuple[AllReduce, ...] = ()
 
     @classmethod
     def of_job(cls, backend: str, outlook: Outlook) -> PreflightReport:
@@ -263,8 +294,13 @@ class PreflightReport:
 
     def with_nodes(self, other: PreflightReport) -> PreflightReport:
         """Return this report with the nodes of `other`, their answers and findings."""
-        nodes, answers = (*self.nodes, *other.nodes), (*self.answers, *other.answers)
-        return replace(self, nodes=nodes, answers=answers).with_more(other.findings)
+        return replace(
+            self,
+            nodes=tuple(dict.fromkeys((*self.nodes, *other.nodes))),
+            answers=(*self.answers, *other.answers),
+            notes=(*self.notes, *other.notes),
+            all_reduces=(*self.all_reduces, *other.all_reduces),
+        ).with_more(other.findings)
 
     def require(self) -> None:
         """Raise PreflightError if there are fatal findings; it lists them all."""
@@ -279,6 +315,10 @@ class PreflightReport:
             "seen": [asdict(answer) for answer in self.answers],
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
+            "all_reduces": [measured.to_json() for measured in self.all_reduces],
+            "slowest_links": {
+                name: list(link.workers) for name, link in slowest_links(self.all_reduces).items()
+            },
         }
 
     @classmethod
@@ -289,6 +329,7 @@ class PreflightReport:
             tuple(ProbeAnswer(**answer) for answer in data["seen"]),
             tuple(Finding(**answer) for answer in data["findings"]),
             tuple(data.get("notes", ())),
+            tuple(from_json(AllReduce, measured) for measured in data.get("all_reduces", ())),
         )
 
 

@@ -175,6 +175,15 @@ class TaskPhase(Event):
     """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
 
 
+class TaskDevices(Event):
+    """TensorFlow has initialised its devices in the task."""
+
+    task: str
+    attempt: int
+    devices: list[str]
+    """``CPU``, ``GPU NVIDIA H200``, one item per device."""
+
+
 class TaskReady(Event):
     """The task has joined the cluster, or begun to train."""
 

@@ -194,6 +194,9 @@ class _Changes:
         task.phase = event.name or None
         task.has_joined |= event.name == ev.WAITING_FOR_PEERS
 
+    def task_devices(self, event: ev.TaskDevices) -> None:
+        self.state.task(event.task).devices = event.devices
+
     def task_ready(self, event: ev.TaskReady) -> None:
         task = self.state.task(event.task)
         task.phase = None
@@ -319,7 +322,7 @@ def _reset_task(task: TaskSnapshot) -> None:
     task.has_joined = False
     task.step = task.epoch = task.epochs = task.steps_per_epoch = task.total_steps = None
     _set_usage(task, {})
-    task.metrics = {}
+    task.metrics, task.devices = {}, []
 
 
 def _merged(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:

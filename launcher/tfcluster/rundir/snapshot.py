@@ -111,6 +111,8 @@ class TaskSnapshot:
     attempt: int = 0
     phase: str | None = None
     """The phase before its first step: ``importing TensorFlow``, ``waiting for peers``."""
+    devices: list[str] = field(default_factory=list)
+    """The devices that TensorFlow has registered in the present attempt: ``GPU NVIDIA H200``."""
     pid: int | None = None
     started_at: float | None = None
     ended_at: float | None = None

@@ -169,6 +169,7 @@ RESERVED_VARIABLES = frozenset(
         "TF_CONFIG", "TFCLUSTER_RUN_ID", "TFCLUSTER_TASK", "TFCLUSTER_ATTEMPT",
         "TFCLUSTER_CHECKPOINT_DIR", "TFCLUSTER_TENSORBOARD_DIR", "TFCLUSTER_RESTORED_STEP",
         "TFCLUSTER_EVENTS_FD", "TFCLUSTER_SETTINGS", "TFCLUSTER_TUNER_DIR",
+        "TFCLUSTER_GPUS",
     }
 )  # fmt: skip
 """Variables that tfcluster sets for each task; a spec cannot set them."""

@@ -63,6 +63,38 @@ class KnownError:
 _permanent: Final = functools.partial(KnownError, kind=PERMANENT)
 _permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
 
+_NO_GPU: Final = (
+    (
+        r".*(?:libcuda|libnvidia-ml)\.so",
+        "NVIDIA's driver is not there for the task: start its container with the GPUs (docker"
+        " --gpus, apptainer --nv), or install the driver",
+    ),
+    (
+        r".*built without support for GPUs",
+        "install a TensorFlow for GPUs into the tasks' Python: pip install 'tensorflow[and-cuda]'"
+        " instead of tensorflow-cpu",
+    ),
+    (
+        r".*(?:cannot load|Cannot dlopen)",
+        "install NVIDIA's libraries of this TensorFlow into the tasks' Python: pip install"
+        " 'tensorflow[and-cuda]' with its version; or name their folder in LD_LIBRARY_PATH"
+        " (job.env)",
+    ),
+    (
+        r".*does not match DSO version",
+        "the driver was updated, and the kernel still has the old one: restart the machine",
+    ),
+    ("", "check the driver: nvidia-smi, dmesg | grep -i nvrm"),
+)
+"""Pattern of the reason why TensorFlow has no GPU (`hooks.devices` of the workers) → the fix."""
+_ON_CPU: Final = "to train on the CPU: --set resources.gpus=0"
+
+
+def fix_of_no_gpu(why: str) -> str:
+    """Return the fix for this reason why TensorFlow has no GPU."""
+    return next(fix for pattern, fix in _NO_GPU if re.match(pattern, why))
+
+
 LOST_PODS: tuple[KnownError, ...] = (
     KnownError(
         "pod-out-of-memory",
@@ -256,6 +288,10 @@ MESSAGES: tuple[KnownError, ...] = (
         " the same script",
         r"is joining a group with size|but that group has size|incompatible device type"
         r"|Shape mismatch in the collective instance",
+    ),
+    *(
+        _permanent_cause("no-gpu", f"{fix}; {_ON_CPU}", rf"\bNoGpuError: this task was given {why}")
+        for why, fix in _NO_GPU
     ),
     KnownError(
         "uneven-batches",  # 33086, 36153, 25254

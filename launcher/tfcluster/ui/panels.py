@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from tfcluster.errors import count_names
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -321,10 +322,17 @@ def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
         "steps/s": _speed,
         "memory": lambda task: task.rss_bytes and format_bytes(task.rss_bytes),
         "cores": lambda task: None if task.cores is None else f"{task.cores:.1f}",
+        "GPUs": _gpus,
         "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
         "where": lambda task: (snapshot.stall or {}).get("tasks", {}).get(task.task),
     }
     return Grid.of(snapshot.tasks, columns, _RIGHT_OF_TASKS)
+
+
+def _gpus(task: TaskSnapshot) -> str:
+    """Return the GPUs that TensorFlow has registered; empty if none, or if it is not known yet."""
+    gpus = (device for device in task.devices if device.startswith("GPU"))
+    return count_names(gpu.removeprefix("GPU ") for gpu in gpus)
 
 
 def _places(snapshot: RunSnapshot, paths: RunPaths) -> tuple[tuple[str, str], ...]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from tfcluster.nodes.probe_answers import ProbeAnswer
+from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
@@ -35,7 +36,9 @@ def format_report(report: PreflightReport, *, width: int | None, colours: bool) 
     more = [f"{plural(others, 'other node')}: OK", ""] if others else []
     findings = [sanitize_text(_format_finding(finding)) for finding in rest]
     notes = [*map(sanitize_text, report.notes)]
-    parts = [table, "", *more, *findings, *([""] if rest else []), *notes, _summary(report)]
+    speeds = _format_all_reduces(report.all_reduces)
+    ends = [*([""] if rest else []), *speeds, *notes, _summary(report)]
+    parts = [table, "", *more, *findings, *ends]
     return Painted("\n".join(parts))
 
 
@@ -57,6 +60,46 @@ def _summary(report: PreflightReport) -> str:
 def _format_finding(finding: Finding) -> str:
     kind = "" if finding.is_fatal else "note: "
     return f"{kind}{finding.node}: {finding.what}\n  → {finding.fix}"
+
+
+def _format_all_reduces(measured: Sequence[AllReduce]) -> list[str]:
+    """Return a table of the links and the ring of all workers, and the slowest link of each kind.
+
+    A pair of workers has one bandwidth; of a larger ring the part of each link is in brackets.
+    """
+    if not measured:
+        return []
+    names = tuple(dict.fromkeys(one.communication for one in measured))
+    cells = {(one.workers, one.communication): _format_speed(one) for one in measured}
+    rows = tuple(
+        (_format_group(workers), *(cells.get((workers, name), "") for name in names))
+        for workers in dict.fromkeys(one.workers for one in measured)
+    )
+    grid = Grid((f"all-reduce of {format_bytes(measured[0].bytes)}", *names), rows)
+    slowest = [
+        f"slowest link with {name}: {_name_link(link)}, {_format_speed(link)}"
+        for name, link in slowest_links(measured).items()
+    ]
+    return [*map(sanitize_text, [*part_lines(grid, UNLIMITED), *slowest]), ""]
+
+
+def _format_group(workers: Sequence[str]) -> str:
+    return " – ".join(workers) if len(workers) == 2 else f"ring of {len(workers)} workers"
+
+
+def _format_speed(measured: AllReduce) -> str:
+    speed = f"{measured.gb_per_s:.3g} GB/s"
+    if len(measured.workers) == 2:
+        return speed
+    return f"{speed} ({measured.link_gb_per_s:.3g} GB/s on each link)"
+
+
+def _name_link(link: AllReduce) -> str:
+    """Return the two workers of a link, with their nodes unless these are named after them."""
+    ends = list(zip(link.workers, link.nodes, strict=True))
+    if len(set(link.nodes)) == 1 or all(worker.replace(":", "-") == node for worker, node in ends):
+        return _format_group(link.workers)
+    return " – ".join(f"{worker} ({node})" for worker, node in ends)
 
 
 def _imported(answer: ProbeAnswer) -> str:
@@ -91,7 +134,7 @@ def _version(package: str) -> Callable[[ProbeAnswer], str]:
 
 _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     **dict.fromkeys(("scheduler", "partition", "limits", "nodes", "run folder"), lambda answer: ""),
-    "reach": lambda answer: "",
+    **dict.fromkeys(("reach", "all-reduce"), lambda answer: ""),
     "spec": lambda answer: "",
     "Python": lambda answer: answer.python,
     "Python path": lambda answer: answer.executable,

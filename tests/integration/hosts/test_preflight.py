@@ -230,12 +230,17 @@ def test_a_host_lost_during_the_checks_is_named_and_ctrl_c_ends_the_checks(
 
 
 @pytest.mark.tensorflow
-def test_doctor_deep_imports_tensorflow_on_the_host(three: Office) -> None:
-    cluster = {"worker": [f"{three.hosts[0].address}:0"]}
+def test_doctor_deep_imports_tensorflow_on_the_hosts_and_measures_their_link(
+    three: Office,
+) -> None:
+    first, second = (host.address for host in three.hosts[:2])
+    cluster = {"worker": [f"{first}:0", f"{second}:0"]}
     run = three.start("doctor", str(three.spec(cluster=cluster)), "--deep")
     assert run.end() == 0, run.said
     (line,) = [line for line in run.said.splitlines() if line.startswith("import")]
-    assert re.search(r"2\.\d+\.\d+ in [\d.]+ s: CPU", line)
+    assert len(re.findall(r"2\.\d+\.\d+ in [\d.]+ s: CPU", line)) == 2
+    link = f"worker:0 ({first}) – worker:1 ({second})"
+    assert re.search(rf"slowest link with RING: {re.escape(link)}, [\d.]+ GB/s", run.said)
 
 
 def send(machine: Machine, words: str, number: int) -> None:

@@ -6,15 +6,20 @@ import math
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 from tests.launcher.messages import read_report
 
 from tfcluster.agent import budgets
-from tfcluster.agent.catalogue import TaskReport
+from tfcluster.agent.catalogue import TaskEvent, TaskReport
 from tfcluster.agent.message_fields import parse
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.nodes.reports import PREPARE, event_of_task, to_event
+from tfcluster.nodes.task_reports import ReportFilter
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
+from tfcluster.rundir.fold import first_state
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.registry import this_process
 
 NAMED: dict[str, Any] = {"task": "worker:0", "attempt": 1}
 
@@ -79,9 +84,29 @@ def test_reports_of_a_task_become_events() -> None:
     assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
         ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
     )
+    assert report(type="devices", devices=["CPU", "GPU NVIDIA H200"]) == (
+        ev.TaskDevices(**NAMED, devices=["CPU", "GPU NVIDIA H200"])
+    )
     saved = {"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7}
     assert clean(saved) == saved
     assert report(**saved) is None
+
+
+def test_gpus_that_a_node_does_not_use_are_one_warning(paths: RunPaths) -> None:
+    plan = plan_of("worker:0", "worker:1", "worker:2")
+    state = first_state(plan, paths, this_process(), 100.0)
+    for task, node in zip(state.tasks, ("a", "a", "b"), strict=True):
+        task.node = node
+    border = ReportFilter(state, (), lambda sentence: None)
+    reports = [
+        TaskEvent(task=task.task, attempt=1, event={"type": "unused_gpus", "count": 2})
+        for task in (*state.tasks, *state.tasks)
+    ]
+    kept = [event_of_task(one.task, 1, found) for one in reports if (found := border.take(one))]
+    assert [str(vars(event)["message"]).partition(" its")[0] for event in kept] == [
+        "worker:0 computes on the CPU, but nvidia-smi lists 2 GPUs on",
+        "worker:2 computes on the CPU, but nvidia-smi lists 2 GPUs on",
+    ]
 
 
 MALFORMED: list[dict[str, Any]] = [
@@ -95,6 +120,8 @@ MALFORMED: list[dict[str, Any]] = [
     {"type": "error", "exception": "E"},
     {"type": "note"},
     {"type": "note", "message": 5},
+    {"type": "devices", "devices": "CPU"},
+    {"type": "unused_gpus", "count": -1},
     {"type": "saved"},
     {"type": "saved", "path": 5},
     {"type": "saved", "path": None, "step": 1},

@@ -249,6 +249,37 @@ def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
     assert env(plan_of({"resources": {"gpus": 0}}))["CUDA_VISIBLE_DEVICES"] == "-1"
 
 
+def test_tasks_know_the_gpus_that_the_plan_gives_them(plan_of: Planner) -> None:
+    one_each = plan_of({"resources": {"gpus": 1}}, gpus=(0, 1))
+    assert env(one_each, "worker:1")["TFCLUSTER_GPUS"] == "1"
+    on_host = {"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}}
+    every = plan_of(on_host | {"resources": {"gpus": "all"}})
+    assert env(every)["TFCLUSTER_GPUS"] == "all", "only the host knows them"
+    slurm = {"backend": "slurm", "slurm": {"gpus_per_task": 2}}
+    assert env(plan_of({"runtime": slurm}))["TFCLUSTER_GPUS"] == "some", "Slurm chooses them"
+    limits = {"memory": "8Gi", "nvidia.com/gpu": 1}
+    pods = {"backend": "kubernetes", "kubernetes": {"image": "tf", "resources": {"limits": limits}}}
+    assert env(plan_of({"runtime": pods}))["TFCLUSTER_GPUS"] == "some"
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"resources": {"gpus": 0}},
+        {"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}},
+        {"runtime": {"backend": "slurm"}},
+        {"runtime": {"backend": "kubernetes", "kubernetes": {"image": "tf"}}},
+    ],
+)
+def test_without_a_plan_for_gpus_no_task_is_given_one(
+    plan_of: Planner, sections: dict[str, Any]
+) -> None:
+    plan = plan_of(sections, gpus=(0, 1), environ={"TFCLUSTER_GPUS": "of another run"})
+    assert "TFCLUSTER_GPUS" not in env(plan)
+    assert "TFCLUSTER_GPUS" in plan.tasks[0].command.unset
+
+
 def test_the_gpus_of_a_task_override_its_share(plan_of: Planner) -> None:
     cluster = {"worker": [{"address": "127.0.0.1:1", "gpus": [3]}, "127.0.0.1:2"]}
     plan = plan_of({"cluster": cluster}, gpus=(0, 1, 2, 3))

@@ -223,7 +223,8 @@ def test_an_evaluator_gets_no_gpu_of_another_task() -> None:
 
 def test_the_gpus_of_a_task_set_cuda_visible_devices() -> None:
     assert gpu_env((), shared=False) == {"CUDA_VISIBLE_DEVICES": "-1"}
-    assert gpu_env((2, 3), shared=False) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    given = {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert gpu_env((2, 3), shared=False) == given
     assert gpu_env(None, shared=False) == {}
 
 

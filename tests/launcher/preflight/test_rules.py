@@ -201,6 +201,50 @@ def test_an_import_that_fails_is_reported_with_its_last_line() -> None:
     assert "/tf/python" in finding.fix
 
 
+TWO = replace(
+    A,
+    gpus=("H100", "H100"),
+    named=("CUDA_VISIBLE_DEVICES",),
+    visible_gpus=(0, 1),
+    imported={"devices": ["CPU"], "no_gpu": "cannot load libcudart.so.12, libcudnn.so.9"},
+)
+
+
+def test_a_node_whose_tensorflow_registers_no_gpu_is_named_with_the_library() -> None:
+    (finding,) = found(TWO, with_gpus={"a"})
+    assert (finding.check, finding.is_fatal) == ("GPUs", True)
+    assert finding.what == (
+        "TensorFlow registers no GPU (nvidia-smi lists 2 × H100):"
+        " cannot load libcudart.so.12, libcudnn.so.9"
+    )
+    assert "pip install 'tensorflow[and-cuda]'" in finding.fix
+    assert [one.is_fatal for one in found(TWO)] == [False], "no task was given a GPU"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        replace(TWO, imported={"devices": ["CPU", "GPU", "GPU"]}),
+        replace(TWO, visible_gpus=()),  # CUDA_VISIBLE_DEVICES=-1, or names of parts
+        replace(TWO, gpus=()),
+        replace(TWO, imported=None),
+        replace(TWO, imported={"error": "ImportError"}, packages={}),
+    ],
+    ids=["registered", "hidden", "no GPU", "not imported", "no TensorFlow"],
+)
+def test_there_is_nothing_to_say_about_gpus_that_are_registered_or_not_to_be_seen(
+    answer: ProbeAnswer,
+) -> None:
+    assert found(answer, with_gpus={"a"}, tensorflow=False) == []
+
+
+def test_fewer_registered_gpus_than_the_driver_lists_are_a_warning() -> None:
+    all_of_them = replace(TWO, named=(), visible_gpus=(), imported={"devices": ["CPU", "GPU"]})
+    (finding,) = found(all_of_them, with_gpus={"a"})
+    assert finding.what == "TensorFlow registers 1 of 2 GPUs (nvidia-smi lists 2 × H100)"
+    assert not finding.is_fatal
+
+
 def test_a_report_is_the_same_after_it_is_saved_and_loaded() -> None:
     report = PreflightReport(("a", "b"), (A, B), (Finding("b", "clock", "late", "NTP", False),))
     loaded = PreflightReport.from_json(json.loads(json.dumps(report.to_json())))

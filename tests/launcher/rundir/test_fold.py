@@ -83,6 +83,13 @@ def test_a_phase_lasts_until_it_is_ended_or_the_task_joins_or_exits(
         assert replay(state, paths, [end]).tasks[0].phase is None
 
 
+def test_devices_are_those_of_the_present_attempt(state: RunSnapshot, paths: RunPaths) -> None:
+    found = ev.TaskDevices(task="worker:0", attempt=1, devices=["CPU", "GPU H200"])
+    assert replay(state, paths, [*STARTED, found]).tasks[0].devices == ["CPU", "GPU H200"]
+    again = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    assert replay(state, paths, [again]).tasks[0].devices == []
+
+
 def test_progress_makes_a_task_running_and_keeps_the_last_known_speed(
     state: RunSnapshot, paths: RunPaths
 ) -> None:

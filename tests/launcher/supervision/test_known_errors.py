@@ -248,6 +248,21 @@ MESSAGES = [
         f"{RUNTIME}.InternalError",
         "Collective ops is aborted by: Shape mismatch in the collective instance 100",
     ),
+    *(
+        ("no-gpu", Kind.PERMANENT, exception, f"{name}this task was given {given}: {why}")
+        for exception, name in (
+            ("tfcluster_workers.errors.NoGpuError", ""),
+            ("tensorflow.python.autograph.impl.api.StagingError", "NoGpuError: "),
+        )
+        for given in ("GPU 0, but TensorFlow registers none",)
+        for why in (
+            "cannot load libcuda.so.1",
+            "cannot load libcudart.so.12, libcudnn.so.9",
+            "kernel version 550.120.0 does not match DSO version 560.35.5",
+            "cuInit: CUDA_ERROR_UNKNOWN: unknown error",
+            "it was built without support for GPUs",
+        )
+    ),
     (
         "uneven-batches",
         Kind.EXCEPTION,

@@ -130,6 +130,19 @@ def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -
     assert [row[place] for row in grid.rows] == ["41.2", "41.1"]
 
 
+def test_the_gpus_that_tensorflow_registers_are_a_column_where_there_are_any() -> None:
+    run = running_run()
+    for devices, shown in ((["CPU"], None), (["CPU", "GPU H200", "GPU H200"], "2 × H200")):
+        run.tasks[0].devices = devices
+        grid = next(
+            part
+            for part in status_panel(run, PATHS, now=START + 10).parts
+            if isinstance(part, Grid)
+        )
+        assert ("GPUs" in grid.headers) == (shown is not None)
+        assert shown is None or grid.rows[0][grid.headers.index("GPUs")] == shown
+
+
 def panels() -> list[Panel]:
     cause = root_cause_panel(
         failed_run(), PATHS, ["Traceback (most recent call last):", "ValueError: bad shape"]

@@ -130,7 +130,11 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.parameter_server_strategy_v2": (
         ("hooks.tensorflow_hooks", "watch_parameter_server_strategy"),
     ),
-    "tensorflow.python.eager.context": (("hooks.tensorflow_hooks", "watch_contacts"),),
+    "tensorflow.python.eager.context": (
+        ("hooks.tensorflow_hooks", "watch_contacts"),
+        ("hooks.tensorflow_hooks", "watch_devices"),
+    ),
+    "tensorflow.python.eager.backprop": (("hooks.tensorflow_hooks", "watch_gradients"),),
     "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
     "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),
     "tensorflow.python.distribute.failure_handling.failure_handling": (

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import cluster_check, save_hooks
+from tfcluster_workers.hooks import cluster_check, devices, save_hooks
 from tfcluster_workers.hooks.replacing import replaces
 
 KERAS_DEFAULT = 32
@@ -107,12 +107,16 @@ def _report_alive_at(callback_list: Any, name: str) -> None:
 
 
 def watch_fit(module: ModuleType) -> None:
-    """Patch `fit` to note the batch size, which callbacks do not get, and training alone."""
+    """Patch `fit` to note the batch size, which callbacks do not get, and training alone.
+
+    `fit` and `evaluate` begin with the check for the GPUs that the plan gives.
+    """
     owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
     signature = inspect.signature(owner.fit)
 
     @replaces(owner, "fit")
     def fit(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        devices.require_gpus()
         cluster_check.note_fit_alone(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
@@ -123,6 +127,7 @@ def watch_fit(module: ModuleType) -> None:
 
     @replaces(owner, "evaluate")
     def evaluate(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        devices.require_gpus()
         results = stock(self, *args, **kwargs)
         if context.is_evaluator():  # also in SidecarEvaluator
             reporting.evaluated(steps_done(self) or None)

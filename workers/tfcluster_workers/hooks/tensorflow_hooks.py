@@ -1,4 +1,7 @@
-"""Hooks into TensorFlow: they report joins of a cluster, preemption and Estimator's steps."""
+"""Hooks into TensorFlow: they report devices, joins of a cluster, preemption, Estimator's steps.
+
+They also end a task that would train on the CPU although the plan gives it GPUs.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import cluster_check, first_contact, save_hooks
+from tfcluster_workers.hooks import cluster_check, devices, first_contact, save_hooks
 from tfcluster_workers.hooks.replacing import replaces
 
 
@@ -34,6 +37,7 @@ def _watch_joining(joiner: Any, check: Callable[..., None]) -> None:
     @replaces(joiner, "__init__")
     def construct(stock: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         check(*args, **kwargs)
+        devices.require_gpus()
         reporting.waiting_for_peers()
         stock(self, *args, **kwargs)
         reporting.ready()
@@ -71,6 +75,25 @@ def _meet_first(calls: Any, name: str, meet: Callable[..., None]) -> None:
         return stock(*args, **kwargs)
 
 
+def watch_devices(module: ModuleType) -> None:
+    """Report the devices when the context has initialised them, at the first operation."""
+
+    @replaces(vars(module)["pywrap_tfe"], "TFE_NewContext")
+    def new_context(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        made = stock(*args, **kwargs)
+        devices.report()
+        return made
+
+
+def watch_gradients(module: ModuleType) -> None:
+    """Watch GradientTape: whatever else a script does, it trains when it computes a gradient."""
+
+    @replaces(vars(module)["GradientTape"], "gradient")
+    def gradient(stock: Any, *args: Any, **kwargs: Any) -> Any:
+        devices.require_gpus()
+        return stock(*args, **kwargs)
+
+
 def watch_server(module: ModuleType) -> None:
     """Watch `tf.distribute.Server`: a ps, or a worker of a parameter-server job, serves in `join`.
 
@@ -91,18 +114,21 @@ def watch_server(module: ModuleType) -> None:
     def join(stock: Any, self: Any) -> Any:
         chaos.at_join()
         cluster_check.check_server(_text(self.target))
+        devices.require_gpus()
+        devices.report()
         reporting.serving()
         return stock(self)
 
 
 def watch_session(module: ModuleType) -> None:
-    """Watch sessions: a session at a server waits for the server's peers, silently and forever."""
+    """Watch sessions, which initialise devices; one at a server waits for its peers, silently."""
 
     @replaces(vars(module)["BaseSession"], "__init__")
     def construct(stock: Any, self: Any, target: Any = "", *args: Any, **kwargs: Any) -> None:
         if target:
             cluster_check.check_server(_text(target))
         stock(self, target, *args, **kwargs)
+        devices.report()
 
 
 def _text(target: Any) -> str:
@@ -150,6 +176,7 @@ def watch_estimator(module: ModuleType) -> None:
     ) -> Any:
         from tfcluster_workers.hooks import estimator_hooks
 
+        devices.require_gpus()
         reporter = estimator_hooks.StepReporter(steps=steps, max_steps=max_steps)
         return stock(self, input_fn, [*(hooks or []), reporter], steps, max_steps, *args, **kw)
 
@@ -194,6 +221,7 @@ def _watch_evaluation(estimator: Any) -> None:
     ) -> Any:
         from tfcluster_workers.hooks import estimator_hooks
 
+        devices.require_gpus()
         watched = [*(hooks or []), estimator_hooks.SignOfLife()]
         results = stock(self, input_fn, steps, watched, *args, **kwargs)
         if not _is_exporting:

@@ -208,24 +208,26 @@ def is_local(host: str) -> bool:
     return any(_can_bind(family, address) for family, _, _, _, address in found)
 
 
-_IMPORT = """
-import json, sys, time
-began = time.monotonic()
-import tensorflow as tf
-seconds = round(time.monotonic() - began, 1)
-devices = [d.device_type for d in tf.config.list_physical_devices()]
-print(json.dumps({"version": tf.__version__, "seconds": seconds, "devices": devices}))
+_LOOK = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from tfcluster_workers.hooks import devices
+print(json.dumps(devices.look()))
 """
 
 
-def import_tensorflow(python: str = sys.executable) -> dict[str, Any]:
+def import_tensorflow(
+    python: str, workers: str, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Import TensorFlow in a new process; return ``version``, ``seconds`` and ``devices``.
 
-    Return ``error``, its last line, where the import fails.
+    Without a GPU, ``no_gpu`` is TensorFlow's reason. Where the import fails, ``error`` is its last
+    line. `workers`: the folder of tfcluster_workers; `env`: the environment, if not this one.
     """
     try:
         done = subprocess.run(
-            [python, "-c", _IMPORT],
+            [python, "-c", _LOOK, workers],
+            env=env,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

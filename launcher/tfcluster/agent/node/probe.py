@@ -76,8 +76,18 @@ def _probe_machine(machine: Any, order: dict[str, Any]) -> dict[str, Any]:
         "node": order["node"],
         **machine.facts(order),
         "strange_names": [m["host"] for m in order["mine"] if not machine.is_local(m["host"])],
-        "imported": machine.import_tensorflow() if order.get("deep") else None,
+        "imported": _import_tensorflow(machine, order) if order.get("deep") else None,
     }
+
+
+def _import_tensorflow(machine: Any, order: dict[str, Any]) -> Any:
+    workers = order["workers"] or os.path.join(_root(), os.pardir, "workers")  # of the bundle
+    return machine.import_tensorflow(sys.executable, workers)
+
+
+def _root() -> str:
+    """Return the folder of the `tfcluster` that this file belongs to."""
+    return os.path.abspath(os.path.join(os.path.dirname(__file__), *[os.pardir] * 3))
 
 
 def _import_machine() -> Any:
@@ -88,8 +98,7 @@ def _import_machine() -> Any:
     folder = os.path.dirname(os.path.abspath(__file__))
     own = os.path.realpath(folder)  # which Python has put on the path
     others = [path for path in sys.path if os.path.realpath(path) != own]
-    root = os.path.join(folder, *[os.pardir] * 3)  # from tfcluster/agent/node
-    sys.path[:] = [os.path.abspath(root), *others]
+    sys.path[:] = [_root(), *others]
     from tfcluster.agent.node import machine
 
     sys.path[:] = others

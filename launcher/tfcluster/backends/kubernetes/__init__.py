@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from tfcluster.kinds import Capabilities, Kind
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
+
+_GPU = re.compile("/gpu$|^nvidia.com/")
+"""The names of resources that are GPUs; NVIDIA's device plugin calls parts of one ``mig-…``."""
 
 
 class KubernetesKind(Kind):
@@ -26,6 +30,10 @@ class KubernetesKind(Kind):
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return task, ""
+
+    def gives_gpus(self, runtime: Runtime) -> bool:
+        limits = runtime.kubernetes.resources.limits.items()
+        return any(_GPU.search(name) and str(number) != "0" for name, number in limits)
 
     def image(self, runtime: Runtime) -> str | None:
         return runtime.kubernetes.image or runtime.image

@@ -32,6 +32,9 @@ class SlurmKind(Kind):
             number = 0
         return f"node-{number // (runtime.slurm.tasks_per_node or 1)}", ""
 
+    def gives_gpus(self, runtime: Runtime) -> bool:
+        return bool(runtime.slurm.gpus_per_task)
+
     def adopt(self, runtime: Runtime, tasks: int, environ: Mapping[str, str]) -> Runtime:
         """Share the tasks out evenly where the number of nodes is known, but of them is not."""
         settings = runtime.slurm

@@ -168,11 +168,22 @@ const CELLS = [
   (task) => bytes(task.rss_bytes ?? task.peak_rss_bytes),
   (task) => (task.cores == null ? "" : task.cores.toFixed(1)),
   (task) =>
-    task.gpu == null
-      ? ""
-      : `${percent(task.gpu)}${task.gpu_memory_bytes ? ` · ${bytes(task.gpu_memory_bytes)}` : ""}`,
+    [
+      task.gpu == null ? "" : percent(task.gpu),
+      task.gpu_memory_bytes ? bytes(task.gpu_memory_bytes) : "",
+      registeredGpus(task),
+    ]
+      .filter(Boolean)
+      .join(" · "),
   (task) => exit(task.exit_code, task.signal) || (snapshot.stall?.tasks?.[task.task] ?? ""),
 ];
+
+function registeredGpus(task) {
+  const gpus = (task.devices ?? []).filter((device) => device.startsWith("GPU"));
+  const models = [...new Set(gpus)].map((gpu) => gpu.replace(/^GPU /, ""));
+  return gpus.length ? `${gpus.length} × ${models.join(", ")}` : "";
+}
+
 const FIRST_NUMBER = 1;
 const LAST_NUMBER = 5;
 

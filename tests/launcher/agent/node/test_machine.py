@@ -75,6 +75,6 @@ def test_a_failed_import_is_reported_with_its_last_line(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho a; echo 'ImportError: no libcuda' >&2; exit 1\n")
     python.chmod(0o755)
-    assert machine.import_tensorflow(str(python)) == {"error": "ImportError: no libcuda"}
-    missing = machine.import_tensorflow(str(tmp_path / "none"))
+    assert machine.import_tensorflow(str(python), "/w") == {"error": "ImportError: no libcuda"}
+    missing = machine.import_tensorflow(str(tmp_path / "none"), "/w")
     assert "No such file" in missing["error"]
