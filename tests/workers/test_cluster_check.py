@@ -14,7 +14,7 @@ import pytest
 
 from tfcluster_workers import reporting
 from tfcluster_workers.errors import ClusterChangedError
-from tfcluster_workers.hooks import cluster_check, keras_hooks, tf_config_changes
+from tfcluster_workers.hooks import cluster_check, keras_hooks, tf_config_changes, training_facts
 
 from .conftest import PYTHONS, free_ports
 
@@ -198,32 +198,16 @@ def model(*, in_scope: bool) -> Any:
     return types.SimpleNamespace(distribute_strategy=types.SimpleNamespace(extended=extended))
 
 
-@pytest.mark.parametrize(
-    ("index", "strategy", "joins", "in_scope", "why"),
-    [
-        (0, "multi_worker_mirrored", False, False, "the script makes no MultiWorkerMirroredStr"),
-        (0, "multi_worker_mirrored", True, False, "the model was made outside strategy.scope()"),
-        (0, "multi_worker_mirrored", True, True, None),
-        (1, "multi_worker_mirrored", False, False, None),
-        (0, "mirrored", False, False, None),
-    ],
-    ids=["no strategy", "outside its scope", "in its scope", "another worker", "by request"],
-)
-def test_a_fit_in_which_each_worker_trains_alone_is_noted(
-    task: Task,
-    monkeypatch: pytest.MonkeyPatch,
-    index: int,
-    strategy: str,
-    joins: bool,
-    in_scope: bool,
-    why: str | None,
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("in_scope", [False, True])
+def test_a_model_is_outside_the_scope_of_a_strategy_that_has_joined(
+    task: Task, joins: bool, in_scope: bool
 ) -> None:
-    task.is_given({"cluster": TWO, "task": {"type": "worker", "index": index}})
-    monkeypatch.setenv("TFCLUSTER_SETTINGS", json.dumps({"strategy": strategy}))
+    task.is_given({"cluster": TWO, "task": {"type": "worker", "index": 0}})
     if joins:
         cluster_check.check_strategy(None)
-    cluster_check.note_fit_alone(model(in_scope=in_scope))
-    assert [note[: len(why or "")] for note in task.notes] == ([why] if why else [])
+    assert cluster_check.has_joined() is joins
+    assert cluster_check.is_outside_scope(model(in_scope=in_scope)) is (joins and not in_scope)
 
 
 PS = {"worker": ["127.0.0.1:5001"], "ps": ["127.0.0.1:5002"]}
@@ -447,6 +431,6 @@ def test_every_keras_fit_is_checked_before_it_starts(monkeypatch: pytest.MonkeyP
     training = types.ModuleType("training")
     vars(training)["Model"] = Model
     keras_hooks.watch_fit(training)
-    monkeypatch.setattr(cluster_check, "note_fit_alone", lambda model: done.append("checked"))
+    monkeypatch.setattr(training_facts, "note_fit", lambda model: done.append("checked"))
     Model().fit()
     assert done == ["checked", "fit"]

@@ -171,6 +171,35 @@ def setting_read(name: str) -> None:
     _send_once("setting_read", name=name)
 
 
+def meets_peers() -> None:
+    """Report that this task knows others: by a strategy, a resolver, a server or a collective."""
+    _send_once("meets_peers")
+
+
+def reduces() -> None:
+    """Report that this task has summed a value over all workers."""
+    _send_once("reduces")
+
+
+def trains(way: str) -> None:
+    """Report that this task has computed a gradient.
+
+    `way`: ``mirrored``, ``jax`` or ``horovod`` where the script uses something that knows no other
+    task, ``outside_scope`` where the model was made outside of its strategy's scope, else empty.
+    """
+    _send_once("trains", way=way)
+
+
+def restored(names: Sequence[str]) -> None:
+    """Report all that this task has restored before its first step, by name: ``ckpt-6``."""
+    _send_once("restored", names=list(names))
+
+
+def first_batches(fingerprints: Sequence[str]) -> None:
+    """Report the fingerprints of the first batches that this task trains on."""
+    _send_once("first_batches", fingerprints=list(fingerprints))
+
+
 def devices(names: Sequence[str]) -> None:
     """Report the devices that TensorFlow has registered, with the models of GPUs."""
     _send_once("devices", devices=list(names))

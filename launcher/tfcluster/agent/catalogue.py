@@ -387,6 +387,24 @@ class UnusedGpus(TaskReport):
     """The task trains on the CPU of a machine on which nvidia-smi lists GPUs."""
     count: Unsigned
 
+class MeetsPeers(TaskReport):
+    """The task knows other tasks: by a strategy, a resolver, a server or a collective."""
+
+class Reduces(TaskReport):
+    """The task has summed a value over all workers."""
+
+class Trains(TaskReport):
+    """The task has computed a gradient; `way` is explained in `supervision.alerts`."""
+    way: Text = ""
+
+class Restored(TaskReport):
+    """All that the task has restored before its first step."""
+    names: list[Name]
+
+class FirstBatches(TaskReport):
+    """Fingerprints of the first batches that the task trains on."""
+    fingerprints: list[Name]
+
 class Serving(TaskReport): ...
 class SavesOnSigterm(TaskReport): ...
 class SearchEnded(TaskReport): ...

@@ -1,18 +1,21 @@
 """Alerts: what a user must know of a run's result although its tasks go on, or have ended with 0.
 
-All functions are pure: they return the event, or None.
+All functions are pure: they return the event or its message, or None.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite, isnan
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.errors import join_first
 from tfcluster.rundir import events as ev
+from tfcluster.supervision.member import Member
 
 _LOSS: Final = re.compile(r"(?:^|[_/ .-])loss(?:$|[_/ .-])|^(?:loss|cost)", re.IGNORECASE)
 """Names of losses: ``loss``, ``val_loss``, ``decoder/loss``, ``loss_1``; not ``closs``."""
@@ -23,6 +26,110 @@ class Alert(StrEnum):
 
     DIVERGED = "diverged"
     """A loss is not a number."""
+    TRAINS_ALONE = "trains_alone"
+    """Each of several workers trains a model of its own."""
+    SAME_DATA = "same_data"
+    """Workers that train one model together read the same batches."""
+    STATES_DIFFER = "states_differ"
+    """Workers that train one model together have restored different checkpoints."""
+
+
+_INTENDED: Final = "; if that is intended: --set job.kind=plain"
+_IN_SCOPE: Final = (
+    "write `strategy = tf.distribute.MultiWorkerMirroredStrategy()` and make the model in"
+    " `with strategy.scope():`"
+)
+WAYS: Final[Mapping[str, tuple[str, str]]] = {
+    "": ("the script makes no MultiWorkerMirroredStrategy", _IN_SCOPE),
+    "mirrored": (
+        "MirroredStrategy spans one machine",
+        "write `tf.distribute.MultiWorkerMirroredStrategy()` instead",
+    ),
+    "jax": (
+        "the script does not call jax.distributed.initialize()",
+        "call it with the addresses of TF_CONFIG before anything else of JAX",
+    ),
+    "horovod": (
+        "Horovod knows one process only, as it was not started by horovodrun",
+        f"without Horovod: {_IN_SCOPE}",
+    ),
+    "outside_scope": (
+        "the model was made outside of strategy.scope()",
+        "make model and optimizer in `with strategy.scope():`",
+    ),
+}
+"""The ways to train alone, as tasks report them → the reason and the fix."""
+_NOT_REDUCED: Final = (
+    "no gradient is summed over the workers",
+    "run the step in `strategy.run(step, args=(batch,))`, and make model and optimizer in"
+    " `with strategy.scope():`",
+)
+
+
+def find_lone_training(workers: Sequence[Member]) -> str | None:
+    """Return the sentence that all `workers` train alone, or None as long as that is not certain.
+
+    They do if all have computed gradients, and none has summed anything over the workers or knows
+    the others in another way (Horovod, JAX, servers).
+    """
+    ways = {worker.way for worker in workers}
+    if len(workers) < 2 or None in ways or any(worker.reduces for worker in workers):
+        return None
+    if ways == {"outside_scope"}:
+        reason, fix = WAYS["outside_scope"]
+    elif not any(worker.meets_peers for worker in workers):
+        reason, fix = WAYS.get(workers[0].way or "", WAYS[""])
+    elif all(worker.trains_in_step for worker in workers):
+        reason, fix = _NOT_REDUCED
+    else:
+        return None
+    return f"{reason}: each of the {len(workers)} workers trains alone. Fix: {fix}{_INTENDED}"
+
+
+def find_same_data(workers: Sequence[Member]) -> str | None:
+    """Return the sentence that two of `workers` read the same first batches, or None."""
+    readers: dict[tuple[str, ...], list[str]] = {}
+    for worker in workers:
+        if worker.first_batches and worker.trains_in_step:
+            readers.setdefault(worker.first_batches, []).append(worker.name)
+    same = next((names for names in readers.values() if len(names) > 1), None)
+    if same is None:
+        return None
+    return (
+        f"{join_first(same)} train on the same batches, so they all do the same work. Fix:"
+        " `strategy.experimental_distribute_dataset(dataset)`, or in a function of an input context"
+        " `dataset.shard(context.num_input_pipelines, context.input_pipeline_id)`"
+    )
+
+
+def find_different_states(workers: Sequence[Member]) -> str | None:
+    """Return the sentence that some of `workers` have restored other states than others, or None.
+
+    Different names without a number mean nothing: each worker may have files of its own.
+    """
+    known = [worker for worker in workers if worker.restored is not None]
+    states: dict[tuple[str, ...], list[str]] = {}
+    for worker in known:
+        states.setdefault(worker.restored or (), []).append(worker.name)
+    numbered = {_numbers(state) for state in states}
+    if len(states) < 2 or (() not in states and len(numbered) < 2):
+        return None
+    found = ", ".join(
+        f"{join_first(names)} {'restored ' + join_first(state) if state else 'nothing'}"
+        for state, names in sorted(states.items(), key=lambda item: not item[0])
+    )
+    return (
+        f"the workers start from different states: {found}. Fix: save below"
+        " $TFCLUSTER_CHECKPOINT_DIR, which tfcluster fills for every task before it starts"
+    )
+
+
+def _numbers(state: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the numbers in the names of saves such as ``ckpt-6``; "" for other names."""
+    return tuple(found[1] if (found := _SAVE_NUMBER.search(name)) else "" for name in state)
+
+
+_SAVE_NUMBER: Final = re.compile(r"-(\d+(?:\.\d+)?)$")
 
 
 @dataclass(slots=True)

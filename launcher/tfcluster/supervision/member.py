@@ -55,6 +55,14 @@ class Member:
     """True if its strategy is one that waits for all peers."""
     has_joined: bool = False
     has_trained: bool = False
+    way: str | None = None
+    """The way it trains (`alerts.WAYS`); None before it has computed a gradient."""
+    meets_peers: bool = False
+    reduces: bool = False
+    """True once it has summed a value over all workers."""
+    restored: tuple[str, ...] | None = None
+    """The names of what it restored before its first step; None before that."""
+    first_batches: tuple[str, ...] = ()
     step: int | None = None
     total_steps: int | None = None
     """The step at which its training will be over, where it reports that."""
@@ -182,6 +190,16 @@ class Member:
             case msg.WaitingForPeers():
                 since = now if self.waits_since is None else self.waits_since
                 return replace(self, waits_since=since, has_waited=True)
+            case msg.MeetsPeers():
+                return replace(self, meets_peers=True)
+            case msg.Reduces():
+                return replace(self, reduces=True)
+            case msg.Trains(way=way):
+                return replace(self, way=way)
+            case msg.Restored(names=names):
+                return replace(self, restored=tuple(sorted(names)))
+            case msg.FirstBatches(fingerprints=found):
+                return replace(self, first_batches=tuple(found))
             case msg.Ready():
                 return replace(self, waits_since=None, has_joined=True)
             case msg.Serving():

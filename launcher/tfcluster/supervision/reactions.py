@@ -9,6 +9,12 @@ from typing import Final
 from tfcluster.agent import catalogue as msg
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, stalls, verdicts
+from tfcluster.supervision.alerts import (
+    Alert,
+    find_different_states,
+    find_lone_training,
+    find_same_data,
+)
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
 from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss, signal_name
 from tfcluster.supervision.gang import describe_lone_work
@@ -33,6 +39,8 @@ REPORTS_NOTHING: Final = (
     "no task has reported a step yet. Keras and Estimator report by themselves; in its own training"
     " loop a script calls tfcluster_workers.reporting.progress(step, total=…)"
 )
+ALONE_S: Final = 10.0
+"""The time in which tasks that compute gradients may still meet: JAX and Horovod do it later."""
 STACKS_S: Final = 1.0
 """The time that tasks get to write their stacks before they are stopped."""
 
@@ -164,6 +172,8 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
             _ask_positions(state, now)
         case "positions":
             _judge_positions(state, now)
+        case "alone":
+            state.warn_of_lone_training()
         case "hint":
             state.silence.is_heard = True
             state.record(ev.Hint(message=REPORTS_NOTHING))
@@ -341,6 +351,17 @@ def explain(state: RunState, positions: Mapping[str, Position]) -> stalls.Stall:
     together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
     ended = [member.name for member in core if member.is_over]
     return stalls.explain(known, ended=ended, together=together)
+
+
+def note_facts(state: RunState, report: msg.TaskReport, now: float) -> None:
+    """Compare what the tasks have reported about their training."""
+    match report:
+        case msg.Restored():
+            state.alert(Alert.STATES_DIFFER, find_different_states(state.workers()))
+        case msg.FirstBatches():
+            state.alert(Alert.SAME_DATA, find_same_data(state.workers()))
+        case msg.Trains() if find_lone_training(state.workers()) is not None:
+            state.timers.setdefault("alone", now + ALONE_S)
 
 
 def note_losses(state: RunState, member: Member, report: msg.Progress, now: float) -> None:

@@ -18,7 +18,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
-from tfcluster.supervision.alerts import Losses
+from tfcluster.supervision.alerts import Alert, Losses, find_lone_training
 from tfcluster.supervision.decisions import (
     Action,
     GatherCheckpoints,
@@ -73,6 +73,8 @@ class RunState:
     """Timer → when it is due; those of one task are called ``NAME TASK``."""
     orders: list[Action] = field(default_factory=list)
     """The orders that the coordinator has not taken yet."""
+    alerts: dict[Alert, str] = field(default_factory=dict)
+    """The alerts of this attempt but those about losses → their messages."""
     silence: Silence = field(default_factory=Silence)
     losses: Losses = field(default_factory=Losses)
     positions: dict[str, Position | None] | None = None
@@ -254,6 +256,7 @@ class RunState:
         self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
+        self.warn_of_lone_training()
         if self.ending is not None:
             self.outcome = self.ending
         elif verdict in (Next.SUCCEED, Next.FINISH):
@@ -266,6 +269,20 @@ class RunState:
 
     # -- causes -----------------------------------------------------------------------------
 
+    def workers(self) -> list[Member]:
+        """Return the tasks that train one model together, if those of the plan are meant to."""
+        is_meant = self.plan.kind == "training" and self.plan.strategy == "multi_worker_mirrored"
+        return self.gang.members(lambda one: one.trains_together) if is_meant else []
+
+    def warn_of_lone_training(self) -> None:
+        self.alert(Alert.TRAINS_ALONE, find_lone_training(self.workers()))
+
+    def alert(self, kind: Alert, message: str | None) -> None:
+        """Record an alert of this `kind`, once in an attempt; nothing without a message."""
+        if message is not None and kind not in self.alerts:
+            self.alerts[kind] = message
+            self.record(ev.Alert(kind=str(kind), message=message, attempt=self.gang.number))
+
     def cause(self) -> Failure:
         cause = verdicts.root_cause(self._failures)
         assert cause is not None
@@ -273,7 +290,12 @@ class RunState:
 
     def diagnose(self, not_restarted: str | None = None) -> None:
         """Record the root cause, with the reason it is not restarted."""
-        event = verdicts.diagnosis(self._failures, self.plan, not_restarted=not_restarted)
+        event = verdicts.diagnosis(
+            self._failures,
+            self.plan,
+            not_restarted=not_restarted,
+            state=self.alerts.get(Alert.STATES_DIFFER, ""),
+        )
         if event is not None:
             self.record(event)
 

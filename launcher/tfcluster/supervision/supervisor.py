@@ -85,7 +85,7 @@ class Supervisor(RunState):
         self.restarts.begin()
         self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
         self.planned = ""
-        self.silence, self.losses = Silence(), Losses()
+        self.silence, self.losses, self.alerts = Silence(), Losses(), {}
         self.positions, self.has_probed_links = None, False
         self.keep_timers("run")
         return to_start
@@ -146,6 +146,7 @@ class Supervisor(RunState):
         """Note a task's report about itself."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
+            reactions.note_facts(self, report, now)
             if isinstance(report, msg.Progress):
                 reactions.note_losses(self, member, report, now)
             if isinstance(report, msg.Saved) and member.id == self.gang.chief:

@@ -27,6 +27,12 @@ from tfcluster.supervision.failure import Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.stalls import Stall
 
+_OUT_OF_STEP = frozenset({Kind.COLLATERAL, Kind.LATE, Kind.STALLED})
+_OUT_OF_STEP_DOCS = frozenset(
+    f"docs/failures.md#{anchor}" for anchor in ("chief-alone", "hosts-differ", "uneven-batches")
+)
+"""The failures of tasks that do not take the same steps any more."""
+_STATES_DIFFER = "docs/failures.md#states-differ"
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
 
@@ -44,9 +50,16 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
 
 
 def diagnosis(
-    failures: Sequence[Failure], plan: Plan, *, not_restarted: str | None = None
+    failures: Sequence[Failure],
+    plan: Plan,
+    *,
+    not_restarted: str | None = None,
+    state: str = "",
 ) -> ev.Diagnosis | None:
     """Return the event that names the root cause, or None without failures.
+
+    `state`: a sentence about the different states that the tasks have restored; empty if they have
+    not. It is the cause of what only shows that the tasks are no longer in step.
 
     Where all failures are collateral and there are tasks elsewhere, one of those is the cause;
     they were started on another machine, or by hand. `not_restarted`: the reason for that.
@@ -66,6 +79,10 @@ def diagnosis(
         others = [failure for failure in failures if failure.task != cause.task]
         root = _facts(cause, also=_failed_alike(cause, others))
         collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
+    if state and (cause.kind in _OUT_OF_STEP or cause.docs in _OUT_OF_STEP_DOCS):
+        why, _, fix = state.partition(". Fix: ")
+        reason = f"{why}\nthen: {root['reason']}"
+        root |= {"reason": reason, "hint": fix, "docs": _STATES_DIFFER}
     if not_restarted is not None:
         root["not_restarted"] = not_restarted
     return ev.Diagnosis(root_cause=root, collateral=tuple(collateral), attempt=cause.attempt)

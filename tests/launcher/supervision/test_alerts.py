@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launcher.supervision.story import Replay, replay_of
+from tests.launcher.conftest import plan_of
+from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
+from tfcluster.supervision.reactions import ALONE_S
 
 
 def messages(replay: Replay) -> list[str]:
@@ -38,6 +41,139 @@ def test_a_loss_that_is_no_number_is_an_alert(name: str, value: float, said: str
     replay = together().says("worker:0", "progress", step=3400, metrics={name: value})
     assert messages(replay) == ([said] if said else [])
     assert replay.supervisor.outcome is None
+
+
+# -- training together
+
+
+WORKERS = ("worker:0", "worker:1")
+
+
+def trains(*, ways: tuple[str, str] = ("", ""), joins: bool = False, meets: str = "") -> Replay:
+    """Return a replay of two workers that compute gradients, each in its way.
+
+    `joins`: by a multi-worker strategy; `meets`: a task that knows others in another way.
+    """
+    replay = together() if joins else replay_of()
+    for task, way in zip(WORKERS, ways, strict=True):
+        if joins or task == meets:
+            replay.says(task, "meets_peers")
+        replay.says(task, "trains", way=way)
+    return replay
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({}, "the script makes no MultiWorkerMirroredStrategy"),
+        ({"ways": ("mirrored", "mirrored")}, "MirroredStrategy spans one machine"),
+        ({"ways": ("jax", "jax")}, "the script does not call jax.distributed.initialize()"),
+        ({"ways": ("horovod", "horovod")}, "Horovod knows one process only"),
+        ({"joins": True}, "no gradient is summed over the workers"),
+        (
+            {"joins": True, "ways": ("outside_scope", "outside_scope")},
+            "the model was made outside of strategy.scope()",
+        ),
+    ],
+)
+def test_workers_that_never_meet_train_alone(facts: dict[str, Any], reason: str) -> None:
+    replay = trains(**facts).after(ALONE_S - 1)
+    assert messages(replay) == []
+    (message,) = messages(replay.after(1).after(100))
+    assert message.startswith(reason)
+    assert ": each of the 2 workers trains alone. Fix: " in message
+    assert message.endswith("; if that is intended: --set job.kind=plain")
+    assert replay.exits("worker:0").exits("worker:1").outcome() == (Status.SUCCEEDED, 0)
+
+
+def test_a_short_run_whose_workers_train_alone_says_so_at_its_end() -> None:
+    replay = trains().exits("worker:0")
+    assert messages(replay) == []
+    assert len(messages(replay.exits("worker:1"))) == 1
+
+
+def test_workers_that_meet_do_not_train_alone() -> None:
+    """Horovod and JAX join their processes at any time, and sum by themselves."""
+    assert messages(trains(meets="worker:1").after(60)) == []
+    reduces = trains(joins=True).says("worker:1", "reduces")
+    assert messages(reduces.after(60)) == []
+    late = trains().after(5).says("worker:0", "meets_peers")
+    assert messages(late.after(60)) == []
+
+
+def test_a_worker_that_computes_no_gradient_may_train_later() -> None:
+    replay = replay_of().says("worker:0", "trains", way="")
+    assert messages(replay.after(60)) == []
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [{"kind": "plain"}, {"kind": "tuner"}, {"strategy": "mirrored"}, {"strategy": "default"}],
+)
+def test_workers_that_are_meant_to_train_alone_give_no_alert(plan: dict[str, Any]) -> None:
+    replay = Replay(replace(plan_of(*WORKERS), **plan))
+    for task in WORKERS:
+        replay.says(task, "trains", way="")
+    assert messages(replay.after(60)) == []
+
+
+@pytest.mark.parametrize(("other", "are_equal"), [("ab", True), ("cd", False)])
+def test_workers_that_read_the_same_first_batches_give_an_alert(
+    other: str, are_equal: bool
+) -> None:
+    replay = together().says("worker:0", "first_batches", fingerprints=["a", "b"])
+    replay.says("worker:1", "first_batches", fingerprints=[*other])
+    expected = "worker:0, worker:1 train on the same batches, so they all do the same work. Fix:"
+    assert [m.startswith(expected) for m in messages(replay)] == [True] * are_equal
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (["ckpt-6"], [], "worker:0 restored ckpt-6, worker:1 nothing"),
+        (["ckpt-6"], ["ckpt-5"], "worker:0 restored ckpt-6, worker:1 restored ckpt-5"),
+        (
+            ["backup-2.0"],
+            ["backup-1.20"],
+            "worker:0 restored backup-2.0, worker:1 restored backup-1",
+        ),
+        (["ckpt-6"], ["ckpt-6"], None),
+        ([], [], None),
+        (["chief.weights.h5"], ["worker_1.weights.h5"], None),
+        (["b.h5", "a.h5"], ["a.h5", "b.h5"], None),
+    ],
+)
+def test_workers_that_restored_different_states_give_an_alert(
+    first: list[str], second: list[str], said: str | None
+) -> None:
+    replay = together().says("worker:0", "restored", names=first)
+    assert messages(replay) == [], "worker:1 may still restore"
+    replay.says("worker:1", "restored", names=second)
+    expected = f"the workers start from different states: {said}"
+    assert [m.startswith(expected) for m in messages(replay)] == [True] * (said is not None)
+
+
+def test_different_states_are_the_root_cause_of_steps_that_do_not_match() -> None:
+    replay = together().says("worker:0", "restored", names=["ckpt-6"])
+    replay.says("worker:1", "restored", names=[]).exits("worker:0")
+    replay.exits("worker:1", 1, last=COLLATERAL).gather()
+    cause = replay.cause()
+    assert cause["reason"] == (
+        "the workers start from different states: worker:0 restored ckpt-6, worker:1 nothing\n"
+        "then: worker:1 did alone what all workers must do: worker:0 had ended before"
+    )
+    assert cause["hint"].startswith("save below $TFCLUSTER_CHECKPOINT_DIR")
+    assert cause["docs"] == "docs/failures.md#states-differ"
+
+
+def test_different_states_are_not_the_cause_of_an_exception_of_the_script() -> None:
+    replay = together().says("worker:0", "restored", names=["ckpt-6"])
+    replay.says("worker:1", "restored", names=[])
+    replay.exits("worker:1", 1, last="ValueError: bad").ended("worker:0").gather()
+    assert "different states" not in replay.cause()["reason"]
+
+
+# -- losses
 
 
 def test_tasks_that_train_together_give_one_alert() -> None:

@@ -136,32 +136,19 @@ def check_strategy(resolver: Any) -> None:
             change.refuse(found, assigned)
         elif is_renamed or joined != expected:
             change.note(found, assigned)
-    _has_joined = True
+        reporting.meets_peers()
+    _has_joined = len(joined) > 1
 
 
-@_never_fails
-def note_fit_alone(model: Any) -> None:
-    """Have the first worker note, before Keras's `fit`, that all workers train alone.
-
-    That is no error by itself, but rarely the purpose of several workers.
-    """
-    assigned = _assigned()
-    workers = assigned.addresses("chief", "worker")
-    settings = json.loads(os.environ.get("TFCLUSTER_SETTINGS") or "{}")
-    is_first = assigned.index == 0 and assigned.job == (
-        "chief" if "chief" in assigned.jobs else "worker"
-    )
-    if len(workers) < 2 or not is_first or settings.get("strategy") != "multi_worker_mirrored":
-        return
-    if not _has_joined:
-        _note_alone("the script makes no MultiWorkerMirroredStrategy", len(workers))
-    elif not model.distribute_strategy.extended._in_multi_worker_mode():
-        _note_alone("the model was made outside strategy.scope()", len(workers))
+def has_joined() -> bool:
+    """Return whether this task trains together with others, by a MultiWorkerMirroredStrategy."""
+    return _has_joined
 
 
-def _note_alone(reason: str, count: int) -> None:
-    consequence = f"each of the {count} tasks trains alone, on all the data"
-    reporting.note(f"{reason}: {consequence}; if that is intended, --set job.kind=plain")
+def is_outside_scope(model: Any) -> bool:
+    """Return whether this task's strategy has joined others but does not know `model`."""
+    strategy = getattr(model, "distribute_strategy", None)
+    return _has_joined and strategy is not None and not strategy.extended._in_multi_worker_mode()
 
 
 @_never_fails
@@ -175,8 +162,11 @@ def check_parameter_servers(resolver: Any) -> None:
         return
     if not servers <= _own_servers():
         _change(resolver).refuse(found, assigned)
-    elif len(assigned.addresses()) > 1:
-        _note_alone("the script makes all servers itself", len(assigned.addresses()))
+    elif len(count := assigned.addresses()) > 1:
+        reporting.note(
+            f"the script makes all servers itself: each of the {len(count)} tasks trains alone, on"
+            " all the data; if that is intended, --set job.kind=plain"
+        )
 
 
 _servers: dict[str, Membership] = {}

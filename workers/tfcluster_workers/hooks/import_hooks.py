@@ -122,7 +122,9 @@ def _lazily(module: str, function: str) -> Attach:
 _SLOW_IMPORT = "tensorflow"
 """The module whose import takes so long that views show it."""
 _CALLBACKS = (("hooks.keras_hooks", "watch_callback_list"), ("callbacks", "patch"))
-_MODELS_OF_KERAS_2 = (("hooks.keras_hooks", "watch_fit"), ("hooks.save_hooks", "watch_models"))
+_MODELS = (("hooks.save_hooks", "watch_models"), ("hooks.training_facts", "watch_models"))
+_MODELS_OF_KERAS_2 = (("hooks.keras_hooks", "watch_fit"), *_MODELS)
+_SAVED_MODELS = (("hooks.training_facts", "watch_saved_models"),)
 _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
         ("hooks.tensorflow_hooks", "watch_collective_strategy"),
@@ -135,12 +137,29 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("hooks.tensorflow_hooks", "watch_devices"),
     ),
     "tensorflow.python.eager.backprop": (("hooks.tensorflow_hooks", "watch_gradients"),),
+    "tensorflow.python.ops.gradients_util": (("hooks.training_facts", "watch_graph_gradients"),),
+    "tensorflow.python.distribute.mirrored_strategy": (
+        ("hooks.training_facts", "watch_mirrored_strategy"),
+    ),
+    "tensorflow.python.distribute.cluster_resolver.tfconfig_cluster_resolver": (
+        ("hooks.training_facts", "watch_resolver"),
+    ),
+    "tensorflow.python.distribute.cross_device_utils": (
+        ("hooks.training_facts", "watch_collectives"),
+    ),
+    "tensorflow.python.distribute.input_lib": (("hooks.first_batches", "watch_distributed"),),
+    "jax._src.api": (("hooks.training_facts", "watch_jax"),),
+    "jax._src.distributed": (("hooks.training_facts", "watch_jax_distributed"),),
+    "horovod.common.basics": (("hooks.training_facts", "watch_horovod"),),
     "tensorflow.python.training.server_lib": (("hooks.tensorflow_hooks", "watch_server"),),
     "tensorflow.python.client.session": (("hooks.tensorflow_hooks", "watch_session"),),
     "tensorflow.python.distribute.failure_handling.failure_handling": (
         ("hooks.tensorflow_hooks", "watch_preemption"),
     ),
-    "tensorflow.python.data.ops.iterator_ops": (("hooks.iterator_ends", "watch_iterators"),),
+    "tensorflow.python.data.ops.iterator_ops": (
+        ("hooks.iterator_ends", "watch_iterators"),
+        ("hooks.first_batches", "watch_iterators"),
+    ),
     "tensorflow.python.data.ops.multi_device_iterator_ops": (
         ("hooks.iterator_ends", "watch_multi_device_iterators"),
     ),
@@ -164,8 +183,16 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "keras_tuner.src.engine.oracle": (("hooks.tuner_hooks", "watch_oracle"),),
     "keras_tuner.src.distribute.oracle_client": (("hooks.tuner_hooks", "watch_client"),),
     "keras_tuner.src.distribute.oracle_chief": (("hooks.tuner_hooks", "watch_chief"),),
-    "tensorflow.python.checkpoint.checkpoint": (("hooks.save_hooks", "watch_checkpoints"),),
-    "tensorflow.python.training.saver": (("hooks.save_hooks", "watch_graph_saver"),),
-    "keras.src.models.model": (("hooks.save_hooks", "watch_models"),),
+    "tensorflow.python.checkpoint.checkpoint": (
+        ("hooks.save_hooks", "watch_checkpoints"),
+        ("hooks.training_facts", "watch_checkpoints"),
+    ),
+    "tensorflow.python.training.saver": (
+        ("hooks.save_hooks", "watch_graph_saver"),
+        ("hooks.training_facts", "watch_graph_saver"),
+    ),
+    "keras.src.models.model": _MODELS,
+    "keras.src.saving.saving_api": _SAVED_MODELS,
+    "tf_keras.src.saving.saving_api": _SAVED_MODELS,
 }
 """Imported module → (module of tfcluster_workers, its function to call with the import) pairs."""

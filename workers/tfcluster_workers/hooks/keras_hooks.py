@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import cluster_check, devices, save_hooks
+from tfcluster_workers.hooks import devices, save_hooks, training_facts
 from tfcluster_workers.hooks.replacing import replaces
 
 KERAS_DEFAULT = 32
@@ -117,7 +117,7 @@ def watch_fit(module: ModuleType) -> None:
     @replaces(owner, "fit")
     def fit(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         devices.require_gpus()
-        cluster_check.note_fit_alone(self)
+        training_facts.note_fit(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
         try:

@@ -9,7 +9,13 @@ from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import cluster_check, devices, first_contact, save_hooks
+from tfcluster_workers.hooks import (
+    cluster_check,
+    devices,
+    first_contact,
+    save_hooks,
+    training_facts,
+)
 from tfcluster_workers.hooks.replacing import replaces
 
 
@@ -69,6 +75,8 @@ def _meet_first(calls: Any, name: str, meet: Callable[..., None]) -> None:
             (given,) = (each for each in args if isinstance(each, bytes))
             server = tensorflow_server_pb2.ServerDef.FromString(given)
             cluster = {job.name: dict(job.tasks) for job in server.cluster.job}
+            if sum(map(len, cluster.values())) > 1:
+                reporting.meets_peers()
             meet(cluster, server.job_name, server.task_index)
         except Exception as error:  # TensorFlow meets them without us, too
             reporting.note(f"tfcluster could not wait for the other tasks: {error!r}")
@@ -91,7 +99,9 @@ def watch_gradients(module: ModuleType) -> None:
     @replaces(vars(module)["GradientTape"], "gradient")
     def gradient(stock: Any, *args: Any, **kwargs: Any) -> Any:
         devices.require_gpus()
-        return stock(*args, **kwargs)
+        found = stock(*args, **kwargs)
+        training_facts.note_gradient()
+        return found
 
 
 def watch_server(module: ModuleType) -> None:

@@ -1,0 +1,86 @@
+"""Runs that end with 0 although their result is doubtful: an alert says so, with the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from .lab import PYTHONS, Lab, Trained, a_lab
+
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
+
+each_tensorflow = pytest.mark.parametrize("tensorflow", list(PYTHONS))
+
+BEGIN = """
+import os
+import numpy as np
+import tensorflow as tf
+
+strategy = tf.distribute.STRATEGY()
+x = np.arange(256, dtype="float32").reshape(64, 4)
+batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(8).repeat()
+
+def make_model():
+    model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+    model.compile(tf.keras.optimizers.SGD(1e-6), "mse")
+    return model
+"""
+ALONE = f"""{BEGIN.replace("STRATEGY", "MirroredStrategy")}
+with strategy.scope():
+    model = make_model()
+model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0)
+"""
+APART = f"""{BEGIN.replace("STRATEGY", "MultiWorkerMirroredStrategy")}
+with strategy.scope():
+    model = make_model()
+folder = os.path.join("saved", os.environ["TFCLUSTER_TASK"].replace(":", "-"))
+manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), folder, 3)
+manager.restore_or_initialize()
+same = strategy.distribute_datasets_from_function(lambda context: batches)
+model.fit(same, steps_per_epoch=4, epochs=2, verbose=0)
+manager.save()
+"""
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    with a_lab() as made:
+        yield made
+
+
+def alerts(run: Trained) -> dict[str, str]:
+    assert run.code == 0, run.complaint()
+    assert {event["kind"]: event["message"] for event in run.of("alert")} == run.state["alerts"]
+    shown = " ".join(run.err.split())
+    for message in run.state["alerts"].values():
+        assert f"alert: {message}" in shown, "the summary shows it"
+    return dict(run.state["alerts"])
+
+
+@each_tensorflow
+def test_workers_that_train_alone_are_told_to_use_a_multi_worker_strategy(
+    lab: Lab, tensorflow: str
+) -> None:
+    lab.line.script("alone.py", ALONE)
+    options = ("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "alone.py")
+    found = alerts(lab.train(*options, is_doubtful=True))
+    assert [*found] == ["trains_alone"]
+    assert found["trains_alone"].startswith(
+        "MirroredStrategy spans one machine: each of the 2 workers trains alone. Fix:"
+    )
+
+
+@each_tensorflow
+def test_workers_with_the_same_data_or_different_states_are_named(
+    lab: Lab, tensorflow: str
+) -> None:
+    lab.line.script("apart.py", APART)
+    options = ("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "apart.py")
+    assert [*alerts(lab.train(*options, is_doubtful=True))] == ["same_data"]
+    for left in (lab.line.cwd / "saved/worker-1").iterdir():
+        left.unlink()
+    found = alerts(lab.train(*options, is_doubtful=True))
+    assert found["same_data"].startswith("worker:0, worker:1 train on the same batches")
+    assert "worker:0 restored ckpt-1, worker:1 nothing" in found["states_differ"]
+    (lab.line.cwd / "saved").rename(lab.line.cwd / f"saved by {tensorflow}")
