@@ -24,9 +24,9 @@ def lines(path: Path) -> int:
     return len(path.read_text().splitlines())
 
 
-def test_no_package_has_more_than_15_modules() -> None:
+def test_no_package_has_more_than_16_modules() -> None:
     found = Counter(path.parent for path in modules(LAUNCHER) + modules(WORKERS))
-    assert {p for p, count in found.items() if count > 15} <= {ONE_FILE_PER_COMMAND}
+    assert {p for p, count in found.items() if count > 16} <= {ONE_FILE_PER_COMMAND}
 
 
 def test_no_module_is_longer_than_400_lines() -> None:

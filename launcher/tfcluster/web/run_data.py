@@ -22,8 +22,8 @@ from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import to_json
 from tfcluster.ui import history, plan_view
+from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.formats import format_exit
-from tfcluster.ui.lines import last_lines
 
 _OF_THE_TASK = (
     *("epoch", "epochs", "steps_per_epoch", "step", "total_steps"),
@@ -193,5 +193,5 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
         "collateral": history.collateral(snapshot),
         "text": [*history.format_fix(cause), *history.format_consequences(snapshot)],
         "log": log,
-        "lines": last_lines(path) if is_own(path) else (),
+        "lines": excerpt(path) if is_own(path) else (),
     }

@@ -167,12 +167,12 @@ KERAS_2 = (
     [
         (
             KERAS_3,
-            "Exception encountered when calling Sequential.call().\nInput 0 with name 'None' of"
+            "Exception encountered when calling Sequential.call(): Input 0 with name 'None' of"
             " layer 'dense' is incompatible with the layer (main.py:10)",
         ),
         (
             KERAS_2,
-            "Exception encountered when calling layer 'dense' (type Dense).\nno such axis"
+            "Exception encountered when calling layer 'dense' (type Dense): no such axis"
             " (main.py:10)",
         ),
         (
