@@ -12,7 +12,7 @@ ONE_FILE_PER_COMMAND = LAUNCHER / "cli"
 MIRRORED = {"plan.py", "build.py", "doctor.py"}
 """Commands in `cli/` that are named like the module that does their work."""
 
-ONE_LIST = {"catalogue.py", "events.py"}
+ONE_LIST = {"catalogue.py", "events.py", "known_errors.py"}
 """Modules of declarations without logic, which are read as one list."""
 
 

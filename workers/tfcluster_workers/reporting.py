@@ -175,9 +175,20 @@ def note(message: str) -> None:
 def error(
     *, exception: str, message: str, file: str | None, line: int | None, traceback: str
 ) -> None:
-    """Report an uncaught exception; `file` and `line` are the last frame of the user's code."""
+    """Report an uncaught exception and the last step.
+
+    `file` and `line` are the last frame of the user's code.
+    """
     _sent.add("error")
-    _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
+    _send(
+        "error",
+        exception=exception,
+        message=message,
+        file=file,
+        line=line,
+        traceback=traceback,
+        step=meter.last_step,
+    )
 
 
 def gradients(variables: Iterable[Any]) -> None:

@@ -412,6 +412,8 @@ class Error(TaskReport):
     file: LongText | None = None
     line: Integer | None = None
     traceback: Traceback = ""
+    step: Step | None = None
+    """The last step that the task has taken."""
 
 class Chaos(TaskReport):
     """A fault was injected, maybe into another `task`."""

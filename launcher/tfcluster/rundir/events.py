@@ -249,6 +249,8 @@ class TaskError(Event):
     file: str | None = None
     line: int | None = None
     traceback: str = ""
+    step: int | None = None
+    """The last step that the task has taken."""
 
 
 class CheckpointGathered(Event):

@@ -193,7 +193,9 @@ class _Changes:
         task.examples_per_second = event.examples_per_second or task.examples_per_second
 
     def task_error(self, event: ev.TaskError) -> None:
-        self.state.task(event.task).error = _facts(event)
+        task = self.state.task(event.task)
+        task.error = _facts(event)
+        task.step = task.step if event.step is None else event.step
 
     def tensorboard_started(self, event: ev.TensorboardStarted) -> None:
         self.state.tensorboard = event.url

@@ -37,6 +37,8 @@ class Member:
     """True for a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
+    is_cut_off: bool = False
+    """True if its network is private or simulated: it reaches only the run's other tasks."""
     attempt: int = 1
     is_ordered: bool = False
     """True once its agent was ordered to start it."""
@@ -56,6 +58,7 @@ class Member:
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
+    steps_per_epoch: int | None = None
     total_steps: int | None = None
     """The step at which its training will be over, where it reports that."""
     heard_at: float | None = None
@@ -169,13 +172,14 @@ class Member:
     def after(self, report: msg.TaskReport, now: float) -> Member:
         """Return the task after its `report`."""
         match report:
-            case msg.Progress(step=step, total_steps=total):
+            case msg.Progress(step=step, steps_per_epoch=per_epoch, total_steps=total):
                 return replace(
                     self,
                     waits_since=None,
                     has_joined=True,
                     has_trained=True,
                     step=step,
+                    steps_per_epoch=per_epoch or self.steps_per_epoch,
                     total_steps=total or self.total_steps,
                     heard_at=now,
                 )
@@ -196,8 +200,9 @@ class Member:
                 return replace(self, has_evaluated=True, evaluated_step=evaluated)
             case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 return replace(self, trials_ended=self.trials_ended + 1)
-            case msg.Error() if not self.is_stopping:
-                return replace(self, raised=vars(report))
+            case msg.Error(step=step):
+                raised = self.raised if self.is_stopping else vars(report)
+                return replace(self, raised=raised, step=self.step if step is None else step)
             case msg.SearchEnded():
                 return replace(self, has_searched=True)
             case msg.Verdict(reason=reason):
@@ -225,6 +230,7 @@ class Member:
             attempt=self.attempt,
             saved=self.saved,
             asks_for_keras_3=self.asks_for_keras_3,
+            is_cut_off=self.is_cut_off,
             **(end | facts),
         )
 
@@ -238,5 +244,6 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),
+        is_cut_off=task.node in plan.cut_off,
         attempt=attempt,
     )

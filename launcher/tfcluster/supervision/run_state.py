@@ -324,7 +324,8 @@ class RunState:
 
     def diagnose(self, not_restarted: str | None = None) -> None:
         """Record the root cause, with the reason it is not restarted."""
-        event = verdicts.diagnosis(self._failures, self.plan, not_restarted=not_restarted)
+        core = [] if self.plan.kind == "plain" else self.gang.core()
+        event = verdicts.diagnosis(self._failures, self.plan, core, not_restarted=not_restarted)
         if event is not None:
             self.record(event)
 
