@@ -65,9 +65,10 @@ def _found_package(error: ImportError) -> str:
     from importlib import metadata
 
     try:
-        return f" ({name} {metadata.version(name)})"
-    except metadata.PackageNotFoundError:
-        return ""
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:  # the distribution may have another name
+        version = getattr(package, "__version__", "")
+    return f" ({name} {version})" if version else ""
 
 
 def _autograph_of(error: BaseException) -> Any:

@@ -40,7 +40,7 @@ NO_TERMINAL: Final = (
 )
 NO_CONNECTION: Final = (
     r"URL fetch failure on \S+: None -- |<urlopen error (?!unknown url type|no host given)"
-    r"|HTTPS?ConnectionPool\(|Max retries exceeded with url|Could not resolve host"
+    r"|^\S+(?:Error|Timeout): HTTPS?ConnectionPool\(|Could not resolve host"
     r"|[Ff]ailed to resolve '|^http(?:x|core)\d?\.(?:Connect|Proxy|Network|Read|Timeout|Pool)"
     r"|Cannot connect to host \S+ ssl:|Error executing an HTTP request: libcurl code"
     r"|cannot find the (?:requested files in the local cache|appropriate snapshot folder)"
@@ -374,7 +374,7 @@ MESSAGES: tuple[KnownError, ...] = (
         "no-terminal",
         NO_TERMINAL,
         r"^EOFError: EOF when reading a line|^(?:bdb\.)?BdbQuit\b|^click\.exceptions\.Abort\b"
-        r"|(?:^|: )Aborted!$|Inappropriate ioctl for device",
+        r"|(?:^|: )Aborted!\s*\Z|^(?:termios\.error|OSError): .*Inappropriate ioctl for device",
     ),
     _permanent(
         "no-terminal", NO_TERMINAL, r'getpass\.py", line \d+, in _raw_input', is_traced=True

@@ -58,6 +58,7 @@ class Member:
     has_joined: bool = False
     has_trained: bool = False
     step: int | None = None
+    epochs: int | None = None
     steps_per_epoch: int | None = None
     total_steps: int | None = None
     """The step at which its training will be over, where it reports that."""
@@ -119,6 +120,13 @@ class Member:
         return None not in (self.step, self.total_steps) and self.step == self.total_steps
 
     @property
+    def began_at_step(self) -> int | None:
+        """The step at which its present training began, where it reports its epochs."""
+        if self.total_steps is None or self.epochs is None or self.steps_per_epoch is None:
+            return None
+        return self.total_steps - self.epochs * self.steps_per_epoch
+
+    @property
     def is_to_start(self) -> bool:
         return not (self.is_ordered or self.is_over or self.is_cancelled)
 
@@ -172,15 +180,16 @@ class Member:
     def after(self, report: msg.TaskReport, now: float) -> Member:
         """Return the task after its `report`."""
         match report:
-            case msg.Progress(step=step, steps_per_epoch=per_epoch, total_steps=total):
+            case msg.Progress(step=step, epochs=epochs, steps_per_epoch=per_epoch):
                 return replace(
                     self,
                     waits_since=None,
                     has_joined=True,
                     has_trained=True,
                     step=step,
+                    epochs=epochs or self.epochs,
                     steps_per_epoch=per_epoch or self.steps_per_epoch,
-                    total_steps=total or self.total_steps,
+                    total_steps=report.total_steps or self.total_steps,
                     heard_at=now,
                 )
             case msg.WaitingForPeers():

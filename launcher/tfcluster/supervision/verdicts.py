@@ -87,11 +87,13 @@ def _name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
 
 def _describe_difference(failures: Sequence[Failure], core: Sequence[Member]) -> str:
     """Return how the steps or the places of the tasks that train together differ, or ""."""
-    per_epoch = {member.name: member.steps_per_epoch for member in core}
-    in_all = {member.name: member.total_steps for member in core}
-    for steps, unit in ((per_epoch, " per epoch"), (in_all, "")):
-        if found := _group_names(steps):
-            return f"the tasks train unequal steps{unit}: {found}"
+    trainers = [member for member in core if member.total_steps is not None]
+    if len({member.began_at_step for member in trainers}) == 1:  # not in different calls of `fit`
+        per_epoch = {member.name: member.steps_per_epoch for member in trainers}
+        in_all = {member.name: member.total_steps for member in trainers}
+        for steps, unit in ((per_epoch, " per epoch"), (in_all, "")):
+            if found := _group_names(steps):
+                return f"the tasks train unequal steps{unit}: {found}"
     last = {member.name: member.step for member in core}
     places = {
         failure.task: failure.place

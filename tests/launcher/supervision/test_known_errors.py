@@ -759,6 +759,10 @@ def test_the_answer_that_a_task_cannot_read_is_recognized_without_a_message() ->
 
 
 BENIGN = [
+    "stty: 'standard input': Inappropriate ioctl for device",
+    "WARNING:urllib3.connectionpool:Retrying (Retry(total=1)) after connection broken by X: Max"
+    " retries exceeded with url: /x",
+    "Aborted! Going on with the other file",
     "W local_rendezvous.cc:404] Local rendezvous is aborting with status: OUT_OF_RANGE: End of"
     " sequence",
     "E cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: UNKNOWN ERROR (303)",

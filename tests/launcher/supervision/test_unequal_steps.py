@@ -29,7 +29,10 @@ def mismatch(line: int = 13, step: int | None = None) -> dict[str, Any]:
     ("progress", "words"),
     [
         (
-            [{"steps_per_epoch": 30, "total_steps": 60}, {"steps_per_epoch": 20}],
+            [
+                {"epochs": 2, "steps_per_epoch": 30, "total_steps": 60},
+                {"epochs": 2, "steps_per_epoch": 20, "total_steps": 40},
+            ],
             "the tasks train unequal steps per epoch: 30 in worker:0, worker:2; 20 in worker:1",
         ),
         (
@@ -63,11 +66,22 @@ def test_if_the_steps_are_equal_the_places_of_the_tasks_are_compared() -> None:
     )
 
 
+def test_steps_of_different_trainings_are_not_compared() -> None:
+    """One task has begun its second `fit` while the other has still to finish its first."""
+    replay = replay_of()
+    first = {"epochs": 1, "steps_per_epoch": 20, "total_steps": 20}
+    second = {"epochs": 1, "steps_per_epoch": 30, "total_steps": 50}
+    replay.says("worker:0", "progress", step=21, **second)
+    replay.says("worker:1", "progress", step=20, **first)
+    replay.exits("worker:1", 1, error=mismatch()).ended("worker:0").gather()
+    assert replay.cause()["reason"].startswith("InvalidArgumentError: Collective ops is aborted")
+
+
 @pytest.mark.parametrize("task", ["worker:0", "worker:1"])
 def test_an_exception_of_the_script_says_nothing_about_steps(task: str) -> None:
     replay = replay_of()
     for number, steps in enumerate((30, 20)):
-        replay.says(f"worker:{number}", "progress", step=1, steps_per_epoch=steps)
+        replay.says(f"worker:{number}", "progress", step=1, total_steps=steps)
     error = {"exception": "ValueError", "message": "no"}
     replay.exits(task, 1, error=error)
     replay.ended("worker:1" if task == "worker:0" else "worker:0").gather()
