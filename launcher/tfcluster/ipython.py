@@ -20,10 +20,10 @@ from tfcluster import api, functions
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import JobFailed, Result, Run
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView, format_status_line
 from tfcluster.ui.formats import cut_to_columns
 from tfcluster.ui.history import log_of_cause
-from tfcluster.ui.lines import last_lines
 from tfcluster.ui.merged_logs import LineStyle, MergedLogs
 from tfcluster.ui.panels import root_cause_panel
 from tfcluster.ui.render import plain_text
@@ -131,7 +131,7 @@ def _without_traceback(shell: InteractiveShell, error: BaseException) -> BaseExc
 def _root_cause(run: Run, width: int) -> list[str]:
     state = run.state()
     log = log_of_cause(state)
-    panel = root_cause_panel(state, run.paths, last_lines(run.folder / log) if log else ())
+    panel = root_cause_panel(state, run.paths, excerpt(run.folder / log) if log else ())
     if panel is None:
         return []
     return [f"{run.id} {state.status}", *plain_text(panel, width).splitlines()]

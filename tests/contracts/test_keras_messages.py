@@ -55,6 +55,10 @@ keras.layers.BatchNormalization(fused=True)
 keras.layers.LSTM(4, batch_input_shape=(2, 3, 4))
 tf.nn.relu(keras.Input((4,)))
 keras.Input((4,)).get_shape()
+keras.__internal__.models
+tf.compat.v1.layers.dense(tf.ones((2, 2)), 3)
+tf.compat.v1.layers.BatchNormalization()
+tf.compat.v1.nn.rnn_cell.BasicLSTMCell(4)
 """
 OLD = r"""
 keras.mixed_precision.experimental.set_policy("mixed_float16")

@@ -68,7 +68,8 @@ def test_a_failing_task_stops_the_others_and_the_summary_names_it(
     assert word in summary
     lines = [line.strip() for line in summary.splitlines()]
     head = next(i for i, line in enumerate(lines) if line.startswith("last 20 lines of worker:1"))
-    last = {"exception": "ValueError: bad batch", "SIGSEGV": "in <module>"}.get(how, "words 29")
+    ends = {"exception": "ValueError: bad batch", "SIGSEGV": "frames in tfcluster"}
+    last = ends.get(how, "words 29")
     assert lines[head + 20].endswith(last)
     assert "words 29" in lines[head:]
     status = the_status(shell, run.run_id)

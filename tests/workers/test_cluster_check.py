@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import pytest
 
 from tfcluster_workers import reporting
-from tfcluster_workers.errors import ClusterChangedError
+from tfcluster_workers.errors import ClusterChangedError, NotServingError
 from tfcluster_workers.hooks import cluster_check, keras_hooks, tf_config_changes, training_facts
 
 from .conftest import PYTHONS, free_ports
@@ -249,6 +249,7 @@ def joins(cluster: dict[str, Any], index: int, way: str) -> None:
     elif way == "strategy":
         cluster_check.check_strategy(Resolver(cluster, task_id=index))
     else:
+        cluster_check.note_server("grpc://localhost:2222", cluster, "worker", index)
         cluster_check.check_parameter_servers(Resolver(cluster, task_id=index))
 
 
@@ -302,6 +303,62 @@ def test_a_cluster_with_all_servers_in_one_process_is_accepted(task: Task) -> No
     alone = {"local": ["localhost:0"]}  # Server.create_local_server()
     cluster_check.note_server("grpc://localhost:41017", alone, "local", 0)
     cluster_check.check_server("grpc://localhost:41017")
+
+
+@pytest.mark.parametrize(
+    ("job", "resolver", "is_refused"),
+    [
+        ("ps", None, True),
+        ("worker", None, True),
+        ("worker", Resolver(PS, "", 0), True),
+        ("worker", Resolver(PS, "chief", 0), True),
+        ("chief", None, False),
+        ("evaluator", None, False),
+    ],
+    ids=["a ps", "a worker", "without its task", "as chief", "the chief", "an evaluator"],
+)
+def test_a_task_that_would_wait_for_its_own_server_is_refused(
+    task: Task, job: str, resolver: Resolver | None, is_refused: bool
+) -> None:
+    cluster = {**PS, "chief": ["127.0.0.1:5000"], "evaluator": ["127.0.0.1:5003"]}
+    task.is_given({"cluster": cluster, "task": {"type": job, "index": 0}})
+    if not is_refused:
+        cluster_check.check_parameter_servers(resolver)
+        return
+    with pytest.raises(NotServingError, match=f"^{job}:0 makes a ParameterServerStrategy, which"):
+        cluster_check.check_parameter_servers(resolver)
+    cluster_check.note_server(f"grpc://{cluster[job][0]}", cluster, job, 0)
+    cluster_check.check_parameter_servers(resolver)  # it serves itself
+
+
+def test_a_worker_that_leads_the_others_without_a_chief_is_accepted(task: Task) -> None:
+    given = {"worker": ["127.0.0.1:5000", *PS["worker"]], "ps": PS["ps"]}
+    task.is_given({"cluster": given, "task": {"type": "worker", "index": 0}})
+    leads = Resolver({**PS, "chief": ["127.0.0.1:5000"]}, "chief", 0)
+    cluster_check.check_parameter_servers(leads)
+    assert task.notes == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "index", "can_be_specified"),
+    [
+        (TUTORIAL, 1, True),
+        ({"worker": ["gpu1:2222", "gpu2:2222"]}, 1, True),
+        (TUTORIAL, 0, False),
+        ({"worker": ["gpu1", "gpu2"]}, 1, False),
+        ({"master": ["gpu1:2222"], **TUTORIAL}, 1, False),
+        ({"worker": [f"gpu{number}:2222" for number in range(17)]}, 1, False),
+    ],
+    ids=["here", "on hosts", "another task", "no ports", "another job", "too many"],
+)
+def test_fixed_addresses_are_shown_as_a_cluster_for_the_spec(
+    task: Task, cluster: dict[str, Any], index: int, can_be_specified: bool
+) -> None:
+    task.sets(config(cluster, index))
+    with pytest.raises(ClusterChangedError) as refused:
+        cluster_check.check_strategy(None)
+    option = f"\nto keep the script's own addresses: --set 'cluster={json.dumps(cluster)}'"
+    assert str(refused.value).endswith(option) is can_be_specified
 
 
 def test_an_error_in_the_check_does_not_break_the_script(task: Task) -> None:
@@ -365,7 +422,7 @@ def tries(what):
     try:
         what()
     except RuntimeError as error:
-        print(type(error).__name__, error.place, str(error).split(":")[0])
+        print(type(error).__name__, getattr(error, "place", ""), str(error).split(":")[0])
 
 tries(tf.distribute.MultiWorkerMirroredStrategy)
 cluster = {"worker": ["localhost:PORT0", "localhost:PORT1"], "ps": ["localhost:PORT2"]}
@@ -375,6 +432,10 @@ SimpleClusterResolver = tf.distribute.cluster_resolver.SimpleClusterResolver
 resolver = SimpleClusterResolver(tf.train.ClusterSpec(cluster), task_type="chief", task_id=0)
 tries(lambda: tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver))
 tries(lambda: tf.distribute.ParameterServerStrategy(resolver))
+os.environ["TF_CONFIG"] = given
+of_this_run = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+tries(lambda: tf.distribute.ParameterServerStrategy(of_this_run))
+os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
 server = tf.distribute.Server(cluster, job_name="worker", task_index=0)
 tries(server.join)
 tries(lambda: tf.compat.v1.Session(server.target))
@@ -398,7 +459,8 @@ def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
         script = script.replace(f"PORT{number}", str(port))
     main = tmp_path / "main.py"
     main.write_text(script)
-    env = {"TF_CONFIG": json.dumps(GIVEN)}
+    given = {**GIVEN, "cluster": {**TWO, "ps": ["127.0.0.1:5003"]}}
+    env = {"TF_CONFIG": json.dumps(given)}
     ended = boot("script", str(main), python=PYTHONS[tensorflow], env=env)
 
     name, by_hand = "ClusterChangedError", "the strategy's cluster resolver is not made from"
@@ -407,13 +469,14 @@ def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
         f"{name} ('{main}', 14) main.py",
         f"{name} None {by_hand} TF_CONFIG",
         f"{name} None {by_hand} TF_CONFIG",
-        f"{name} ('{main}', 14) main.py",
-        f"{name} ('{main}', 14) main.py",
+        "NotServingError  worker",
+        f"{name} ('{main}', 23) main.py",
+        f"{name} ('{main}', 23) main.py",
         "local 3",
         "mirrored 1",
     ], ended.err
     (error,) = ended.of("error")
-    assert (ended.code, error["file"], error["line"]) == (1, str(main), 14)
+    assert (ended.code, error["file"], error["line"]) == (1, str(main), 23)
     assert error["exception"] == "tfcluster_workers.errors.ClusterChangedError"
     assert ended.of("waiting_for_peers") == []
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +25,28 @@ def raised_in(file: str, error: BaseException) -> BaseException:
     except type(error) as caught:
         return caught
     raise AssertionError("nothing was raised")
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("pytest.no_such_part", f" (pytest {pytest.__version__})"), ("nothing.here", "")],
+)
+def test_a_package_without_the_part_that_is_imported_is_named(name: str, found: str) -> None:
+    error = ModuleNotFoundError(f"No module named '{name}'", name=name)
+    assert failures.message_of(error) == f"No module named '{name}'{found}"
+
+
+def test_a_folder_that_hides_a_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`wandb` makes such a folder in the working directory."""
+    (tmp_path / "hidden_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError) as caught:
+        importlib.import_module("hidden_package.keras")
+    message = failures.message_of(caught.value)
+    monkeypatch.delitem(sys.modules, "hidden_package")
+    assert message.endswith(f" (hidden_package is only the folder {tmp_path / 'hidden_package'})")
 
 
 def test_an_error_in_a_tf_function_points_to_the_user_line() -> None:

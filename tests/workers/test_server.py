@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tfcluster_workers import context, server
+from tfcluster_workers.errors import NotServingError
 
 from .conftest import WORKERS, clean_environment
 
@@ -38,7 +39,7 @@ def test_a_strategy_in_a_server_task_is_refused_with_the_fix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TF_CONFIG", tf_config("worker:0", "chief", "worker", "ps"))
-    with pytest.raises(RuntimeError, match=r"worker:0 only serves.*serve_unless_chief"):
+    with pytest.raises(NotServingError, match=r"worker:0 makes a ParameterServerStrategy"):
         server.require_chief()
 
 

@@ -12,6 +12,7 @@ JobError
 ├── NoCheckpointError        gathered.py: a run or folder without checkpoints
 ├── CallError                function.py: a pickled function that cannot be loaded here
 ├── ClusterChangedError      hooks/cluster_check.py: the script joins another cluster than its run's
+├── NotServingError          server.py: a ps or worker makes the strategy that only the chief makes
 └── DataError                data/errors.py, with subclasses
 """
 
@@ -64,6 +65,16 @@ class ClusterChangedError(JobError, RuntimeError):
         super().__init__(message)
         self.place = place
         """File and line of the change; None for the place where the exception is raised."""
+
+
+class NotServingError(JobError, RuntimeError):
+    """A ps or worker of a parameter-server job makes the strategy instead of serving the chief."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(
+            f"{task} makes a ParameterServerStrategy, which only the chief may make: TensorFlow"
+            f" would wait for the server that {task} should run"
+        )
 
 
 class NoTpuError(JobError):

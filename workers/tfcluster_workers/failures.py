@@ -43,12 +43,33 @@ def report(error: BaseException) -> None:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of `error`, without the stack that AutoGraph puts before it."""
+    """Return the message of `error`, without the stack that AutoGraph puts before it.
+
+    Where a package lacks what is imported from it, the message says which package was found.
+    """
     try:
         cause = getattr(_autograph_of(error), "cause_message", None)
-        return cause.removeprefix(f"{type(error).__name__}: ") if cause else str(error)
+        message = cause.removeprefix(f"{type(error).__name__}: ") if cause else str(error)
+        return message + (_found_package(error) if isinstance(error, ImportError) else "")
     except Exception:
         return "(its message cannot be shown)"
+
+
+def _found_package(error: ImportError) -> str:
+    """Return the version of the package that was found, or its place if it is only a folder."""
+    name = (error.name or "").partition(".")[0]
+    package = sys.modules.get(name)
+    if package is None:
+        return ""
+    if getattr(package, "__file__", None) is None and hasattr(package, "__path__"):
+        return f" ({name} is only the folder {next(iter(package.__path__), '?')})"
+    from importlib import metadata
+
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:  # the distribution may have another name
+        version = getattr(package, "__version__", "")
+    return f" ({name} {version})" if version else ""
 
 
 def _autograph_of(error: BaseException) -> Any:

@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from tfcluster_workers import context, reporting
+from tfcluster_workers.errors import NotServingError
 
 
 def serve_unless_chief() -> None:
@@ -34,13 +35,10 @@ def is_served(this_task: context.Context) -> bool:
 
 
 def require_chief() -> None:
-    """Raise RuntimeError if this task is a server: only the chief makes the strategy."""
+    """Raise NotServingError if this task is a server: only the chief makes the strategy."""
     this_task = context.current()
     if is_served(this_task):
-        raise RuntimeError(
-            f"{this_task.task} only serves the chief: call"
-            " tfcluster_workers.server.serve_unless_chief() before the strategy is made"
-        )
+        raise NotServingError(this_task.task)
 
 
 def serve(this_task: context.Context) -> None:

@@ -7,7 +7,7 @@ from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui import history
-from tfcluster.ui.lines import last_lines
+from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.panels import closing_panel, root_cause_panel
 from tfcluster.ui.render import part_lines, show
 from tfcluster.ui.terminal import Terminal
@@ -34,6 +34,6 @@ def show_end(
 
 def _show_root_cause(state: RunSnapshot, paths: RunPaths, terminal: Terminal) -> None:
     log = history.log_of_cause(state)
-    lines = last_lines(paths.root / log) if log else ()
+    lines = excerpt(paths.root / log) if log else ()
     if panel := root_cause_panel(state, paths, lines):
         show(panel, terminal)

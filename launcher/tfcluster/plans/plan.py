@@ -325,6 +325,12 @@ class Plan:
         # Tuners connect to their chief only, the oracle.
         return tuple(t for t in self.tasks if self.kind == "tuner" and t.id.job == "chief")
 
+    @cached_property
+    def cut_off(self) -> frozenset[str]:
+        """The nodes whose tasks reach only the run's other tasks."""
+        found = (n for n in self.nodes if n.has_private_network or n.network == "simulated")
+        return frozenset(node.name for node in found)
+
     def is_hooked(self, task: TaskPlan) -> bool:
         """Return whether `task` starts through boot, and so reports to tfcluster."""
         return self.hooks and not task.has_own_command

@@ -21,7 +21,7 @@ from tfcluster.rundir.series import Curve, History, read_history
 from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_numbers
 from tfcluster.ui import history as sentences
 from tfcluster.ui import plan_view
-from tfcluster.ui.lines import last_lines
+from tfcluster.ui.excerpt import excerpt
 
 LINES_OF_CAUSE: Final = 40
 MOST_TASKS_IN_FULL: Final = 16
@@ -207,7 +207,7 @@ def _last_lines(paths: RunPaths, state: RunSnapshot | None) -> tuple[str, tuple[
         log, task = first.log, first.task
     if log is None or not _is_below(paths, log):
         return "", ()
-    return task, last_lines(paths.root / log, LINES_OF_CAUSE)
+    return task, excerpt(paths.root / log, LINES_OF_CAUSE)
 
 
 def _is_below(paths: RunPaths, log: str) -> bool:

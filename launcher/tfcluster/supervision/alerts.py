@@ -15,6 +15,7 @@ from typing import Final
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import join_first
 from tfcluster.rundir import events as ev
+from tfcluster.supervision.failure import CIRCUMSTANCES
 from tfcluster.supervision.member import Member
 
 _LOSS: Final = re.compile(r"(?:^|[_/ .-])loss(?:$|[_/ .-])|^(?:loss|cost)", re.IGNORECASE)
@@ -34,6 +35,12 @@ class Alert(StrEnum):
     """Workers that train one model together have restored different checkpoints."""
 
 
+FIX: Final = ". Fix: {}"
+"""The end of an alert's message."""
+_SHARD: Final = (
+    "`strategy.experimental_distribute_dataset(dataset)`, or in a function of an input context"
+    " `dataset.shard(context.num_input_pipelines, context.input_pipeline_id)`"
+)
 _INTENDED: Final = "; if that is intended: --set job.kind=plain"
 _IN_SCOPE: Final = (
     "write `strategy = tf.distribute.MultiWorkerMirroredStrategy()` and make the model in"
@@ -83,7 +90,7 @@ def find_lone_training(workers: Sequence[Member]) -> str | None:
         reason, fix = _NOT_REDUCED
     else:
         return None
-    return f"{reason}: each of the {len(workers)} workers trains alone. Fix: {fix}{_INTENDED}"
+    return f"{reason}: each of the {len(workers)} workers trains alone{FIX.format(fix)}{_INTENDED}"
 
 
 def find_same_data(workers: Sequence[Member]) -> str | None:
@@ -96,9 +103,8 @@ def find_same_data(workers: Sequence[Member]) -> str | None:
     if same is None:
         return None
     return (
-        f"{join_first(same)} train on the same batches, so they all do the same work. Fix:"
-        " `strategy.experimental_distribute_dataset(dataset)`, or in a function of an input context"
-        " `dataset.shard(context.num_input_pipelines, context.input_pipeline_id)`"
+        f"{join_first(same)} train on the same batches, so they all do the same work"
+        f"{FIX.format(_SHARD)}"
     )
 
 
@@ -118,10 +124,8 @@ def find_different_states(workers: Sequence[Member]) -> str | None:
         f"{join_first(names)} {'restored ' + join_first(state) if state else 'nothing'}"
         for state, names in sorted(states.items(), key=lambda item: not item[0])
     )
-    return (
-        f"the workers start from different states: {found}. Fix: save below"
-        " $TFCLUSTER_CHECKPOINT_DIR, which tfcluster fills for every task before it starts"
-    )
+    fix = FIX.format(CIRCUMSTANCES["states_differ"].hint)
+    return f"the workers start from different states: {found}{fix}"
 
 
 def _numbers(state: tuple[str, ...]) -> tuple[str, ...]:

@@ -29,6 +29,10 @@ WITHOUT_KERAS_3 = (
     "the spec asks for Keras 3, which does not support this: --set keras.version=2 runs the script"
     " with tf_keras"
 )
+WITHOUT_NETWORK = (
+    "the spec asks for a private or simulated network, where tasks reach only each other: download"
+    " in `prepare`, which has the network of this machine, or --set runtime.network=host"
+)
 CIRCUMSTANCES: Mapping[str, KnownError] = {
     "SIGKILL": KnownError(
         "sigkill",
@@ -69,6 +73,11 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "the host is up, but TensorFlow's connections to it broke: check its network, the"
         " firewalls and the idle time-outs between the hosts",
     ),
+    "states_differ": KnownError(
+        "states-differ",
+        "save below $TFCLUSTER_CHECKPOINT_DIR, which tfcluster fills for every task before it"
+        " starts, or in a folder that all hosts share",
+    ),
     "diverged": KnownError(
         "diverged",
         "a smaller learning rate, gradient clipping, or loss scaling with mixed_float16; continue"
@@ -85,6 +94,7 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "stalled",
         "tasks may wait for each other (saving or evaluating on the chief alone, uneven batches):"
         " see the stacks in the logs",
+        compares_steps=True,
     ),
     "start_failed": KnownError("start-failed", "`tfcluster plan --task` shows its command"),
     "refused_arguments": KnownError(
@@ -215,6 +225,8 @@ class Failure:
     """The job has saved a checkpoint since the attempt began."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
+    is_cut_off: bool = False
+    """The task's network is private or simulated: it reaches only the run's other tasks."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -279,11 +291,6 @@ class Failure:
         return None if raised is None else (raised.exception, raised.file, raised.line)
 
     @property
-    def place(self) -> str:
-        """The file and line of the exception; empty if they are not known."""
-        return "" if self.exception is None else _location(self.exception)
-
-    @property
     def reason(self) -> str:
         """The reason in one line or a few, for the user."""
         if self.observed is not None:
@@ -293,7 +300,7 @@ class Failure:
         if self.kind is Kind.PREEMPTED:
             return f"preempted: it left with exit code {self.exit_code} after saving its state"
         if (raised := self.exception) is not None:
-            return _describe(raised)
+            return _describe(raised, self._traceback)
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
             return f"killed by {signal_name(self.killed_by)}{code}{self._crash}"
@@ -303,11 +310,23 @@ class Failure:
         )
 
     @property
+    def place(self) -> str:
+        """The line of the user's code that raised the exception, such as ``main.py:12``, or ""."""
+        return "" if self.exception is None else _location(self.exception)
+
+    @property
     def hint(self) -> str | None:
         """The hint for the user, or None."""
         if (known := self._explanation) is None:
             return None
-        return WITHOUT_KERAS_3 if known.is_keras_3_only and self.asks_for_keras_3 else known.hint
+        if known.is_keras_3_only and self.asks_for_keras_3:
+            return WITHOUT_KERAS_3
+        return WITHOUT_NETWORK if known.needs_network and self.is_cut_off else known.hint
+
+    @property
+    def compares_steps(self) -> bool:
+        """True if the steps of all tasks may explain it."""
+        return self._explanation is not None and self._explanation.compares_steps
 
     @property
     def docs(self) -> str | None:
@@ -361,8 +380,12 @@ class Failure:
         return self._known_error or CIRCUMSTANCES.get(end)
 
 
-def _describe(raised: log_errors.RaisedError) -> str:
-    text = f"{raised.name}: {raised.message}" if raised.message else raised.name
+def _describe(raised: log_errors.RaisedError, traceback: str) -> str:
+    text = raised.name
+    if raised.message:
+        text += f": {raised.message}"
+    elif code := log_errors.code_at(traceback, raised.file, raised.line):
+        text += f" in `{code}`"
     place = _location(raised)
     return log_errors.shorten(text, place=f"({place})" if place and place not in text else "")
 
@@ -380,7 +403,7 @@ def explain_missing_peers(task: str, peers: Sequence[str], place: str, steps: st
     names, where = join_first(peers, _MAX_NAMED), f" ({place})" if place else ""
     if steps:
         return f"{names} had ended; {task} still trained{where}: {steps}"
-    return f"{task} did alone what all workers must do{where}: {names} had ended before"
+    return f"did alone what all workers must do{where}: {names} had ended before"
 
 
 def signal_name(number: int) -> str:

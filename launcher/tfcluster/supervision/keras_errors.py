@@ -11,7 +11,7 @@ _MODULE = r"'(?![\w.]*mixed_precision)(?:\w+\.)*keras(?:\.\w+)*'"
 """Module names such as ``tensorflow.keras.utils``, ``keras._tf_keras.keras`` or
 ``keras.api.optimizers``."""
 _NAMES = (
-    r"(?:experimental|estimator|dtensor|legacy|DenseFeatures|LocallyConnected[12]D|AbstractRNNCell"
+    r"(?:__internal__|experimental|estimator|dtensor|legacy|DenseFeatures|LocallyConnected[12]D|AbstractRNNCell"
     r"|BaseLogger|MeanTensor|MeanRelativeError|RadialConstraint|SidecarEvaluator\w*|RegNet\w+"
     r"|ResNetRS\d+|(?:Generator|Ordered|Sequence)Enqueuer|(?:set_)?learning_phase\w*"
     r"|in_(?:test|train)_phase|placeholder|print_tensor|function|random_binomial|reset_uids"
@@ -49,7 +49,7 @@ _ARGUMENTS = (
 
 KERAS_2_SCRIPT: Final = (
     r"must end in `\.(?:weights\.h5|keras)`|Invalid filepath extension for saving"
-    r"|Keras 3 only supports|(?:not supported|deprecated) in Keras 3"
+    r"|Keras 3 only supports|(?:not supported|deprecated) in Keras 3|not available with Keras 3"
     rf"|{_ATTRIBUTES}|{_ARGUMENTS}"
     rf"|module {_MODULE} has no attribute '{_NAMES}'|cannot import name '{_NAMES}' from {_MODULE}"
     rf"|No module named '(?:tensorflow\.)?keras(?:\.\w+)*\.(?:experimental|estimator)\b"

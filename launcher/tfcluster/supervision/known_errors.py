@@ -31,6 +31,37 @@ TF1_SCRIPT: Final = (
 """Names of TensorFlow 1 that TensorFlow 2 has only in ``compat.v1``, or not at all."""
 
 
+SHAPE_MISMATCH: Final = r"Shape mismatch in the collective instance"
+TYPE_MISMATCH: Final = r"Collective instance \d+ expected type"
+"""Type 0 is a reduction, 1 a broadcast: of a new variable's value, from the first worker."""
+NO_TERMINAL: Final = (
+    "a task has no terminal to read from: pass the answer in job.args or job.env; for a debugger"
+    " start one task by hand: `tfcluster up SPEC --except worker:1` prints the command"
+)
+NO_CONNECTION: Final = (
+    r"URL fetch failure on \S+: None -- |<urlopen error (?!unknown url type|no host given)"
+    r"|^\S+(?:Error|Timeout): HTTPS?ConnectionPool\(|Could not resolve host"
+    r"|[Ff]ailed to resolve '|^http(?:x|core)\d?\.(?:Connect|Proxy|Network|Read|Timeout|Pool)"
+    r"|Cannot connect to host \S+ ssl:|Error executing an HTTP request: libcurl code"
+    r"|cannot find the (?:requested files in the local cache|appropriate snapshot folder)"
+    r"|We couldn't connect to 'https?://|Couldn't reach .* on the Hub"
+    r"|^(?:\w+\.)*(?:OSError|TimeoutError|Connection\w*Error):"
+    r" \[Errno (?:5[01]|6[015]|101|11[013])\]"
+    r"|^(?:\w+\.)*TimeoutError: (?:timed out|The read operation timed out)"
+)
+"""Errors of urllib, requests, httpx, aiohttp, TensorFlow's file systems, Keras's `get_file`,
+huggingface_hub and transformers for a server that does not answer, whatever its reply would be."""
+OTHER_RESOLVER: Final = (
+    r"SLURM_\w+ not found in environment\. Not running inside a SLURM step"
+    r"|Requested more GPUs per node than available"
+    r"|googleapiclient must be installed before using the GCE cluster resolver"
+    r"|must be installed before using the Kubernetes Cluster Resolver"
+    r"|kubernetes\.config\.config_exception\.ConfigException|Not a SageMaker Environment"
+)
+"""Errors of the resolvers of tensorflow/python/distribute/cluster_resolver outside of their
+platform, without those of TPUs."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownError:
     """A known failure: how to recognize it, and what the user can do."""
@@ -38,7 +69,7 @@ class KnownError:
     anchor: str
     """Anchor of its section in ``docs/failures.md``."""
     hint: str
-    """The fix in one sentence."""
+    """The fix in one sentence, or in lines to be pasted."""
     pattern: str = ""
     """Regular expression for the message; empty where only the circumstance identifies it."""
     kind: str | None = None
@@ -51,6 +82,10 @@ class KnownError:
     """The pattern applies to the traceback, because the message alone is not specific."""
     is_keras_3_only: bool = False
     """True if only Keras 3 fails like this: the hint differs where the spec asks for Keras 3."""
+    needs_network: bool = False
+    """True if the task may lack a network: the hint differs where its network is private."""
+    compares_steps: bool = False
+    """True if the tasks' steps may explain it: the diagnosis compares them."""
 
     @property
     def docs(self) -> str:
@@ -227,6 +262,39 @@ MESSAGES: tuple[KnownError, ...] = (
         TF1_SCRIPT,
     ),
     _permanent(
+        "cluster-resolver",
+        "this cluster resolver reads the cluster of another platform: pass the strategy"
+        " tf.distribute.cluster_resolver.TFConfigClusterResolver(), or no resolver; both read the"
+        " TF_CONFIG that tfcluster sets, also in Slurm and Kubernetes",
+        OTHER_RESOLVER,
+    ),
+    _permanent(
+        "no-tpu",
+        "no TPU was found: set TPU_NAME in job.env, or use MultiWorkerMirroredStrategy, which"
+        " trains on CPUs and GPUs",
+        r"Please provide a TPU Name to connect to|TPUs not found in the cluster"
+        r"|No TPUs with the specified names exist",
+    ),
+    _permanent(
+        "shadowed-module",
+        "a file or folder beside the script has the name of a package, and Python imports it"
+        " instead: rename it, and check that the package is installed",
+        r"No module named '[\w.]+'; '[\w.]+' is not a package|is only the folder \S",
+    ),
+    _permanent(
+        "shadowed-module",
+        "a module imports itself, or one that imports it: rename a file of yours that has the name"
+        " of a package, or import inside the function that needs it",
+        r"partially initialized module '[\w.]+' .*circular import",
+    ),
+    _permanent(
+        "module-part-missing",
+        "Python finds the package, but it does not have this part: change the import, or install"
+        " the version that the script was written for",
+        r"^ModuleNotFoundError: No module named '\w+\.[\w.]+'"
+        r"|^ImportError: cannot import name '\w+' from '",
+    ),
+    _permanent(
         "import-error",
         "install it for the Python that the start panel names, or choose another with --python",
         r"^(?:ModuleNotFoundError|ImportError)\b",
@@ -240,6 +308,13 @@ MESSAGES: tuple[KnownError, ...] = (
         "script-missing",
         "`script` is relative to `workdir`; files that git ignores are not copied to other hosts",
         r"can't open file '.*': \[Errno 2\]",
+    ),
+    _permanent_cause(
+        "tf-config",
+        "either let tfcluster choose the addresses: delete the lines that set them, and create"
+        " resolver or server from tf.distribute.cluster_resolver.TFConfigClusterResolver(); or"
+        " write the script's own addresses into `cluster` of the spec, as above",
+        r"ClusterChangedError(?s:.)*\nto keep the script's own addresses: ",
     ),
     _permanent_cause(
         "tf-config",
@@ -260,6 +335,18 @@ MESSAGES: tuple[KnownError, ...] = (
         r"(?s)TF_CONFIG.*JSONDecodeError|tfconfig_cluster_resolver\.py.*JSONDecodeError",
         is_traced=True,
     ),
+    _permanent_cause(
+        "not-serving",  # models 11143
+        'every task runs the chief\'s program. In the spec, below "job":\n'
+        '"per_task": {"ps": {"module": "tfcluster_workers.server"},\n'
+        '             "worker": {"module": "tfcluster_workers.server"}}\n'
+        "or the same on the command line:\n"
+        "--set job.per_task.ps.module=tfcluster_workers.server\n"
+        "--set job.per_task.worker.module=tfcluster_workers.server\n"
+        "or at the top of the script, before anything of TensorFlow:\n"
+        "from tfcluster_workers import server; server.serve_unless_chief()",
+        r"makes a ParameterServerStrategy, which only the chief may make",
+    ),
     _permanent(
         "tf-config",
         "TF_CONFIG is not what TensorFlow expects: `tfcluster env` shows it",
@@ -279,15 +366,32 @@ MESSAGES: tuple[KnownError, ...] = (
         "all workers must train the same number of steps, and save, evaluate and predict together:"
         " move these calls out of `if index == 0:`; workers other than the chief save into a"
         " folder of their own",
-        r"did alone what all workers must do|had ended; \S+ still trained"
-        r"|Collective instance \d+ expected type \d+ and data_type",
+        r"did alone what all workers must do|had ended; \S+ still trained",
     ),
     _permanent_cause(
-        "hosts-differ",  # 47203, 60847, 34156
+        "hosts-differ",  # 47203, 60847
         "the tasks differ: give each the same number of GPUs of one type, the same versions and"
         " the same script",
-        r"is joining a group with size|but that group has size|incompatible device type"
-        r"|Shape mismatch in the collective instance",
+        r"is joining a group with size|but that group has size|incompatible device type",
+    ),
+    _permanent_cause(
+        "models-differ",
+        "the tasks make different models: build the model from the same values in all of them,"
+        " such as the vocabulary and number of classes of all the data, and in one precision",
+        rf"{SHAPE_MISMATCH}(?s:.)*CollectiveBcast|{TYPE_MISMATCH} 1 and .* got type 1\b",
+    ),
+    _permanent_cause(
+        "shapes-differ",
+        "the tasks reduce tensors of different shapes: reduce each to one number first"
+        " (tf.reduce_sum), or give all the same batch size, with drop_remainder=True",
+        rf"{SHAPE_MISMATCH} .*expected shape \[\d[^\]]*\] but .* expected shape \[\d",
+    ),
+    _permanent_cause(
+        "unequal-steps",  # 34156
+        "the tasks did different work at the same time: give all of them the same steps_per_epoch,"
+        " validation_steps and number of batches, and call evaluate, predict and save in each",
+        rf"{SHAPE_MISMATCH}|{TYPE_MISMATCH} \d",
+        compares_steps=True,
     ),
     *(
         _permanent_cause("no-gpu", f"{fix}; {_ON_CPU}", rf"\bNoGpuError: this task was given {why}")
@@ -301,6 +405,15 @@ MESSAGES: tuple[KnownError, ...] = (
         r"|aborted by: (?:\[_Derived_\])?\s*End of sequence",
         is_root_cause=True,
     ),
+    _permanent(
+        "no-terminal",
+        NO_TERMINAL,
+        r"^EOFError: EOF when reading a line|^(?:bdb\.)?BdbQuit\b|^click\.exceptions\.Abort\b"
+        r"|(?:^|: )Aborted!\s*\Z|^(?:termios\.error|OSError): .*Inappropriate ioctl for device",
+    ),
+    _permanent(
+        "no-terminal", NO_TERMINAL, r'getpass\.py", line \d+, in _raw_input', is_traced=True
+    ),
     KnownError(
         "memory",
         "the machine's memory is full: use fewer tasks on it, smaller batches, a smaller shuffle"
@@ -313,6 +426,20 @@ MESSAGES: tuple[KnownError, ...] = (
         "the GPU's memory is full: use smaller batches, one task per GPU, or"
         " TF_FORCE_GPU_ALLOW_GROWTH=true where tasks share one",
         r"CUDA_ERROR_OUT_OF_MEMORY|ResourceExhaustedError|OOM when allocating tensor",
+    ),
+    KnownError(
+        "certificate",
+        "Python does not trust the server's certificate, often that of a proxy: set SSL_CERT_FILE"
+        " and REQUESTS_CA_BUNDLE in job.env to a file with the certificates of your site",
+        r"CERTIFICATE_VERIFY_FAILED|SSLCertVerificationError",
+    ),
+    KnownError(
+        "download-failed",
+        "the task could not reach a server: check its address and the network of this machine,"
+        " which may need a proxy (https_proxy in job.env); data is best downloaded in `prepare`,"
+        " once per host",
+        NO_CONNECTION,
+        needs_network=True,
     ),
     KnownError(
         "download-race",  # datasets 1302
@@ -331,7 +458,16 @@ MESSAGES: tuple[KnownError, ...] = (
         "shared-file",
         "two tasks may have saved into this folder at once: use one folder per task below"
         " $TFCLUSTER_CHECKPOINT_DIR",
-        r"_temp/part-\d+-of-\d+\S*; No such file or directory",
+        r"_temp/part-\d+-of-\d+\S*(?:; No such file or directory| did not exist| not found)"
+        r"|_temp; No such file or directory|/checkpoint\.tmp\w+; No such file or directory"
+        r"|Unable to synchronously create (?:file|group) \((?:file signature not|name already)",
+    ),
+    KnownError(
+        "shared-folder",
+        "tasks of one host make or remove this folder at once: use os.makedirs(…, exist_ok=True),"
+        " and remove it in the first worker only, or in `prepare`",
+        r"^FileExistsError: \[Errno 17\]|^OSError: \[Errno (?:39|66)\] Directory not empty"
+        r"|FailedPreconditionError: \S+; Directory not empty",
     ),
     _permanent_cause(
         "damaged-data",
@@ -342,11 +478,12 @@ MESSAGES: tuple[KnownError, ...] = (
     ),
     KnownError(
         "name-lookup",
-        'a host name was not found: with `"network": "private"` tasks have no outside network, so'
-        " download in `prepare`, which has one; otherwise check the names in `cluster`",
+        "a host name was not found: check it in the script and in `cluster`, and the name server"
+        " of this machine",
         r"Temporary failure in name resolution|Name or service not known"
         r"|nodename nor servname provided|No address associated with hostname"
-        r"|Could not resolve host|[Ff]ailed to resolve '|DNS resolution failed",
+        r"|DNS resolution failed",
+        needs_network=True,
     ),
     KnownError(
         "disk-full",

@@ -39,18 +39,40 @@ _CHAIN = re.compile(
     r"^(?:The above exception was the direct cause|During handling of the above exception).*$",
     re.MULTILINE,
 )
-FOREIGN = re.compile(
+_FOREIGN = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|^<|/tfcluster_workers/(?!jobs/)|^[^/].*\.pyx$"
+    r"|/__autograph_generated_file\w*\.py$"
 )
 """Files that are not the user's code; the example jobs count as the user's."""
 _GRAPH = re.compile(
-    r"Graph execution error:\s+(?:Detected at node .*\n(?:[ \t]+\S.*\n|[ \t]*\n)*)+(?=\S)"
+    r"Graph execution error:\s+(?:Detected at node .*\n"
+    r"(?:[ \t]+\S.*\n|[ \t]*\n|<stack traces unavailable>\n|Node: .*\n)*)+(?=\S)"
 )
 """The graph's stack (tensorflow/python/eager/execute.py, framework/error_interpolation.py)."""
-_NODE = re.compile(r"\{\{function_node \S+\}\} ?| ?\[Op:__inference_\w+\]")
+_NO_STACK = re.compile(
+    r"Graph execution error:\s+(?=Detected at node )"
+    r"|Detected at node .*\n(?:<stack traces unavailable>\n)+"
+)
+_CONVERTED = re.compile(
+    r'in user code:\s*\n(?:    File ".*\n(?:     .*\n|[ \t]*\n)*)+    (?:\S+: )?'
+)
+"""The stack that AutoGraph puts before a message (autograph/pyct/error_utils.py)."""
+_NODE = re.compile(
+    r"\{\{function_node \S+\}\} ?| ?\[Op:__inference_\w+\]|(?<=\]) name: ?(?m:$)"
+    r"|\n[ \t]{1,8}\[\[\{\{node (?:\w+/)*Collective\w+\}\}\]\]"
+)
+_AGAIN = re.compile(
+    r"\n?The error could be from a previous operation\. Restart your program to reset\."
+    r"|(?<=Collective ops is aborted by: )(?:Collective ops is aborted by: )+"
+)
+"""Words that each task adds which passes an error on (base_collective_executor.cc)."""
+_LAYER = re.compile(r"(Exception encountered when calling .{1,200})\.\n\s*")
+"""A line of Keras that only names the layer; the next one says what is wrong."""
 _CALL = re.compile(r"\n+(?:Call a|A)rguments received by (?s:.*)")
 """A layer's arguments, which Keras appends to its message (src/utils/traceback_utils.py)."""
-_GRPC = re.compile(r"\nAdditional GRPC error information from remote target .*\n:?\{.*\}")
+_GRPC = re.compile(
+    r"\nAdditional GRPC error information from remote target .*\n:?(?:UNKNOWN:[^{\n]*)?\{.*\}"
+)
 """The message repeated as JSON (tensorflow/core/distributed_runtime/rpc/grpc_util.h)."""
 _REFUSALS: Mapping[int, re.Pattern[str]] = {
     1: re.compile(r"^FATAL Flags parsing error:\n\s*(\S.*)", re.MULTILINE),
@@ -104,7 +126,7 @@ def parse_exception(log: str) -> RaisedError | None:
     if at is None or (head := _HEAD.match(lines[at])) is None or len(lines) - at > _AFTER:
         return None
     frames = [(m[1], int(m[2])) for line in lines[:at] if (m := _FRAME.match(line))]
-    user_frames = [frame for frame in frames if not FOREIGN.search(frame[0])] or frames
+    user_frames = [frame for frame in frames if not is_foreign(frame[0])] or frames
     # A SyntaxError's last frame is the place where Python stopped reading.
     chosen = frames if _SYNTAX.match(lines[at]) else user_frames
     file, line = chosen[-1] if chosen else (None, None)
@@ -133,7 +155,7 @@ def parse_crash(log: str) -> RaisedError | None:
     frames = [
         (m[1], int(m[2])) for line in "".join(crashed).splitlines() if (m := _FRAME.match(line))
     ]
-    user_frames = [frame for frame in frames if not FOREIGN.search(frame[0])] or frames
+    user_frames = [frame for frame in frames if not is_foreign(frame[0])] or frames
     file, line = user_frames[0] if user_frames else (None, None)
     return RaisedError(head[1].lower(), "", file, line)
 
@@ -203,6 +225,29 @@ def refused_arguments(log: str, exit_code: int | None) -> str | None:
     return found[-1] if found else None
 
 
+def remove_noise(text: str, *, keeps_stacks: bool = False) -> str:
+    """Return a message or the end of a log without what TensorFlow and Keras add to messages.
+
+    `keeps_stacks`: those of graphs stay, which also have lines of the user's code.
+    """
+    stacks = (_NO_STACK,) if keeps_stacks else (_GRAPH, _CONVERTED)
+    for noise in (*stacks, _GRPC, _AGAIN, _NODE):
+        text = noise.sub("", text)
+    return _LAYER.sub(r"\1: ", text)
+
+
+def is_foreign(file: str) -> bool:
+    """Return whether a file of a traceback is not the user's code."""
+    return _FOREIGN.search(file) is not None
+
+
+def code_at(traceback: str, file: str | None, line: int | None) -> str:
+    """Return the code of a line as a traceback shows it; an empty string if it does not."""
+    frame = rf'^\s+File "{re.escape(file or "")}", line {line}\b.*\n[ \t]+(\S.*)'
+    found = re.findall(frame, traceback, re.MULTILINE)
+    return str(found[-1]) if found else ""
+
+
 def shorten(text: str, *, place: str = "") -> str:
     """Return an exception's `text` without the noise, in a few lines, then `place`.
 
@@ -210,8 +255,7 @@ def shorten(text: str, *, place: str = "") -> str:
     layer's arguments. The values of a tensor may be part of a message, so the middle is cut: the
     first and last lines say what is wrong.
     """
-    for noise in (_STYLE, _GRAPH, _NODE, _GRPC, _CALL):
-        text = noise.sub("", text)
+    text = _CALL.sub("", remove_noise(_STYLE.sub("", text)))
     filled = [line for line in f"{text.rstrip()} {place}".splitlines() if line.strip()]
     shown = [line if len(line) <= _WIDTH else f"{line[:_WIDTH]} …" for line in filled]
     if len(shown) > _MAX_LINES:

@@ -37,6 +37,8 @@ class Member:
     """True for a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
+    is_cut_off: bool = False
+    """True if its network is private or simulated: it reaches only the run's other tasks."""
     attempt: int = 1
     is_ordered: bool = False
     """True once its agent was ordered to start it."""
@@ -64,6 +66,8 @@ class Member:
     """The names of what it restored before its first step; None before that."""
     first_batches: tuple[str, ...] = ()
     step: int | None = None
+    epochs: int | None = None
+    steps_per_epoch: int | None = None
     total_steps: int | None = None
     """The step at which its training will be over, where it reports that."""
     heard_at: float | None = None
@@ -124,6 +128,13 @@ class Member:
         return None not in (self.step, self.total_steps) and self.step == self.total_steps
 
     @property
+    def began_at_step(self) -> int | None:
+        """The step at which its present training began, where it reports its epochs."""
+        if self.total_steps is None or self.epochs is None or self.steps_per_epoch is None:
+            return None
+        return self.total_steps - self.epochs * self.steps_per_epoch
+
+    @property
     def is_to_start(self) -> bool:
         return not (self.is_ordered or self.is_over or self.is_cancelled)
 
@@ -177,14 +188,16 @@ class Member:
     def after(self, report: msg.TaskReport, now: float) -> Member:
         """Return the task after its `report`."""
         match report:
-            case msg.Progress(step=step, total_steps=total):
+            case msg.Progress(step=step, epochs=epochs, steps_per_epoch=per_epoch):
                 return replace(
                     self,
                     waits_since=None,
                     has_joined=True,
                     has_trained=True,
                     step=step,
-                    total_steps=total or self.total_steps,
+                    epochs=epochs or self.epochs,
+                    steps_per_epoch=per_epoch or self.steps_per_epoch,
+                    total_steps=report.total_steps or self.total_steps,
                     heard_at=now,
                 )
             case msg.WaitingForPeers():
@@ -243,6 +256,7 @@ class Member:
             attempt=self.attempt,
             saved=self.saved,
             asks_for_keras_3=self.asks_for_keras_3,
+            is_cut_off=self.is_cut_off,
             **(end | facts),
         )
 
@@ -256,5 +270,6 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),
+        is_cut_off=task.node in plan.cut_off,
         attempt=attempt,
     )

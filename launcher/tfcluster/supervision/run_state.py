@@ -290,9 +290,11 @@ class RunState:
 
     def diagnose(self, not_restarted: str | None = None) -> None:
         """Record the root cause, with the reason it is not restarted."""
+        core = [] if self.plan.kind == "plain" else self.gang.core()
         event = verdicts.diagnosis(
             self._failures,
             self.plan,
+            core,
             not_restarted=not_restarted,
             state=self.alerts.get(Alert.STATES_DIFFER, ""),
         )

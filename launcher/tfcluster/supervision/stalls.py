@@ -17,7 +17,7 @@ from typing import Final
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import join_first
-from tfcluster.supervision.log_errors import FOREIGN
+from tfcluster.supervision.log_errors import is_foreign
 
 _MOST_NAMED: Final = 3
 _MOST_CODE: Final = 60
@@ -160,7 +160,7 @@ def _is_collective(frames: Sequence[msg.Frame]) -> bool:
 
 def _own_frame(frames: Sequence[msg.Frame]) -> msg.Frame | None:
     """Return the innermost frame of the script's own code."""
-    return next((frame for frame in frames if not FOREIGN.search(frame.file)), None)
+    return next((frame for frame in frames if not is_foreign(frame.file)), None)
 
 
 def _only_waits(frames: Sequence[msg.Frame]) -> bool:

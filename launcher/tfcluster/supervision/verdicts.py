@@ -7,6 +7,7 @@ When one worker dies, TensorFlow ends the others within seconds with errors of t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,8 +23,9 @@ from tfcluster.errors import (
 from tfcluster.plans.plan import Plan, TaskPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
+from tfcluster.supervision.alerts import FIX
 from tfcluster.supervision.decisions import Outcome
-from tfcluster.supervision.failure import Failure, Kind, signal_name
+from tfcluster.supervision.failure import CIRCUMSTANCES, Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.stalls import Stall
 
@@ -32,7 +34,6 @@ _OUT_OF_STEP_DOCS = frozenset(
     f"docs/failures.md#{anchor}" for anchor in ("chief-alone", "hosts-differ", "uneven-batches")
 )
 """The failures of tasks that do not take the same steps any more."""
-_STATES_DIFFER = "docs/failures.md#states-differ"
 _INFERRED = frozenset({Kind.LINK_LOST, Kind.LATE, Kind.STALLED})
 """Kinds that are inferred from silence alone, of the task or of the link to it."""
 
@@ -52,12 +53,14 @@ def root_cause(failures: Sequence[Failure]) -> Failure | None:
 def diagnosis(
     failures: Sequence[Failure],
     plan: Plan,
+    core: Sequence[Member] = (),
     *,
     not_restarted: str | None = None,
     state: str = "",
 ) -> ev.Diagnosis | None:
     """Return the event that names the root cause, or None without failures.
 
+    `core`: the tasks that train together, whose steps are compared where that explains the cause.
     `state`: a sentence about the different states that the tasks have restored; empty if they have
     not. It is the cause of what only shows that the tasks are no longer in step.
 
@@ -78,11 +81,15 @@ def diagnosis(
     else:
         others = [failure for failure in failures if failure.task != cause.task]
         root = _facts(cause, also=_failed_alike(cause, others))
+        if cause.compares_steps and (difference := _describe_difference(failures, core)):
+            root["reason"] = f"{difference}\n{root['reason']}"
         collateral = dict.fromkeys(f.task for f in others if f.is_collateral)
     if state and (cause.kind in _OUT_OF_STEP or cause.docs in _OUT_OF_STEP_DOCS):
-        why, _, fix = state.partition(". Fix: ")
-        reason = f"{why}\nthen: {root['reason']}"
-        root |= {"reason": reason, "hint": fix, "docs": _STATES_DIFFER}
+        known = CIRCUMSTANCES["states_differ"]
+        reason = (
+            f"{state.removesuffix(FIX.format(known.hint))}\nthen {cause.task}: {root['reason']}"
+        )
+        root |= {"reason": reason, "hint": known.hint, "docs": known.docs}
     if not_restarted is not None:
         root["not_restarted"] = not_restarted
     return ev.Diagnosis(root_cause=root, collateral=tuple(collateral), attempt=cause.attempt)
@@ -92,6 +99,37 @@ def _name_first_failed(elsewhere: Sequence[TaskPlan]) -> str:
     """Return the sentence that one of the tasks `elsewhere` failed first."""
     names = join_first([task.id for task in elsewhere])
     return f"{'one of ' if len(elsewhere) > 1 else ''}{names} failed first"
+
+
+def _describe_difference(failures: Sequence[Failure], core: Sequence[Member]) -> str:
+    """Return how the steps or the places of the tasks that train together differ, or ""."""
+    trainers = [member for member in core if member.total_steps is not None]
+    if len({member.began_at_step for member in trainers}) == 1:  # not in different calls of `fit`
+        per_epoch = {member.name: member.steps_per_epoch for member in trainers}
+        in_all = {member.name: member.total_steps for member in trainers}
+        for steps, unit in ((per_epoch, " per epoch"), (in_all, "")):
+            if found := _group_names(steps):
+                return f"the tasks train unequal steps{unit}: {found}"
+    last = {member.name: member.step for member in core}
+    places = {
+        failure.task: failure.place
+        + ("" if (step := last.get(failure.task)) is None else f" after step {step:,}")
+        for failure in failures
+        if failure.place
+    }
+    is_apart = len({failure.place for failure in failures if failure.place}) > 1
+    found = _group_names(places) if is_apart else ""
+    return f"the tasks were at different lines: {found}" if found else ""
+
+
+def _group_names(values: Mapping[str, int | str | None]) -> str:
+    """Return ``30 in worker:0, worker:2; 20 in worker:1``, or "" unless two values are known."""
+    tasks = defaultdict[int | str, list[str]](list)
+    for task, value in values.items():
+        if value is not None:
+            tasks[value].append(task)
+    groups = [f"{value} in {join_first(names)}" for value, names in tasks.items()]
+    return "; ".join(groups) if len(groups) > 1 else ""
 
 
 def _failed_alike(cause: Failure, others: Sequence[Failure]) -> list[str]:
@@ -246,12 +284,13 @@ def blame_deserted_chief(core: Sequence[Member]) -> Verdict:
 def deserted_grace_s(plan: Plan, core: Sequence[Member]) -> float:
     """Return how many seconds a chief without tasks to work with gets to end by itself.
 
-    Where all its tuners have failed for good that is `LAST_WORD_S` at most: it would wait for them
-    for ever (keras-tuner#254).
+    Where all its workers have failed for good that is `LAST_WORD_S` at most if it would wait for
+    them for ever: for its tuners (keras-tuner#254), or for servers that it has not met yet.
     """
     grace_s = plan.supervision.finish_grace_s
     has_lost_all = all(member.failure is not None for member in core if member.restarts_alone)
-    return min(LAST_WORD_S, grace_s) if plan.kind == "tuner" and has_lost_all else grace_s
+    waits = plan.kind == "tuner" or any(m.waits_for_peers for m in core if not m.restarts_alone)
+    return min(LAST_WORD_S, grace_s) if waits and has_lost_all else grace_s
 
 
 def find_missing(core: Sequence[Member], elsewhere: Sequence[str]) -> list[Member]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfcluster.errors import join_first
+from tfcluster.supervision import log_errors
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
 from tfcluster.ui.history import format_checkpoint, format_gathering, format_restart
 from tfcluster.ui.panels import format_trial
@@ -61,8 +62,9 @@ def _task_exited(event: Event) -> str:
 
 def _task_error(event: Event) -> str:
     place = f" at {event['file']}:{event['line']}" if event.get("file") else ""
-    message = str(event["message"]).partition("\n")[0][:200]
-    return f"{event['task']} raised {event['exception']}{place}: {message}"
+    raised = log_errors.exception_from_report(event)
+    message = log_errors.shorten(raised.message).partition("\n")[0][:200]
+    return f"{event['task']} raised {raised.name}{place}" + (f": {message}" if message else "")
 
 
 def _run_stopping(event: Event) -> str:

@@ -30,7 +30,7 @@ from tfcluster.ui.formats import (
     format_rate,
     plural,
 )
-from tfcluster.ui.lines import last_lines, sanitize_text
+from tfcluster.ui.lines import read_end, sanitize, sanitize_text
 from tfcluster.ui.live.figure_text import (
     Trend,
     format_epoch,
@@ -56,7 +56,7 @@ CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
 ALWAYS_SHOWN = frozenset({"restarting"})
 """Types of events shown by ``logs -f`` too: without them the output that follows is unclear."""
 _FRAME_INTERVAL_S = 0.25
-_LAST_LINES, _LAST_BYTES = 80, 8192
+_LAST_BYTES = 8192
 _ROUNDS_BEFORE_EVENTS = 64
 
 
@@ -303,10 +303,11 @@ class RunView:
         source = LogSource(self._paths.root / task.log)
         known, size = self._last_lines.get(task.log), source.size()
         if known is None or known[0] != size:
-            lines = last_lines(source.path, _LAST_LINES, within=_LAST_BYTES)
             native = NativeFilter()
-            shown = [line for line in lines if line.strip() and native(line.encode() + b"\n")]
-            known = self._last_lines[task.log] = size, shown[-1].strip() if shown else ""
+            lines = read_end(source.path, within=_LAST_BYTES)
+            shown = [line for line in lines if line.strip() and native(line + b"\n")]
+            last = sanitize(shown[-1] + b"\n", colours=False).decode() if shown else ""
+            known = self._last_lines[task.log] = size, last.strip()
         return known[1]
 
     def _skip_if_far_behind(self) -> None:

@@ -135,27 +135,18 @@ def cut_long_lines(block: bytes) -> bytes:
     return block
 
 
-def last_lines(path: Path, count: int = 20, *, within: int = 64 * 1024) -> tuple[str, ...]:
-    """Return the last `count` lines of a log, sanitized; at most `within` bytes are read.
-
-    Native lines are left out, but not at the end: they may say why a task ended.
-    """
-    from tfcluster.ui.native_lines import last_of_culprit  # `--version` imports this module
-
+def read_end(path: Path, *, within: int) -> list[bytes]:
+    """Return the whole lines among the last `within` bytes of a log; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             start = max(0, path.stat().st_size - within)
             file.seek(start)
             found = file.read(within).removesuffix(b"\n")
     except OSError:
-        return ()
+        return []
     if start and b"\n" in found:
         found = found[found.find(b"\n") + 1 :]  # before is the rest of a line
-    if not found:
-        return ()
-    lines = latest_states(found + b"\n")[:-1].split(b"\n")
-    block = b"\n".join(last_of_culprit(lines, count)) + b"\n"
-    return tuple(sanitize(block, colours=False).decode().removesuffix("\n").split("\n"))
+    return latest_states(found + b"\n")[:-1].split(b"\n") if found else []
 
 
 class Collapser:

@@ -24,6 +24,7 @@ _FORM = re.compile(
 """absl's form, which gRPC has too (``I0000 00:00:1795436651.77 26030 port.cc:153] ``), and the one
 of TensorFlow itself until 2.20 (``2026-11-23 12:23:46.9: I tensorflow/core/util/port.cc:113] ``).
 """
+_FORM_INSIDE = re.compile(rb"(?<=[^\n])(?=%s)" % _FORM.pattern)
 _find_mark = re.compile(
     rb":(?:\d+\] |:InitializeLog|tensorflow:From )|\(most recent call first|Fatal Python error"
 ).search
@@ -51,8 +52,6 @@ _FROM_TENSORFLOW = (
     rb"|workers/tfcluster_workers/jobs)/)(?>\S+) "
 )
 """A caller that is TensorFlow, Keras or an example job: a user's script can change nothing."""
-_NATIVE_END = 3
-"""Native lines after a failed script's last line that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +204,20 @@ def find_message(line: bytes) -> Message | None:
     return None
 
 
+def split_native(block: bytes) -> bytes:
+    """Return `block` with each native message on a line of its own, also after a progress bar."""
+    return _FORM_INSIDE.sub(b"\n", block)
+
+
+def has_native_form(line: bytes, *, level: bytes = b"") -> bool:
+    """Return whether native code wrote `line` (without its newline), at `level` (I, W, E) if given.
+
+    Fatal errors (F) have another form.
+    """
+    form = _FORM.match(line)
+    return form is not None and level in (b"", form[1] or form[2])
+
+
 class NativeFilter:
     """Drops the known native messages from one log, which comes in blocks of whole lines."""
 
@@ -258,17 +271,3 @@ class NativeFilter:
             self._message = None
             return True
         return False
-
-
-def last_of_culprit(lines: Sequence[bytes], count: int) -> list[bytes]:
-    """Return the last `count` lines of a failed task's log without native noise, but with its end.
-
-    Of the native lines after the script's last line, which may say why the task ended, the last
-    `_NATIVE_END` stay; all of them do if the script wrote nothing.
-    """
-    native = NativeFilter()
-    shown = [number for number, line in enumerate(lines) if native(line + b"\n")]
-    if not shown:
-        return list(lines[-count:])
-    end = lines[shown[-1] + 1 :][-_NATIVE_END:]
-    return [*(lines[number] for number in shown), *end][-count:]

@@ -23,8 +23,8 @@ from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import to_json
 from tfcluster.ui import history, plan_view
+from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.formats import format_exit
-from tfcluster.ui.lines import last_lines
 
 _MOST_PLANNED = 100
 """The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""
@@ -186,5 +186,5 @@ def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any
         "collateral": history.collateral(snapshot),
         "text": [*history.format_fix(cause), *history.format_consequences(snapshot)],
         "log": log,
-        "lines": last_lines(path) if is_own(path) else (),
+        "lines": excerpt(path) if is_own(path) else (),
     }

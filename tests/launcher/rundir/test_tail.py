@@ -22,7 +22,6 @@ from tfcluster.rundir.tail import (
     latest_states,
     tail_offset,
 )
-from tfcluster.ui.lines import last_lines
 
 
 def read(source: LogSource) -> bytes:
@@ -214,10 +213,10 @@ TAIL = """
 import re, resource, sys
 from pathlib import Path
 from tfcluster.rundir.tail import LogSource, tail_offset
-from tfcluster.ui.lines import last_lines
+from tfcluster.ui.excerpt import excerpt
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 log = Path(sys.argv[1])
-print(tail_offset(log, 1), tail_offset(log, 2, re.compile(b"x")), len(last_lines(log)))
+print(tail_offset(log, 1), tail_offset(log, 2, re.compile(b"x")), len(excerpt(log)))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -245,25 +244,6 @@ def test_skipping_counts_lines_and_continues_with_a_whole_one(tmp_path: Path) ->
     assert rest.endswith(b"line 000999\n")
     assert skipped + rest.count(b"\n") == 1000
     assert source.skip_to_newest(keep=100) == 0
-
-
-def test_last_lines_are_sanitized_and_limited(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"".join(b"line %d\n" % n for n in range(50)) + b"10%\r20%\nlast\x07")
-    assert last_lines(log, 3) == ("line 49", "20%", "last␇")
-    assert last_lines(tmp_path / "none.log") == ()
-
-
-def test_the_rest_of_a_line_is_not_one_of_the_last_lines(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"x" * 1000 + b"\nlast\n")
-    assert last_lines(log, within=100) == ("last",)
-
-
-def test_last_lines_of_one_huge_line_are_cut(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"x" * 1_000_000)
-    assert [len(line) for line in last_lines(log)] == [64 * 1024]
 
 
 @given(st.lists(st.lists(st.sampled_from([b"a", b"bc", b"\r", b"\n"])).map(b"".join), max_size=9))

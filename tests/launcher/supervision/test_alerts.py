@@ -160,7 +160,7 @@ def test_different_states_are_the_root_cause_of_steps_that_do_not_match() -> Non
     cause = replay.cause()
     assert cause["reason"] == (
         "the workers start from different states: worker:0 restored ckpt-6, worker:1 nothing\n"
-        "then: worker:1 did alone what all workers must do: worker:0 had ended before"
+        "then worker:1: did alone what all workers must do: worker:0 had ended before"
     )
     assert cause["hint"].startswith("save below $TFCLUSTER_CHECKPOINT_DIR")
     assert cause["docs"] == "docs/failures.md#states-differ"

@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tfcluster.supervision import known_errors
-from tfcluster.supervision.failure import CIRCUMSTANCES, WITHOUT_KERAS_3, Failure, Kind, find
+from tfcluster.supervision.failure import (
+    CIRCUMSTANCES,
+    WITHOUT_KERAS_3,
+    WITHOUT_NETWORK,
+    Failure,
+    Kind,
+    find,
+)
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/failures.md").read_text()
@@ -20,6 +27,64 @@ GRAPH = (
     " (most recent call last):\n"
     '  File "/job/main.py", line 40, in <module>\n\n'
 )
+
+SHAPES = (
+    "Collective ops is aborted by: Shape mismatch in the collective instance 170. Op at device"
+    " /job:worker/replica:0/task:1/device:CPU:0 expected shape {} but another member in the group"
+    " expected shape {}. This is likely due to different input shapes at different members of the"
+    " collective op."
+)
+UNREACHABLE = [
+    (
+        "Exception",  # Keras 2.15 and 3.15
+        "URL fetch failure on https://example.org/mnist.npz: None -- [Errno -3] Temporary failure"
+        " in name resolution",
+    ),
+    ("Exception", "URL fetch failure on http://10.0.0.9/x: None -- [Errno 111] Connection refused"),
+    ("urllib.error.URLError", "<urlopen error [Errno -2] Name or service not known>"),
+    ("urllib.error.URLError", "<urlopen error timed out>"),
+    (
+        "requests.exceptions.ConnectionError",  # 2.34
+        "HTTPSConnectionPool(host='example.org', port=443): Max retries exceeded with url: /x"
+        " (Caused by NameResolutionError(\"HTTPSConnection(host='example.org', port=443): Failed to"
+        " resolve 'example.org' ([Errno -2] Name or service not known)\"))",
+    ),
+    (
+        "requests.exceptions.ProxyError",
+        "HTTPSConnectionPool(host='example.org', port=443): Max retries exceeded with url: /"
+        " (Caused by ProxyError('Unable to connect to proxy', NewConnectionError(",
+    ),
+    ("httpx.ConnectError", "[Errno 111] Connection refused"),  # 0.28
+    (
+        "aiohttp.client_exceptions.ClientConnectorDNSError",  # 3.14
+        "Cannot connect to host example.org:443 ssl:default [Name or service not known]",
+    ),
+    (
+        "huggingface_hub.errors.LocalEntryNotFoundError",  # 2.4
+        "An error happened while trying to locate the file on the Hub and we cannot find the"
+        " requested files in the local cache. Please check your connection and try again or make",
+    ),
+    (
+        "huggingface_hub.errors.LocalEntryNotFoundError",
+        "Got: ConnectError: [Errno -2] Name or service not known\nAn error happened while trying to"
+        " locate the files on the Hub, and we cannot find the appropriate snapshot folder for the",
+    ),
+    ("ConnectionError", "Couldn't reach 'mnist' on the Hub (LocalEntryNotFoundError)"),
+    (
+        "OSError",  # transformers 5.24
+        "We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them"
+        " in the cached files.",
+    ),
+    (
+        f"{RUNTIME}.FailedPreconditionError",  # TensorFlow 2.15.1 and 2.21.0: gs://…
+        "Error executing an HTTP request: libcurl code 6 meaning 'Couldn't resolve host name',"
+        " error details: Could not resolve host: storage.googleapis.com\n\t when reading gs://x",
+    ),
+    ("OSError", "[Errno 101] Network is unreachable"),
+    ("TimeoutError", "[Errno 110] Connection timed out"),
+    ("ConnectionRefusedError", "[Errno 111] Connection refused"),
+]
+"""Type and message of the exceptions for a server that cannot be reached."""
 
 MESSAGES = [
     (
@@ -94,6 +159,18 @@ MESSAGES = [
         "in user code:\n\n    AttributeError: 'Mean' object has no attribute 'reset_states'",
     ),
     ("keras-2-script", Kind.PERMANENT, "ValueError", "Cannot convert '1' to a shape."),
+    (  # 2.21.0: tf.compat.v1.layers.dense
+        "keras-2-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "`dense` is not available with Keras 3.",
+    ),
+    (
+        "keras-2-script",
+        Kind.PERMANENT,
+        "AttributeError",
+        "module 'keras._tf_keras.keras' has no attribute '__internal__'",
+    ),
     (
         "keras-2-script",
         Kind.PERMANENT,
@@ -195,7 +272,84 @@ MESSAGES = [
         "Descriptors cannot be created directly.\nIf this call came from a _pb2.py file",
     ),
     ("import-error", Kind.PERMANENT, "ModuleNotFoundError", "No module named 'wandb'"),
-    ("import-error", Kind.PERMANENT, "ImportError", "cannot import name 'x' from 'y'"),
+    ("import-error", Kind.PERMANENT, "ImportError", "libcudart.so.12: cannot open shared object"),
+    (
+        "module-part-missing",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'wandb.keras' (wandb 0.31.0)",
+    ),
+    (
+        "module-part-missing",
+        Kind.PERMANENT,
+        "ImportError",
+        "cannot import name 'float_' from 'numpy' (/env/lib/numpy/__init__.py) (numpy 2.4.6)",
+    ),
+    (
+        "shadowed-module",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'requests.adapters'; 'requests' is not a package",
+    ),
+    (
+        "shadowed-module",
+        Kind.PERMANENT,
+        "ModuleNotFoundError",
+        "No module named 'wandb.keras' (wandb is only the folder /job/wandb)",
+    ),
+    (
+        "shadowed-module",
+        Kind.PERMANENT,
+        "AttributeError",
+        "partially initialized module 'wandb' has no attribute 'init' (most likely due to a"
+        " circular import)",
+    ),
+    (  # TensorFlow 2.15.1 and 2.21.0, as all resolvers below
+        "cluster-resolver",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "SLURM_PROCID not found in environment. Not running inside a SLURM step?",
+    ),
+    (
+        "cluster-resolver",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "SLURM_STEP_NUM_TASKS not found in environment. Not running inside a SLURM step?",
+    ),
+    (
+        "cluster-resolver",
+        Kind.PERMANENT,
+        "RuntimeError",
+        "Requested more GPUs per node than available.",
+    ),
+    (
+        "cluster-resolver",
+        Kind.PERMANENT,
+        "ImportError",
+        "googleapiclient must be installed before using the GCE cluster resolver",
+    ),
+    (
+        "cluster-resolver",
+        Kind.PERMANENT,
+        "ImportError",
+        "The Kubernetes Python client must be installed before using the Kubernetes Cluster"
+        " Resolver. To install the Kubernetes Python client, run `pip install kubernetes` on your"
+        " command line.",
+    ),
+    (
+        "cluster-resolver",
+        Kind.PERMANENT,
+        "kubernetes.config.config_exception.ConfigException",
+        "Service host/port is not set.",
+    ),
+    ("no-tpu", Kind.PERMANENT, "ValueError", "Please provide a TPU Name to connect to."),
+    (
+        "no-tpu",
+        Kind.PERMANENT,
+        f"{RUNTIME}.NotFoundError",
+        "TPUs not found in the cluster. Failed in initialization: No OpKernel was registered to"
+        " support Op 'ConfigureDistributedTPU' used by {{node ConfigureDistributedTPU}}",
+    ),
     ("syntax-error", Kind.PERMANENT, "SyntaxError", "invalid syntax (main.py, line 3)"),
     (
         "tf-config",
@@ -219,6 +373,19 @@ MESSAGES = [
     (
         "tf-config",
         Kind.PERMANENT,
+        "tfcluster_workers.errors.ClusterChangedError",
+        "main.py:3 sets TF_CONFIG: this task would be worker:0 of {}\ntfcluster started it as"
+        " worker:0 of {}\nto keep the script's own addresses: --set 'cluster={}'",
+    ),
+    (
+        "not-serving",
+        Kind.PERMANENT,
+        "tfcluster_workers.errors.NotServingError",
+        "ps:0 makes a ParameterServerStrategy, which only the chief may make: TensorFlow would",
+    ),
+    (
+        "tf-config",
+        Kind.PERMANENT,
         f"{RUNTIME}.InvalidArgumentError",
         'Could not interpret "10.0.0.1" as a host-port pair.',
     ),
@@ -228,12 +395,45 @@ MESSAGES = [
         "RuntimeError",
         "KERASTUNER_ORACLE_IP environment variable was set, but KERASTUNER_TUNER_ID was not",
     ),
-    (
-        "chief-alone",
+    (  # 2.15.1 and 2.21.0: the chief evaluates, early stopping in one worker, fewer examples
+        "unequal-steps",
         Kind.PERMANENT,
         f"{RUNTIME}.InternalError",
         f"{GRAPH}Collective ops is aborted by: Collective instance 770 expected type 0 and"
         " data_type 1 but got type 0 and data_type 9\nAdditional GRPC error information",
+    ),
+    (  # 2.21.0: unequal steps_per_epoch, and validation_steps on both
+        "unequal-steps",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        "{{function_node __wrapped__CollectiveReduceV2_Nordering_token_1_device_/job:worker}}"
+        f" {SHAPES.format('[]', '[1]')} [Op:CollectiveReduceV2] name: ",
+    ),
+    (  # 2.15.1: unequal steps_per_epoch; 2.21.0: a loop with unequal steps, then `evaluate`
+        "unequal-steps",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        f"{SHAPES.format('[97]', '[]')} [Op:CollectiveReduceV2] name: ",
+    ),
+    (  # 2.15.1 and 2.21.0: unequal units
+        "models-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        f"{SHAPES.format('[10,9]', '[10,8]')}\nThe error could be from a previous operation."
+        " Restart your program to reset. [Op:CollectiveBcastRecv]",
+    ),
+    (  # 2.15.1 and 2.21.0: float64 in one task
+        "models-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InternalError",
+        "Collective ops is aborted by: Collective instance 100 expected type 1 and data_type 1 but"
+        " got type 1 and data_type 2\nAdditional GRPC error information",
+    ),
+    (  # 2.15.1 and 2.21.0: `strategy.reduce` of one value per example
+        "shapes-differ",
+        Kind.PERMANENT,
+        f"{RUNTIME}.InvalidArgumentError",
+        f"{SHAPES.format('[24]', '[16]')} [Op:CollectiveReduceV2] name: ",
     ),
     (
         "hosts-differ",
@@ -241,12 +441,6 @@ MESSAGES = [
         f"{RUNTIME}.InternalError",
         "Collective ops is aborted by: Device /job:worker/replica:0/task:1/device:GPU:0 is joining"
         " a group with size 8, but that group has size 4 (group_key=1)",
-    ),
-    (
-        "hosts-differ",
-        Kind.PERMANENT,
-        f"{RUNTIME}.InternalError",
-        "Collective ops is aborted by: Shape mismatch in the collective instance 100",
     ),
     *(
         ("no-gpu", Kind.PERMANENT, exception, f"{name}this task was given {given}: {why}")
@@ -309,6 +503,42 @@ MESSAGES = [
         "/job/model/variables/variables_temp/part-00000-of-00001.data-00000-of-00001; No such file"
         " or directory [Op:MergeV2Checkpoints]",
     ),
+    (  # 2.15.1 and 2.21.0, as the next three
+        "shared-file",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.InvalidArgumentError",
+        "{{function_node __wrapped__MergeV2Checkpoints_device_/job:worker/replica:0/task:1/device:C"
+        "PU:0}} allow_missing_files was set to false and /ck/ckpt-0_temp/part-00000-of-00001 did"
+        " not exist.NOT_FOUND: /ck/ckpt-0_temp/part-00000-of-00001 not found"
+        " [Op:MergeV2Checkpoints]",
+    ),
+    (
+        "shared-file",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.NotFoundError",
+        "/ck/ckpt-3_temp/part-00000-of-00001.index.tempstate1; No such file or directory"
+        " [Op:SaveV2]",
+    ),
+    (
+        "shared-file",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.NotFoundError",
+        "/bk/chief/ckpt-1_temp; No such file or directory [Op:SaveV2]",
+    ),
+    (
+        "shared-file",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.NotFoundError",
+        "/bk/chief/checkpoint.tmp9f1c2a; No such file or directory",
+    ),
+    ("shared-folder", Kind.EXCEPTION, "FileExistsError", "[Errno 17] File exists: '/job/logs'"),
+    ("shared-folder", Kind.EXCEPTION, "OSError", "[Errno 39] Directory not empty: '/job/logs'"),
+    (
+        "shared-folder",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.FailedPreconditionError",
+        "/bk/chief; Directory not empty",
+    ),
     (
         "damaged-data",
         Kind.PERMANENT,
@@ -334,18 +564,34 @@ MESSAGES = [
         "ValueError",
         "Incomplete or corrupted file detected. The sha256 file hash does not match",
     ),
+    *(("download-failed", Kind.EXCEPTION, *error) for error in UNREACHABLE),
     (
-        "name-lookup",
+        "certificate",
         Kind.EXCEPTION,
-        "Exception",
-        "URL fetch failure on https://example.org/mnist.npz: None -- [Errno -3] Temporary failure"
-        " in name resolution",
+        "requests.exceptions.SSLError",
+        "HTTPSConnectionPool(host='example.org', port=443): Max retries exceeded with url: /"
+        " (Caused by SSLError(SSLCertVerificationError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]",
     ),
     (
         "name-lookup",
         Kind.EXCEPTION,
         "socket.gaierror",
         "[Errno -2] Name or service not known",
+    ),
+    (
+        "name-lookup",
+        Kind.EXCEPTION,
+        f"{RUNTIME}.UnavailableError",
+        "failed to connect to gpu7:2222; DNS resolution failed for service: gpu7:2222",
+    ),
+    ("no-terminal", Kind.PERMANENT, "EOFError", "EOF when reading a line"),  # input(), rich
+    ("no-terminal", Kind.PERMANENT, "bdb.BdbQuit", ""),  # breakpoint(), pdb.set_trace()
+    ("no-terminal", Kind.PERMANENT, "click.exceptions.Abort", ""),  # click.prompt, click.confirm
+    (
+        "no-terminal",
+        Kind.PERMANENT,
+        "termios.error",
+        "(25, 'Inappropriate ioctl for device')",
     ),
     ("disk-full", Kind.EXCEPTION, "OSError", "[Errno 28] No space left on device: '/job/ckpt'"),
     (
@@ -494,7 +740,44 @@ def test_if_the_spec_asks_for_keras_3_the_hint_suggests_keras_2(anchor: str) -> 
     assert asked.docs == f"docs/failures.md#{anchor}"
 
 
+@pytest.mark.parametrize("error", UNREACHABLE)
+def test_in_a_private_network_the_hint_names_prepare(error: tuple[str, str]) -> None:
+    report = {"exception": error[0], "message": error[1]}
+    assert "private" not in str(Failure("worker:0", 1, None, error=report).hint)
+    assert Failure("worker:0", 1, None, error=report, is_cut_off=True).hint == WITHOUT_NETWORK
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "Exception: URL fetch failure on https://example.org/mnist.npz: 404 -- Not Found",
+        "urllib.error.HTTPError: HTTP Error 403: Forbidden",
+        "urllib.error.URLError: <urlopen error unknown url type: s3>",
+        "EOFError: Ran out of input",
+        "FileNotFoundError: [Errno 2] No such file or directory: 'data/part-00000-of-00001'",
+    ],
+)
+def test_a_wrong_address_is_not_blamed_on_the_network_or_on_other_tasks(error: str) -> None:
+    assert find(error) is None
+
+
+def test_the_answer_that_a_task_cannot_read_is_recognized_without_a_message() -> None:
+    """click ends with a line, and getpass with an exception without a message."""
+    aborted = Failure("worker:0", 1, None, last_lines="Name: Aborted!\n")
+    traceback = '  File "/usr/lib/python3.11/getpass.py", line 148, in _raw_input\nEOFError\n'
+    error = {"exception": "EOFError", "message": "", "traceback": traceback}
+    for failure in (aborted, Failure("worker:0", 1, None, error=error)):
+        assert failure.docs == "docs/failures.md#no-terminal"
+        assert failure.kind is Kind.PERMANENT
+    other = Failure("worker:0", 1, None, error=error | {"traceback": "multiprocessing"})
+    assert other.docs is None
+
+
 BENIGN = [
+    "stty: 'standard input': Inappropriate ioctl for device",
+    "WARNING:urllib3.connectionpool:Retrying (Retry(total=1)) after connection broken by X: Max"
+    " retries exceeded with url: /x",
+    "Aborted! Going on with the other file",
     "W local_rendezvous.cc:404] Local rendezvous is aborting with status: OUT_OF_RANGE: End of"
     " sequence",
     "E cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: UNKNOWN ERROR (303)",
@@ -525,7 +808,7 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 def test_every_known_message_is_tested() -> None:
     tested = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
-    tested |= {"container-lost", *(row.anchor for row in known_errors.LOST_PODS)}
+    tested |= {"container-lost", "chief-alone", *(row.anchor for row in known_errors.LOST_PODS)}
     assert {row.anchor for row in known_errors.MESSAGES} == tested
 
 

@@ -167,12 +167,12 @@ KERAS_2 = (
     [
         (
             KERAS_3,
-            "Exception encountered when calling Sequential.call().\nInput 0 with name 'None' of"
+            "Exception encountered when calling Sequential.call(): Input 0 with name 'None' of"
             " layer 'dense' is incompatible with the layer (main.py:10)",
         ),
         (
             KERAS_2,
-            "Exception encountered when calling layer 'dense' (type Dense).\nno such axis"
+            "Exception encountered when calling layer 'dense' (type Dense): no such axis"
             " (main.py:10)",
         ),
         (
@@ -183,11 +183,44 @@ KERAS_2 = (
             "Collective instance 770 expected type 0\nRestart your program to reset."
             " [Op:CollectiveReduceV2] (main.py:10)",
         ),
+        (
+            "{{function_node __wrapped__X}} Collective ops is aborted by: Collective"
+            " ops is aborted by: Socket closed\nAdditional GRPC error information from remote"
+            " target /job:worker/replica:0/task:1 while calling /tensorflow.WorkerService/X:\n"
+            ':UNKNOWN:Error received from peer  {grpc_message:"Socket closed", grpc_status:14}\n'
+            "The error could be from a previous operation. Restart your program to reset.\n"
+            "\t [[{{node CollectiveReduceV2}}]] [Op:__inference_step_1] name: ",
+            "Collective ops is aborted by: Socket closed (main.py:10)",
+        ),
+        (
+            "Graph execution error:\n\nDetected at node assert_less/Assert defined at (most recent"
+            " call last):\n<stack traces unavailable>\nassertion failed: [label too big]\n"
+            "\t [[IteratorGetNext]] [Op:__inference_train_function_374]",
+            "assertion failed: [label too big]\n\t [[IteratorGetNext]] (main.py:10)",
+        ),
+        (
+            'in user code:\n\n    File "/job/main.py", line 29, in step  *\n        return a @ b\n'
+            '    File "/tmp/x.py", line 2, in b\n        raise\n\n    ValueError: no such axis\n',
+            "no such axis (main.py:10)",
+        ),
     ],
-    ids=["Keras 3", "Keras 2", "gRPC"],
+    ids=["Keras 3", "Keras 2", "gRPC", "gRPC of 2.21", "no stack", "AutoGraph"],
 )
 def test_noise_of_keras_and_grpc_is_removed(message: str, shortened: str) -> None:
     assert log_errors.shorten(message, place="(main.py:10)") == shortened
+
+
+def test_an_exception_without_a_message_is_described_by_its_line() -> None:
+    traceback = (
+        f'{TRACEBACK}\n  File "/job/main.py", line 10, in <module>\n    assert x.shape == (1, 2)\n'
+        "           ^^^^^^^^^^^^^^^^^\nAssertionError\n"
+    )
+    logged = Failure("w", 1, None, last_lines=traceback)
+    assert logged.reason == "AssertionError in `assert x.shape == (1, 2)` (main.py:10)"
+    error = {"exception": "AssertionError", "message": "", "file": "/job/main.py", "line": 10}
+    reported = Failure("w", 1, None, error={**error, "traceback": traceback})
+    assert reported.reason == logged.reason
+    assert Failure("w", 1, None, error=error).reason == "AssertionError (main.py:10)"
 
 
 def test_frames_of_tfcluster_and_cython_are_not_counted_as_user_code() -> None:

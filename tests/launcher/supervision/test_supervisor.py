@@ -433,8 +433,7 @@ def test_a_chief_that_saves_alone_after_all_have_ended_is_not_restarted() -> Non
     cause = replay.cause()
     assert (cause["task"], cause["kind"], cause["line"]) == ("worker:0", "permanent", 27)
     assert cause["reason"] == (
-        "worker:0 did alone what all workers must do (train.py:27): worker:1, worker:2 had ended"
-        " before"
+        "did alone what all workers must do (train.py:27): worker:1, worker:2 had ended before"
     )
     assert cause["docs"] == "docs/failures.md#chief-alone"
 

@@ -35,6 +35,16 @@ from tfcluster.ui.event_lines import format_event
             "worker:1 raised ValueError at train.py:12: bad shape",
         ),
         (
+            ev.TaskError(
+                task="worker:1",
+                attempt=1,
+                exception="tensorflow.python.framework.errors_impl.InternalError",
+                message="Graph execution error:\n\nDetected at node X defined at (most recent call"
+                " last):\n<stack traces unavailable>\nno such device",
+            ),
+            "worker:1 raised InternalError: no such device",
+        ),
+        (
             ev.CheckpointGathered(path="checkpoints/ckpt-12", step=1200, kind="tf_checkpoint"),
             "gathered a checkpoint of step 1,200: checkpoints/ckpt-12",
         ),

@@ -11,8 +11,8 @@ from tests.launcher.ui.test_follow import Watcher, wait_until, write_events, wri
 
 from tfcluster.rundir.events import TaskExited
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView, line_style_for
-from tfcluster.ui.lines import last_lines
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.terminal import Terminal
 
@@ -129,6 +129,6 @@ def test_the_live_view_folds_until_the_task_fails(
 
 def test_the_last_lines_of_a_culprit_are_the_scripts(paths: RunPaths, write_log: Write) -> None:
     log = write_log("worker:0", CPU * 30 + b"step 1\n" + CPU * 30 + b"ValueError: no\n")
-    assert last_lines(log) == ("step 1", "ValueError: no")
+    assert excerpt(log) == ("step 1", "ValueError: no")
     log = write_log("worker:1", b"step 1\n" + CPU * 30)
-    assert len(last_lines(log)) == 4
+    assert len(excerpt(log)) == 4

@@ -14,7 +14,6 @@ from tfcluster.ui.native_lines import (
     TABLE,
     NativeFilter,
     find_message,
-    last_of_culprit,
 )
 
 LOGS = sorted((Path(__file__).parent / "native").glob("*.log"))
@@ -198,13 +197,3 @@ def test_an_applications_lines_between_native_ones_are_shown(lines: list[bytes])
 )
 def test_long_lines_made_to_slow_the_search_down_are_shown(line: bytes) -> None:
     assert kept(line) == [line]
-
-
-def test_the_culprits_last_lines_are_its_scripts_and_the_very_last_native_ones() -> None:
-    native = [ABSL + b"port.cc:153] oneDNN custom operations are on. %d" % n for n in range(9)]
-    script = [b"line %d" % n for n in range(4)]
-    assert last_of_culprit([*native, *script], 20) == script
-    assert last_of_culprit([*script, *native], 20) == [*script, *native[-3:]]
-    assert last_of_culprit([*script[:2], *native, *script[2:]], 3) == script[1:]
-    assert last_of_culprit(native, 5) == native[-5:]
-    assert last_of_culprit([], 5) == []

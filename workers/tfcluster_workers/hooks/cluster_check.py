@@ -16,11 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from tfcluster_workers import reporting
-from tfcluster_workers.errors import ClusterChangedError
+from tfcluster_workers.errors import ClusterChangedError, NotServingError
 from tfcluster_workers.hooks import tf_config_changes
 
 _LISTED = 4
 """The number of addresses per job that a message lists."""
+_PASTED = 16
+"""The most addresses of a cluster that a message has in full, to be pasted."""
+_JOBS = {"chief", "worker", "ps", "evaluator"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,13 @@ class Membership:
         is_same_task = (self.job, self.index) == (other.job, other.index)
         return is_same_task and self._ports() == other._ports()
 
+    @property
+    def can_be_specified(self) -> bool:
+        """True if `cluster` of a spec can list these addresses."""
+        addresses = [address for tasks in self.jobs.values() for address in tasks]
+        has_ports = all(address.rpartition(":")[2].isdecimal() for address in addresses)
+        return self.jobs.keys() <= _JOBS and has_ports and len(addresses) <= _PASTED
+
     def _ports(self) -> dict[str, list[str]]:
         """Return the ports of all tasks but the evaluator, which is in no training cluster."""
         return {
@@ -106,7 +116,7 @@ def _never_fails(check: Callable[..., None]) -> Callable[..., None]:
         try:
             if tf_config_changes.is_task_process():
                 check(*args)
-        except ClusterChangedError:
+        except (ClusterChangedError, NotServingError):
             raise
         except Exception as error:
             reporting.note(f"tfcluster could not compare this task's cluster: {error!r}")
@@ -153,20 +163,27 @@ def is_outside_scope(model: Any) -> bool:
 
 @_never_fails
 def check_parameter_servers(resolver: Any) -> None:
-    """Check the cluster that a ParameterServerStrategy is about to connect to."""
+    """Check the cluster that a ParameterServerStrategy is about to connect to.
+
+    Raises ClusterChangedError for tasks that are not part of this run, and NotServingError if it
+    would wait for a server of this very task that does not run.
+    """
     if (found := _membership_of(resolver)) is None:
         return
-    servers = found.addresses("worker", "ps")
+    servers, own = found.addresses("worker", "ps"), _own_servers()
     assigned = _assigned()
-    if servers <= assigned.addresses():
-        return
-    if not servers <= _own_servers():
+    if not servers <= assigned.addresses():
+        if servers <= own:
+            if (count := len(assigned.addresses())) > 1:
+                reporting.note(
+                    f"the script makes all servers itself: each of the {count} tasks trains alone,"
+                    " on all the data; if that is intended, --set job.kind=plain"
+                )
+            return
         _change(resolver).refuse(found, assigned)
-    elif len(count := assigned.addresses()) > 1:
-        reporting.note(
-            f"the script makes all servers itself: each of the {len(count)} tasks trains alone, on"
-            " all the data; if that is intended, --set job.kind=plain"
-        )
+    serves = found.jobs.get("ps") and assigned.job in ("worker", "ps")
+    if serves and {found.address, assigned.address} & servers - own:
+        raise NotServingError(f"{assigned.job}:{assigned.index}")
 
 
 _servers: dict[str, Membership] = {}
@@ -223,6 +240,9 @@ class Change:
             self.note(found, assigned)
             return
         difference = f"this task would be {found}\ntfcluster started it as {assigned}"
+        if (found.job, found.index) == (assigned.job, assigned.index) and found.can_be_specified:
+            cluster = json.dumps(found.jobs, ensure_ascii=False)
+            difference += f"\nto keep the script's own addresses: --set 'cluster={cluster}'"
         if len(assigned.addresses()) > 1:
             raise self.error(difference)
         reporting.note(f"{self.description}: {difference}")
