@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -145,22 +146,27 @@ def test_a_script_fails_without_the_patch_and_works_with_it(
     assert lines == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
 
 
-def test_a_release_outside_the_range_is_refused_before_the_first_step(
-    gang: Gang, tmp_path: Path
-) -> None:
-    older = (
-        "from tfcluster_workers.keras3 import release\n"
-        "release.TESTED = ('3.3.0', '3.4.0')\nimport keras"
-    )
-    (tmp_path / "job.py").write_text(FIT.format(imported=older))
+def keras_with_another_trainer(folder: Path) -> dict[str, str]:
+    """Copy the installed Keras, change a function that is patched; return the variables for it."""
+    (installed,) = Path(PYTHONS["newest"]).parent.parent.glob("lib/python3*/site-packages/keras")
+    shutil.copytree(installed, folder / "keras", ignore=shutil.ignore_patterns("__pycache__"))
+    module = folder / "keras/src/backend/tensorflow/trainer.py"
+    source = module.read_text()
+    assert "(self, iterator=None, data_batch=None)" in source
+    module.write_text(source.replace("(self, iterator=None, data_batch=None)", "(self, **given)"))
+    return {"PYTHONPATH": str(folder)}
+
+
+def test_a_changed_function_is_refused_before_the_first_step(gang: Gang, tmp_path: Path) -> None:
+    """With the name of the function, as a release may come that tfcluster does not know."""
+    (tmp_path / "job.py").write_text(FIT.format(imported="import keras"))
     tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
-    ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: {})
+    env = keras_with_another_trainer(tmp_path / "changed")
+    ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: env)
     for task in ended.values():
         assert task.code == 1
         (error,) = [event for event in task.events if event["type"] == "error"]
         assert error["exception"].endswith("Keras3Error")
-        assert (
-            "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or set keras.version to 2"
-            in error["message"]
-        )
+        assert "keras.src.backend.tensorflow.trainer" in error["message"]
+        assert "'keras==3.15.1'), or set keras.version to 2" in error["message"]
         assert not [event for event in task.events if event["type"] == "progress"]

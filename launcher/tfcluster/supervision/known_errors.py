@@ -51,6 +51,8 @@ class KnownError:
     """The pattern applies to the traceback, because the message alone is not specific."""
     is_keras_3_only: bool = False
     """True if only Keras 3 fails like this: the hint differs where the spec asks for Keras 3."""
+    is_unpatched_keras_3: bool = False
+    """True if a patched Keras 3 does not fail like this: the hint says why it was not patched."""
 
     @property
     def docs(self) -> str:
@@ -124,10 +126,9 @@ MESSAGES: tuple[KnownError, ...] = (
     ),
     _permanent_cause(
         "keras-3",  # 72388, keras 20585, ray 47464
-        "Keras 3 fails on several workers (keras#20585), and it was not patched here: run a"
-        " script with hooks on, or write `import tf_keras as keras`",
+        "Keras 3 fails on several workers (keras#20585), and it was not patched here",
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
-        is_keras_3_only=True,
+        is_unpatched_keras_3=True,
     ),
     _permanent(
         "keras-3-parameter-server",
@@ -139,7 +140,7 @@ MESSAGES: tuple[KnownError, ...] = (
     _permanent_cause(
         "keras-3-refused",
         "tfcluster's patch of Keras 3 does not cover this; the message says what to do",
-        r"Keras3Error|whose `fit` tfcluster patches",
+        r"Keras3Error|cannot be patched for several workers",
     ),
     _permanent(
         "old-keras",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.plans.keras_settings import asks_for_keras_3
+from tfcluster.plans.keras_settings import KerasPatch, asks_for_keras_3, keras_patch
 from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Standing
@@ -37,6 +37,7 @@ class Member:
     """True for a task of a hyperparameter search."""
     asks_for_keras_3: bool = False
     """The spec has ``keras.version: 3``."""
+    keras_patch: KerasPatch = "on"
     attempt: int = 1
     is_ordered: bool = False
     """True once its agent was ordered to start it."""
@@ -225,6 +226,7 @@ class Member:
             attempt=self.attempt,
             saved=self.saved,
             asks_for_keras_3=self.asks_for_keras_3,
+            keras_patch=self.keras_patch,
             **(end | facts),
         )
 
@@ -238,5 +240,6 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         restarts_alone=restarts_alone(plan, task.id),
         searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),
+        keras_patch=keras_patch(task.command.env, is_hooked=plan.is_hooked(task)),
         attempt=attempt,
     )

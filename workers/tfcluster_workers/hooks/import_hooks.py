@@ -122,7 +122,7 @@ def _lazily(module: str, function: str) -> Attach:
 _SLOW_IMPORT = "tensorflow"
 """The module whose import takes so long that views show it."""
 _CALLBACKS = (("hooks.keras_hooks", "watch_callback_list"), ("callbacks", "patch"))
-_MODELS_OF_KERAS_2 = (("hooks.keras_hooks", "watch_fit"), ("hooks.save_hooks", "watch_models"))
+_MODELS = (("hooks.keras_hooks", "watch_fit"), ("hooks.save_hooks", "watch_models"))
 _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
         ("hooks.tensorflow_hooks", "watch_collective_strategy"),
@@ -151,9 +151,9 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "keras.src.callbacks": _CALLBACKS,
     "keras.src.callbacks.callback_list": (("hooks.keras_hooks", "watch_callback_list"),),
     "tf_keras.src.callbacks": _CALLBACKS,
-    "keras.src.engine.training": _MODELS_OF_KERAS_2,
-    "tf_keras.src.engine.training": _MODELS_OF_KERAS_2,
-    "keras.src.backend.tensorflow.trainer": (("hooks.keras_hooks", "watch_fit"),),
+    "keras.src.engine.training": _MODELS,
+    "tf_keras.src.engine.training": _MODELS,
+    "keras.src.models.model": _MODELS,
     "keras_tuner.src.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.src.utils": (("hooks.tuner_hooks", "watch_state"),),
@@ -162,6 +162,5 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "keras_tuner.src.distribute.oracle_chief": (("hooks.tuner_hooks", "watch_chief"),),
     "tensorflow.python.checkpoint.checkpoint": (("hooks.save_hooks", "watch_checkpoints"),),
     "tensorflow.python.training.saver": (("hooks.save_hooks", "watch_graph_saver"),),
-    "keras.src.models.model": (("hooks.save_hooks", "watch_models"),),
 }
 """Imported module → (module of tfcluster_workers, its function to call with the import) pairs."""

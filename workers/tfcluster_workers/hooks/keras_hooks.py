@@ -108,7 +108,8 @@ def _report_alive_at(callback_list: Any, name: str) -> None:
 
 def watch_fit(module: ModuleType) -> None:
     """Patch `fit` to note the batch size, which callbacks do not get, and training alone."""
-    owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
+    # In Keras 3 a base class of `Model` defines `fit`; its name and module depend on the release.
+    owner = next(each for each in vars(module)["Model"].__mro__ if "fit" in vars(each))
     signature = inspect.signature(owner.fit)
 
     @replaces(owner, "fit")
