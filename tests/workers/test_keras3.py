@@ -19,7 +19,12 @@ import pytest
 from .conftest import PYTHONS, REPOSITORY, Finished
 
 # Two processes of TensorFlow 2.21 on two cores that may be busy.
-pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.tensorflow,
+    pytest.mark.slow,
+    pytest.mark.next,
+    pytest.mark.timeout(1200),
+]
 CASES = Path(__file__).with_name("keras3")
 Gang = Callable[..., dict[str, Finished]]
 Numbers = dict[str, dict[str, Any]]
