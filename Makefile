@@ -102,7 +102,7 @@ test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and che
 test-next: $(NEWEST) $(NIGHTLY) $(NEXT) ## test the Keras 3 patch with the next Keras and TensorFlow (under three minutes)
 	@for next in .venv-keras/nightly .venv-next; do \
 		test ! -e $$next/.installed || TFCLUSTER_TEST_PYTHON_NEWEST=$(CURDIR)/$$next/bin/python \
-			$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m next tests/workers/test_keras3.py tests/matrix tests/parity || exit 1; \
+			$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m next tests/workers/test_keras3.py tests/matrix tests/parity tests/upstream || exit 1; \
 	done
 
 parity: setup ## measure the table of docs/parity.md again: 1, 2 and 3 workers, each Keras
