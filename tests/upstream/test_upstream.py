@@ -57,7 +57,24 @@ def test_two_workers_train_like_one_without_the_patch(changed: Path) -> None:
             assert together == pytest.approx(alone, rel=1e-4, abs=1e-6)
     finally:
         line.clean_up()
-        shutil.rmtree(line.cwd)
+        shutil.rmtree(line.root)
+
+
+@pytest.mark.next
+def test_the_patch_fits_a_keras_that_has_these_changes(changed: Path) -> None:
+    """The day on which Keras fixes the bug must not be the one on which tfcluster refuses it."""
+    code = (
+        "import keras\nfrom tfcluster_workers.keras3 import patching\npatching.attach(keras)\n"
+        "print(keras.__file__, patching.obstacle(keras) or 'patched')"
+    )
+    path = f"{changed}{os.pathsep}{ROOT / 'workers'}"
+    done = subprocess.run(
+        [PYTHON, "-c", code],
+        env={**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.splitlines()[-1:] == [f"{changed}/keras/__init__.py patched"], done.stderr
 
 
 def test_the_test_for_keras_passes(changed: Path) -> None:

@@ -9,12 +9,14 @@ import ast
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.commandline import CommandLine
 
 from .conftest import PYTHONS, REPOSITORY, Finished
 
@@ -162,16 +164,28 @@ def keras_with_another_trainer(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_a_changed_function_is_refused_before_the_first_step(gang: Gang, tmp_path: Path) -> None:
-    """With the name of the function, as a release may come that tfcluster does not know."""
-    (tmp_path / "job.py").write_text(FIT.format(imported="import keras"))
-    tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
-    env = keras_with_another_trainer(tmp_path / "changed")
-    ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: env)
-    for task in ended.values():
-        assert task.code == 1
-        (error,) = [event for event in task.events if event["type"] == "error"]
-        assert error["exception"].endswith("Keras3Error")
-        assert "keras.src.backend.tensorflow.trainer" in error["message"]
-        assert "'keras==3.15.1'), or set keras.version to 2" in error["message"]
-        assert not [event for event in task.events if event["type"] == "progress"]
+def test_a_changed_function_is_the_root_cause_before_the_first_step(tmp_path: Path) -> None:
+    """The run names the function, as a release may come that tfcluster does not know."""
+    folder = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))  # short: it holds sockets
+    line = CommandLine(folder)
+    job = line.script("job.py", FIT.format(imported="import keras"))
+    env = keras_with_another_trainer(tmp_path)
+    options = [f"--python={PYTHONS['newest']}", "--set=keras.version=3"]
+    options += [f"--set=job.env.{name}={value}" for name, value in env.items()]
+    try:
+        done = line.run("run", "-n", "2", *options, str(job), timeout=600)
+        kinds = {event["type"] for event in line.events()}
+    finally:
+        line.clean_up()
+        shutil.rmtree(folder)
+    summary = " ".join(done.err.split())
+    assert done.code == 1, summary
+    cause = summary[summary.index("root cause: worker:") :]
+    assert re.match(r"root cause: worker:\d, exit 1 Keras3Error: Keras \S+ cannot be", cause)
+    for words in (
+        "no method of keras.src.backend.tensorflow.trainer.",
+        "'keras==3.15.1'), or set keras.version to 2",
+        "failures#keras-3-refused",
+    ):
+        assert words in cause
+    assert "progress" not in kinds

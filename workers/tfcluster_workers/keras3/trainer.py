@@ -32,11 +32,12 @@ def add_to(patches: Patches, keras: Any) -> None:
     """Replace the functions of the class that trains, and of its module."""
     trainer = defining_class(keras.Model, "make_train_function")
     module = sys.modules[trainer.__module__]
-    reduction = find_function(module, takes=_TAKES_REDUCTION, uses=["MEAN", "reduce"])
+    # Not known by its fault: a release that fixes it is replaced all the same.
+    reduction = find_function(module, takes=_TAKES_REDUCTION, uses=["experimental_local_results"])
     if reduction is None:
         raise OtherKerasError(
-            f"no function of {module.__name__} takes ({', '.join(_TAKES_REDUCTION)}) and reduces"
-            " to a MEAN"
+            f"no function of {module.__name__} takes ({', '.join(_TAKES_REDUCTION)}) and uses"
+            " experimental_local_results"
         )
     _patch_reduction(patches, module, reduction)
     for name, step in _STEPS.items():
@@ -51,7 +52,7 @@ def add_to(patches: Patches, keras: Any) -> None:
     if builder is not None:
         _require_specs(module)
         _patch_build(patches, trainer, builder)
-    elif release.is_newer(str(keras.__version__)):  # before 3.5 none: the first step builds a model
+    elif release.numbers(str(keras.__version__)) >= (3, 5):  # before, the first step builds a model
         raise OtherKerasError(
             f"no method of {module.__name__}.{trainer.__name__} takes"
             f" ({', '.join(_TAKES_BATCH)}) and builds the model"
