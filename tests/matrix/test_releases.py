@@ -87,7 +87,7 @@ def features_of(line: CommandLine) -> Features:
     return run_once
 
 
-@pytest.mark.parametrize("release", releases())
+@each_release
 def test_without_the_shim_two_workers_fail(line: CommandLine, release: str) -> None:
     """A success would mean that Keras is fixed and that the shim's range ends before `release`."""
     features = ("dicts_weights_and_metrics",)

@@ -21,12 +21,7 @@ from tests.integration.commandline import CommandLine
 from .conftest import PYTHONS, REPOSITORY, Finished
 
 # Two processes of TensorFlow 2.21 on two cores that may be busy.
-pytestmark = [
-    pytest.mark.tensorflow,
-    pytest.mark.slow,
-    pytest.mark.next,
-    pytest.mark.timeout(1200),
-]
+pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(1200)]
 CASES = Path(__file__).with_name("keras3")
 Gang = Callable[..., dict[str, Finished]]
 Numbers = dict[str, dict[str, Any]]
@@ -92,6 +87,7 @@ def leaves(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, found
 
 
+@pytest.mark.next
 @pytest.mark.parametrize("case", case_names("case"))
 def test_two_workers_give_the_numbers_of_one(
     run: Callable[[int], list[Finished]], case: str
@@ -106,6 +102,7 @@ def test_two_workers_give_the_numbers_of_one(
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.next
 @pytest.mark.parametrize("refused", case_names("refusal"))
 def test_an_unsupported_feature_is_refused_with_the_fix(
     run: Callable[[int], list[Finished]], refused: str
@@ -119,6 +116,7 @@ def test_an_unsupported_feature_is_refused_with_the_fix(
     }[refused] in error
 
 
+@pytest.mark.next
 def test_the_chief_logs_once_that_keras_is_patched(
     run: Callable[[int], list[Finished]],
 ) -> None:
@@ -164,6 +162,7 @@ def keras_with_another_trainer(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
+@pytest.mark.next
 def test_a_changed_function_is_the_root_cause_before_the_first_step(tmp_path: Path) -> None:
     """The run names the function, as a release may come that tfcluster does not know."""
     folder = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))  # short: it holds sockets
