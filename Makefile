@@ -4,13 +4,15 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 # The tests start hundreds of Pythons; with this variable each would compile the launcher again.
 unexport PYTHONDONTWRITEBYTECODE
-.PHONY: help setup up test test-extended test-kubernetes test-fast test-matrix parity check generated docs pictures format bench bench-quick bench-peers clean
+.PHONY: help setup up test test-extended test-kubernetes test-fast test-matrix test-next parity check generated docs pictures format bench bench-quick bench-peers clean
 
-# The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11) and for TensorFlow
-# 2.16 (3.9 to 3.12). If empty, they are searched on PATH, in pyenv and through uv.
+# The Pythons for tfcluster (3.11 to 3.13), for TensorFlow 2.15 (3.9 to 3.11), for TensorFlow 2.16
+# (3.9 to 3.12) and for the next TensorFlow (3.14). If empty, they are searched on PATH, in pyenv and
+# through uv.
 PYTHON ?=
 PYTHON_TF215 ?=
 PYTHON_TF216 ?=
+PYTHON_NEXT ?=
 
 BIN := .venv/bin
 # More processes than cores, as half of the tests wait. tests/scheduling.py assigns the tests.
@@ -19,6 +21,8 @@ NEWEST := .venv/.installed
 TF215 := .venv-tf215/.installed
 TF216 := .venv-tf216/.installed
 KERAS := .venv-keras/.installed
+NIGHTLY := .venv-keras/nightly/.installed
+NEXT := .venv-next/.installed
 PEERS := .venv-peers/.installed
 
 help: ## show this list
@@ -51,6 +55,18 @@ $(KERAS): constraints/keras-releases.txt tools/make_keras.py $(NEWEST) $(TF216)
 	@python3 tools/make_keras.py .venv-keras --releases constraints/keras-releases.txt
 	@touch $@
 
+# A nightly of Keras on the newest TensorFlow: Keras alone, so it is installed within seconds.
+$(NIGHTLY): constraints/keras-nightly.txt tools/make_keras.py $(NEWEST)
+	@python3 tools/make_keras.py .venv-keras --releases constraints/keras-nightly.txt
+	@touch $@
+
+# A candidate of TensorFlow, on a Python that no release supports yet: a message where there is none.
+$(NEXT): constraints/next.txt tools/make_venv.py
+	@python3 tools/make_venv.py .venv-next \
+		--python "$(PYTHON_NEXT)" --oldest 3.14 --newest 3.14 --variable PYTHON_NEXT \
+		--what "the next TensorFlow" --constraints constraints/next.txt; \
+	code=$$?; case $$code in 0) touch $@ ;; 3) ;; *) exit $$code ;; esac
+
 up: setup ## train the first example: two workers on this machine
 	@$(BIN)/tfcluster up cluster_specs/localhost-2w.json
 
@@ -82,6 +98,12 @@ test-fast: $(NEWEST) ## run the fast tests that do not start TensorFlow
 
 test-matrix: setup $(KERAS) ## run the tests that compare Keras releases and check the numbers of docs/parity.md
 	@$(BIN)/pytest -m matrix
+
+test-next: $(NEWEST) $(NIGHTLY) $(NEXT) ## test the Keras 3 patch with the next Keras and TensorFlow (under three minutes)
+	@for next in .venv-keras/nightly .venv-next; do \
+		test ! -e $$next/.installed || TFCLUSTER_TEST_PYTHON_NEWEST=$(CURDIR)/$$next/bin/python \
+			$(BIN)/pytest $(SLOWEST) -n 2 --dist loadfile -m next tests/workers/test_keras3.py tests/matrix tests/parity tests/upstream || exit 1; \
+	done
 
 parity: setup ## measure the table of docs/parity.md again: 1, 2 and 3 workers, each Keras
 	@$(BIN)/python -m tests.parity > docs/parity.new && mv docs/parity.new docs/parity.md
@@ -124,4 +146,4 @@ $(PEERS): constraints/peers.txt tools/make_venv.py
 	@touch $@
 
 clean: ## remove the environments and all caches
-	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist
+	rm -rf .venv .venv-tf215 .venv-tf216 .venv-keras .venv-next .venv-peers .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis build dist

@@ -52,8 +52,8 @@ EXTENDED = tuple(
 EXTENDED_WITH_TENSORFLOW = (
     "tests/integration/faults/",  # the same faults with stubs are in `make test`
     # each Keras release and each way to train, compared with one process
-    *("tests/matrix/", "tests/parity/test_parity.py"),
-    *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_release")),
+    *("tests/matrix/", "tests/parity/test_parity.py", "tests/upstream/"),
+    *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_changed")),
     *("tests/workers/test_tensorflow.py", "tests/workers/test_estimator.py"),
     "tests/integration/test_official_tutorial.py::test_an_older_tensorflow",
     "tests/integration/jobs/test_custom_loop.py::test_every_keras",

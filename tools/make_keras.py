@@ -1,4 +1,4 @@
-"""Make an environment for each Keras release on an installed TensorFlow, for `make test-matrix`.
+"""Make an environment for each listed Keras on an installed TensorFlow, to test the patch.
 
 Keras 3 is pure Python, so several releases share one TensorFlow: each environment holds only its
 Keras and sees the packages of the environment below it. Standard library only, any Python 3.
@@ -18,14 +18,15 @@ def main():
     """Make the missing environments; complete ones stay unchanged."""
     options = _options()
     for base, requirement, *hashes in read(ROOT / options.releases):
-        release = requirement.partition("==")[2]
+        name, _, release = requirement.partition("==")
+        release = "nightly" if name == "keras-nightly" else release
         make(ROOT / base, ROOT / options.folder / release, requirement, hashes)
     return 0
 
 
 def read(path):
     """Return (environment below, requirement, hashes …) for each line except comments."""
-    lines = path.read_text().splitlines()
+    lines = path.read_text().replace("\\\n", "").splitlines()
     return [tuple(line.split()) for line in lines if line.strip() and not line.startswith("#")]
 
 

@@ -28,7 +28,7 @@ def main():
     python = find_python(options.python, options.oldest, options.newest)
     if python is None:
         wanted = f"Python {options.oldest} to {options.newest}"
-        say(f"{options.folder}: no {wanted} found; install one, or make setup {options.variable}=…")
+        say(f"{options.folder}: no {wanted} found; install one, or set {options.variable}=…")
         return EXIT_NO_PYTHON
     folder = ROOT / options.folder
     version = _version_of(python)

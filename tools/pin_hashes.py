@@ -1,7 +1,8 @@
 """Write the hashes of every file of each pinned release into a changed constraints file.
 
 `python3 tools/pin_hashes.py constraints/newest.txt` asks the package index through uv, once for
-each Python that has lines of its own. Standard library only.
+each Python that has lines of its own. Standard library only. A line may begin with the environment
+that its release is for (constraints/keras-nightly.txt).
 """
 
 import re
@@ -9,16 +10,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-PYTHONS = ("3.12", "3.11", "3.10", "3.9")
+PYTHONS = ("3.14", "3.12", "3.11", "3.10", "3.9")
+ENVIRONMENT = re.compile(r"\.venv\S*\s+")
 
 
 def main():
     """Rewrite the files named as arguments; comments and markers stay."""
     for name in sys.argv[1:]:
         path = Path(name)
-        lines = [line.rstrip(" \\") for line in path.read_text().splitlines()]
+        lines = [
+            line.partition(" --hash")[0].rstrip(" \\") for line in path.read_text().splitlines()
+        ]
         pins = [line for line in lines if not line.lstrip().startswith("--hash")]
-        known = hashes([line for line in pins if line and not line.startswith("#")])
+        known = hashes([ENVIRONMENT.sub("", line) for line in pins if line[:1] not in {"", "#"}])
         path.write_text("".join(with_hashes(line, known) for line in pins))
 
 
@@ -29,14 +33,15 @@ def with_hashes(line, known):
 
 def release_of(line):
     """Return ``name==version`` of a line."""
-    return line.partition(";")[0].strip()
+    return ENVIRONMENT.sub("", line).partition(";")[0].strip()
 
 
 def hashes(pins):
     """Return release → ``--hash=sha256:…`` of each of its files."""
     found = {}
     for python in PYTHONS:
-        left = [line for line in pins if release_of(line) not in found]
+        if not (left := [line for line in pins if release_of(line) not in found]):
+            break
         command = ["uv", "pip", "compile", "--quiet", "--universal", "--no-deps", "--no-header"]
         command += ["--generate-hashes", "--no-annotate", "--python-version", python, "-"]
         done = subprocess.run(command, input="\n".join(left), capture_output=True, text=True)

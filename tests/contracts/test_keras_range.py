@@ -18,4 +18,5 @@ def test_launcher_and_workers_patch_the_same_releases(monkeypatch: pytest.Monkey
     assert launchers.TESTED == release.TESTED
     assert launchers.SWITCH == release.SWITCH
     for version in ("3.2.1", "3.3.0", "3.15.1", "3.15.2", "3.16.0rc1", "3.9.0.dev1", "2.15.0", ""):
-        assert launchers.is_tested(version) == release.is_tested(version), version
+        assert launchers.is_patchable(version) == release.is_patchable(version), version
+        assert launchers.is_newer(version) == release.is_newer(version), version

@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from tests.integration.commandline import CommandLine, Done
 
-from .releases import python_of, releases
+from .releases import NEXT, python_of, releases
+from .results import numbers
 
 SCRIPT = Path(__file__).with_name("features.py")
 KNOWN_FAULTS = (
@@ -34,14 +35,16 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
 ]
-each_release = pytest.mark.parametrize("release", releases())
+each_release = pytest.mark.parametrize(
+    "release", [*releases(), *(pytest.param(path, marks=pytest.mark.next) for path in NEXT)]
+)
 
 Features = Callable[[str], list[dict[str, dict[str, Any]]]]
 
 
 def folder_of(line: CommandLine, release: str) -> Path:
     """Return the folder in which the features write their files."""
-    return line.cwd / f"keras-{release}"
+    return line.cwd / f"keras-{release.replace('/', '-')}"
 
 
 def run(line: CommandLine, release: str, *settings: str, features: tuple[str, ...] = ()) -> Done:
@@ -77,20 +80,11 @@ def features_of(line: CommandLine) -> Features:
         found: list[dict[str, dict[str, Any]]] = [{}, {}]
         for worker, row in re.findall(r"^worker:(\d) │ feature (.*)$", out, re.MULTILINE):
             result = json.loads(row)
-            assert result["keras"] == release
+            assert release in {result["keras"], *NEXT}
             found[int(worker)][result["feature"]] = result
         return found
 
     return run_once
-
-
-def numbers(found: Any, path: str = "") -> Iterator[tuple[str, float]]:
-    """Yield every number in `found` with its path."""
-    if isinstance(found, dict | list):
-        for name, value in found.items() if isinstance(found, dict) else enumerate(found):
-            yield from numbers(value, f"{path}/{name}")
-    elif isinstance(found, int | float):
-        yield path, found
 
 
 @each_release

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ from tests.integration.commandline import CommandLine
 ROOT: Final = Path(__file__).parents[2]
 SCRIPT: Final = Path(__file__).with_name("train.py")
 WORKERS: Final = (1, 2, 3)
+NEWEST: Final = os.environ.get("TFCLUSTER_TEST_PYTHON_NEWEST", ".venv")
 KERAS: Final = {
     "Keras 2.15": (".venv-tf215", "2"),
     "tf_keras": (".venv", "2"),
-    "Keras 3": (".venv", "3"),
+    "Keras 3": (NEWEST, "3"),
 }
 """The name in the table → its environment and the spec's `keras.version`."""
 

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -45,8 +46,13 @@ def training() -> Iterator[GetTraining]:
 
 @pytest.mark.parametrize("batches", ["full", "partial", "uneven"])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-@pytest.mark.parametrize("workers", WORKERS[1:])
-@pytest.mark.parametrize("keras", KERAS)
+@pytest.mark.parametrize(
+    ("keras", "workers"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.next] * (pair == ("Keras 3", 2)))
+        for pair in product(KERAS, WORKERS[1:])
+    ],
+)
 def test_several_workers_train_to_the_same_numbers_as_one(
     training: GetTraining, keras: str, workers: int, optimizer: str, batches: str
 ) -> None:

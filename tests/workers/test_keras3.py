@@ -8,12 +8,15 @@ from __future__ import annotations
 import ast
 import json
 import re
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.integration.commandline import CommandLine
 
 from .conftest import PYTHONS, REPOSITORY, Finished
 
@@ -84,6 +87,7 @@ def leaves(found: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, found
 
 
+@pytest.mark.next
 @pytest.mark.parametrize("case", case_names("case"))
 def test_two_workers_give_the_numbers_of_one(
     run: Callable[[int], list[Finished]], case: str
@@ -98,6 +102,7 @@ def test_two_workers_give_the_numbers_of_one(
     assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.next
 @pytest.mark.parametrize("refused", case_names("refusal"))
 def test_an_unsupported_feature_is_refused_with_the_fix(
     run: Callable[[int], list[Finished]], refused: str
@@ -111,6 +116,7 @@ def test_an_unsupported_feature_is_refused_with_the_fix(
     }[refused] in error
 
 
+@pytest.mark.next
 def test_the_chief_logs_once_that_keras_is_patched(
     run: Callable[[int], list[Finished]],
 ) -> None:
@@ -145,22 +151,40 @@ def test_a_script_fails_without_the_patch_and_works_with_it(
     assert lines == [line for line in patched[1].text.splitlines() if line.startswith("evaluated")]
 
 
-def test_a_release_outside_the_range_is_refused_before_the_first_step(
-    gang: Gang, tmp_path: Path
-) -> None:
-    older = (
-        "from tfcluster_workers.keras3 import release\n"
-        "release.TESTED = ('3.3.0', '3.4.0')\nimport keras"
-    )
-    (tmp_path / "job.py").write_text(FIT.format(imported=older))
-    tasks, target = ["worker:0", "worker:1"], ["script", str(tmp_path / "job.py")]
-    ended = gang(PYTHONS["newest"], tasks, target, cwd=tmp_path, env=lambda task: {})
-    for task in ended.values():
-        assert task.code == 1
-        (error,) = [event for event in task.events if event["type"] == "error"]
-        assert error["exception"].endswith("Keras3Error")
-        assert (
-            "(3.3.0 to 3.4.0): pip install 'keras==3.4.0', or set keras.version to 2"
-            in error["message"]
-        )
-        assert not [event for event in task.events if event["type"] == "progress"]
+def keras_with_another_trainer(folder: Path) -> dict[str, str]:
+    """Copy the installed Keras, change a function that is patched; return the variables for it."""
+    (installed,) = Path(PYTHONS["newest"]).parent.parent.glob("lib/python3*/site-packages/keras")
+    shutil.copytree(installed, folder / "keras", ignore=shutil.ignore_patterns("__pycache__"))
+    module = folder / "keras/src/backend/tensorflow/trainer.py"
+    source = module.read_text()
+    assert "(self, iterator=None, data_batch=None)" in source
+    module.write_text(source.replace("(self, iterator=None, data_batch=None)", "(self, **given)"))
+    return {"PYTHONPATH": str(folder)}
+
+
+@pytest.mark.next
+def test_a_changed_function_is_the_root_cause_before_the_first_step(tmp_path: Path) -> None:
+    """The run names the function, as a release may come that tfcluster does not know."""
+    folder = Path(tempfile.mkdtemp(prefix="tfc-", dir="/tmp"))  # short: it holds sockets
+    line = CommandLine(folder)
+    job = line.script("job.py", FIT.format(imported="import keras"))
+    env = keras_with_another_trainer(tmp_path)
+    options = [f"--python={PYTHONS['newest']}", "--set=keras.version=3"]
+    options += [f"--set=job.env.{name}={value}" for name, value in env.items()]
+    try:
+        done = line.run("run", "-n", "2", *options, str(job), timeout=600)
+        kinds = {event["type"] for event in line.events()}
+    finally:
+        line.clean_up()
+        shutil.rmtree(folder)
+    summary = " ".join(done.err.split())
+    assert done.code == 1, summary
+    cause = summary[summary.index("root cause: worker:") :]
+    assert re.match(r"root cause: worker:\d, exit 1 Keras3Error: Keras \S+ cannot be", cause)
+    for words in (
+        "no method of keras.src.backend.tensorflow.trainer.",
+        "'keras==3.15.1'), or set keras.version to 2",
+        "failures#keras-3-refused",
+    ):
+        assert words in cause
+    assert "progress" not in kinds

@@ -1,11 +1,12 @@
 """Chooses the Keras that a job uses: Keras 3 where it can train on several workers, else Keras 2.
 
-Keras 3's own `fit` fails on two or more workers (keras#20585); `keras3` patches the releases it was
-tested with. A job without a cluster chooses in the same way, so that its numbers are equal.
+Keras 3's own `fit` fails on two or more workers (keras#20585); `keras3` patches it from 3.3 on. A
+job without a cluster chooses in the same way, so that its numbers are equal.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -17,6 +18,10 @@ from tfcluster_workers import callbacks, context, reporting
 from tfcluster_workers.errors import JobError
 from tfcluster_workers.keras3 import patching, release
 
+_KERAS = ("keras-nightly", "keras")
+"""The packages that have Keras; where both are installed, the nightly's files replace the others'.
+"""
+
 
 class KerasChoiceError(JobError):
     """The requested Keras is not installed or cannot work; the message says how to get it."""
@@ -25,8 +30,8 @@ class KerasChoiceError(JobError):
 def load() -> Any:
     """Return the Keras module that `keras.version` of the spec selects.
 
-    Call it before importing TensorFlow. `auto` selects Keras 3 in the releases that `keras3`
-    patches, else tf_keras, else Keras 3 for a task without a cluster. Keras 3 does not support
+    Call it before importing TensorFlow. `auto` selects Keras 3 if `keras3` can patch it, else
+    tf_keras, else Keras 3 for a task without a cluster. Keras 3 does not support
     ParameterServerStrategy, so that gets tf_keras if it is installed. The module's callbacks write
     files on one worker only. Raises KerasChoiceError.
     """
@@ -36,21 +41,22 @@ def load() -> Any:
 
 
 def _chosen() -> Any:
-    installed, version = _version("keras"), str(context.setting("keras_version", "auto"))
-    if not installed.startswith("3."):
+    installed, version = _version(*_KERAS), str(context.setting("keras_version", "auto"))
+    if release.numbers(installed) < (3,):
         return _keras_of_tensorflow(version)
-    if version == "3":
-        return _keras_3(installed)
-    if version == "2" or (_prefers_keras_2(installed) and _has_keras_2()):
+    if version == "2" or (version == "auto" and _prefers_keras_2(installed) and _has_keras_2()):
         return _keras_2()
-    return _keras_3(installed)
+    return _keras_3(may_be_2=version == "auto" and _has_keras_2())
 
 
 def _prefers_keras_2(keras_3: str) -> bool:
     is_requested = os.environ.get("TF_USE_LEGACY_KERAS") in {"1", "true", "True"}
     has_servers = "ps" in context.current().cluster
     return (
-        is_requested or has_servers or release.is_switched_off() or not release.is_tested(keras_3)
+        is_requested
+        or has_servers
+        or release.is_switched_off()
+        or not release.is_patchable(keras_3)
     )
 
 
@@ -67,19 +73,22 @@ def _keras_2() -> Any:
     return importlib.import_module("tf_keras")
 
 
-def _keras_3(installed: str) -> Any:
+def _keras_3(*, may_be_2: bool) -> Any:
     several = context.current().num_workers > 1
-    if several and not release.is_switched_off() and not release.is_tested(installed):
-        raise KerasChoiceError(f"{release.refusal(installed)}; or {_fix()}")
     keras = importlib.import_module("keras")
     backend = keras.config.backend()
     if several and backend != "tensorflow":
         raise KerasChoiceError(f"Keras uses the backend {backend}: set KERAS_BACKEND=tensorflow")
-    patching.attach()
+    patching.attach(keras)
     if several and release.is_switched_off():
         reporting.note(
             f"Keras 3's `fit` fails on several workers, and {release.SWITCH}=off disables the patch"
         )
+    elif several and (why := patching.obstacle(keras)):
+        if not may_be_2:
+            raise KerasChoiceError(f"{release.refusal(keras.__version__, why)}; {_fix()}")
+        reporting.note(f"tf_keras is used: Keras {keras.__version__} cannot be patched ({why})")
+        return _keras_2()
     return keras
 
 
@@ -100,12 +109,12 @@ def _fix() -> str:
     return f"pip install 'tf-keras~={minor_version}.0'"
 
 
-def _version(package: str) -> str:
-    """Return the version of an installed package without importing it, or an empty string."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
+def _version(*packages: str) -> str:
+    """Return the version of the first installed package, not importing it, or an empty string."""
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(package)
+    return ""
 
 
 def version_of(keras: Any) -> str:

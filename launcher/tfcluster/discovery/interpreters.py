@@ -26,13 +26,17 @@ _PACKAGES: Final = {
     "tf-nightly": "tensorflow",
     "tf-nightly-cpu": "tensorflow",
     "keras": "keras",
+    "keras-nightly": "keras",  # what tf-nightly and candidates of TensorFlow install
     "tf-keras": "tf-keras",
     "tensorflow-estimator": "tensorflow-estimator",
     "tensorflow-datasets": "tensorflow-datasets",
     "numpy": "numpy",
     "protobuf": "protobuf",
 }
-"""Distribution → package name in a plan."""
+"""Distribution → package name in a plan; the last one that is installed gives the version.
+
+The files of keras-nightly replace those of keras, which a released TensorFlow installs as well.
+"""
 
 _PROBE: Final = """
 import sys
@@ -195,7 +199,8 @@ def _known(names: Iterable[str]) -> dict[str, str]:
     """Return package → version from the `names` of metadata folders; the first of several wins."""
     matches = [match for name in names if (match := _INSTALLED.fullmatch(name))]
     normal = {re.sub(r"[-_.]+", "-", m["name"]).lower(): m["version"] for m in matches[::-1]}
-    return dict(sorted((_PACKAGES[n], v) for n, v in normal.items() if n in _PACKAGES))
+    found = {package: normal[name] for name, package in _PACKAGES.items() if name in normal}
+    return dict(sorted(found.items()))
 
 
 def _start_probe(path: str, environ: Mapping[str, str], cwd: Path) -> subprocess.Popen[str]:

@@ -14,11 +14,13 @@ from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.environment import UNSET, Variables
 from tfcluster.plans.keras_settings import (
     SWITCH,
+    TESTED,
     changed_settings,
     fails_with_keras_3,
     has_hooks,
     has_keras_3,
     install_tf_keras,
+    is_newer,
     is_patched,
     may_patch,
     strategy_name,
@@ -299,6 +301,12 @@ def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool)
         if fails and spec.keras.version == "3":
             why = _why_not_patched(spec, python)
             yield f"{_KERAS_3_FAILS}, {why}, but keras.version is 3"
+        elif fails_with_keras_3(spec) and is_newer(python.packages.get("keras", "")):
+            yield (
+                f"Keras {python.packages['keras']} is newer than {TESTED[1]}, the newest that the"
+                " patch for several workers was tested with: a task refuses it before its first"
+                " step if the patch does not fit"
+            )
         return
     if imports_keras and fails:
         # TF_USE_LEGACY_KERAS changes tf.keras only (tensorflow/python/util/lazy_loader.py).

@@ -174,7 +174,7 @@ def _check_keras_3(spec: ClusterSpec, node: NodePlan, context: PlanContext) -> I
     if imports_keras or is_example or "tensorflow.keras" in (context.imports or ()):
         message = (
             f"the `fit` of Keras {python.packages['keras']} ({python.path}) cannot be patched for"
-            f" several workers: only {TESTED[0]} to {TESTED[1]} can"
+            f" several workers: only {TESTED[0]} and newer can"
         )
         other = "write `import tf_keras as keras`" if imports_keras else install_tf_keras(python)
         pin = f"{python.path} -m pip install 'keras=={TESTED[1]}'"

@@ -185,7 +185,7 @@ class Variables:
         spec = with_inherited_switch(self.spec, placed.node, self.context)
         if uses_legacy_keras(spec, self.context.interpreters.get(placed.node)):
             add_defaults(found, {"TF_USE_LEGACY_KERAS": "1"}, "keras.version")
-        found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(self.spec), SOURCE)
+        found["TFCLUSTER_SETTINGS"] = EnvVar("TFCLUSTER_SETTINGS", settings_json(spec), SOURCE)
         if not (has_hooks(self.spec) and find_program(self.spec.job, placed.id).has_hooks):
             self._add_python_path(found, placed.node)
         return tuple(found[name] for name in sorted(found))

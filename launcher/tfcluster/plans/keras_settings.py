@@ -1,14 +1,14 @@
 """The settings that tasks read, and the choice of Keras 2 or Keras 3 for them.
 
-Keras 3 fails on several workers. `tfcluster_workers.keras3` patches it inside the task, in the
-releases it was tested with; otherwise tasks get tf_keras (TF_USE_LEGACY_KERAS).
+Keras 3 fails on several workers. `tfcluster_workers.keras3` patches it inside the task; if it
+cannot, tasks get tf_keras (TF_USE_LEGACY_KERAS).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster.agent import foreign_json
 from tfcluster.plans.command import programs
@@ -56,6 +56,8 @@ def settings_json(spec: ClusterSpec) -> str:
     settings: dict[str, object] = {"strategy": strategy_name(spec), **changed_settings(spec)}
     if spec.keras.version != "auto":
         settings["keras_version"] = spec.keras.version
+    if is_switched_off(spec):
+        settings["keras_patch"] = "off"
     return json.dumps(settings | {"hooks": has_hooks(spec)})
 
 
@@ -70,6 +72,17 @@ def asks_for_keras_3(env: Iterable[EnvVar]) -> bool:
     return settings_in(env).get("keras_version") == "3"
 
 
+KerasPatch = Literal["on", "off", "no hooks"]
+"""The state of the patch of Keras 3 in a task: on, off by `SWITCH`, or impossible without hooks."""
+
+
+def keras_patch(env: Iterable[EnvVar], *, is_hooked: bool) -> KerasPatch:
+    """Return whether Keras 3 is patched in a task with these variables."""
+    if not is_hooked:
+        return "no hooks"
+    return "off" if settings_in(env).get("keras_patch") == "off" else "on"
+
+
 def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
     """Return the data folder for tasks of `host` and the field that sets it, or None."""
     folder, field = spec.runtime.of_host(host, "data_dir")
@@ -77,8 +90,7 @@ def find_data_dir(spec: ClusterSpec, host: str) -> tuple[str, str] | None:
 
 
 TESTED: Final = ("3.3.0", "3.15.1")
-"""First and last release of Keras that can be patched, the same as `keras3.TESTED` of the workers.
-"""
+"""First and last release of Keras that the patch was tested with, as in `keras3.release`."""
 
 SWITCH: Final = "TFCLUSTER_KERAS3_SHIM"
 """The variable that leaves Keras 3 unpatched if `off`, the same as `keras3.SWITCH` of the workers.
@@ -105,21 +117,32 @@ def is_from_2_16(packages: Mapping[str, str]) -> bool:
     return _numbers(packages.get("tensorflow", "")) >= (2, 16)
 
 
-def is_tested(version: str) -> bool:
-    """Return whether this release of Keras is in the range that can be patched."""
-    first, last = map(_numbers, TESTED)
-    return first <= _numbers(version) <= last
+def is_patchable(version: str) -> bool:
+    """Return whether this release of Keras is not older than those that can be patched.
+
+    Whether a newer one than the tested ones can be patched is known in the task.
+    """
+    return _numbers(version) >= _numbers(TESTED[0])
+
+
+def is_newer(version: str) -> bool:
+    """Return whether this release of Keras is newer than the tested ones."""
+    return _numbers(version) > _numbers(TESTED[1])
 
 
 def is_patched(spec: ClusterSpec, python: Interpreter) -> bool:
     """Return whether the hooks will patch this Keras 3 for several workers."""
-    return may_patch(spec) and is_tested(python.packages.get("keras", ""))
+    return may_patch(spec) and is_patchable(python.packages.get("keras", ""))
 
 
 def may_patch(spec: ClusterSpec) -> bool:
     """Return whether the tasks have hooks and `SWITCH` is not off."""
-    is_off = str(spec.job.env.get(SWITCH) or "").lower() in {"off", "0", "false", "no"}
-    return has_hooks(spec) and not is_off
+    return has_hooks(spec) and not is_switched_off(spec)
+
+
+def is_switched_off(spec: ClusterSpec) -> bool:
+    """Return whether `SWITCH` is off in `job.env`."""
+    return str(spec.job.env.get(SWITCH) or "").lower() in {"off", "0", "false", "no"}
 
 
 def needs_patching(spec: ClusterSpec, python: Interpreter) -> bool:

@@ -15,6 +15,7 @@ from pathlib import PurePath
 from typing import Any
 
 from tfcluster.errors import join_first
+from tfcluster.plans.keras_settings import SWITCH, KerasPatch
 from tfcluster.supervision import log_errors
 from tfcluster.supervision.known_errors import (
     LOST_PODS,
@@ -25,6 +26,7 @@ from tfcluster.supervision.known_errors import (
     KnownError,
 )
 
+TF_KERAS = "write `import tf_keras as keras`"
 WITHOUT_KERAS_3 = (
     "the spec asks for Keras 3, which does not support this: --set keras.version=2 runs the script"
     " with tf_keras"
@@ -33,6 +35,13 @@ WITHOUT_NETWORK = (
     "the spec asks for a private or simulated network, where tasks reach only each other: download"
     " in `prepare`, which has the network of this machine, or --set runtime.network=host"
 )
+WHY_UNPATCHED: Mapping[KerasPatch, str] = {
+    "no hooks": "the task has no hooks. Start it as a `script` or `module` with hooks on",
+    "off": f"{SWITCH} is off. Remove it",
+    "on": "only the task's own process is patched. Call `fit` there, not in a process that"
+    " the script starts",
+}
+"""The state of a task's patch → why its Keras 3 failed like an unpatched one, and what to do."""
 CIRCUMSTANCES: Mapping[str, KnownError] = {
     "SIGKILL": KnownError(
         "sigkill",
@@ -227,6 +236,7 @@ class Failure:
     """The spec has ``keras.version: 3``."""
     is_cut_off: bool = False
     """The task's network is private or simulated: it reaches only the run's other tasks."""
+    keras_patch: KerasPatch = "on"
 
     @cached_property
     def kind(self) -> Kind:
@@ -321,6 +331,8 @@ class Failure:
             return None
         if known.is_keras_3_only and self.asks_for_keras_3:
             return WITHOUT_KERAS_3
+        if known.is_unpatched_keras_3:
+            return f"{known.hint}: {WHY_UNPATCHED[self.keras_patch]}, or {TF_KERAS}"
         return WITHOUT_NETWORK if known.needs_network and self.is_cut_off else known.hint
 
     @property

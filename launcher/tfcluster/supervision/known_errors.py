@@ -86,6 +86,8 @@ class KnownError:
     """True if the task may lack a network: the hint differs where its network is private."""
     compares_steps: bool = False
     """True if the tasks' steps may explain it: the diagnosis compares them."""
+    is_unpatched_keras_3: bool = False
+    """True if a patched Keras 3 does not fail like this: the hint says why it was not patched."""
 
     @property
     def docs(self) -> str:
@@ -191,10 +193,9 @@ MESSAGES: tuple[KnownError, ...] = (
     ),
     _permanent_cause(
         "keras-3",  # 72388, keras 20585, ray 47464
-        "Keras 3 fails on several workers (keras#20585), and it was not patched here: run a"
-        " script with hooks on, or write `import tf_keras as keras`",
+        "Keras 3 fails on several workers (keras#20585), and it was not patched here",
         r"Invalid reduction dimension 0|convert a value \((?:\{.*)?PerReplica",
-        is_keras_3_only=True,
+        is_unpatched_keras_3=True,
     ),
     _permanent(
         "keras-3-parameter-server",
@@ -206,7 +207,7 @@ MESSAGES: tuple[KnownError, ...] = (
     _permanent_cause(
         "keras-3-refused",
         "tfcluster's patch of Keras 3 does not cover this; the message says what to do",
-        r"Keras3Error|whose `fit` tfcluster patches",
+        r"Keras3Error|cannot be patched for several workers",
     ),
     _permanent(
         "old-keras",

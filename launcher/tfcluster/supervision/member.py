@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tfcluster.agent import catalogue as msg
-from tfcluster.plans.keras_settings import asks_for_keras_3
+from tfcluster.plans.keras_settings import KerasPatch, asks_for_keras_3, keras_patch
 from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Standing
@@ -39,6 +39,7 @@ class Member:
     """The spec has ``keras.version: 3``."""
     is_cut_off: bool = False
     """True if its network is private or simulated: it reaches only the run's other tasks."""
+    keras_patch: KerasPatch = "on"
     attempt: int = 1
     is_ordered: bool = False
     """True once its agent was ordered to start it."""
@@ -257,6 +258,7 @@ class Member:
             saved=self.saved,
             asks_for_keras_3=self.asks_for_keras_3,
             is_cut_off=self.is_cut_off,
+            keras_patch=self.keras_patch,
             **(end | facts),
         )
 
@@ -271,5 +273,6 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         searches=plan.kind == "tuner",
         asks_for_keras_3=asks_for_keras_3(task.command.env),
         is_cut_off=task.node in plan.cut_off,
+        keras_patch=keras_patch(task.command.env, is_hooked=plan.is_hooked(task)),
         attempt=attempt,
     )

@@ -27,6 +27,18 @@ def make_venv(folder: Path, *packages: str, config: str = "") -> Path:
     return python
 
 
+@pytest.mark.parametrize("others", [(), ("keras-3.15.1", "tensorflow-2.21.0")])
+def test_a_nightly_counts_as_the_package_whose_files_it_replaces(
+    tmp_path: Path, others: tuple[str, ...]
+) -> None:
+    nightlies = ("tf_nightly-2.23.0.dev20261026", "keras_nightly-3.16.0.dev2026102704")
+    python = make_venv(tmp_path / "v", *nightlies, *others)
+    assert read(str(python), "why")().packages == {
+        "keras": "3.16.0.dev2026102704",
+        "tensorflow": "2.23.0.dev20261026",
+    }
+
+
 def test_versions_of_a_virtual_environment_are_read_from_its_folders(tmp_path: Path) -> None:
     python = make_venv(tmp_path / "v", "tensorflow_cpu-2.21.0", "tf_keras-2.21.0", "six-1.16")
     found = read(str(python), "why")()

@@ -292,7 +292,8 @@ def packages(tensorflow: str, *, keras: str = "3.15.1", tf_keras: str = "") -> d
 
 
 PATCHED = packages("2.21.0", tf_keras="2.21.0")
-TOO_NEW = packages("2.21.0", keras="3.16.0", tf_keras="2.21.0")
+TOO_OLD = packages("2.16.1", keras="3.2.1", tf_keras="2.16")
+NEWER = packages("2.22.0", keras="3.16.0.dev2026102704", tf_keras="2.21.0")
 ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
 
 
@@ -301,20 +302,20 @@ ONE_WORKER: dict[str, Any] = {"cluster": {"worker": 1}}
     [
         ({}, PATCHED, False),
         ({}, packages("2.21.0", keras="3.3.0", tf_keras="2.21.0"), False),
-        ({}, TOO_NEW, True),
-        ({}, packages("2.16.1", keras="3.2.1", tf_keras="2.16"), True),
+        ({}, NEWER, False),
+        ({}, TOO_OLD, True),
         ({"keras": {"version": "2"}}, PATCHED, True),
-        ({"keras": {"version": "3"}}, TOO_NEW, False),
+        ({"keras": {"version": "3"}}, TOO_OLD, False),
         ({"job": {"hooks": "off"}}, PATCHED, True),
         ({"job": {"env": {"TFCLUSTER_KERAS3_SHIM": "off"}}}, PATCHED, True),
         ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, PATCHED, True),
         ({"cluster": {"chief": 1, "worker": 1, "ps": 1}}, packages("2.21.0"), False),
         ({}, packages("2.15.1", keras="2.15.0", tf_keras="2.15"), False),
         ({}, packages("2.21.0"), False),
-        (ONE_WORKER, TOO_NEW, False),
+        (ONE_WORKER, TOO_OLD, False),
         (ONE_WORKER | {"keras": {"version": "2"}}, PATCHED, True),
-        ({"strategy": {"name": "mirrored"}}, TOO_NEW, False),
-        ({"job": {"kind": "plain"}}, TOO_NEW, False),
+        ({"strategy": {"name": "mirrored"}}, TOO_OLD, False),
+        ({"job": {"kind": "plain"}}, TOO_OLD, False),
     ],
 )
 def test_tf_keras_replaces_keras_3_if_keras_3_would_fail(
@@ -324,6 +325,13 @@ def test_tf_keras_replaces_keras_3_if_keras_3_would_fail(
     plan = plan_of(sections, interpreters={"local": python})
     assert ("TF_USE_LEGACY_KERAS" in env(plan)) is legacy
     assert any("tf_keras" in note and "is used" in note for note in plan.notes) is legacy
+
+
+def test_a_note_says_that_keras_is_newer_than_the_tested_releases(plan_of: Planner) -> None:
+    newer = Interpreter("/venv/bin/python", "why", "3.14.0", NEWER)
+    (note,) = plan_of({}, interpreters={"local": newer}).notes
+    assert note.startswith("Keras 3.16.0.dev2026102704 is newer than 3.15.1")
+    assert plan_of(ONE_WORKER, interpreters={"local": newer}).notes == ()
 
 
 def test_a_job_that_is_a_command_uses_tf_keras_since_it_cannot_be_patched(plan_of: Planner) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster.plans.keras_settings import KerasPatch
 from tfcluster.supervision import known_errors
 from tfcluster.supervision.failure import (
     CIRCUMSTANCES,
@@ -137,7 +138,7 @@ MESSAGES = [
         "keras-3-refused",
         Kind.PERMANENT,
         "SystemExit",
-        "keras_mnist: Keras 3.16.0 is not among the releases whose `fit` tfcluster patches",
+        "keras_mnist: Keras 3.16.0 cannot be patched for several workers: Trainer.fit is missing",
     ),
     (
         "keras-2-script",
@@ -730,7 +731,7 @@ def test_a_mistake_in_the_script_is_not_blamed_on_keras(exception: str, message:
     assert find(f"{exception}: {message}") is None
 
 
-@pytest.mark.parametrize("anchor", ["keras-2-script", "keras-3", "keras-3-parameter-server"])
+@pytest.mark.parametrize("anchor", ["keras-2-script", "keras-3-parameter-server"])
 def test_if_the_spec_asks_for_keras_3_the_hint_suggests_keras_2(anchor: str) -> None:
     message = next(message for name, _, _, message in MESSAGES if name == anchor)
     error = {"exception": "ValueError", "message": message}
@@ -771,6 +772,21 @@ def test_the_answer_that_a_task_cannot_read_is_recognized_without_a_message() ->
         assert failure.kind is Kind.PERMANENT
     other = Failure("worker:0", 1, None, error=error | {"traceback": "multiprocessing"})
     assert other.docs is None
+
+
+@pytest.mark.parametrize(
+    ("patch", "reason"),
+    [
+        ("on", "only the task's own process is patched"),
+        ("off", "TFCLUSTER_KERAS3_SHIM is off. Remove it"),
+        ("no hooks", "the task has no hooks. Start it as a `script` or `module`"),
+    ],
+)
+def test_the_hint_says_why_keras_3_was_not_patched(patch: KerasPatch, reason: str) -> None:
+    message = next(message for name, _, _, message in MESSAGES if name == "keras-3")
+    error = {"exception": "ValueError", "message": message}
+    failed = Failure("worker:0", 1, None, error=error, keras_patch=patch)
+    assert f"it was not patched here: {reason}" in str(failed.hint)
 
 
 BENIGN = [

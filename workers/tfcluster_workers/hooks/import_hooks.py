@@ -122,8 +122,11 @@ def _lazily(module: str, function: str) -> Attach:
 _SLOW_IMPORT = "tensorflow"
 """The module whose import takes so long that views show it."""
 _CALLBACKS = (("hooks.keras_hooks", "watch_callback_list"), ("callbacks", "patch"))
-_MODELS = (("hooks.save_hooks", "watch_models"), ("hooks.training_facts", "watch_models"))
-_MODELS_OF_KERAS_2 = (("hooks.keras_hooks", "watch_fit"), *_MODELS)
+_MODELS = (
+    ("hooks.keras_hooks", "watch_fit"),
+    ("hooks.save_hooks", "watch_models"),
+    ("hooks.training_facts", "watch_models"),
+)
 _SAVED_MODELS = (("hooks.training_facts", "watch_saved_models"),)
 _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
@@ -174,9 +177,9 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "keras.src.callbacks": _CALLBACKS,
     "keras.src.callbacks.callback_list": (("hooks.keras_hooks", "watch_callback_list"),),
     "tf_keras.src.callbacks": _CALLBACKS,
-    "keras.src.engine.training": _MODELS_OF_KERAS_2,
-    "tf_keras.src.engine.training": _MODELS_OF_KERAS_2,
-    "keras.src.backend.tensorflow.trainer": (("hooks.keras_hooks", "watch_fit"),),
+    "keras.src.engine.training": _MODELS,
+    "tf_keras.src.engine.training": _MODELS,
+    "keras.src.models.model": _MODELS,
     "keras_tuner.src.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.engine.base_tuner": (("hooks.tuner_hooks", "watch_search"),),
     "keras_tuner.src.utils": (("hooks.tuner_hooks", "watch_state"),),
@@ -191,7 +194,6 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
         ("hooks.save_hooks", "watch_graph_saver"),
         ("hooks.training_facts", "watch_graph_saver"),
     ),
-    "keras.src.models.model": _MODELS,
     "keras.src.saving.saving_api": _SAVED_MODELS,
     "tf_keras.src.saving.saving_api": _SAVED_MODELS,
 }

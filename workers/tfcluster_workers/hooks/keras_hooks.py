@@ -111,7 +111,8 @@ def watch_fit(module: ModuleType) -> None:
 
     `fit` and `evaluate` begin with the check for the GPUs that the plan gives.
     """
-    owner = vars(module).get("TensorFlowTrainer") or vars(module)["Model"]
+    # In Keras 3 a base class of `Model` defines `fit`; its name and module depend on the release.
+    owner = next(each for each in vars(module)["Model"].__mro__ if "fit" in vars(each))
     signature = inspect.signature(owner.fit)
 
     @replaces(owner, "fit")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tfcluster_workers.hooks.replacing import replaces
+from tfcluster_workers.keras3.patches import Patches
 
 _MEANS = {"sum_over_batch_size", "mean", "mean_with_sample_weight"}
 _replica = threading.local()
@@ -33,18 +33,16 @@ def share_of_gradients() -> Any:
     return share() if getattr(_replica, "of_gradients", False) else None
 
 
-def patch(trainer: Any) -> None:
+def add_to(patches: Patches, keras: Any) -> None:
     """Patch the scaling of losses and the moments of an empty share."""
-    from keras.src.layers import BatchNormalization
     from keras.src.losses import loss
     from keras.src.trainers.compile_utils import CompileLoss
 
-    trainer.scales_losses = hasattr(loss, "scale_loss_for_distribution")
-    if trainer.scales_losses:
-        _patch_scaling(loss)
-    _patch_reduction(loss, scales=trainer.scales_losses)
-    _patch_moments(BatchNormalization)
-    _patch_losses_of_outputs(CompileLoss)
+    if _scales_losses():
+        _patch_scaling(patches, loss)
+    _patch_reduction(patches, loss)
+    _patch_moments(patches, keras.layers.BatchNormalization)
+    _patch_losses_of_outputs(patches, CompileLoss)
 
 
 def weight_shares(model: Any, name: str) -> None:
@@ -64,9 +62,9 @@ def weight_shares(model: Any, name: str) -> None:
 
 
 def _scales_losses() -> bool:
-    from keras.src.backend.tensorflow import trainer
+    from keras.src.losses import loss
 
-    return bool(trainer.scales_losses)
+    return hasattr(loss, "scale_loss_for_distribution")
 
 
 @contextmanager
@@ -104,8 +102,10 @@ def _count(part: Any) -> Any:
     return part.nrows() if isinstance(part, tf.RaggedTensor) else tf.shape(part)[0]
 
 
-def _patch_scaling(loss: Any) -> None:
-    @replaces(loss, "scale_loss_for_distribution")
+def _patch_scaling(patches: Patches, loss: Any) -> None:
+    uses = ["num_replicas_in_sync"]
+
+    @patches.replaces(loss, "scale_loss_for_distribution", takes=["value"], uses=uses)
     def scale_loss_for_distribution(scale: Any, value: Any) -> Any:
         import tensorflow as tf
 
@@ -115,7 +115,7 @@ def _patch_scaling(loss: Any) -> None:
         # The mean over no examples is NaN; its weight is 0.
         return tf.math.multiply_no_nan(value, tf.cast(known, value.dtype))
 
-    @replaces(loss, "unscale_loss_for_distribution")
+    @patches.replaces(loss, "unscale_loss_for_distribution", takes=["value"], uses=uses)
     def unscale_loss_for_distribution(unscale: Any, value: Any) -> Any:
         import tensorflow as tf
 
@@ -125,14 +125,15 @@ def _patch_scaling(loss: Any) -> None:
         return tf.math.divide_no_nan(value, tf.cast(known, value.dtype))
 
 
-def _patch_reduction(loss: Any, *, scales: bool) -> None:
+def _patch_reduction(patches: Patches, loss: Any) -> None:
     """Scale the mean that a loss function returns itself, which Keras passes on unscaled.
 
     If gradients are scaled instead, only the mean of an empty share is replaced: it is NaN.
     """
-    signature = inspect.signature(loss.reduce_values)
+    signature, scales = inspect.signature(loss.reduce_values), _scales_losses()
+    uses = ["scale_loss_for_distribution"] if scales else []
 
-    @replaces(loss, "reduce_values")
+    @patches.replaces(loss, "reduce_values", takes=["values", "reduction"], uses=uses)
     def reduce_values(original: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
@@ -147,8 +148,8 @@ def _patch_reduction(loss: Any, *, scales: bool) -> None:
         return loss.scale_loss_for_distribution(reduced) if is_scalar else reduced
 
 
-def _patch_moments(layer: Any) -> None:
-    @replaces(layer, "_moments")
+def _patch_moments(patches: Patches, layer: Any) -> None:
+    @patches.replaces(layer, "_moments", takes=["self", "inputs", "mask"])
     def _moments(original: Any, self: Any, inputs: Any, mask: Any) -> Any:
         import tensorflow as tf
 
@@ -162,10 +163,10 @@ def _patch_moments(layer: Any) -> None:
         )
 
 
-def _patch_losses_of_outputs(compile_loss: Any) -> None:
+def _patch_losses_of_outputs(patches: Patches, compile_loss: Any) -> None:
     """Weigh the loss of each output by share: Keras counts batches of unknown size as 1."""
 
-    @replaces(compile_loss, "call")
+    @patches.replaces(compile_loss, "call")
     def call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if share() is not None:
             for metric in getattr(self, "metrics", ()):

@@ -23,6 +23,7 @@ from tfcluster_workers import reporting
 from tfcluster_workers.hooks import keras_hooks, one_writer
 from tfcluster_workers.hooks.one_writer import Method
 from tfcluster_workers.keras3 import release
+from tfcluster_workers.keras3.patches import require_function
 
 
 def patch(callbacks: ModuleType) -> None:
@@ -157,3 +158,10 @@ _REPLACEMENTS: dict[str, dict[str, Method]] = {
     "TensorBoard": {"set_model": _begin_events, "on_train_end": _end_events},
     "CSVLogger": {"on_train_begin": one_writer.begin_csv},
 }
+
+
+def require_methods(callbacks: Any) -> None:
+    """Raise OtherKerasError for a class of `keras.callbacks` that lacks a method to replace."""
+    for owner, methods in _REPLACEMENTS.items():
+        for name in methods:
+            require_function(getattr(callbacks, owner), name)

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import batches, release
+from tfcluster_workers.keras3.patches import Patches, defining_class
 
 
-def patch() -> None:
+def add_to(patches: Patches, keras: Any) -> None:
     """Patch every optimizer of Keras to sum first."""
-    from keras.src.backend.tensorflow.optimizer import TFOptimizer
-    from keras.src.optimizers.base_optimizer import BaseOptimizer
-    from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-
-    for owner in (BaseOptimizer, LossScaleOptimizer):
-        _sum_first(owner)
-    _skip_second_sum(TFOptimizer)
+    optimizers = keras.optimizers
+    for optimizer in (optimizers.Optimizer, optimizers.LossScaleOptimizer):
+        _sum_first(patches, defining_class(optimizer, "apply"))
+    _skip_second_sum(patches, defining_class(optimizers.Optimizer, _SUM))
 
 
 def _is_replica_of_many() -> bool:
@@ -32,8 +29,11 @@ def _is_replica_of_many() -> bool:
     return release.spans_workers(tf.distribute.get_strategy())
 
 
-def _sum_first(owner: Any) -> None:
-    @replaces(owner, "apply")
+_SUM = "_all_reduce_sum_gradients"
+
+
+def _sum_first(patches: Patches, owner: Any) -> None:
+    @patches.replaces(owner, "apply", takes=["self", "grads", "trainable_variables"])
     def apply(original: Any, self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not _is_replica_of_many() or hasattr(self, "_gets_sums"):
             return original(self, grads, trainable_variables)
@@ -87,8 +87,8 @@ def _refuse_conditions(optimizer: Any) -> None:
             )
 
 
-def _skip_second_sum(owner: Any) -> None:
-    @replaces(owner, "_all_reduce_sum_gradients")
+def _skip_second_sum(patches: Patches, owner: Any) -> None:
+    @patches.replaces(owner, _SUM, takes=["self", "grads_and_vars"], uses=["all_reduce"])
     def _all_reduce_sum_gradients(original: Any, self: Any, grads_and_vars: Any) -> Any:
         if _is_replica_of_many():
             return list(grads_and_vars)  # `apply` has summed them

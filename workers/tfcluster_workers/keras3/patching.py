@@ -1,9 +1,9 @@
 """Patches stock Keras 3 so that `fit`, `evaluate` and `predict` work on several workers.
 
-Keras 3's own versions fail there in every release to 3.15 (keras#20585, tensorflow#72388), and
-where they do not fail some numbers are wrong. Each module names the upstream places it patches:
-trainer.py (what fails), batches.py (uneven shares of a batch), optimizers.py (clipping, loss scale)
-and variables.py (metrics and moving averages of older releases).
+Keras 3's own versions fail there in every release (keras#20585, tensorflow#72388), and where they
+do not fail some numbers are wrong. Each module names the upstream places it patches: trainer.py
+(what fails), batches.py (uneven shares of a batch), optimizers.py (clipping, loss scale) and
+variables.py (metrics and moving averages of older releases).
 
 Each patch acts only under a strategy that spans workers; otherwise Keras's own code runs. The one
 exception is the type of seeds before Keras 3.5 (seeds.py), which changes no number.
@@ -16,63 +16,94 @@ import sys
 from typing import Any
 
 from tfcluster_workers import context
-from tfcluster_workers.keras3 import batches, optimizers, release, seeds, trainer, variables
+from tfcluster_workers.hooks.replacing import replaces
+from tfcluster_workers.keras3 import (
+    batches,
+    callbacks,
+    optimizers,
+    release,
+    seeds,
+    trainer,
+    variables,
+)
+from tfcluster_workers.keras3.patches import OtherKerasError, Patches
 from tfcluster_workers.keras3.release import SWITCH, Keras3Error
 
-TRAINER = "keras.src.backend.tensorflow.trainer"
-"""The module of Keras 3 that defines `fit` for TensorFlow."""
+_OBSTACLE = "_tfcluster_obstacle"
+"""The attribute of `keras.Model` that says why Keras is not patched; empty if it is."""
+_STEPPING = (
+    *("fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+)
+"""The public methods of `keras.Model` that run steps."""
 
-_MARK = "_patched_by_tfcluster"
 
+def attach(keras: Any) -> None:
+    """Patch Keras 3 once; leave Keras 2 and other backends alone.
 
-def attach(_keras: object = None) -> None:
-    """Patch the Keras 3 of this process once; leave Keras 2 and other backends alone."""
-    module = sys.modules.get(TRAINER)
-    if module is None or release.is_switched_off() or hasattr(module, _MARK):
+    A Keras that cannot be patched stays as it is, and refuses to train on several workers.
+    """
+    if not _is_of_tensorflow(keras) or release.is_switched_off() or hasattr(keras.Model, _OBSTACLE):
         return
-    setattr(module, _MARK, False)  # until every patch is applied: a half-patched Keras is refused
-    trainer.check_before_use(module, functools.partial(require_patched, module))
-    if not _obstacle(module):
-        _patch(module)
-        setattr(module, _MARK, True)
+    setattr(keras.Model, _OBSTACLE, "tfcluster has not finished patching it")
+    _require_patch(keras.Model)
+    setattr(keras.Model, _OBSTACLE, _patch(keras))
 
 
-def _patch(module: Any) -> None:
-    seeds.patch()
-    variables.patch()
-    batches.patch(module)
-    optimizers.patch()
-    trainer.patch(module)
+def obstacle(keras: Any) -> str:
+    """Return why this Keras is not patched for several workers; empty if it is."""
+    return str(getattr(keras.Model, _OBSTACLE, "tfcluster's hooks are not attached"))
 
 
-@functools.cache
-def _obstacle(module: Any) -> str:
-    """Return why this Keras cannot be patched; empty if it can."""
-    version = release.version()
-    if not release.is_tested(version):
-        return release.refusal(version)
-    if unknown := trainer.find_unknown_function(module):
-        return (
-            f"Keras {version} differs from its release, or was fixed upstream: {unknown} is not"
-            " the function that tfcluster replaces for several workers;"
-            f" {SWITCH}=off disables the patch"
-        )
+def _is_of_tensorflow(keras: Any) -> bool:
+    if release.numbers(str(getattr(keras, "__version__", ""))) < (3,):
+        return False
+    return str(keras.config.backend()) == "tensorflow"
+
+
+def _patch(keras: Any) -> str:
+    """Apply every patch and return an empty string, or apply none and return the reason."""
+    if not release.is_patchable(str(keras.__version__)):
+        return f"only {release.TESTED[0]} and newer can be"
+    patches = Patches()
+    try:
+        for part in (seeds, variables, batches, optimizers, trainer):
+            part.add_to(patches, keras)
+        callbacks.require_methods(keras.callbacks)
+    except OtherKerasError as error:
+        return str(error)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    patches.apply()
     return ""
 
 
+def _require_patch(model: Any) -> None:
+    """Have `fit` and the other public methods of a model refuse, before they begin, to fail."""
+    for name in _STEPPING:
+        owner = next((each for each in model.__mro__ if name in vars(each)), None)
+        if owner is not None:
+            _check_before(owner, name)
+
+
+def _check_before(owner: Any, name: str) -> None:
+    @replaces(owner, name)
+    def checked(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if release.spans_workers(self.distribute_strategy):
+            keras = sys.modules["keras"]
+            if why := obstacle(keras):
+                raise Keras3Error(release.refusal(str(keras.__version__), why))
+            _announce(str(keras.__version__))
+        return original(self, *args, **kwargs)
+
+
 @functools.cache
-def require_patched(module: Any) -> None:
-    """Log once, in the chief, that Keras is patched; raise Keras3Error if it could not be."""
-    if obstacle := _obstacle(module):
-        raise Keras3Error(f"{obstacle}, or set keras.version to 2")
-    if not getattr(module, _MARK):
-        raise Keras3Error(
-            f"tfcluster could not patch all of Keras {release.version()} for several workers, and a"
-            f" half-patched Keras would train wrongly: {SWITCH}=off disables the patch, or set"
-            " keras.version to 2"
-        )
+def _announce(version: str) -> None:
+    """Log once, in the chief, that Keras is patched."""
     if context.current().is_chief:
+        newer = f", which is newer than {release.TESTED[1]}, the newest tested one,"
         sys.stderr.write(
-            f"tfcluster: patched Keras {release.version()} for multi-worker training"
-            f" (keras#20585); {SWITCH}=off disables the patch, keras.version=2 uses tf_keras\n"
+            f"tfcluster: patched Keras {version}{newer if release.is_newer(version) else ''}"
+            f" for multi-worker training (keras#20585); {SWITCH}=off disables the patch,"
+            " keras.version=2 uses tf_keras\n"
         )

@@ -8,7 +8,10 @@ from typing import Any
 from tfcluster_workers.errors import JobError
 
 TESTED = ("3.3.0", "3.15.1")
-"""The first and the last release of Keras that the patches were tested with."""
+"""The first and the last release of Keras that the patches were tested with.
+
+An older one is not patched. A newer one is patched if every function is found (`patches`).
+"""
 
 SWITCH = "TFCLUSTER_KERAS3_SHIM"
 """The environment variable that disables the patches if it is `off`."""
@@ -23,36 +26,42 @@ def is_switched_off() -> bool:
     return os.environ.get(SWITCH, "").lower() in {"off", "0", "false", "no"}
 
 
-def is_tested(version: str) -> bool:
-    """Return whether `version` is in the tested range; a candidate counts as its release."""
-    first, last = map(_numbers, TESTED)
-    return first <= _numbers(version) <= last
+def is_patchable(version: str) -> bool:
+    """Return whether `version` is not older than the tested releases."""
+    return numbers(version) >= numbers(TESTED[0])
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    numbers: list[int] = []
+def is_newer(version: str) -> bool:
+    """Return whether `version` is newer than the tested releases; a candidate is its release."""
+    return numbers(version) > numbers(TESTED[1])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first three numbers of a version."""
+    found: list[int] = []
     for part in version.split(".")[:3]:
         digits = part[: len(part) - len(part.lstrip("0123456789"))]
         if not digits:
             break
-        numbers.append(int(digits))
-    return tuple(numbers)
+        found.append(int(digits))
+    return tuple(found)
 
 
-def version() -> str:
-    """Return the version of the Keras that `import keras` gives."""
-    import keras
-
-    return str(keras.__version__)
-
-
-def refusal(version: str) -> str:
+def refusal(version: str, why: str) -> str:
     """Return the message that refuses `version` and says how to install a tested one."""
-    first, last = TESTED
     return (
-        f"Keras {version} is not among the releases whose `fit` tfcluster patches for several"
-        f" workers ({first} to {last}): pip install 'keras=={last}'"
+        f"Keras {version} cannot be patched for several workers: {why}."
+        f" Install a tested release ({install_tested(version)}), or set keras.version to 2"
+        f" (tf_keras); {SWITCH}=off disables the patch"
     )
+
+
+def install_tested(version: str) -> str:
+    """Return the command that replaces `version` by the newest tested release."""
+    if ".dev" not in version:
+        return f"pip install 'keras=={TESTED[1]}'"
+    # keras-nightly and keras install the same files, and pip does not know that.
+    return f"pip uninstall -y keras-nightly; pip install --force-reinstall 'keras=={TESTED[1]}'"
 
 
 def spans_workers(strategy: Any) -> bool:

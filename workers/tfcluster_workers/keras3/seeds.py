@@ -15,24 +15,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfcluster_workers.hooks.replacing import replaces
+from tfcluster_workers.keras3.patches import Patches, uses_name
 
 _SEED_DISTANCE = 1_000_003
 """The distance between two replicas' seeds: larger than between the seeds of a script's layers."""
 
 
-def patch() -> None:
+def add_to(patches: Patches, keras: Any) -> None:
     """Have `SeedGenerator` differ by replica, and keep an int64 in every release."""
-    from keras.src.random import seed_generator
+    _vary_by_replica(patches, keras.random.SeedGenerator)
+    if not uses_name(keras.random.SeedGenerator.__init__, "random_seed_dtype"):
+        from keras.src.random import seed_generator
 
-    _vary_by_replica(seed_generator.SeedGenerator)
-
-    if not hasattr(seed_generator.backend, "random_seed_dtype"):
         seed_generator.backend = _SignedSeeds(seed_generator.backend)
 
 
-def _vary_by_replica(owner: Any) -> None:
-    @replaces(owner, "next")
+def _vary_by_replica(patches: Patches, owner: Any) -> None:
+    @patches.replaces(owner, "next", takes=["self"], uses=["state"])
     def next_of_replica(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 

@@ -10,71 +10,72 @@ the outer function, which an inner function cannot reach).
 from __future__ import annotations
 
 import functools
-import inspect
-from collections.abc import Callable, Iterator
-from types import CodeType
+import sys
 from typing import Any
 
-from tfcluster_workers.hooks.replacing import replaces
-from tfcluster_workers.keras3 import batches, variables
+from tfcluster_workers.keras3 import batches, release, variables
+from tfcluster_workers.keras3.patches import (
+    OtherKerasError,
+    Patches,
+    defining_class,
+    find_function,
+    require_function,
+)
 from tfcluster_workers.keras3.release import spans_workers
 
-
-def find_unknown_function(trainer: Any) -> str:
-    """Return the first function to replace that is not as expected; empty if all are."""
-    known: dict[str, tuple[Any, tuple[str, ...], set[str]]] = {
-        "reduce_per_replica": (
-            getattr(trainer, "reduce_per_replica", None),
-            ("values", "strategy", "reduction"),
-            {"MEAN", "reduce", "_collective_all_reduce_multi_worker"},
-        ),
-        "TensorFlowTrainer._maybe_symbolic_build": (
-            # Keras 3.3 has none: it builds a model in its first step
-            getattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _absent),
-            ("self", "iterator", "data_batch"),
-            {"MEAN", "DistributedValues", "_symbolic_build"},
-        ),
-    }
-    for name, (function, parameters, names_used) in known.items():
-        if function is _absent:
-            continue
-        if function is None or tuple(inspect.signature(function).parameters) != parameters:
-            return name
-        if not names_used <= set(_names_used(inspect.unwrap(function).__code__)):
-            return name
-    return ""
+_STEPS = {"make_train_function": "train_step", "make_test_function": "test_step"}
+_TAKES_REDUCTION = ("values", "strategy", "reduction")
+_TAKES_BATCH = ("self", "iterator", "data_batch")
 
 
-def _absent() -> None:
-    """Stand for a function that a release does not have."""
+def add_to(patches: Patches, keras: Any) -> None:
+    """Replace the functions of the class that trains, and of its module."""
+    trainer = defining_class(keras.Model, "make_train_function")
+    module = sys.modules[trainer.__module__]
+    # Not known by its fault: a release that fixes it is replaced all the same.
+    reduction = find_function(module, takes=_TAKES_REDUCTION, uses=["experimental_local_results"])
+    if reduction is None:
+        raise OtherKerasError(
+            f"no function of {module.__name__} takes ({', '.join(_TAKES_REDUCTION)}) and uses"
+            " experimental_local_results"
+        )
+    _patch_reduction(patches, module, reduction)
+    for name, step in _STEPS.items():
+        _patch_step(patches, trainer, name, step)
+    # Since 3.7 one method makes the functions for training and for testing.
+    maker = find_function(trainer, takes=["self", "step_function"], uses=[reduction])
+    if maker is not None:
+        _patch_executions(patches, trainer, maker)
+    else:
+        require_function(trainer, "make_train_function", uses=[reduction])
+    builder = find_function(trainer, takes=_TAKES_BATCH, uses=["_symbolic_build"])
+    if builder is not None:
+        _require_specs(module)
+        _patch_build(patches, trainer, builder)
+    elif release.numbers(str(keras.__version__)) >= (3, 5):  # before, the first step builds a model
+        raise OtherKerasError(
+            f"no method of {module.__name__}.{trainer.__name__} takes"
+            f" ({', '.join(_TAKES_BATCH)}) and builds the model"
+        )
 
 
-def _names_used(code: CodeType) -> Iterator[str]:
-    """Yield the names and strings in a function's byte code, including its inner functions."""
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_used(constant)
-        elif isinstance(constant, str):
-            yield constant
+def _require_specs(module: Any) -> None:
+    """Raise OtherKerasError unless an iterator of `module` has what `_first_batch` reads."""
+    read = ("_distributed_dataset", "data_adapter")
+    classes = (value for value in vars(module).values() if isinstance(value, type))
+    if not any(find_function(each, uses=read) for each in classes):
+        raise OtherKerasError(f"no iterator of {module.__name__} has {' and '.join(read)}")
 
 
-def patch(trainer: Any) -> None:
-    """Replace the functions in the module `trainer`."""
-    _patch_reduction(trainer)
-    if hasattr(trainer.TensorFlowTrainer, "_make_function"):  # Keras 3.7 and newer
-        _patch_executions(trainer.TensorFlowTrainer)
-    if hasattr(trainer.TensorFlowTrainer, "_maybe_symbolic_build"):
-        _patch_build(trainer)
-
-
-def _patch_reduction(trainer: Any) -> None:
-    @replaces(trainer, "reduce_per_replica")
+def _patch_reduction(patches: Patches, module: Any, name: str) -> None:
+    @patches.replaces(module, name)
     def reduce_per_replica(original: Any, values: Any, strategy: Any, reduction: str) -> Any:
+        from keras.src import tree
+
         if reduction not in {"auto", "mean"} or not spans_workers(strategy):
             return original(values, strategy, reduction)
-        flat = _mean_over_replicas(strategy, trainer.tree.flatten(values))
-        return trainer.tree.pack_sequence_as(values, flat)
+        flat = _mean_over_replicas(strategy, tree.flatten(values))
+        return tree.pack_sequence_as(values, flat)
 
 
 def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
@@ -96,15 +97,17 @@ def _mean_over_replicas(strategy: Any, values: list[Any]) -> list[Any]:
     return means
 
 
-def _patch_build(trainer: Any) -> None:
-    @replaces(trainer.TensorFlowTrainer, "_maybe_symbolic_build")
+def _patch_build(patches: Patches, trainer: Any, name: str) -> None:
+    @patches.replaces(trainer, name)
     def _maybe_symbolic_build(
         original: Any, self: Any, iterator: Any = None, data_batch: Any = None
     ) -> Any:
+        from keras.src import tree
+
         if not spans_workers(self._distribute_strategy):
             return original(self, iterator=iterator, data_batch=data_batch)
         if iterator is not None:
-            data_batch = _first_batch(trainer.tree, iterator, self._distribute_strategy)
+            data_batch = _first_batch(tree, iterator, self._distribute_strategy)
         with self._distribute_strategy.scope():
             return self._symbolic_build(data_batch=data_batch)
 
@@ -139,8 +142,8 @@ def _has_static_shape(spec: Any) -> bool:
     return bool(spec.shape[1:].is_fully_defined())
 
 
-def _patch_executions(owner: Any) -> None:
-    @replaces(owner, "_make_function")
+def _patch_executions(patches: Patches, trainer: Any, name: str) -> None:
+    @patches.replaces(trainer, name, uses=["steps_per_execution"])
     def _make_function(original: Any, self: Any, step_function: Any) -> Any:
         one_step = original(self, step_function)
         if not spans_workers(self.distribute_strategy) or self.steps_per_execution == 1:
@@ -167,24 +170,12 @@ def _execute(model: Any, one_step: Any, steps: int, iterator: Any) -> Any:
     return outputs
 
 
-def check_before_use(trainer: Any, require_patched: Callable[[], None]) -> None:
-    """Have the module `trainer` refuse, before the first step, what fails on several workers.
+def _patch_step(patches: Patches, trainer: Any, name: str, step: str) -> None:
+    """Have the function that makes a step check the metrics, and weigh the workers' shares."""
 
-    `require_patched` raises Keras3Error for a Keras that could not be patched.
-    """
-    owner = trainer.TensorFlowTrainer
-    steps = {"make_train_function": "train_step", "make_test_function": "test_step"}
-    for name in (*steps, "make_predict_function", "_maybe_symbolic_build"):
-        if hasattr(owner, name):
-            _check(owner, name, steps.get(name), require_patched)
-
-
-def _check(owner: Any, name: str, step: str | None, require_patched: Callable[[], None]) -> None:
-    @replaces(owner, name)
-    def checked(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    @patches.replaces(trainer, name, takes=["self"], uses=[step])
+    def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if spans_workers(self.distribute_strategy):
-            require_patched()
-            if step is not None:
-                variables.require_shared_metrics(self)
-                batches.weight_shares(self, step)
+            variables.require_shared_metrics(self)
+            batches.weight_shares(self, step)
         return original(self, *args, **kwargs)

@@ -10,22 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tfcluster_workers.hooks.replacing import replaces
 from tfcluster_workers.keras3 import release
+from tfcluster_workers.keras3.patches import Patches, defining_class
 
 
-def patch() -> None:
+def add_to(patches: Patches, keras: Any) -> None:
     """Have older releases make the variables that 3.10 makes."""
-    from keras.src.backend.tensorflow.core import Variable
-    from keras.src.layers.layer import Layer
-    from keras.src.metrics.metric import Metric
-
-    if hasattr(Variable, "_map_synchronization"):
+    if hasattr(keras.Variable, "_map_synchronization"):
         return
-    _make_with(Metric, "add_variable", _summed_on_read)
-    if not hasattr(Variable, "_map_aggregation"):
-        _make_with(Layer, "add_weight", _mean_of_replicas)
-    _use_creator_when_built(Variable)
+    _make_with(patches, keras.metrics.Metric, "add_variable", _summed_on_read)
+    if not hasattr(keras.Variable, "_map_aggregation"):
+        _make_with(patches, keras.layers.Layer, "add_weight", _mean_of_replicas)
+    _use_creator_when_built(patches, defining_class(keras.Variable, "_deferred_initialize"))
 
 
 def _spans_workers() -> bool:
@@ -53,8 +49,8 @@ def _mean_of_replicas(make: Any, **kwargs: Any) -> Any:
     return make(**kwargs)
 
 
-def _make_with(owner: Any, name: str, creator: Any) -> None:
-    @replaces(owner, name)
+def _make_with(patches: Patches, owner: Any, name: str, creator: Any) -> None:
+    @patches.replaces(owner, name)
     def made(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 
@@ -64,10 +60,10 @@ def _make_with(owner: Any, name: str, creator: Any) -> None:
         return variable
 
 
-def _use_creator_when_built(variable: Any) -> None:
+def _use_creator_when_built(patches: Patches, variable: Any) -> None:
     """Have a variable of a model that is not built yet use its creator when it is built."""
 
-    @replaces(variable, "_deferred_initialize")
+    @patches.replaces(variable, "_deferred_initialize", takes=["self"])
     def _deferred_initialize(original: Any, self: Any) -> Any:
         import tensorflow as tf
 

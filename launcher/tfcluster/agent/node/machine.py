@@ -34,7 +34,9 @@ _DISTRIBUTIONS = {
         "tf-nightly",
         "tf-nightly-cpu",
     ),
+    "keras": ("keras-nightly", "keras"),
 }
+"""Package → its distributions; the first one that is installed gives the version."""
 PROXIES = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 _PROXY_EXCEPTIONS = ("no_grpc_proxy", "no_proxy", "NO_PROXY", "TF_GRPC_DEFAULT_OPTIONS")
 SHARED_OUT = (

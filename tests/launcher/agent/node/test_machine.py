@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import sys
 from pathlib import Path
 
@@ -22,6 +23,20 @@ def test_facts_of_this_machine_are_reported(tmp_path: Path) -> None:
     assert found["cores"] >= 1
     assert found["script_sha256"] == hashlib.sha256(script.read_bytes()).hexdigest()
     assert found["packages"]["tensorflow"].count(".") == 2
+
+
+def test_a_nightly_of_keras_counts_as_keras(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"keras": "3.15.1", "keras-nightly": "3.16.0.dev2026102704"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert machine.versions() == {"keras": "3.16.0.dev2026102704"}
+    del installed["keras"]
+    assert machine.versions() == {"keras": "3.16.0.dev2026102704"}
 
 
 def test_values_of_proxies_are_not_reported() -> None:
