@@ -377,7 +377,7 @@ def note_losses(state: RunState, member: Member, report: msg.Progress, now: floa
 
 def end_stall(state: RunState, now: float) -> None:
     """Record that the run goes on, if it is stalled: a task has reported work or has ended."""
-    if state.silence.stall is not None:
+    if state.silence.stall is not None and state.is_training:
         state.silence.stall = None
         state.record(ev.StallEnded(silent_s=round(now - state.silence.stalled_since, 1)))
 

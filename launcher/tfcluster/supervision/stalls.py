@@ -79,14 +79,13 @@ class Position:
     code: str = ""
     why: str = ""
     """More about a task that was stopped or does not answer, such as ``by SIGSTOP``."""
+    calls: tuple[msg.Frame, ...] = field(default=(), compare=False)
+    """The script's own frames, innermost first."""
 
     @property
     def place(self) -> str:
         """``train.py:12 `time.sleep` ``; empty if no line of the script is known."""
-        if not self.file:
-            return ""
-        code = called_in(self.code)
-        return f"{PurePath(self.file).name}:{self.line}" + (f" `{code}`" if code else "")
+        return _place(self.file, self.line, self.code) if self.file else ""
 
     def describe(self, tasks: int = 1) -> str:
         """Return where a task is as the end of a sentence about it, or about several `tasks`."""
@@ -131,10 +130,15 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
     return position
 
 
+def _place(file: str, line: int, code: str) -> str:
+    called = called_in(code)
+    return f"{PurePath(file).name}:{line}" + (f" `{called}`" if called else "")
+
+
 def _position_of_thread(frames: Sequence[msg.Frame]) -> Position:
-    own = _own_frame(frames)
-    at = (own.file, own.line, own.code) if own is not None else ("", 0, "")
-    return Position(_activity_of(frames), *at)
+    own = tuple(frame for frame in frames if not is_foreign(frame.file))
+    at = (own[0].file, own[0].line, own[0].code) if own else ("", 0, "")
+    return Position(_activity_of(frames), *at, calls=own)
 
 
 def _activity_of(frames: Sequence[msg.Frame]) -> Activity:
@@ -239,14 +243,28 @@ def _without_cause(positions: Mapping[str, Position], *, together: bool) -> str:
     """Return the line where all tasks are inside TensorFlow, or none has answered."""
     if all(at.activity is Activity.UNKNOWN for at in positions.values()):
         return "no task writes its stacks"
+    inside = {task: at for task, at in positions.items() if at.activity is not Activity.SERVES}
     places: dict[str, list[str]] = {}
-    for task, at in positions.items():
-        if at.activity is not Activity.SERVES:
-            places.setdefault(at.place or "TensorFlow", []).append(task)
+    for task, place in _where_they_part(inside).items():
+        places.setdefault(place or "TensorFlow", []).append(task)
     texts = [f"{_names(tasks)} {_wait(tasks)} in {place}" for place, tasks in places.items()]
     if len(places) > 1 and together:
         return f"{', '.join(texts)}: each waits for the others"
     return f"{', '.join(texts)}" + (", for each other or for their input" if together else "")
+
+
+def _where_they_part(positions: Mapping[str, Position]) -> dict[str, str]:
+    """Return task → its place; of tasks at one place, the calls that led them there if they differ.
+
+    Two loss functions may call the same all-reduce.
+    """
+    places = {task: at.place for task, at in positions.items()}
+    if len({*places.values()}) == 1:
+        for frames in zip(*(at.calls[::-1] for at in positions.values()), strict=False):
+            calls = [_place(frame.file, frame.line, frame.code) for frame in frames]
+            if len({*calls}) > 1:
+                return dict(zip(places, calls, strict=True))
+    return places
 
 
 def _grouped(tasks: Sequence[str], positions: Mapping[str, Position]) -> list[str]:

@@ -9,7 +9,8 @@ from typing import Any, Final
 from tfcluster.ui.formats import plural
 from tfcluster.ui.lines import sanitize_text
 
-_PACKAGES: Final = re.compile(r".*/(?:site|dist)-packages/")
+_PACKAGES: Final = re.compile(r".*/(?:(?:site|dist)-packages|bundles/[0-9a-f]+/workers)/")
+"""The folders before a package of Python, or before `tfcluster_workers` on a task's node."""
 
 
 def format_stacks(answer: Mapping[str, Any], *, all_threads: bool = False) -> list[str]:

@@ -163,8 +163,10 @@ def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
     replay = training().after(20)
     replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
     replay._take()
+    replay.says("worker:0", "progress", step=11)  # a task that ends sends its last step
     replay.after(300)
     assert stalls_of(replay) == 1
+    assert not any(isinstance(event, ev.StallEnded) for event in replay.events)
 
 
 def test_tasks_that_form_no_cluster_stall_too() -> None:

@@ -15,6 +15,9 @@ SCRIPT_OPS = "/dist-packages/tensorflow/python/ops/script_ops.py:269"
 THREADING = "/usr/lib/python3.11/threading.py:324"
 SLEEPS = stack("/home/me/hang.py:12 time.sleep(9)", KERAS, FIT)
 FEEDS = [*IN_FIT, *stack("/home/me/data.py:7 yield read(path)", SCRIPT_OPS)]
+SUMS = "/home/me/train.py:9 context.all_reduce('SUM', x)"
+LOSSES = stack(f"{EXECUTE}:53", SUMS, "/home/me/train.py:30 sum_losses(x)", FIT)
+WEIGHTS = stack(f"{EXECUTE}:53", SUMS, "/home/me/train.py:34 sum_weights(x)", FIT)
 EVALUATES = stack(f"{EXECUTE}:53", "/home/me/train.py:44 model.evaluate(test)")
 
 
@@ -100,6 +103,12 @@ def test_a_position_from_stacks(threads: list[msg.Thread], activity: Activity, p
             (),
         ),
         (
+            {"worker:0": LOSSES, "worker:1": WEIGHTS, "worker:2": WEIGHTS},
+            "worker:0 waits in train.py:30 `sum_losses`, worker:1, worker:2 wait in train.py:34"
+            " `sum_weights`: each waits for the others",
+            (),
+        ),
+        (
             {"worker:0": IN_FIT, "worker:1": IN_FIT},
             "worker:0, worker:1 wait in train.py:20 `model.fit`, for each other or for their input",
             (),
@@ -111,7 +120,10 @@ def test_a_position_from_stacks(threads: list[msg.Thread], activity: Activity, p
         ),
         ({"worker:0": [], "worker:1": []}, "no task writes its stacks", ()),
     ],
-    ids=["elsewhere", "two elsewhere", "input", "deadlock", "all inside", "silent", "all silent"],
+    ids=[
+        *("elsewhere", "two elsewhere", "input", "deadlock", "deadlock in one function"),
+        *("all inside", "silent", "all silent"),
+    ],
 )
 def test_tasks_that_train_together(
     positions: dict[str, list[msg.Thread]], line: str, causes: tuple[str, ...]

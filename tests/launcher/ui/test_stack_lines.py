@@ -7,6 +7,7 @@ from tfcluster.ui.stack_lines import format_stacks
 FRAMES = [
     {"file": "/home/me/train.py", "line": 3, "function": "load", "code": "time.sleep(9)"},
     {"file": "/x/lib/python3.11/site-packages/keras/fit.py", "line": 7, "function": "fit"},
+    {"file": "/c/bundles/0af1/workers/tfcluster_workers/boot.py", "line": 9, "function": "main"},
 ]
 ANSWER = {
     "what": "worker:1 is in train.py:3 `time.sleep`; worker:0 waits for it in an all-reduce",
@@ -27,6 +28,7 @@ def test_the_main_thread_of_each_task_is_shown_and_the_others_are_counted() -> N
         "  main thread, innermost first:",
         "    /home/me/train.py:3 in load  time.sleep(9)",
         "    …/keras/fit.py:7 in fit",
+        "    …/tfcluster_workers/boot.py:9 in main",
         "  1 more thread: --all-threads shows them",
     ]
 
