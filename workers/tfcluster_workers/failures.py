@@ -39,7 +39,15 @@ def report(error: BaseException) -> None:
         file=file,
         line=line,
         traceback="".join(lines),
+        child_code=_child_code(error),
     )
+
+
+def _child_code(error: BaseException) -> int | None:
+    """Return the exit code of the child that the script calls, if `error` says that it failed."""
+    if type(error).__name__ != "CalledProcessError":
+        return None
+    return getattr(error, "returncode", None)
 
 
 def message_of(error: BaseException) -> str:

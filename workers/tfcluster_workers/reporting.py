@@ -221,11 +221,28 @@ def note(message: str) -> None:
 
 
 def error(
-    *, exception: str, message: str, file: str | None, line: int | None, traceback: str
+    *,
+    exception: str,
+    message: str,
+    file: str | None,
+    line: int | None,
+    traceback: str,
+    child_code: int | None = None,
 ) -> None:
-    """Report an uncaught exception; `file` and `line` are the last frame of the user's code."""
+    """Report an uncaught exception; `file` and `line` are the last frame of the user's code.
+
+    `child_code`: the exit code of a child process that failed, negative for a signal.
+    """
     _sent.add("error")
-    _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
+    _send(
+        "error",
+        exception=exception,
+        message=message,
+        file=file,
+        line=line,
+        traceback=traceback,
+        child_code=child_code,
+    )
 
 
 def gradients(variables: Iterable[Any]) -> None:

@@ -469,6 +469,8 @@ class Error(TaskReport):
     file: LongText | None = None
     line: Integer | None = None
     traceback: Traceback = ""
+    child_code: Integer | None = None
+    """The exit code of the child process that failed, negative for a signal: CalledProcessError."""
 
 class Chaos(TaskReport):
     """A fault was injected, maybe into another `task`."""

@@ -38,6 +38,8 @@ or a GPU takes seconds."""
 DRAIN_S = 0.5
 """The time that an ended task's pipe is still read: a child of the task may hold it."""
 _STEP = struct.Struct("<q")
+_CHILD_KILLED = (128 + signal.SIGKILL, 256 - signal.SIGKILL)
+"""The exit codes of a shell, and of a Python script that passes on its child's returncode."""
 _DECISIVE = {
     kind.type.encode() for kind in msg.TaskReport.__subclasses__() if kind not in msg.FOR_PEOPLE
 }
@@ -207,7 +209,9 @@ class Task:
         if self.stopping or self.killed_by_order or self.usage is None:
             return False
         status = self.usage[0]
-        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if os.WIFSIGNALED(status):
+            return os.WTERMSIG(status) == signal.SIGKILL
+        return os.WEXITSTATUS(status) in _CHILD_KILLED
 
     def note_end(self, status: int, max_rss: int) -> None:
         """Record the end of the pid. `max_rss` is wait4's: KiB on Linux, bytes on macOS."""
