@@ -478,6 +478,10 @@ class Chaos(TaskReport):
     task: Name | None = None
     step: Step | None = None
 
+class TrainsInChild(TaskReport):
+    """The task seems to train in a child that has no hooks, and so reports nothing."""
+    command: Line
+
 class Trial(TaskReport):
     id: Name
     status: Name
@@ -494,6 +498,7 @@ class TrialEnded(TaskReport):
     message: Line | None = None
 
 FOR_PEOPLE = (
-    *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, Trial, TrialEnded),
+    *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, TrainsInChild),
+    *(Trial, TrialEnded),
 )
 """Reports on which the run does not depend."""

@@ -38,8 +38,8 @@ WITHOUT_NETWORK = (
 WHY_UNPATCHED: Mapping[KerasPatch, str] = {
     "no hooks": "the task has no hooks. Start it as a `script` or `module` with hooks on",
     "off": f"{SWITCH} is off. Remove it",
-    "on": "only the task's own process is patched. Call `fit` there, not in a process that"
-    " the script starts",
+    "on": "`fit` runs in a child of the script that has no hooks. Call it in the script itself, or"
+    " keep PYTHONPATH in the child's environment",
 }
 """The state of a task's patch → why its Keras 3 failed like an unpatched one, and what to do."""
 CIRCUMSTANCES: Mapping[str, KnownError] = {
