@@ -56,6 +56,7 @@ EXTENDED_WITH_TENSORFLOW = (
     *(f"tests/workers/test_keras3.py::test_{name}" for name in ("two", "an", "the", "a_changed")),
     *("tests/workers/test_tensorflow.py", "tests/workers/test_estimator.py"),
     "tests/integration/test_official_tutorial.py::test_an_older_tensorflow",
+    "tests/integration/test_children.py::test_an_older_tensorflow",
     "tests/integration/jobs/test_custom_loop.py::test_every_keras",
     "tests/integration/jobs/test_custom_loop.py::test_a_preempted",
     # the search, and details of the jobs

@@ -244,7 +244,7 @@ def test_pythonpath_and_sitecustomize_stay_in_force(
     )
     extra = str(tmp_path / "extra")
     assert boot("script", str(script), python=python, env={"PYTHONPATH": extra}).out == (
-        f"on mine {extra}\n"
+        f"on mine {BOOT.parent / 'child_site'}:{extra}\n"
     )
 
 

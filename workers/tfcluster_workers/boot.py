@@ -11,19 +11,15 @@ attaches when the script itself imports TensorFlow or Keras.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib.machinery
 import io
 import os
-import signal
 import sys
-from types import ModuleType, TracebackType
+from types import ModuleType
 
 TYPE_CHECKING = False  # a task that does not need `typing` starts a quarter sooner without it
 if TYPE_CHECKING:
-    from typing import Any, Callable, NoReturn, Optional
-
-    ExceptHook = Callable[[type[BaseException], BaseException, Optional[TracebackType]], Any]
+    from typing import NoReturn
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -33,10 +29,11 @@ def main() -> None:
     if sys.argv[1] == "preload":
         wait_for_task()
     kind, target, *arguments = sys.argv[1:]
-    dump_stacks()
     load_own_package()
+    from tfcluster_workers import stack_dumps
     from tfcluster_workers.preload import script_paths
 
+    stack_dumps.begin()
     prepare_reporting()
     present_as_plain_python(kind, target, arguments)
     try:
@@ -63,7 +60,7 @@ def main() -> None:
 def wait_for_task() -> None:
     """Import the modules in `sys.argv`; returns in a fork of this process, with a task's argv."""
     load_own_package()
-    from tfcluster_workers import event_channel  # noqa: F401
+    from tfcluster_workers import children, event_channel, stack_dumps  # noqa: F401
     from tfcluster_workers.hooks import import_hooks, tf_config_changes  # noqa: F401
     from tfcluster_workers.preload import script_paths  # noqa: F401
 
@@ -71,17 +68,6 @@ def wait_for_task() -> None:
     from tfcluster_workers.preload import importer
 
     importer.become_task(sys.argv[2:], initial_modules, is_path_safe=is_path_safe())
-
-
-def dump_stacks() -> None:
-    """Have a crash in native code, and `kill -USR1`, write every thread's stack to stderr.
-
-    After SIGUSR1 the task continues. A crash ends it with the same signal as without the stacks. A
-    script may call `faulthandler` itself: its own settings replace these.
-    """
-    if sys.__stderr__ is not None:  # None when the parent process had closed it
-        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
-        faulthandler.enable(file=sys.__stderr__)
 
 
 def load_own_package() -> None:
@@ -102,7 +88,7 @@ def is_path_safe() -> bool:
 
 def prepare_reporting() -> None:
     """Take over the agent's socket and attach the hooks that wait for TensorFlow or Keras."""
-    from tfcluster_workers import event_channel
+    from tfcluster_workers import children, event_channel
     from tfcluster_workers.hooks import import_hooks, tf_config_changes
 
     event_channel.install(event_channel.take_over(os.environ))
@@ -115,6 +101,7 @@ def prepare_reporting() -> None:
         tf_config_changes.watch()
     # A task that is started by hand reports to nobody, but its Keras must be patched as well.
     if has_agent or "TFCLUSTER_TASK" in os.environ:
+        children.prepare(os.environ)
         import_hooks.attach()
 
 
@@ -204,28 +191,17 @@ def run_folder(path: str) -> None:
 
 
 def report(error: BaseException) -> None:
-    """Send the `error` event; a failure to do so must not hide the user's error."""
+    """Send the `error` event."""
     from tfcluster_workers import failures
 
-    try:
-        failures.report(error)
-    except Exception as failure:
-        sys.stderr.write(f"tfcluster could not report the error below: {failure!r}\n")
+    failures.report_safely(error)
 
 
 def hide_own_frames() -> None:
     """Have the uncaught exception printed as a bare interpreter prints it."""
     from tfcluster_workers import failures
 
-    hook: ExceptHook = sys.excepthook
-
-    def without_own_frames(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        user_traceback = failures.without_own_frames(error.with_traceback(traceback))
-        hook(kind, error.with_traceback(user_traceback), user_traceback)
-
-    sys.excepthook = without_own_frames
+    failures.hide_own_frames()
 
 
 if __name__ == "__main__":

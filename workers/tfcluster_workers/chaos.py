@@ -49,15 +49,24 @@ _lock = threading.RLock()  # a signal handler may save while this thread holds i
 _step: int | None = None
 _saves = 0
 _before_injection: list[Callable[[], None]] = []
+_is_armed = False
 
 
 def arm(environ: Mapping[str, str]) -> None:
     """Read this task's faults; `boot` calls it before the script."""
+    global _is_armed
+    _is_armed = True
     for entry in json.loads(environ.get("TFCLUSTER_SETTINGS") or "{}").get("chaos", []):
         number, code = entry.get("number", 0), entry.get("exit_code", 0)
         fault = Fault(entry["fault"], entry["do"], entry["place"], number, code, entry.get("task"))
         (_steps if fault.place == "step" else _others).append(fault)
     _steps.sort(key=lambda fault: fault.number)
+
+
+def arm_child() -> None:
+    """Read the task's faults in a child of it; a fork has those that remained."""
+    if not _is_armed:
+        arm(os.environ)
 
 
 def has_step_faults() -> bool:

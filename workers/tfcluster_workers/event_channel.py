@@ -2,6 +2,9 @@
 
 Each message is one JSON object of at most 64 KiB, sent over an inherited Unix SOCK_SEQPACKET
 socket. Without a launcher there is no socket, and events are dropped silently.
+
+A child of the task inherits no socket. It connects to the agent when it begins to train, and sends
+the task's events from then on, if the agent agrees (Linux).
 """
 
 from __future__ import annotations
@@ -19,11 +22,25 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "TFCLUSTER_EVENTS_FD"
+CHILDREN_VARIABLE = "TFCLUSTER_EVENTS_SOCKET"
+"""The path of the agent's socket for the children of its tasks."""
 MAX_MESSAGE = 64 * 1024
 KIND = socket.SOCK_SEQPACKET if sys.platform == "linux" else socket.SOCK_DGRAM
 """The kind of socket that the agent makes; only Linux has Unix sockets of the first kind."""
 RETRY_S = 2.0
 """Seconds that an event that must not be lost waits for room in the socket."""
+ANSWER_S = 10.0
+"""Seconds that a child waits for the agent's answer; after that it never asks again."""
+AGAIN_S = 5.0
+"""Seconds after which a child that was refused asks again: the other one may have ended."""
+_KEPT = frozenset(
+    {
+        *("devices", "first_batches", "meets_peers", "note", "reduces", "restored"),
+        *("saves_on_sigterm", "setting_read", "unused_gpus"),
+    }
+)
+"""The events of a child from before it trains that are sent once it does."""
+_MOST_KEPT = 50
 
 
 class EventChannel:
@@ -37,6 +54,10 @@ class EventChannel:
     def is_open(self) -> bool:
         # A forked child shares the descriptor but is not the task: it must not report for it.
         return self._socket is not None and os.getpid() == self._pid
+
+    def claim(self) -> int | None:
+        """Claim to be the process that trains; see `ChildChannel.claim`. The task itself is it."""
+        return None
 
     def offer(self, event: Mapping[str, Any]) -> bool:
         """Send `event` now or drop it; return whether it was sent. Meant for progress."""
@@ -75,6 +96,74 @@ class EventChannel:
         return True
 
 
+class ChildChannel(EventChannel):
+    """The channel of a child of the task: closed until the agent accepts the child's `claim`.
+
+    The agent accepts one child at a time, and none after the task itself has trained.
+    """
+
+    def __init__(self, path: str, hello: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._path, self._hello = path, hello
+        self._claim_at = 0.0
+        self._kept: list[Mapping[str, Any]] = []
+
+    def claim(self) -> int | None:
+        """Claim to be the process that trains, unless that was refused a moment ago.
+
+        Return a descriptor of the task's log if the agent has accepted it now, else None.
+        """
+        now = time.monotonic()
+        if self.is_open or now < self._claim_at:
+            return None
+        self._claim_at = now + AGAIN_S
+        try:
+            sock = self._connect({"claims": True})
+            _answer, fds, _flags, _address = socket.recv_fds(sock, MAX_MESSAGE, 1)
+        except socket.timeout:
+            self._claim_at = float("inf")
+            return None
+        except OSError:
+            return None
+        if not fds:  # closed without an answer
+            return None
+        sock.settimeout(None)
+        self._socket, kept, self._kept = sock, self._kept, []
+        for event in kept:
+            self.send(event)
+        return fds[0]
+
+    def send(self, event: Mapping[str, Any], *, within_s: float = RETRY_S) -> bool:
+        """Send `event` as the task's; before the claim, keep it or have the agent look at it."""
+        if self.is_open:
+            return super().send(event, within_s=within_s)
+        if event["type"] in _KEPT and len(self._kept) < _MOST_KEPT:
+            self._kept.append(event)
+            return True
+        is_shown = event["type"] == "error" or (event["type"] == "phase" and not is_helper())
+        return is_shown and self.introduce(event)
+
+    def introduce(self, event: Mapping[str, Any] | None = None) -> bool:
+        """Let the agent know that this child has hooks, with an `event` of type error or phase."""
+        try:
+            self._connect({"event": event}).close()
+        except OSError:
+            return False
+        return True
+
+    def _connect(self, facts: Mapping[str, Any]) -> socket.socket:
+        """Return a connection to the agent on which this child has said hello; raise OSError."""
+        sock = socket.socket(socket.AF_UNIX, KIND)
+        try:
+            sock.settimeout(ANSWER_S)
+            sock.connect(self._path)
+            sock.send(encode({**self._hello, **facts}))
+        except OSError:
+            sock.close()
+            raise
+        return sock
+
+
 def encode(event: Mapping[str, Any]) -> bytes:
     """Return `event` as one message of at most 64 KiB; long strings lose their middle."""
     message = json.dumps(event, default=_plain).encode()
@@ -111,7 +200,7 @@ def take_over(environ: MutableMapping[str, str]) -> EventChannel:
     """
     number = environ.pop(VARIABLE, "")
     if not number.isdigit():
-        return EventChannel()
+        return of_child(environ)
     try:
         sock = socket.socket(fileno=int(number))
     except (OSError, OverflowError):
@@ -123,22 +212,50 @@ def take_over(environ: MutableMapping[str, str]) -> EventChannel:
     return EventChannel(sock)
 
 
+def of_child(environ: Mapping[str, str]) -> EventChannel:
+    """Return the channel of a child of a task; a closed one outside of tasks."""
+    path = environ.get(CHILDREN_VARIABLE)
+    if not path:
+        return EventChannel()
+    names = {"task": "TFCLUSTER_TASK", "attempt": "TFCLUSTER_ATTEMPT"}
+    return ChildChannel(path, {key: environ.get(name, "") for key, name in names.items()})
+
+
+def is_pool_worker() -> bool:
+    """Return whether multiprocessing, or a package on top of it, has started this process."""
+    processes: Any = sys.modules.get("multiprocessing.process")
+    return processes is not None and (
+        processes.parent_process() is not None
+        or getattr(processes.current_process(), "_inheriting", False)  # while it is being started
+    )
+
+
+def is_helper() -> bool:
+    """Return whether this process hardly trains, but works for another one: ``python -c``."""
+    return is_pool_worker() or sys.argv[:1] == ["-c"]
+
+
 channel: EventChannel | None = None
+_pid = os.getpid()
+"""The process that `channel` is for."""
 
 
 def install(new: EventChannel) -> None:
     """Make `new` the channel of this process."""
-    global channel
-    channel = new
+    global channel, _pid
+    channel, _pid = new, os.getpid()
 
 
 def current() -> EventChannel:
     """Return the channel of this process.
 
     `boot` installs it. A task that was started without boot (`hooks: off`, a `command`) and calls
-    tfcluster_workers itself takes over its socket here, so that its events arrive.
+    tfcluster_workers itself takes over its socket here, so that its events arrive. A fork of the
+    task is one of its children.
     """
     if channel is None:
         install(take_over(os.environ))
+    elif os.getpid() != _pid:
+        install(of_child(os.environ))
     assert channel is not None
     return channel

@@ -39,7 +39,54 @@ def report(error: BaseException) -> None:
         file=file,
         line=line,
         traceback="".join(lines),
+        child_code=_child_code(error),
     )
+
+
+def _child_code(error: BaseException) -> int | None:
+    """Return the exit code of the child that the script calls, if `error` says that it failed."""
+    if type(error).__name__ != "CalledProcessError":
+        return None
+    return getattr(error, "returncode", None)
+
+
+def report_safely(error: BaseException) -> None:
+    """Report `error`; a failure to do so must not hide the user's error."""
+    try:
+        report(error)
+    except Exception as failure:
+        sys.stderr.write(f"tfcluster could not report the error below: {failure!r}\n")
+
+
+def hide_own_frames() -> None:
+    """Have the uncaught exception printed as a bare interpreter prints it."""
+    hook = sys.excepthook
+
+    def print_without_own_frames(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        user_traceback = without_own_frames(error.with_traceback(traceback))
+        hook(kind, error.with_traceback(user_traceback), user_traceback)
+
+    sys.excepthook = print_without_own_frames
+
+
+def watch_uncaught() -> None:
+    """Report an exception that nothing catches from now on, in a process that boot did not start.
+
+    A script that replaces `sys.excepthook` replaces this.
+    """
+    hide_own_frames()
+    hook = sys.excepthook
+
+    def report_and_print(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):  # not Ctrl-C
+            report_safely(error.with_traceback(traceback))
+        hook(kind, error, traceback)
+
+    sys.excepthook = report_and_print
 
 
 def message_of(error: BaseException) -> str:

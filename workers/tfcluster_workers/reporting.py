@@ -3,6 +3,9 @@
 Every function can be called with or without a launcher and from any thread, and never blocks the
 training (an error or a saved checkpoint may wait up to two seconds for room in the socket).
 
+A child of the task reports nothing until it trains: until it joins the cluster, begins Keras's
+`fit`, computes a gradient or calls `progress`. Then it claims to be the process that reports.
+
 Some of them also inject the faults of `tfcluster up --chaos` (chaos.py).
 """
 
@@ -17,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-from tfcluster_workers import chaos, event_channel, last_step
+from tfcluster_workers import chaos, event_channel, last_step, stack_dumps
 from tfcluster_workers.step_times import StepTimes
 
 INTERVAL_S = 0.5
@@ -37,8 +40,27 @@ _last_seen: tuple[str, int | None] | None = None
 """Path and step of the last save that the hooks reported, until a job reports it too."""
 
 
+def claim() -> None:
+    """Have this process report for its task, if it is a child of it and the agent agrees."""
+    log = event_channel.current().claim()
+    if log is not None:
+        stack_dumps.begin_in_child(log)
+        last_step.share()
+        chaos.arm_child()
+
+
+def _claim_unless_in_pool() -> None:
+    """Do as `claim`, but not in a worker of a pool: it may train models of its own.
+
+    Such a worker counts only once it has joined the cluster.
+    """
+    if not event_channel.is_pool_worker():
+        claim()
+
+
 def waiting_for_peers() -> None:
     """Report that this task waits for its peers: the start deadline counts from here."""
+    claim()
     _send_once("waiting_for_peers")
     chaos.at_join()
 
@@ -97,6 +119,12 @@ def saved_elsewhere(step: int | None) -> None:
     _send("saved_elsewhere", step=step)
 
 
+def training_begins() -> None:
+    """Report that a training such as Keras's `fit` begins: to compile its step may take minutes."""
+    _claim_unless_in_pool()
+    alive()
+
+
 def alive() -> None:
     """Report work that is not a training step, such as a batch of an evaluation.
 
@@ -111,6 +139,7 @@ def alive() -> None:
 
 def evaluated(step: int | None) -> None:
     """Report that an evaluator has evaluated the checkpoint of `step` (None: unknown)."""
+    claim()
     ready()
     _send("evaluated", step=step)
     if step is not None:
@@ -138,6 +167,7 @@ def trial(
 
     `best_step` is the epoch of the score and counts from 0, as KerasTuner does.
     """
+    claim()
     _send(
         "trial",
         id=name,
@@ -187,6 +217,7 @@ def trains(way: str) -> None:
     `way`: ``mirrored``, ``jax`` or ``horovod`` where the script uses something that knows no other
     task, ``outside_scope`` where the model was made outside of its strategy's scope, else empty.
     """
+    _claim_unless_in_pool()
     _send_once("trains", way=way)
 
 
@@ -221,11 +252,28 @@ def note(message: str) -> None:
 
 
 def error(
-    *, exception: str, message: str, file: str | None, line: int | None, traceback: str
+    *,
+    exception: str,
+    message: str,
+    file: str | None,
+    line: int | None,
+    traceback: str,
+    child_code: int | None = None,
 ) -> None:
-    """Report an uncaught exception; `file` and `line` are the last frame of the user's code."""
+    """Report an uncaught exception; `file` and `line` are the last frame of the user's code.
+
+    `child_code`: the exit code of a child process that failed, negative for a signal.
+    """
     _sent.add("error")
-    _send("error", exception=exception, message=message, file=file, line=line, traceback=traceback)
+    _send(
+        "error",
+        exception=exception,
+        message=message,
+        file=file,
+        line=line,
+        traceback=traceback,
+        child_code=child_code,
+    )
 
 
 def gradients(variables: Iterable[Any]) -> None:
@@ -259,6 +307,7 @@ def progress(
     call runs several steps, `steps_per_execution` makes the launcher wait longer for the next
     report.
     """
+    claim()
     values = dict(metrics or {})
     step_done(
         Reading(
@@ -307,10 +356,8 @@ chaos.before_injection(finished)
 
 def _send_once(kind: str, **fields: object) -> None:
     key = kind + repr(fields)
-    if key in _sent or not event_channel.current().is_open:
-        return
-    _sent.add(key)
-    _send(kind, **fields)
+    if key not in _sent and event_channel.current().send({"type": kind, **fields}):
+        _sent.add(key)
 
 
 def _send(kind: str, **fields: Any) -> None:

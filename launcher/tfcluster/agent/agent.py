@@ -17,6 +17,7 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import parse
 from tfcluster.agent.net.ports import PortHolder, PortInUse
 from tfcluster.agent.net.session import CoordinatorLink
+from tfcluster.agent.tasks.children import SUFFIX
 from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.output import echo
@@ -58,7 +59,14 @@ class Agent:
         before = previous._preloader if previous else preloader
         self._preloader: Preloader = before or Preloader(recorder)
         self._log_streams = streams = LogStreams(self._selector)
-        self._runner = TaskRunner(recorder, self._selector, host_spawner, self._preloader, streams)
+        self._runner = TaskRunner(
+            recorder,
+            self._selector,
+            host_spawner,
+            self._preloader,
+            streams,
+            children=config["socket"] + SUFFIX,
+        )
         self._link = self._runner.link = streams.link = CoordinatorLink(
             config,
             recorder,

@@ -45,6 +45,9 @@ MESSAGE_TEXT = 16 << 10
 MESSAGE_LIST = 100_000
 """The items of one of its lists."""
 
+CHILD_HELLOS = 64
+"""The connections of tasks' children that have not said hello; one more closes the oldest."""
+
 # -- connections to an agent ----------------------------------------------------------------
 
 PENDING_CONNECTIONS = 8

@@ -469,12 +469,18 @@ class Error(TaskReport):
     file: LongText | None = None
     line: Integer | None = None
     traceback: Traceback = ""
+    child_code: Integer | None = None
+    """The exit code of the child process that failed, negative for a signal: CalledProcessError."""
 
 class Chaos(TaskReport):
     """A fault was injected, maybe into another `task`."""
     fault: Name
     task: Name | None = None
     step: Step | None = None
+
+class TrainsInChild(TaskReport):
+    """The task seems to train in a child that has no hooks, and so reports nothing."""
+    command: Line
 
 class Trial(TaskReport):
     id: Name
@@ -492,6 +498,7 @@ class TrialEnded(TaskReport):
     message: Line | None = None
 
 FOR_PEOPLE = (
-    *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, Trial, TrialEnded),
+    *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, TrainsInChild),
+    *(Trial, TrialEnded),
 )
 """Reports on which the run does not depend."""

@@ -95,6 +95,18 @@ def is_alive(pid: int, started: int) -> bool:
     return len(fields) > 19 and fields[0] not in (b"Z", b"X") and int(fields[19]) == started
 
 
+def parent_of(pid: int) -> int:
+    """Return a process's parent, or 0 if there is no such process."""
+    fields = _stat_fields(pid)
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def command_line(pid: int) -> str:
+    """Return the start of a process's command line, or "" if unknown (Linux)."""
+    words = read_bytes(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    return b" ".join(words).decode(errors="replace")[:200]
+
+
 def state_of(pid: int) -> str:
     """Return a process's state as in ``ps``: ``R``, ``S``, ``D``, ``T`` …; empty if unknown."""
     fields = _stat_fields(pid)

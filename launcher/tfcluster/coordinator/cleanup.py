@@ -25,6 +25,7 @@ import psutil
 
 from tfcluster import backends
 from tfcluster.agent import foreign_json
+from tfcluster.agent.tasks.children import SUFFIX
 from tfcluster.errors import NodeLostError, RunFolderError
 from tfcluster.nodes.hub import KILL_S
 from tfcluster.plans.command import FUNCTION_FOLDER
@@ -266,8 +267,8 @@ def _remove_files(paths: RunPaths, state: RunSnapshot) -> Iterator[Path]:
     """Remove the run's sockets, its function, and the lock files of ports not held any more."""
     folder = Path(state.runtime_dir) if state.runtime_dir else runtime_dir()
     name = paths.control_socket.name
-    agents = folder.glob(f"{glob.escape(name.removesuffix('.ctl'))}.*.agent")
-    for path in [folder / name, *agents]:
+    agents = f"{glob.escape(name.removesuffix('.ctl'))}.*.agent"
+    for path in [folder / name, *folder.glob(agents), *folder.glob(agents + SUFFIX)]:
         with contextlib.suppress(OSError):
             path.unlink()
             yield path

@@ -264,6 +264,7 @@ class TaskError(Event):
     file: str | None = None
     line: int | None = None
     traceback: str = ""
+    child_code: int | None = None
 
 
 class CheckpointGathered(Event):

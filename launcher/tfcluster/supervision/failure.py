@@ -38,8 +38,8 @@ WITHOUT_NETWORK = (
 WHY_UNPATCHED: Mapping[KerasPatch, str] = {
     "no hooks": "the task has no hooks. Start it as a `script` or `module` with hooks on",
     "off": f"{SWITCH} is off. Remove it",
-    "on": "only the task's own process is patched. Call `fit` there, not in a process that"
-    " the script starts",
+    "on": "`fit` runs in a child of the script that has no hooks. Call it in the script itself, or"
+    " keep PYTHONPATH in the child's environment",
 }
 """The state of a task's patch → why its Keras 3 failed like an unpatched one, and what to do."""
 CIRCUMSTANCES: Mapping[str, KnownError] = {
@@ -198,6 +198,10 @@ _SHELL_SIGNALS = frozenset(
 SIGTERM is not among them: a program that obeys it may exit with 143, too."""
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
 """Signals for which Python's `faulthandler` writes the stacks."""
+_CHILD_SIGNALS = _CRASHES | {signal.SIGKILL}
+"""Signals that a Python script which exits with its child's `returncode` reports as 256 - n.
+
+SIGHUP is not among them: a program may well exit with -1."""
 _EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Signals that come from another process: the task's last output is not their cause."""
 _MAX_NAMED = 3
@@ -268,7 +272,8 @@ class Failure:
 
     @property
     def _left_after_saving(self) -> bool:
-        return self.exit_code == PREEMPTED or (self.exit_code == TERMINATED and self.saved)
+        code = self._child_code or self.exit_code
+        return code == PREEMPTED or (code == TERMINATED and self.saved)
 
     @property
     def _blames_a_peer(self) -> bool:
@@ -276,16 +281,29 @@ class Failure:
             return False
         if self._known_error is not None and self._known_error.is_root_cause:
             return False
-        if self.exception is not None:
+        if self.exception is not None and self._child_code is None:
             return log_errors.is_lost_peer_error(self.exception, self._traceback)
         return log_errors.has_lost_peer_message(self._own_output)
 
     @property
     def killed_by(self) -> int | None:
-        """The signal that ended the task, also where a shell turned it into an exit code."""
+        """The signal that ended the task, or the child in which its script trains.
+
+        A shell exits with 128 + n then, and a Python script with -n, or with an exception.
+        """
+        if self._child_code is not None and self._child_code < 0:
+            return -self._child_code
         if self.signal is not None or self.exit_code is None or self.error is not None:
             return self.signal
-        return self.exit_code - 128 if self.exit_code - 128 in _SHELL_SIGNALS else None
+        if self.exit_code - 128 in _SHELL_SIGNALS:
+            return self.exit_code - 128
+        return 256 - self.exit_code if 256 - self.exit_code in _CHILD_SIGNALS else None
+
+    @property
+    def _child_code(self) -> int | None:
+        """The returncode of the child whose failure made the script raise CalledProcessError."""
+        code = (self.error or {}).get("child_code")
+        return code if isinstance(code, int) else None
 
     @cached_property
     def exception(self) -> log_errors.RaisedError | None:

@@ -28,6 +28,7 @@ from tfcluster.supervision.restarts import (
     revive,
 )
 from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState, Stage
+from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.stalls import Activity, Position
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, Verdict
 
@@ -41,6 +42,11 @@ REPORTS_NOTHING: Final = (
 )
 ALONE_S: Final = 10.0
 """The time in which tasks that compute gradients may still meet: JAX and Horovod do it later."""
+TRAINS_IN_CHILD: Final = (
+    "no task has reported a step yet. {task} seems to train in a child process that started without"
+    " tfcluster's hooks: `{command}`. Start that script directly: `tfcluster run SCRIPT`, or"
+    " job.script in the spec (`tfcluster help guides/your_own_script#child-process`)"
+)
 STACKS_S: Final = 1.0
 """The time that tasks get to write their stacks before they are stopped."""
 
@@ -137,6 +143,14 @@ def _hint_due(state: RunState) -> float | None:
     return state.silence.hint_due
 
 
+def _hint_about(silence: Silence) -> str:
+    """Return why no task may have reported a step, and what to do."""
+    if silence.unheard_child is None:
+        return REPORTS_NOTHING
+    task, command = silence.unheard_child
+    return TRAINS_IN_CHILD.format(task=task, command=command)
+
+
 def _start_due(state: RunState) -> float | None:
     """Return when the start counts as failed; None while no task waits for its peers.
 
@@ -176,7 +190,7 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
             state.warn_of_lone_training()
         case "hint":
             state.silence.is_heard = True
-            state.record(ev.Hint(message=REPORTS_NOTHING))
+            state.record(ev.Hint(message=_hint_about(state.silence)))
         case "stacks" if state.ending is not None:
             state.end_run(state.why_end, state.ending, now)
         case "stacks":

@@ -76,6 +76,8 @@ class Silence:
     """The last report before the present or the last stall."""
     is_heard: bool = False
     """True once a task has reported any work, or the user was told that none does."""
+    unheard_child: tuple[str, str] | None = None
+    """The task that seems to train in a child without hooks, and the child's command."""
     _usual: UsualStep | None = None
     _allowed_until: float = 0.0
     """The time until which a silence is explained by work that takes long."""
@@ -111,6 +113,8 @@ class Silence:
                 self.heard_at = now
             case msg.Ready() if self._ready_at is None:
                 self._ready_at = now
+            case msg.TrainsInChild(command=command):
+                self.unheard_child = task, command
             case msg.Alive() | msg.Evaluated() | msg.Saved() | msg.SavedElsewhere():
                 self.heard_at = None if self.heard_at is None else now
 

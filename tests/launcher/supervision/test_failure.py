@@ -80,6 +80,16 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
     return ended(error=error(exception, message, **more))
 
 
+CALL = "subprocess.CalledProcessError: Command '['python', 'fit.py']' (main.py:12)"
+
+
+def calls(child_code: int, **facts: Any) -> Failure:
+    """Return the failure of a script that raises because the child that trains has failed."""
+    message = "Command '['python', 'fit.py']'"
+    raised = error("subprocess.CalledProcessError", message, child_code=child_code)
+    return ended(error=raised, **facts)
+
+
 @pytest.mark.parametrize(
     ("failure", "kind", "reason"),
     [
@@ -95,6 +105,16 @@ def fails(exception: str, message: str, **more: Any) -> Failure:
         (ended(137, out_of_memory="of 2 GB"), Kind.OUT_OF_MEMORY, "out of memory: of 2 GB"),
         (ended(None, 11, out_of_memory="of 2 GB"), Kind.SIGNAL, "killed by SIGSEGV"),
         (ended(139), Kind.SIGNAL, "killed by SIGSEGV (exit code 139)"),
+        (ended(256 - 11), Kind.SIGNAL, "killed by SIGSEGV (exit code 245)"),
+        (ended(247, out_of_memory="of 2 GB"), Kind.OUT_OF_MEMORY, "out of memory: of 2 GB"),
+        (ended(250, log=ASKED), Kind.COLLATERAL, None),
+        (ended(255), Kind.EXIT_CODE, "exit code 255"),
+        (calls(-9), Kind.SIGNAL, CALL),
+        (calls(-9, out_of_memory="of 2 GB"), Kind.OUT_OF_MEMORY, None),
+        (calls(-6, log=HEARTBEAT), Kind.COLLATERAL, None),
+        (calls(1, log=ASKED), Kind.COLLATERAL, None),
+        (calls(1), Kind.EXCEPTION, CALL),
+        (calls(42), Kind.PREEMPTED, None),
         (ended(None, 11, CRASH), Kind.SIGNAL, "killed by SIGSEGV: segmentation fault in main.py:5"),
         (ended(None, 9, CRASH), Kind.SIGNAL, "killed by SIGKILL"),
         (

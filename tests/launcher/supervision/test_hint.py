@@ -57,6 +57,16 @@ def test_the_import_of_tensorflow_does_not_count() -> None:
     assert len(hints(replay.after(1))) == 1
 
 
+def test_a_child_without_hooks_is_named_with_its_command() -> None:
+    replay = (
+        replay_of().says("worker:1", "trains_in_child", command="python -E fit.py").after(HINT_S)
+    )
+    (hint,) = hints(replay)
+    assert "worker:1 seems to train in a child process" in hint
+    assert "`python -E fit.py`" in hint
+    assert "`tfcluster run SCRIPT`" in hint
+
+
 def test_tasks_without_hooks_and_searches_get_none() -> None:
     assert hints(Replay(plan_of(hooks=False)).after(100)) == []
     assert hints(Replay(replace(plan_of(), kind="tuner")).after(100)) == []

@@ -777,7 +777,7 @@ def test_the_answer_that_a_task_cannot_read_is_recognized_without_a_message() ->
 @pytest.mark.parametrize(
     ("patch", "reason"),
     [
-        ("on", "only the task's own process is patched"),
+        ("on", "`fit` runs in a child of the script that has no hooks"),
         ("off", "TFCLUSTER_KERAS3_SHIM is off. Remove it"),
         ("no hooks", "the task has no hooks. Start it as a `script` or `module`"),
     ],

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tfcluster_workers import reporting
+from tfcluster_workers import event_channel, reporting
 from tfcluster_workers.errors import NoGpuError
 
 GIVEN = "TFCLUSTER_GPUS"
@@ -60,6 +60,8 @@ def given(environ: Mapping[str, str] = os.environ) -> str:
 
 def report() -> None:
     """Report the devices, once; to be called when TensorFlow has initialised them itself."""
+    if event_channel.is_pool_worker():  # there may be hundreds
+        return
     try:
         reporting.devices([_describe(device) for device in _list_devices()])
         is_surprise = not (given() or os.environ.get("CUDA_VISIBLE_DEVICES") in _HIDDEN)

@@ -16,7 +16,7 @@ class StepReporter(tf.compat.v1.train.SessionRunHook):  # type: ignore[misc]
         self._steps, self._total = steps, max_steps
 
     def begin(self) -> None:
-        reporting.alive()
+        reporting.training_begins()
         self._global_step = tf.compat.v1.train.get_or_create_global_step()
         losses = tf.compat.v1.get_collection(tf.compat.v1.GraphKeys.LOSSES)
         self._fetches = {"step": self._global_step}

@@ -193,7 +193,7 @@ class FitReporter:
         self.params = params
 
     def on_train_begin(self, logs: Any = None) -> None:
-        reporting.alive()  # to compile the first step may take minutes
+        reporting.training_begins()
         self._base = self._step = steps_done(self._model)
         self._is_resuming = True
         self._epochs = _count_in(self.params, "epochs")

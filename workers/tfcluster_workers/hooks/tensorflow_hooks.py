@@ -124,6 +124,8 @@ def watch_server(module: ModuleType) -> None:
     def join(stock: Any, self: Any) -> Any:
         chaos.at_join()
         cluster_check.check_server(_text(self.target))
+        if context.current().cluster.get("ps"):  # else a child of the task has its own cluster
+            reporting.claim()
         devices.require_gpus()
         devices.report()
         reporting.serving()

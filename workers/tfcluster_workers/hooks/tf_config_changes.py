@@ -11,18 +11,26 @@ if TYPE_CHECKING:
     from typing import Any
 
 NAME = "TF_CONFIG"
+ASSIGNED = "TFCLUSTER_TF_CONFIG"
+"""The variable by which the task's children know what tfcluster has assigned to the task."""
 
 assigned = ""
-"""The value that tfcluster set; empty if it set none or `watch` was not called."""
+"""The value that tfcluster set; empty if it set none or nothing is watched."""
 _pid = 0
-"""The process that called `watch`."""
+"""The process that watches."""
 _last: tuple[str, int, str] | None = None
 
 
 def watch() -> None:
-    """Remember from now on where `os.environ["TF_CONFIG"]` is set or removed."""
+    """Remember from now on where this task sets or removes `os.environ["TF_CONFIG"]`."""
+    os.environ[ASSIGNED] = os.environ.get(NAME, "")
+    watch_in_child()
+
+
+def watch_in_child() -> None:
+    """Do as `watch` in a child of the task, which may have been given another TF_CONFIG."""
     global assigned, _pid
-    assigned, _pid = os.environ.get(NAME, ""), os.getpid()
+    assigned, _pid = os.environ.get(ASSIGNED, ""), os.getpid()
     if not assigned:
         return
     kind: Any = type(os.environ)

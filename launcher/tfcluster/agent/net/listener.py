@@ -19,15 +19,15 @@ ENOUGH_QUEUED = 1 << 20
 """The bytes waiting to be sent from which on no more log bytes are read from the file."""
 
 
-def listen(path: str) -> socket.socket:
+def listen(path: str, kind: int = socket.SOCK_STREAM, *, backlog: int = 4) -> socket.socket:
     """Return a listening socket at `path`, whose folder is made private. Raises OSError."""
     make_private(os.path.dirname(path))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, kind)
     listener.bind(path)
     os.chmod(path, 0o600)
-    listener.listen(4)
+    listener.listen(backlog)
     listener.setblocking(False)
     return listener
 

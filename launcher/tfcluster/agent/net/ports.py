@@ -22,7 +22,7 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
-from tfcluster.agent.processes import IS_LINUX, first_environment, read_bytes
+from tfcluster.agent.processes import IS_LINUX, command_line, first_environment
 
 _Held = tuple[int, socket.socket, int]
 """The port, the socket bound to it, and the descriptor that holds its lock file."""
@@ -185,11 +185,11 @@ def find_holder(port: int, folder: str | None) -> dict[str, Any]:
     """Return the {pid, command, run_id} of the port's holder, each None if unknown."""
     record = _read_lock_holder(_lock_file(folder, port)) if folder is not None else None
     if record is not None:
-        return {**record, "command": _command(record["pid"])}
+        return {**record, "command": command_line(record["pid"]) or None}
     pid = _pid_of_sockets(_inodes_on(port))
     if pid is None:
         return {"pid": None, "command": None, "run_id": None}
-    return {"pid": pid, "command": _command(pid), "run_id": _run_id(pid)}
+    return {"pid": pid, "command": command_line(pid) or None, "run_id": _run_id(pid)}
 
 
 def _read_lock_holder(path: str) -> dict[str, Any] | None:
@@ -226,11 +226,6 @@ def _pid_of_sockets(targets: set[str]) -> int | None:
                     if os.readlink(f"/proc/{pid}/fd/{fd}") in targets:
                         return int(pid)
     return None
-
-
-def _command(pid: int) -> str | None:
-    words = read_bytes(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
-    return b" ".join(words).decode(errors="replace")[:200] or None
 
 
 def _run_id(pid: int) -> str | None:

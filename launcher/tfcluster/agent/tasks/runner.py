@@ -8,28 +8,45 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from tfcluster.agent import Any
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.foreign_json import parse_json_object
 from tfcluster.agent.guard import Recorder
+from tfcluster.agent.message_fields import replace
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
 from tfcluster.agent.processes import catches, kill_descendants
 from tfcluster.agent.tasks import stacks, stray_processes
+from tfcluster.agent.tasks.children import Child, ChildSocket, belongs_to, find_unhooked
 from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
+from tfcluster.agent.tasks.last_step import LastStep
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
-from tfcluster.agent.tasks.task import DRAIN_S, MAX_EVENT, Fork, StartError, Task, fork_and_exec
+from tfcluster.agent.tasks.task import (
+    DRAIN_S,
+    EVENTS_SOCKET,
+    MAX_EVENT,
+    Fork,
+    StartError,
+    Task,
+    fork_and_exec,
+)
 from tfcluster.agent.tasks.usage_meter import UsageMeter
 
 PROGRESS_BACKLOG = 1000
 """The unacknowledged messages from which on progress is dropped: newer progress replaces it."""
 MAX_REPORTS = 1000
 """The reports read from one task per turn: more than its socket holds, so none waits for long."""
+UNHOOKED_S = 60.0
+"""The time from a task's start in which children without hooks are looked for."""
 _END_S = 1.5
+_TRAINS = ("waiting_for_peers", "ready", "serving", "trains", "progress", "evaluated", "trial")
+"""The events by which a process proves that it trains."""
+_CHILD_FAILED = "subprocess.CalledProcessError"
+"""The exception of a task that is only the consequence of its child's."""
 _ENDED_STOPPED_CONTINUED = os.WNOHANG | os.WUNTRACED | os.WCONTINUED
 
 
@@ -45,13 +62,17 @@ class TaskRunner:
         host_spawner: HostNetworkSpawner | None,
         preloader: Preloader,
         log_streams: LogStreams,
+        *,
+        children: str,
     ) -> None:
         """Prepare; the caller sets `link` before the first task is started.
 
         `host_spawner` starts `prepare`, in attempt 0, where the tasks' network is private.
+        `children`: the path of the socket for the tasks' children.
         """
         self._recorder, self._selector, self._host_spawner = recorder, selector, host_spawner
         self._preloader, self._log_streams = preloader, log_streams
+        self._children = ChildSocket(children, recorder, selector, self._on_hello)
         self._tasks: dict[str, Task] = {}
         self._oom_detector = OomDetector()
         self._usage_meter = UsageMeter()
@@ -90,6 +111,9 @@ class TaskRunner:
         try:
             if order.task in self._tasks:
                 raise StartError("it is still running")
+            if attempt > 0:
+                env = {**order.env, EVENTS_SOCKET: self._children.open()}
+                order = replace(order, env=env)
             task = Task(order, attempt, self._choose_fork(order, attempt))
         except (OSError, StartError) as error:
             why = describe_error(error)
@@ -119,7 +143,7 @@ class TaskRunner:
         self._log_streams.begin(task)
         self._usage_meter.begin(task)
         read = selectors.EVENT_READ
-        self._selector.register(task.events, read, lambda _events: self._read_reports(task))
+        self._selector.register(task.events, read, lambda _events: self._read_own(task))
         self.link.send(msg.TaskStarted(task=task.name, attempt=task.attempt, pid=task.pid))
 
     def stop(self, order: msg.Stop) -> None:
@@ -142,11 +166,11 @@ class TaskRunner:
         for task in filter(None, map(self._tasks.get, order.tasks)):
             if task.usage is not None or task.question is not None:
                 continue
-            if catches(task.pid, stacks.SIGNAL):
+            if catches(task.training_pid, stacks.SIGNAL):
                 self._log_streams.drain(task)
                 task.question = stacks.Question(task.log, now)
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(task.pid, stacks.SIGNAL)
+                    os.kill(task.training_pid, stacks.SIGNAL)
             else:  # the signal would end it
                 self._report_stacks(task, [], "it cannot write its stacks: it has no hooks yet")
 
@@ -157,7 +181,8 @@ class TaskRunner:
         self._log_streams.drain(task)
         if task.question.is_answered(now):
             threads, task.question = task.question.threads(), None
-            self._report_stacks(task, threads, "" if threads else stacks.explain_silence(task.pid))
+            silence = "" if threads else stacks.explain_silence(task.training_pid)
+            self._report_stacks(task, threads, silence)
 
     def _report_stacks(self, task: Task, threads: list[msg.Thread], silence: str) -> None:
         report = msg.Stacks(task=task.name, attempt=task.attempt, threads=threads, silence=silence)
@@ -192,42 +217,177 @@ class TaskRunner:
         report = self._usage_meter.sample(self._tasks.values())
         if report is not None and self.link.backlog <= PROGRESS_BACKLOG:
             self.link.send(report)
+        for task in self._tasks.values():
+            self._find_unhooked(task)
+
+    def _find_unhooked(self, task: Task) -> None:
+        """Report once that a young task which reports nothing seems to train in a child."""
+        is_known = task.has_trained or task.trainer or task.has_unhooked_child
+        if is_known or not _is_new(task) or task.attempt == 0 or task.usage is not None:
+            return
+        if command := find_unhooked(task.pid, task.hooked):
+            task.has_unhooked_child = True
+            event = {"type": "trains_in_child", "command": task.masked(command)}
+            self._report_task_event(task, event)
 
     # -- reports
 
-    def _read_reports(self, task: Task) -> None:
-        """Pass on a task's reports; drop malformed ones."""
+    def _read_own(self, task: Task) -> None:
+        """Pass on the reports of a task's own process."""
+        if not self._read_reports(task, task.events, task.last_step, self._on_own_event):
+            self._unwatch(task.events)
+
+    def _read_reports(
+        self,
+        task: Task,
+        source: socket.socket,
+        last_step: LastStep,
+        pass_on: Callable[[Task, dict[str, Any]], None],
+    ) -> bool:
+        """Read the reports that wait in a socket, drop malformed ones; return False at its end."""
         for _ in range(MAX_REPORTS):
             try:
-                raw, fds, _flags, _address = socket.recv_fds(task.events, MAX_EVENT + 1, 1)
+                raw, fds, _flags, _address = socket.recv_fds(source, MAX_EVENT + 1, 1)
             except BlockingIOError:
-                return
+                return True
             except OSError:
                 raw, fds = b"", []
             if fds:  # the message that brings them says nothing else
                 for fd in fds:
-                    task.last_step.take(fd)
+                    last_step.take(fd)
                 continue
             if not raw:
-                self._unwatch(task)
-                return
-            if not task.reports.take(raw, time.monotonic(), backlog=self.link.backlog):
-                if task.reports.dropped == 1:  # the total is reported when the task ends
-                    self._report_dropped(task)
-                continue
-            with contextlib.suppress(ValueError):
-                self._report_task_event(task, parse_json_object(raw))
+                return False
+            if self._has_room(task, raw):
+                with contextlib.suppress(ValueError):
+                    event = parse_json_object(raw)
+                    if event.get("type") == "progress":
+                        if self.link.backlog > PROGRESS_BACKLOG:
+                            continue
+                        last_step.note_reported(event.get("step"))
+                    pass_on(task, event)
+        return True
+
+    def _has_room(self, task: Task, raw: bytes) -> bool:
+        """Return whether the task's budget allows another report; note those that it does not."""
+        if task.reports.take(raw, time.monotonic(), backlog=self.link.backlog):
+            return True
+        if task.reports.dropped == 1:  # the total is reported when the task ends
+            self._report_dropped(task)
+        return False
 
     def _report_dropped(self, task: Task) -> None:
         count = task.reports.dropped
         self.link.send(msg.ReportsDropped(task=task.name, attempt=task.attempt, count=count))
 
     def _report_task_event(self, task: Task, event: dict[str, Any]) -> None:
-        if event.get("type") == "progress":
-            if self.link.backlog > PROGRESS_BACKLOG:
-                return
-            task.last_step.note_reported(event.get("step"))
         self.link.send(msg.TaskEvent(task=task.name, attempt=task.attempt, event=event))
+
+    def _report_last_step(self, task: Task, last_step: LastStep) -> None:
+        """Report the last step of a process that could not: it was killed, or it crashed."""
+        if (step := last_step.unreported()) is not None:
+            self._report_task_event(task, {"type": "progress", "step": step})
+
+    # -- children that train in a task's place
+
+    def _on_hello(self, peer: socket.socket, pid: int, raw: bytes) -> None:
+        """Act on a child's hello. Raises OSError, ValueError."""
+        hello = parse_json_object(raw)
+        task = self._tasks.get(str(hello.get("task")))
+        if task is None or hello.get("attempt") != str(task.attempt):
+            raise ValueError("it names no running task")
+        if not belongs_to(pid, task.pid, task.marks):
+            raise ValueError("it is not below that task")
+        if _is_new(task):
+            task.hooked.add(pid)
+        if pid == task.pid:  # it has become another program (exec)
+            self._report_last_step(task, task.last_step)
+            task.last_step.close()
+            task.has_trained = False
+        is_refused = task.has_trained or task.child is not None
+        event = hello.get("event")
+        is_event = isinstance(event, dict) and event.get("type") in ("phase", "error")
+        if is_event and not is_refused and self._has_room(task, raw):
+            self._note_child_event(task, event)
+        if is_refused or task.usage is not None or hello.get("claims") is not True:
+            peer.close()
+        else:
+            self._accept_child(task, Child(peer, pid))
+
+    def _accept_child(self, task: Task, child: Child) -> None:
+        """Read the reports of a child from now on as those of its task. Raises OSError."""
+        child.accept(task.pipe)
+        task.child, task.trainer = child, child.pid
+        task.child_error, task.has_child_failed = None, False
+        read = selectors.EVENT_READ
+        self._selector.register(child.socket, read, lambda _events: self._read_child(task, child))
+
+    def _read_child(self, task: Task, child: Child) -> None:
+        if not self._read_reports(task, child.socket, child.last_step, self._on_child_event):
+            self._drop_child(task)
+
+    def _drop_child(self, task: Task) -> None:
+        """Note that a task's child has ended, or that it does not count any more."""
+        if task.child is None:
+            return
+        self._unwatch(task.child.socket)
+        self._report_last_step(task, task.child.last_step)
+        task.child.close()
+        task.child = None
+        if task.usage is not None:  # it was all that the task's end waited for
+            task.drain_until = time.monotonic() + DRAIN_S
+
+    def _on_child_event(self, task: Task, event: dict[str, Any]) -> None:
+        """Pass on an event of the child that trains."""
+        task.has_child_failed |= event.get("type") == "error"
+        self._note_child_event(task, event)
+
+    def _note_child_event(self, task: Task, event: Any) -> None:
+        """Pass on an event of a child; keep its error, with which the task may still succeed."""
+        if event.get("type") == "error":
+            task.child_error = event
+        else:
+            self._report_task_event(task, event)
+
+    def _on_own_event(self, task: Task, event: dict[str, Any]) -> None:
+        """Pass on an event of a task's own process, which comes before its children."""
+        kind = event.get("type")
+        if kind in _TRAINS and not task.has_trained:
+            self._read_children(task)
+            task.has_trained, task.child_error = True, None
+            self._drop_child(task)
+        elif kind == "error":
+            self._read_children(task)  # its error was sent before, on another socket
+            if task.child_error is not None and event.get("exception") == _CHILD_FAILED:
+                event = task.child_error
+            task.child_error = None
+        self._report_task_event(task, event)
+
+    def _read_children(self, task: Task) -> None:
+        """Read what the children of a task have sent."""
+        self._children.read()
+        if task.child is not None:
+            self._read_child(task, task.child)
+
+    def _report_child_error(self, task: Task) -> None:
+        """Report the exception of a task's child if the task failed, too; else note it."""
+        error, task.child_error = task.child_error, None
+        status = task.usage[0] if task.usage is not None else 0
+        if error is not None and status != 0:
+            self._report_task_event(task, error)
+        elif error is not None and task.has_child_failed:
+            what = f"{error.get('exception')}: {error.get('message')}".splitlines()[0][:500]
+            note = "it ended with exit code 0, although the training in its child process failed"
+            self._report_task_event(task, {"type": "note", "message": f"{note}: {what}"})
+
+    def _leave_child(self, task: Task) -> None:
+        """Note that a task has ended before the child that trains."""
+        if task.child is None:
+            return
+        if task.usage is not None and task.usage[0] == 0 and not task.stopping:
+            note = "it ended with exit code 0 before its child process, which trains, had ended"
+            self._report_task_event(task, {"type": "note", "message": note})
+        self._drop_child(task)
 
     # -- ends
 
@@ -251,7 +411,8 @@ class TaskRunner:
                         task.note_end(status, usage.ru_maxrss)
                         self._usage_meter.end(task)
                         if task.was_killed_by_others:
-                            task.oom = self._oom_detector.evidence(pid, task.kills_before)
+                            killed = task.trainer or pid
+                            task.oom = self._oom_detector.evidence(killed, task.kills_before)
                         self._read_remaining(task)
 
     def _report_stop(self, task: Task, status: int) -> None:
@@ -264,16 +425,20 @@ class TaskRunner:
             self.link.send(msg.TaskContinued(task=task.name, attempt=task.attempt))
 
     def _read_remaining(self, task: Task) -> None:
-        self._read_reports(task)
-        if (step := task.last_step.unreported()) is not None:  # it was killed, or it crashed
-            self._report_task_event(task, {"type": "progress", "step": step})
+        self._read_own(task)
+        self._read_children(task)
+        self._report_child_error(task)
+        self._report_last_step(task, task.last_step)
         task.drain_until = time.monotonic() + DRAIN_S  # for a child of the task that still writes
+        if task.child is not None and task.kill_at is not None:
+            task.drain_until = max(task.drain_until, task.kill_at)  # it may still save its state
         for _ in range(2):  # a full pipe, then its end
             self._log_streams.drain(task)
 
     def _finish(self, task: Task) -> None:
         task.signal_group(signal.SIGKILL)  # what the task left running in its group
-        self._unwatch(task)
+        self._unwatch(task.events)
+        self._leave_child(task)
         task.question = None  # its end is the answer
         self._log_streams.end(task)
         if task.reports.dropped > 1:
@@ -309,11 +474,17 @@ class TaskRunner:
         """Close what this run opened, in an agent that stays for the next one."""
         self._oom_detector.close()
         self._usage_meter.close()
+        self._children.close()
 
     def _report_unkillable(self, task: Task) -> None:
         task.is_unkillable, task.unkillable_at = True, None
         self.link.send(msg.Unkillable(task=task.name, attempt=task.attempt, pids=[task.pid]))
 
-    def _unwatch(self, task: Task) -> None:
+    def _unwatch(self, source: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(task.events)
+            self._selector.unregister(source)
+
+
+def _is_new(task: Task) -> bool:
+    """Return whether children without hooks are still looked for."""
+    return time.monotonic() <= task.started_at + UNHOOKED_S

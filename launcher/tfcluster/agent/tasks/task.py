@@ -6,12 +6,11 @@ import contextlib
 import os
 import signal
 import socket
-import struct
 import time
 import warnings  # noqa: F401 (os.execvpe imports it: better once here than in every fork)
 from collections.abc import Callable
 
-from tfcluster.agent import NoReturn, budgets
+from tfcluster.agent import Any, NoReturn, budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.error_text import reason_of
@@ -24,12 +23,16 @@ from tfcluster.agent.processes import (
     start_time,
 )
 from tfcluster.agent.tasks import stacks
+from tfcluster.agent.tasks.children import Child
+from tfcluster.agent.tasks.last_step import LastStep
 from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 Fork = Callable[[msg.TaskOrder, int, int], tuple[int, int]]
 
 EVENTS_FD = "TFCLUSTER_EVENTS_FD"
+EVENTS_SOCKET = "TFCLUSTER_EVENTS_SOCKET"
+"""The path of the agent's socket for the children of its tasks (`ChildSocket`)."""
 MAX_EVENT = 64 << 10
 _EVENT_SOCKET = socket.SOCK_SEQPACKET if IS_LINUX else socket.SOCK_DGRAM
 UNKILLABLE_S = 5.0
@@ -37,7 +40,8 @@ UNKILLABLE_S = 5.0
 or a GPU takes seconds."""
 DRAIN_S = 0.5
 """The time that an ended task's pipe is still read: a child of the task may hold it."""
-_STEP = struct.Struct("<q")
+_CHILD_KILLED = (128 + signal.SIGKILL, 256 - signal.SIGKILL)
+"""The exit codes of a shell, and of a Python script that passes on its child's returncode."""
 _DECISIVE = {
     kind.type.encode() for kind in msg.TaskReport.__subclasses__() if kind not in msg.FOR_PEOPLE
 }
@@ -71,39 +75,6 @@ class ReportBudget:
         return False
 
 
-class LastStep:
-    """The last step of a task, which it notes in memory that it shares with its agent."""
-
-    def __init__(self) -> None:
-        self._page = -1
-        self._reported: object = None
-
-    def take(self, fd: int) -> None:
-        """Take the descriptor of the memory; a task has one (`tfcluster_workers.last_step`)."""
-        os.set_inheritable(fd, False)
-        self.close()
-        self._page = fd
-
-    def note_reported(self, step: object) -> None:
-        """Note that progress at `step` was passed on."""
-        self._reported = step
-
-    def unreported(self) -> int | None:
-        """Return the step that the task has reached, if it has not reported it."""
-        if self._page < 0:
-            return None
-        with contextlib.suppress(OSError):
-            noted = os.pread(self._page, _STEP.size, 0)
-            if len(noted) == _STEP.size and 0 <= (step := _STEP.unpack(noted)[0]) != self._reported:
-                return int(step)
-        return None
-
-    def close(self) -> None:
-        if self._page >= 0:
-            os.close(self._page)
-            self._page = -1
-
-
 def _kind_of(raw: bytes) -> bytes:
     """Return a report's type without parsing the report."""
     reason = raw[:200].partition(b'"type"')[2].split(b'"', 2)
@@ -119,7 +90,7 @@ class Task:
         `fork` is `fork_and_exec` or has the same contract; `confirm` then waits for the exec.
         Raises OSError if no process can be created.
         """
-        self.name, self.attempt = order.task, attempt
+        self._order, self.name, self.attempt = order, order.task, attempt
         self.marks = marks(order.env)
         variables = environment(order)
         self.gpus = variables.get("CUDA_VISIBLE_DEVICES")
@@ -139,6 +110,20 @@ class Task:
         self.is_unkillable = False
         self.reports = ReportBudget(time.monotonic())
         self.last_step = LastStep()
+        self.has_trained = False
+        """True once its own process has reported training, and is still the same program."""
+        self.child: Child | None = None
+        """The child whose reports count as the task's."""
+        self.trainer = 0
+        """The pid of the child that was accepted last; 0 if none was."""
+        self.child_error: dict[str, Any] | None = None
+        """The exception that ended a child. The task may go on."""
+        self.has_child_failed = False
+        """True if that exception ended the training."""
+        self.hooked: set[int] = set()
+        """The pids below it that have said hello."""
+        self.has_unhooked_child = False
+        """True once it was reported that it may train in a child without hooks."""
         self.question: stacks.Question | None = None
         """The request for its stacks that it has not answered yet."""
         self.usage: tuple[int, int] | None = None
@@ -180,6 +165,19 @@ class Task:
             raise StartError(reason.decode(errors="replace"))
 
     @property
+    def training_pid(self) -> int:
+        """The process whose reports count: its child, or its own."""
+        return self.pid if self.child is None else self.child.pid
+
+    def masked(self, text: str) -> str:
+        """Return `text` without the values of the task's secrets."""
+        mask = mask_of(self._order)
+        if mask is None:
+            return text
+        whole = text.encode("utf-8", "surrogateescape")
+        return (mask.apply(whole) + mask.flush()).decode(errors="replace")
+
+    @property
     def stream_name(self) -> str:
         """The log's name in `L` frames and in the hello's `log_offsets`."""
         return f"{self.name}/{self.attempt}"
@@ -203,11 +201,13 @@ class Task:
 
     @property
     def was_killed_by_others(self) -> bool:
-        """Return whether something other than tfcluster ended it with SIGKILL."""
+        """Return whether something other than tfcluster ended it, or its child, with SIGKILL."""
         if self.stopping or self.killed_by_order or self.usage is None:
             return False
         status = self.usage[0]
-        return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if os.WIFSIGNALED(status):
+            return os.WTERMSIG(status) == signal.SIGKILL
+        return os.WEXITSTATUS(status) in _CHILD_KILLED
 
     def note_end(self, status: int, max_rss: int) -> None:
         """Record the end of the pid. `max_rss` is wait4's: KiB on Linux, bytes on macOS."""
@@ -220,6 +220,7 @@ class Task:
         self.stopping = True
         kill_at = time.monotonic() + grace_s
         self.kill_at = kill_at if self.kill_at is None else min(self.kill_at, kill_at)
+        self.drain_until = min(self.drain_until, kill_at)  # if only a child of it still runs
         if first and grace_s > 0:
             self.signal_group(signal.SIGTERM)
             self.signal_group(signal.SIGCONT)
@@ -244,6 +245,8 @@ class Task:
     def close(self) -> None:
         self.log.close()
         self.events.close()
+        if self.child is not None:
+            self.child.close()
         self.last_step.close()
         if self.pipe >= 0:
             os.close(self.pipe)
