@@ -40,6 +40,8 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     assert left.id in listed.out.decode(), listed.err
     watched = desk.shell.start("attach", left.id)
     assert await_attempt(left, 1) == "attempt 1 from 0 ********"
+    asked = desk.shell.run("stacks", left.id, "worker:1")
+    assert b"worker:1 does not answer: it runs without hooks" in asked.out, asked.err
     assert "kept-secret" not in desk.kubectl("get", "pods,jobs", "-o", "json")
     release(desk)
     out, err = watched.communicate(timeout=HANG_S)

@@ -164,6 +164,8 @@ def test_ctrl_c_on_a_terminal_asks(
 def test_down_lets_a_running_run_save_and_twice_ends_its_job(site: Site) -> None:
     first = site.up(site.spec(lasts=True), SUBMIT)
     first.wait_for_line("line 3", *WORKERS)
+    shown = said(site, "stacks", "worker:1")  # the coordinator is on a node
+    assert "worker:1 does not answer: it runs without hooks" in shown
     assert "has ended: interrupted" in said(site, "down")
     assert first.end() == 143, first.said
     assert first.of_type("run_stopping")
