@@ -46,6 +46,8 @@ class CommandLine:
     """Seconds after which a command, or what it is to do, counts as hung."""
     forks: bool = True
     """Lets the fork server (if any) start commands; False for tests that measure the command."""
+    is_doubtful: bool = False
+    """True where runs may stall or give alerts; elsewhere `clean_up` fails the test."""
     env: dict[str, str] = field(init=False)
     cwd: Path = field(init=False)
     started: list[subprocess.Popen[bytes]] = field(init=False, default_factory=list)
@@ -175,6 +177,14 @@ class CommandLine:
             with contextlib.suppress(psutil.Error):
                 orphan.kill()
         assert not left, f"a command has ended and left {left}"
+        assert self.is_doubtful or not (found := self._doubts()), f"nothing was wrong: {found}"
+
+    def _doubts(self) -> list[dict[str, Any]]:
+        """Return the events of all runs that tell of a stall or an alert."""
+        logs = self.home.glob("runs/*/events.jsonl")
+        lines = (line for log in logs for line in log.read_text(errors="replace").splitlines())
+        told = (json.loads(line) for line in lines if '"alert"' in line or '"stalled"' in line)
+        return [event for event in told if event["type"] in ("alert", "stalled")]
 
 
 def read_events(folder: Path) -> list[dict[str, Any]]:

@@ -55,15 +55,10 @@ class Lab:
 
     line: CommandLine
 
-    def train(
-        self, *args: str, env: Mapping[str, str] | None = None, is_doubtful: bool = False
-    ) -> Trained:
-        """Run `tfcluster ARGS` to its end and return the result.
-
-        `is_doubtful`: alerts and stalls are expected; they must not come up in any other run.
-        """
+    def train(self, *args: str, env: Mapping[str, str] | None = None) -> Trained:
+        """Run `tfcluster ARGS` to its end and return the result."""
         done = self.line.run(*args, timeout=380, env=self.line.env | dict(env or {}))
-        trained = Trained(
+        return Trained(
             done.code,
             done.out.decode(),
             done.err,
@@ -71,9 +66,6 @@ class Lab:
             self.line.events(),
             self.line.state(),
         )
-        if not is_doubtful:
-            assert [*trained.of("alert"), *trained.of("stalled")] == []
-        return trained
 
 
 @contextmanager

@@ -46,6 +46,7 @@ manager.save()
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with a_lab() as made:
+        made.line.is_doubtful = True
         yield made
 
 
@@ -64,7 +65,7 @@ def test_workers_that_train_alone_are_told_to_use_a_multi_worker_strategy(
 ) -> None:
     lab.line.script("alone.py", ALONE)
     options = ("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "alone.py")
-    found = alerts(lab.train(*options, is_doubtful=True))
+    found = alerts(lab.train(*options))
     assert [*found] == ["trains_alone"]
     assert found["trains_alone"].startswith(
         "MirroredStrategy spans one machine: each of the 2 workers trains alone. Fix:"
@@ -77,10 +78,10 @@ def test_workers_with_the_same_data_or_different_states_are_named(
 ) -> None:
     lab.line.script("apart.py", APART)
     options = ("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "apart.py")
-    assert [*alerts(lab.train(*options, is_doubtful=True))] == ["same_data"]
+    assert [*alerts(lab.train(*options))] == ["same_data"]
     for left in (lab.line.cwd / "saved/worker-1").iterdir():
         left.unlink()
-    found = alerts(lab.train(*options, is_doubtful=True))
+    found = alerts(lab.train(*options))
     assert found["same_data"].startswith("worker:0, worker:1 train on the same batches")
     assert "worker:0 restored ckpt-1, worker:1 nothing" in found["states_differ"]
     (lab.line.cwd / "saved").rename(lab.line.cwd / f"saved by {tensorflow}")

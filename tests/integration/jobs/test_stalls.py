@@ -54,6 +54,7 @@ LINES = {
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
     with a_lab() as made:
+        made.line.is_doubtful = True
         yield made
 
 

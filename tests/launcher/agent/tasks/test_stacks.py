@@ -42,7 +42,7 @@ def test_the_main_thread_comes_first_and_frames_of_the_script_have_their_source(
 
 
 def test_a_sleeping_task_reports_where_it_is_and_runs_on(rig: Rig) -> None:
-    code = BOOTED + "def nap():\n    time.sleep(600)\nprint('ready', flush=True)\nnap()\n"
+    code = BOOTED + "def nap():\n    print('ready', flush=True)\n    time.sleep(600)\nnap()\n"
     rig.start_python(code)
     wait_until(lambda: b"ready" in rig.log().read_bytes())
     for _ in range(2):
