@@ -368,6 +368,15 @@ class Saved(TaskReport):
 class SavedElsewhere(TaskReport):
     step: Step | None = None
 
+class WrittenFile(Record):
+    path: LongText
+    file: Name
+    """An id that two tasks share if they write the same file, on any machine."""
+
+class Wrote(TaskReport):
+    """Files that the task has opened for writing."""
+    files: list[WrittenFile]
+
 class Evaluated(TaskReport):
     step: Step | None = None
 
@@ -434,5 +443,5 @@ class TrialEnded(TaskReport):
     id: Name
     message: Line | None = None
 
-FOR_PEOPLE = (Alive, Phase, Progress, StepTimes, Note, Trial, TrialEnded)
+FOR_PEOPLE = (Alive, Phase, Progress, StepTimes, Note, Trial, TrialEnded, Wrote)
 """Reports on which the run does not depend."""
