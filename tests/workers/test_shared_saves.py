@@ -15,7 +15,14 @@ from typing import Any
 import pytest
 
 from tfcluster_workers.saving import places, shared_saves
-from tfcluster_workers.saving.shared_saves import GRACE_S, WAIT_S, Chief, Other, StoreError
+from tfcluster_workers.saving.shared_saves import (
+    GRACE_S,
+    LATE_WAIT_S,
+    WAIT_S,
+    Chief,
+    Other,
+    StoreError,
+)
 
 
 @dataclass
@@ -168,15 +175,39 @@ def test_saves_of_the_chief_alone_change_nothing(gang: Gang) -> None:
     assert os.listdir("ck") == []
 
 
-def test_a_chief_that_came_too_late_once_is_waited_for_the_next_time(gang: Gang) -> None:
-    gang.saves("best/1")
-    assert gang.is_left_alone("ck/ckpt-1"), "the chief exports for longer than the other waits"
-    gang.saves("ck/ckpt-1")
-    for step in range(2, 4):
-        gang.saves(f"best/{step}")
-        late = gang.store.now + 3 * GRACE_S
+@pytest.mark.parametrize("exports", [True, False])
+def test_a_chief_that_came_too_late_once_is_waited_for_the_next_time(
+    gang: Gang, exports: bool
+) -> None:
+    """The chief evaluates, or exports alone, for longer than the other waits at first."""
+    for step in range(1, 4):
+        if exports:
+            gang.saves(f"best/{step}")
+        late = gang.store.now + 2 * WAIT_S
         gang.store.later = [(late, partial(gang.saves, f"ck/ckpt-{step}"))]
-        assert not gang.is_left_alone(f"ck/ckpt-{step}")
+        assert gang.is_left_alone(f"ck/ckpt-{step}") is (step == 1)
+        gang.store.now = max(gang.store.now, late)
+        for _, act in gang.store.later:
+            act()
+    assert os.listdir("ck") == ["ckpt-1"]
+
+
+def test_the_late_save_of_a_chief_is_not_taken_for_its_next_one(gang: Gang) -> None:
+    assert gang.is_left_alone("out/model")
+    gang.saves("out/model")
+    begins = gang.store.now + 1
+    gang.store.later = [(begins, partial(gang.saves, "out/model"))]
+    assert not gang.is_left_alone("out/model")
+    assert gang.store.now >= begins
+
+
+def test_a_chief_that_no_longer_saves_is_waited_for_once_more(gang: Gang) -> None:
+    assert gang.is_left_alone("ck/ckpt-1")
+    gang.saves("ck/ckpt-1")
+    gang.waited_s()
+    for step in range(2, 6):
+        assert gang.is_left_alone(f"ck/ckpt-{step}")
+    assert gang.waited_s() == pytest.approx(LATE_WAIT_S)
 
 
 def test_saves_in_another_order_find_their_counterparts(gang: Gang) -> None:

@@ -39,8 +39,11 @@ WAIT_S = 5.0
 it saves comes later."""
 GRACE_S = 1.0
 """Seconds once the chief has begun to save elsewhere: it may do that alone, before this save."""
+LATE_WAIT_S = 60.0
+"""Seconds that a worker waits in a folder where the chief came later than WAIT_S before."""
 END_WAIT_S = 300.0
 """Seconds that a worker waits for the chief to complete a save; its next step waits as well."""
+_MOST_REMEMBERED = 1000
 _POLL_S = 0.2
 """Longest time in TensorFlow's native code, during which no signal handler runs."""
 
@@ -112,15 +115,14 @@ class Other:
         """The number of the chief's last announcement that was read."""
         self._announced: dict[str, int] = {}
         """Identity of a path → the chief's last save to it that has no counterpart here."""
+        self._alone: dict[str, None] = {}
+        """Identities of the paths that this worker has saved to while the chief did not."""
         self._own: set[str] = set()
-        """Folders that this worker has saved into while the chief did not."""
-        self._last_own = ""
-        """The identity of what it saved last while the chief did not."""
+        """Their folders, with `#` for numbers."""
+        self._late: set[str] = set()
+        """Folders in which the chief made the same save after this worker had waited in vain."""
         self._is_apart = False
         """True if the chief began to save to another path when this worker last saved."""
-        self._was_wrong: bool | None = None
-        """True since the chief came later than this worker had waited; False if a longer wait for
-        it was in vain, too."""
 
     def save(self, path: str, write: Callable[[str], T]) -> T:
         """Call `write` with `path`, or with a temporary path if the chief saves to `path`."""
@@ -147,25 +149,31 @@ class Other:
             pass
         until = began + self._patience_s(identity, path)
         while (number := self._take(identity)) is None:
-            if self._read > before and not self._was_wrong:  # the chief has begun another save
+            if self._read > before and os.path.dirname(identity) not in self._late:
+                # The chief has begun another save.
                 until = min(until, began + (0.0 if self._is_apart else GRACE_S))
             remaining_s = until - self._clock()
             if remaining_s <= 0:
-                self._note_own(identity, waited=until > began, apart=self._read > before)
+                self._note_alone(identity)
+                self._is_apart = self._read > before
                 return None
             self._read_next(min(remaining_s, _POLL_S))
         self._is_apart = False
         return number
 
     def _patience_s(self, identity: str, path: str) -> float:
-        is_own = _without_numbers(os.path.dirname(identity)) in self._own
-        return 0.0 if places.looks_own(path) or (is_own and not self._was_wrong) else WAIT_S
+        folder = os.path.dirname(identity)
+        if folder in self._late:
+            return LATE_WAIT_S
+        return 0.0 if places.looks_own(path) or _without_numbers(folder) in self._own else WAIT_S
 
-    def _note_own(self, identity: str, *, waited: bool, apart: bool) -> None:
-        if self._was_wrong and waited:
-            self._was_wrong = False
-        self._own.add(_without_numbers(os.path.dirname(identity)))
-        self._last_own, self._is_apart = identity, apart
+    def _note_alone(self, identity: str) -> None:
+        folder = os.path.dirname(identity)
+        self._late.discard(folder)
+        self._own.add(_without_numbers(folder))
+        with self._lock:
+            self._alone[identity] = None
+            _limit(self._alone)
 
     def _take(self, identity: str) -> int | None:
         with self._lock:
@@ -178,12 +186,14 @@ class Other:
             if identity is None:
                 return False
             self._read += 1
-            self._announced[identity] = self._read
-            if len(self._announced) > _MOST_ANNOUNCED:
-                del self._announced[next(iter(self._announced))]
-            self._own.discard(_without_numbers(os.path.dirname(identity)))
-            if self._was_wrong is None and _is_next_to(identity, self._last_own):
-                self._was_wrong = True
+            folder = os.path.dirname(identity)
+            self._own.discard(_without_numbers(folder))
+            if identity in self._alone:
+                del self._alone[identity]
+                self._late.add(folder)
+            else:
+                self._announced[identity] = self._read
+                _limit(self._announced)
             return True
 
     def _await_end(self, number: int) -> None:
@@ -192,19 +202,15 @@ class Other:
             pass
 
 
-_MOST_ANNOUNCED = 1000
-"""Saves of the chief without a counterpart that are remembered."""
+def _limit(saves: dict[str, Any]) -> None:
+    """Forget the oldest of many saves without a counterpart."""
+    if len(saves) > _MOST_REMEMBERED:
+        del saves[next(iter(saves))]
 
 
 def _without_numbers(path: str) -> str:
-    """Return `path` with `#` for its numbers: the same for two steps, such as `ckpt-12`."""
+    """Return `path` with `#` for its numbers: the same for two steps, such as `…/12` and `…/13`."""
     return re.sub(r"\d+", "#", path)
-
-
-def _is_next_to(path: str, other: str) -> bool:
-    """Return whether two paths are the same, or differ by a number in their last part."""
-    is_beside = os.path.dirname(path) == os.path.dirname(other)
-    return is_beside and _without_numbers(path) == _without_numbers(other)
 
 
 _team: Chief | Other | None = None
