@@ -56,22 +56,24 @@ class WrittenFiles:
         self._busy: set[int] = set()
         """The threads inside `note`, which opens files itself."""
 
-    def note(self, path: Any) -> None:
+    def note(self, path: Any, *, may_be_folder: bool = True) -> None:
         """Note a file that is opened for writing, unless it is no result. Never raises."""
         thread = get_ident()
-        if thread in self._busy or len(self._seen) >= MOST:
+        if thread in self._busy or len(self._seen) >= MOST or isinstance(path, int):
             return
         self._busy.add(thread)
         try:
             name = os.fsdecode(path)
-            self._note(name if "://" in name else os.path.abspath(name))
+            name = name if "://" in name else os.path.abspath(name)
+            if name not in self._seen and (may_be_folder or not os.path.isdir(name)):
+                self._note(name)
         except Exception:  # a path that cannot be read, a folder that is gone
             pass
         finally:
             self._busy.discard(thread)
 
     def _note(self, path: str) -> None:
-        if path in self._seen or len(path) > _LONGEST or not self._is_result(path):
+        if len(path) > _LONGEST or not self._is_result(path):
             return
         from tfcluster_workers.saving import places
 
@@ -123,8 +125,8 @@ def watch() -> None:
         if event == "open":
             try:
                 path, mode, flags = args
-                if flags & _WRITES and _is_kept(path, mode, flags):
-                    files.note(path)
+                if flags & _WRITES and _is_kept(mode, flags):
+                    files.note(path, may_be_folder=False)
             except (TypeError, ValueError):  # a script's own `sys.audit("open", …)`
                 pass
 
@@ -132,14 +134,13 @@ def watch() -> None:
     atexit.register(files.flush)
 
 
-def _is_kept(path: Any, mode: str | None, flags: int) -> bool:
-    """Return whether an opened file has a name that others may use, and is not only added to.
+def _is_kept(mode: str | None, flags: int) -> bool:
+    """Return whether a file that is opened like this may have the name of another, and is not
+    only added to.
 
     The module tempfile chooses unique names, with O_EXCL and without a mode, or opens a folder.
     """
-    if flags & (os.O_APPEND | os.O_DIRECTORY | (0 if mode else os.O_EXCL)):
-        return False
-    return not isinstance(path, int) and not os.path.isdir(path)
+    return not flags & (os.O_APPEND | os.O_DIRECTORY | (0 if mode else os.O_EXCL))
 
 
 def _send(files: list[dict[str, str]]) -> bool:
