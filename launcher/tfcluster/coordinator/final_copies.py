@@ -85,8 +85,8 @@ class FinalCopies:
         found = Outputs((), ())
         failure = "checkpoints.outputs were not all copied"
         with self._noting_failure(failure, "outputs", self.folders.workdir(self.chief)):
-            if self.folders.chief_is_remote:
-                found = self.folders.fetch_outputs(globs, into, stopped=stopped)
+            if self.folders.is_remote(self._node):
+                found = self.folders.fetch_outputs(self.chief, globs, into, stopped=stopped)
             else:
                 found = gather_outputs(Path(self.plan.workdir), globs, into, stopped=stopped)
             self.notes += describe_damage(into, found.files, stopped=stopped)
