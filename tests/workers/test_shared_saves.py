@@ -153,6 +153,15 @@ def test_a_path_that_looks_like_the_workers_own_costs_no_wait(gang: Gang, path: 
     assert gang.waited_s() < 0.1
 
 
+def test_a_user_with_the_name_of_a_task_does_not_own_all_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "worker1" / "code").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "worker1" / "code")
+    assert not places.looks_own(str(tmp_path / "worker1" / "data" / "ckpt"))
+    assert places.looks_own(str(tmp_path / "worker1" / "data" / "worker-1" / "ckpt"))
+
+
 @pytest.mark.parametrize("path", ["ck/ckpt-1", "worker_11/ckpt", "worker_0/ckpt", "coworker1s/c"])
 def test_other_paths_do_not_look_like_the_workers_own(path: str) -> None:
     assert not places.looks_own(path)

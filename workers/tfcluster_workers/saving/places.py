@@ -65,8 +65,11 @@ def looks_own(path: str) -> bool:
     """Return whether the names in `path` say that no other task saves there.
 
     These are temporary folders, and folders with this task's name: `workertemp_1`, `tmp8x2k1q_a`,
-    `…/tasks/worker-1/checkpoints`, `worker_1`.
+    `…/tasks/worker-1/checkpoints`, `worker_1`. Names that are part of the working directory, such
+    as that of a user `worker1`, do not count.
     """
+    if path and not is_url(path):
+        path = os.path.relpath(path)
     job, _, index = os.environ.get("TFCLUSTER_TASK", "worker:?").partition(":")
     own = re.compile(rf"workertemp.*|tmp\w{{8}}|(.*[^a-z])?{re.escape(job)}[-_:.]?{index}(\D.*)?")
     return any(own.fullmatch(name) for name in path.split("/"))
