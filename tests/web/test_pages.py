@@ -100,7 +100,7 @@ def test_selected_runs_are_compared(page: Page, home: Path) -> None:
     page.wait("document.querySelectorAll('#charts figure').length >= 4")
     assert len(page.texts("#legend li")) == 6
     rows = page.texts("#differences tbody th")
-    assert {"loss", "Duration", "Restarts", "Examples/s"} <= set(rows)
+    assert {"loss", "Duration", "Restarts", "Examples/s on average"} <= set(rows)
     assert "Tasks" not in rows, "they all have two"
     page.click("#all-rows")
     assert "Tasks" in page.texts("#differences tbody th")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -128,3 +129,24 @@ def test_a_fault_at_a_save_leaves_half_a_checkpoint(
     assert "ckpt-1.index" in left
     assert any(name.startswith("ckpt-2") for name in left), "the second save has begun"
     assert "ckpt-2.index" not in left, "the second save was not completed"
+
+
+MODELS = """
+import tensorflow as tf
+model = tf.keras.Sequential([tf.keras.layers.Input((2000,)), tf.keras.layers.Dense(4000)])
+for number in (1, 2, 3):
+    model.save("model.keras")  # 32 MB: written slowly enough
+    print("saved", number, flush=True)
+"""
+
+
+def test_a_fault_at_a_save_of_a_model_leaves_the_one_before(boot: Boot, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(MODELS)
+    fault = {"fault": "kill worker:0 at save 2", "do": "kill", "place": "save", "number": 2}
+    env = {"TFCLUSTER_SETTINGS": json.dumps({"chaos": [fault]}), "TFCLUSTER_TASK": "worker:0"}
+    ended = boot("script", str(tmp_path / "job.py"), python=PYTHONS["newest"], env=env)
+    assert (ended.code, ended.out) == (-9, "saved 1\n"), ended.err[-2000:]
+    with zipfile.ZipFile(tmp_path / "model.keras") as archive:
+        assert archive.testzip() is None
+    (half,) = tmp_path.glob("workertemp_worker_0_*/model.keras")
+    assert half.stat().st_size < (tmp_path / "model.keras").stat().st_size

@@ -63,6 +63,7 @@ def wait_for_task() -> None:
     from tfcluster_workers import children, event_channel, stack_dumps  # noqa: F401
     from tfcluster_workers.hooks import import_hooks, tf_config_changes  # noqa: F401
     from tfcluster_workers.preload import script_paths  # noqa: F401
+    from tfcluster_workers.saving import written_files  # noqa: F401
 
     initial_modules = frozenset(sys.modules)
     from tfcluster_workers.preload import importer
@@ -90,6 +91,7 @@ def prepare_reporting() -> None:
     """Take over the agent's socket and attach the hooks that wait for TensorFlow or Keras."""
     from tfcluster_workers import children, event_channel
     from tfcluster_workers.hooks import import_hooks, tf_config_changes
+    from tfcluster_workers.saving import written_files
 
     event_channel.install(event_channel.take_over(os.environ))
     has_agent = event_channel.current().is_open
@@ -99,6 +101,7 @@ def prepare_reporting() -> None:
         chaos.arm(os.environ)
     if has_agent:
         tf_config_changes.watch()
+        written_files.watch()
     # A task that is started by hand reports to nobody, but its Keras must be patched as well.
     if has_agent or "TFCLUSTER_TASK" in os.environ:
         children.prepare(os.environ)

@@ -31,6 +31,8 @@ TRIALS = 5_000
 """The trials of a search that the run's state lists."""
 REPORTED_CHECKPOINTS = 10_000
 """The number of paths whose steps are remembered."""
+WRITTEN_FILES = 100_000
+"""The files that tasks report as written; further ones are not compared."""
 
 # -- messages of a node ---------------------------------------------------------------------
 

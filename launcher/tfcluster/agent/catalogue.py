@@ -418,6 +418,15 @@ class Saved(TaskReport):
 class SavedElsewhere(TaskReport):
     step: Step | None = None
 
+class WrittenFile(Record):
+    path: LongText
+    file: Name
+    """An id that two tasks share if they write the same file, on any machine."""
+
+class Wrote(TaskReport):
+    """Files that the task has opened for writing."""
+    files: list[WrittenFile]
+
 class Evaluated(TaskReport):
     step: Step | None = None
 
@@ -499,6 +508,6 @@ class TrialEnded(TaskReport):
 
 FOR_PEOPLE = (
     *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, TrainsInChild),
-    *(Trial, TrialEnded),
+    *(Trial, TrialEnded, Wrote),
 )
 """Reports on which the run does not depend."""

@@ -1,5 +1,5 @@
 """The complete checkpoints of a directory (`find`), decided from listings alone, without disk or
-clock; and a check of one file's format (`find_damage`).
+clock.
 
 A checkpoint is complete if all its files exist, none is still being written (TensorFlow writes
 ``<prefix>_temp*`` and ``*.tempstate*`` first), and two listings show the same sizes and times.
@@ -11,16 +11,12 @@ written after the data shards), tf_keras' ``worker_training_state.py`` (``chief/
 from __future__ import annotations
 
 import re
-import struct
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
 from posixpath import basename, dirname
 
-from tfcluster.agent import foreign_json
 from tfcluster.agent.message_fields import UNREADABLE
 
 
@@ -139,11 +135,6 @@ _PART_OF_SAVED_MODEL = re.compile(
     r"saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|(variables|assets|assets\.extra)/.*"
 )
 
-_TABLE_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-"""The last bytes of every ``.index``, which is a LevelDB table (tsl/lib/io/format.h)."""
-
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
 Shards = Mapping[str, Mapping[int, list[Entry]]]
 """Prefix → M → the shards of that prefix named ``…-of-M``."""
 
@@ -174,19 +165,6 @@ def number_in_name(name: str, *, is_folder: bool = False) -> int | None:
     numbers = [found for found in _NUMBER.findall(name) if "." not in found]
     number = int(numbers[-1]) if numbers else None
     return None if is_folder and number is not None and number >= _FIRST_UNIX_TIME else number
-
-
-def find_damage(path: Path) -> str:
-    """Return what is wrong with the format of a checkpoint's file, or "". Raises OSError."""
-    if path.suffix == ".index":
-        return "" if _tail(path, 8) == _TABLE_MAGIC else "its index is truncated"
-    if path.suffix == ".keras":
-        return _damage_in_zip(path)
-    if path.suffix in (".h5", ".hdf5"):
-        return _damage_in_hdf5(path)
-    if path.name == "training_metadata.json":
-        return _damage_in_json(path)
-    return ""
 
 
 def _candidates(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
@@ -265,41 +243,3 @@ def _single_files(files: Mapping[str, Entry]) -> Iterator[Checkpoint]:
 
 def _beside(path: str, name: str) -> str:
     return f"{dirname(path)}/{name}".lstrip("/")
-
-
-def _tail(path: Path, count: int) -> bytes:
-    with path.open("rb") as reader:
-        reader.seek(max(0, path.stat().st_size - count))
-        return reader.read(count)
-
-
-def _damage_in_zip(path: Path) -> str:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-    except (zipfile.BadZipFile, EOFError, NotImplementedError):
-        return "it is not a complete zip archive"
-    return f"its part {broken} is damaged" if broken else ""
-
-
-def _damage_in_hdf5(path: Path) -> str:
-    """Check a file's size against the superblock (HDF5 file format, section II.A)."""
-    with path.open("rb") as reader:
-        head = reader.read(64)
-    if len(head) < 64 or not head.startswith(_HDF5_SIGNATURE):
-        return "it is not an HDF5 file"
-    version = head[8]
-    at, size_of_offsets = (40, head[13]) if version < 2 else (28, head[9])
-    at += 4 if version == 1 else 0
-    if size_of_offsets != 8:
-        return ""
-    end = int.from_bytes(head[at : at + 8], "little")
-    return "" if end <= path.stat().st_size else "it is truncated"
-
-
-def _damage_in_json(path: Path) -> str:
-    try:
-        foreign_json.parse_json(path.read_bytes())
-    except ValueError:
-        return "it is not valid JSON"
-    return ""

@@ -27,9 +27,14 @@ from tfcluster.checkpoints.copying import (
     raise_if_cancelled,
     replace_verified,
 )
+from tfcluster.checkpoints.file_formats import find_output_damage
 from tfcluster.errors import join_first
 
-_IGNORED_NAMES = re.compile(r"\..*|__pycache__|node_modules|.*\.(pyc|tmp|swp)|core", re.DOTALL)
+_IGNORED_NAMES = re.compile(
+    r"\..*|__pycache__|node_modules|workertemp_.*|.*\.(pyc|tmp|swp)|core", re.DOTALL
+)
+_TEMPORARY = re.compile(r"(^|/)workertemp_[^/]*/")
+"""Paths in folders of a save in progress, which a killed task leaves behind."""
 _MOST_FILES = 20_000
 """A working directory with more files holds a data set; searching it for new files is too slow."""
 _MOST_NAMED = 5
@@ -103,8 +108,25 @@ def gather_outputs(
             for _ in os.walk(root / _before_wildcards(pattern), onerror=failed):
                 raise_if_cancelled(stopped)
     notes += map(_unreadable_note, sorted(unreadable))
+    files = {path for path in files if not _TEMPORARY.search(path)}
     copied = [path for path in sorted(files) if _copy(root, path, destination, notes, stopped)]
     return Outputs(tuple(copied), tuple(notes))
+
+
+def describe_damage(
+    destination: Path, copied: Iterable[str], *, stopped: Stopped = never
+) -> tuple[str, ...]:
+    """Return a sentence for each copied file that is not whole, of those that say so.
+
+    The task that wrote it may have been killed meanwhile, or another task wrote it, too. Raises
+    CancelledError and OSError.
+    """
+    found = ((path, find_output_damage(destination / path, stopped=stopped)) for path in copied)
+    return tuple(
+        f"checkpoints.outputs: {path} was copied, but is damaged: {damage}"
+        for path, damage in found
+        if damage
+    )
 
 
 def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
@@ -115,7 +137,8 @@ def matching(entries: Iterable[Entry], globs: Sequence[str]) -> Outputs:
     files, notes, known, unreadable = set[str](), list[str](), list[str](), list[str]()
     for entry in entries:
         if not entry.path.endswith("/"):
-            known.append(entry.path)
+            if not _TEMPORARY.search(entry.path):
+                known.append(entry.path)
         elif entry.is_unreadable:
             unreadable.append(entry.path.rstrip("/"))
     for pattern in globs:

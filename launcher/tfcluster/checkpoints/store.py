@@ -25,7 +25,7 @@ from posixpath import basename
 from typing import Any
 
 from tfcluster.agent import foreign_json
-from tfcluster.checkpoints import completeness, copying
+from tfcluster.checkpoints import copying, file_formats
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
 from tfcluster.checkpoints.copying import (
     PARTIAL,
@@ -294,7 +294,7 @@ def _copy(
     for entry in checkpoint.files:
         target = new.file(entry)
         digests.append(source.copy(entry, target, stopped=stopped))
-        if damage := completeness.find_damage(target):
+        if damage := file_formats.find_damage(target, stopped=stopped):
             raise IncompleteError(f"{entry.path}: {damage}")
     # The last shard may have been rotated away, or rewritten, while the others were copied.
     source.check(checkpoint.files, stopped=stopped)

@@ -395,10 +395,10 @@ class Coordinator:
             assert error is not None
             outcome = Outcome.of(error)
         outcome = await self._explain(outcome)
-        faults, unread = self._launch.faults, self._supervisor.gang.unread_settings()
-        missed = chaos.not_injected(faults, self.run_writer.state)
-        warnings = filter(None, (unread, *self._hub.closing_warnings(), *missed))
-        for warning in warnings if not outcome.comes_back else ():
+        missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
+        gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
+        found = (gang.unread_settings(), gang.shared_files.warning(), *of_nodes, *missed)
+        for warning in filter(None, found) if not outcome.comes_back else ():
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome

@@ -16,7 +16,7 @@ from typing import TypeVar
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
-from tfcluster.checkpoints.outputs import Outputs, gather_outputs
+from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
 from tfcluster.checkpoints.store import Store, deliver
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
@@ -85,10 +85,11 @@ class FinalCopies:
         found = Outputs((), ())
         failure = "checkpoints.outputs were not all copied"
         with self._noting_failure(failure, "outputs", self.folders.workdir(self.chief)):
-            if self.folders.chief_is_remote:
-                found = self.folders.fetch_outputs(globs, into, stopped=stopped)
+            if self.folders.is_remote(self._node):
+                found = self.folders.fetch_outputs(self.chief, globs, into, stopped=stopped)
             else:
                 found = gather_outputs(Path(self.plan.workdir), globs, into, stopped=stopped)
+            self.notes += describe_damage(into, found.files, stopped=stopped)
         self.notes += found.notes
         return found.files
 

@@ -39,11 +39,6 @@ class TaskFolders:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def chief_is_remote(self) -> bool:
-        """True if the chief's folders are on another machine."""
-        return self._site(self._plan.chief).is_remote
-
-    @property
     def any_are_remote(self) -> bool:
         """True if any task's folders are on another machine."""
         return any(self._site(task.id).is_remote for task in self._plan.tasks)
@@ -90,13 +85,14 @@ class TaskFolders:
         source = self._source(site.node, folder)
         return RemoteFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
 
-    def fetch_outputs(self, globs: Sequence[str], into: Path, *, stopped: Stopped) -> Outputs:
-        """Copy the files that the globs match in the chief's remote workdir; blocks.
+    def fetch_outputs(
+        self, task: TaskId, globs: Sequence[str], into: Path, *, stopped: Stopped
+    ) -> Outputs:
+        """Copy the files that the globs match in the remote workdir of `task`; blocks.
 
         Raises OSError, CancelledError.
         """
-        chief = self._plan.chief
-        folder = self._source(self._site(chief).node, self.workdir(chief))
+        folder = self._source(self._site(task).node, self.workdir(task))
         source = replace(folder, max_entries=budgets.LISTED_OUTPUTS)
         entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
         found = outputs.matching(entries.values(), globs)

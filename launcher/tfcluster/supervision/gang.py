@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
+from tfcluster.agent import budgets, message_fields
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent import message_fields
+from tfcluster.errors import join_first
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
@@ -22,6 +24,58 @@ from tfcluster.supervision.failure import (
 from tfcluster.supervision.member import Member, member_of
 from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.verdicts import root_cause
+
+_SHOWN_FILES = 3
+
+
+@dataclass
+class SharedFiles:
+    """The files that tasks report as written, and those that two tasks of one attempt share.
+
+    The hooks make the saves of TensorFlow and Keras safe (docs/guides/checkpoints.md). What a
+    script writes itself, for example with `np.save`, tfcluster can only name when the run ends.
+    """
+
+    workdir: str
+    """Paths below it are shown relative to it."""
+    _writers: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """File → the attempt and the task that wrote it first."""
+    _shared: dict[tuple[str, int], tuple[str, list[str]]] = field(default_factory=dict)
+    """File and attempt → its path and the tasks that wrote it."""
+
+    def note(self, task: str, attempt: int, files: Sequence[msg.WrittenFile]) -> None:
+        """Note files that a task has opened for writing."""
+        for written in files:
+            before, writer = self._writers.get(written.file, (0, ""))
+            if before != attempt:
+                if written.file in self._writers or len(self._writers) < budgets.WRITTEN_FILES:
+                    self._writers[written.file] = attempt, task
+            elif writer != task:
+                key = written.file, attempt
+                _, tasks = self._shared.setdefault(key, (written.path, [writer]))
+                if task not in tasks:
+                    tasks.append(task)
+
+    def warning(self) -> str | None:
+        """Return one sentence about all files that two tasks wrote in one attempt, or None."""
+        shared = dict(self._shared.values())
+        if not shared:
+            return None
+        named = [f"{self._show(path)} ({_writers(tasks)})" for path, tasks in shared.items()]
+        return (
+            "two tasks wrote the same file, which now holds what one of them wrote last, or a mix:"
+            f" {join_first(named, _SHOWN_FILES)}. Write it in the first worker only, or below"
+            " $TFCLUSTER_CHECKPOINT_DIR, which each task has for itself"
+        )
+
+    def _show(self, path: str) -> str:
+        place = Path(path)
+        return str(place.relative_to(self.workdir) if place.is_relative_to(self.workdir) else path)
+
+
+def _writers(tasks: Sequence[str]) -> str:
+    in_order = sorted(tasks, key=lambda task: (len(task), task))  # worker:10 after worker:2
+    return join_first(in_order, 2)
 
 
 @dataclass
@@ -41,6 +95,8 @@ class Gang:
     """Failures of tasks that restart alone and have not been restarted since."""
     has_started: bool = False
     """True once any task has run, in this attempt or in an earlier one."""
+    shared_files: SharedFiles = field(init=False)
+    """The files that two tasks wrote, in any attempt."""
     is_announced: bool = False
     """True once the scheduler of the nodes ends them: it has signalled the tasks, too."""
     _has_trained: bool = False
@@ -53,6 +109,7 @@ class Gang:
 
     def __post_init__(self) -> None:
         self.chief = self.plan.chief
+        self.shared_files = SharedFiles(self.plan.workdir)
         for task in self.plan.tasks:
             self.put(member_of(self.plan, task, 1))
 
@@ -218,6 +275,8 @@ class Gang:
         self.put(member.after(report, now))
         if isinstance(report, msg.SettingRead):
             self._settings_read.add(report.name)
+        elif isinstance(report, msg.Wrote):
+            self.shared_files.note(member.name, member.attempt, report.files)
 
     def lose_node(self, node: str, reason: str) -> list[str]:
         """Mark all tasks of `node` that have not ended as lost, and return them."""

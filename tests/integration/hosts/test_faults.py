@@ -14,7 +14,7 @@ import pytest
 from tests.integration.gang import GANG
 from tests.lab.machine import Machine
 
-from .office import Office, Run, is_whole, numbered, until
+from .office import COUNT, Office, Run, is_whole, numbered, until
 
 pytestmark = pytest.mark.slow
 WORKERS = ("worker:0", "worker:1", "worker:2")
@@ -119,19 +119,23 @@ def test_two_attempts_of_a_task_never_run_at_once(office: Office) -> None:
 
 
 def test_a_gang_that_loses_a_host_continues_with_fewer_workers(office: Office) -> None:
-    office.add_hosts(3)
+    """Even that of the chief: then another worker is the chief, and its outputs count."""
+    lost, *_ = office.add_hosts(3)
     supervision = {"lease_s": 4, "min_workers": 2, "max_restarts": 0, "backoff_s": 0}
-    run = office.up(office.spec(lasts=True, supervision=supervision))
+    script = COUNT + "open('who.txt', 'w').write(os.environ['TFCLUSTER_TASK'])\n"
+    outputs = {"outputs": ["who.txt"]}
+    run = office.up(office.spec(script, lasts=True, supervision=supervision, checkpoints=outputs))
     run.wait_for_line("line 5", *WORKERS)
-    office.hosts[2].power_off()
+    lost.power_off()
     since = time.time()
     restarting = run.wait_for_event("restarting")
-    assert restarting["members"] == ["worker:0", "worker:1"]
+    assert restarting["members"] == ["worker:1", "worker:2"]
     assert restarting["time"] - since < 60
     assert run.end() == 0, run.said
-    assert run.log("worker:0", attempt=2).splitlines() == numbered(20)
-    assert run.of_type("diagnosis")[0]["root_cause"]["node"] == office.hosts[2].address
-    assert f"{office.hosts[2].address} may not know that the run is over" in run.said
+    assert run.log("worker:1", attempt=2).splitlines() == numbered(20)
+    assert run.of_type("diagnosis")[0]["root_cause"]["node"] == lost.address
+    assert f"{lost.address} may not know that the run is over" in run.said
+    assert (run.folder / "outputs/who.txt").read_text() == "worker:1", run.said
 
 
 def test_a_host_whose_power_is_back_is_part_of_the_next_attempt(office: Office) -> None:

@@ -300,22 +300,36 @@ def test_the_output_of_a_login_is_skipped(office: Office) -> None:
 
 
 def test_outputs_and_tensorboard_files_are_gathered(office: Office) -> None:
-    office.add_hosts(1)
+    (host,) = office.add_hosts(1)
     script = (
-        "import os\n"
+        "import os, time\n"
+        "if os.environ['TFCLUSTER_TASK'] == 'worker:1':\n"
+        "    while not os.path.exists(os.environ['RELEASE']):\n"
+        "        time.sleep(0.05)\n"
+        "    open('late.txt', 'w').write('late')\n"
+        "    open('half.npz', 'w').write('PK half an archive')\n"
+        "    raise SystemExit\n"
         "os.makedirs('plots/deep')\n"
         "for name in ('plots/deep/a.png', 'b.txt', 'c.csv'):\n"
         "    open(name, 'w').write(name)\n"
         "os.makedirs(os.environ['TFCLUSTER_TENSORBOARD_DIR'])\n"
         "open(os.environ['TFCLUSTER_TENSORBOARD_DIR'] + '/events.out', 'w').write('curve')\n"
     )
-    run = office.up(office.spec(script, checkpoints={"outputs": ["plots/**", "*.txt", "no/*"]}))
+    outputs = {"outputs": ["plots/**", "*.txt", "no/*", "*.npz"]}
+    cluster = {"worker": [f"{host.address}:0"] * 2}
+    run = office.up(office.spec(script, lasts=True, checkpoints=outputs, cluster=cluster))
+    run.wait_for_event("task_exited")  # the chief's
+    office.release()
     assert run.end() == 0, run.said
     gathered = [p for p in (run.folder / "outputs").rglob("*") if p.is_file()]
-    assert sorted(path.name for path in gathered) == ["a.png", "b.txt"], run.said
+    names = sorted(path.name for path in gathered)
+    assert names == ["a.png", "b.txt", "half.npz", "late.txt"], run.said
     assert (run.folder / "outputs/plots/deep/a.png").read_text() == "plots/deep/a.png"
+    assert (run.folder / "outputs/late.txt").read_text() == "late", "after the chief's end"
     assert (run.folder / "tensorboard/worker-0/events.out").read_text() == "curve"
     assert "nothing matches no/*" in run.said
+    damage = "half.npz was copied, but is damaged: it is not a complete zip archive"
+    assert damage in " ".join(run.said.split())
 
 
 def test_a_secret_is_in_no_command_line_and_no_file(office: Office) -> None:

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 from tests.privileges import without_override
 
+from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import CancelledError
-from tfcluster.checkpoints.outputs import describe_new_files, gather_outputs, list_before
+from tfcluster.checkpoints.outputs import (
+    describe_damage,
+    describe_new_files,
+    gather_outputs,
+    list_before,
+    matching,
+)
 from tfcluster.checkpoints.sources import LocalSource
 
 
@@ -189,6 +196,30 @@ def test_an_output_that_changes_during_the_copy_is_reported(
 
     assert result.files == ()
     assert result.notes == ("checkpoints.outputs: model.keras was not copied: gone",)
+
+
+def test_a_copied_file_that_is_not_whole_is_named(workdir: Path, tmp_path: Path) -> None:
+    result = gather_outputs(workdir, ["*", "out"], tmp_path / "outputs")
+
+    assert "model.keras" in result.files
+    assert describe_damage(tmp_path / "outputs", result.files) == (
+        "checkpoints.outputs: model.keras was copied, but is damaged: it is not a complete zip"
+        " archive",
+    )
+
+
+def test_a_half_written_file_of_a_killed_task_is_no_output(workdir: Path, tmp_path: Path) -> None:
+    left = "out/workertemp_worker_0_k7f3_0b2e91c4/model.keras"
+    (workdir / left).parent.mkdir()
+    (workdir / left).write_text("half")
+    before = list_before(workdir)
+
+    assert gather_outputs(workdir, ["**/*.keras"], tmp_path / "outputs").files == ("model.keras",)
+    entries = [Entry("model.keras", 1, 1), Entry(left, 1, 1)]
+    assert matching(entries, ["**/*.keras"]).files == ("model.keras",)
+    (workdir / "workertemp_worker_1_k7f3_5d0c77aa").mkdir()
+    (workdir / "workertemp_worker_1_k7f3_5d0c77aa" / "x").touch()
+    assert describe_new_files(before) == ""
 
 
 def test_the_search_for_outputs_gives_signs_of_life_and_can_be_cancelled(tmp_path: Path) -> None:

@@ -56,8 +56,6 @@ class RemoteFolder:
 class LocalFolders:
     """The task folders of a run on this machine only."""
 
-    chief_is_remote = False
-
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
 

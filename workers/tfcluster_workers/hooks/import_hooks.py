@@ -128,9 +128,14 @@ _MODELS = (
     ("hooks.training_facts", "watch_models"),
 )
 _SAVED_MODELS = (("hooks.training_facts", "watch_saved_models"),)
+_SAVING_LIBRARY = (("saving.whole_files", "watch_saving_library"),)
+_HDF5_FORMAT = (("saving.whole_files", "watch_hdf5_format"),)
+_WEIGHTS_OF_KERAS_2 = (("saving.shared_saves", "watch_weights_of_keras_2"),)
+_SAVED_MODELS_OF_KERAS_2 = (("saving.shared_saves", "watch_saved_models_of_keras_2"),)
 _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.collective_all_reduce_strategy": (
         ("hooks.tensorflow_hooks", "watch_collective_strategy"),
+        ("saving.shared_saves", "watch_collective_strategy"),
     ),
     "tensorflow.python.distribute.parameter_server_strategy_v2": (
         ("hooks.tensorflow_hooks", "watch_parameter_server_strategy"),
@@ -189,6 +194,7 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.checkpoint.checkpoint": (
         ("hooks.save_hooks", "watch_checkpoints"),
         ("hooks.training_facts", "watch_checkpoints"),
+        ("saving.shared_saves", "watch_checkpoints"),
     ),
     "tensorflow.python.training.saver": (
         ("hooks.save_hooks", "watch_graph_saver"),
@@ -196,5 +202,24 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "keras.src.saving.saving_api": _SAVED_MODELS,
     "tf_keras.src.saving.saving_api": _SAVED_MODELS,
+    "tensorflow.python.checkpoint.checkpoint_management": (
+        ("saving.shared_saves", "watch_checkpoint_management"),
+    ),
+    "tensorflow.python.saved_model.save": (("saving.shared_saves", "watch_saved_models"),),
+    "tensorflow.python.lib.io.file_io": (("saving.written_files", "watch_tensorflow_files"),),
+    "tensorflow.python.lib.io.tf_record": (("saving.written_files", "watch_record_writers"),),
+    "tensorflow.python.ops.gen_io_ops": (("saving.written_files", "watch_write_file"),),
+    "h5py._hl.files": (("saving.written_files", "watch_hdf5"),),
+    # Keras 2.15 and Keras 3 alike
+    "keras.src.saving.saving_lib": _SAVING_LIBRARY,
+    "tf_keras.src.saving.saving_lib": _SAVING_LIBRARY,
+    "keras.src.saving.legacy.hdf5_format": _HDF5_FORMAT,
+    "tf_keras.src.saving.legacy.hdf5_format": _HDF5_FORMAT,
+    "keras.src.legacy.saving.legacy_h5_format": _HDF5_FORMAT,
+    "keras.src.export": (("saving.whole_files", "watch_exports"),),
+    "keras.src.saving.legacy.save": _WEIGHTS_OF_KERAS_2,
+    "tf_keras.src.saving.legacy.save": _WEIGHTS_OF_KERAS_2,
+    "keras.src.saving.legacy.saved_model.save": _SAVED_MODELS_OF_KERAS_2,
+    "tf_keras.src.saving.legacy.saved_model.save": _SAVED_MODELS_OF_KERAS_2,
 }
 """Imported module → (module of tfcluster_workers, its function to call with the import) pairs."""

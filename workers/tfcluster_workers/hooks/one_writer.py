@@ -18,6 +18,10 @@ Method = Callable[..., Any]
 """A method of a class to be patched, or its replacement."""
 
 
+TEMPORARY = "workertemp_"
+"""The start of the names of temporary folders, which are never gathered."""
+
+
 def has_peers(strategy: Any) -> bool:
     """Return whether `strategy` (or None) runs this program in two or more processes."""
     if strategy is None or not strategy.extended._in_multi_worker_mode():
@@ -34,7 +38,7 @@ def may_write(strategy: Any) -> bool:
 def temporary_name(strategy: Any) -> str:
     """Return this task's folder name, such as `workertemp_worker_1`, which is never gathered."""
     resolver = strategy.cluster_resolver
-    return f"workertemp_{resolver.task_type}_{resolver.task_id}"
+    return f"{TEMPORARY}{resolver.task_type}_{resolver.task_id}"
 
 
 def temporary_path(path: str, strategy: Any) -> str:

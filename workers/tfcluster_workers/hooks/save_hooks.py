@@ -5,6 +5,7 @@ The faults that `--chaos` injects while a checkpoint is being written are inject
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
@@ -13,6 +14,7 @@ from types import ModuleType
 from typing import Any, Callable
 
 from tfcluster_workers import chaos, context, reporting
+from tfcluster_workers.hooks import one_writer
 from tfcluster_workers.hooks.replacing import replaces
 
 _NAMES = ("global_step", "step", "train_step", "iterations")
@@ -209,13 +211,16 @@ class _FaultTrigger(threading.Thread):
                 self._fire()
 
     def _list_files(self) -> set[tuple[str, int]]:
-        """Return names and times of this checkpoint's files; TensorFlow starts in `_temp`."""
-        try:
-            with os.scandir(self._folder) as entries:
-                return {
-                    (entry.name, entry.stat().st_mtime_ns)
-                    for entry in entries
-                    if entry.name.startswith(self._stem)
-                }
-        except OSError:
-            return set()
+        """Return paths and times of this checkpoint's files.
+
+        TensorFlow starts in `_temp`, `saving.whole_files` in a temporary folder beside the target.
+        """
+        folders, found = [self._folder], set()
+        while folders:
+            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.name.startswith(self._stem):
+                        found.add((entry.path, entry.stat().st_mtime_ns))
+                    elif entry.name.startswith(one_writer.TEMPORARY) and entry.is_dir():
+                        folders.append(entry.path)
+        return found

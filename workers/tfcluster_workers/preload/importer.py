@@ -45,7 +45,7 @@ _MAX_REASON = 2000
 _TASK_MODULES = (
     "callbacks", "chaos", "event_channel", "failures", "hooks.import_hooks", "hooks.iterator_ends",
     "hooks.keras_hooks", "hooks.save_hooks", "hooks.tensorflow_hooks", "keras3.patching",
-    "reporting",
+    "reporting", "saving.places", "saving.shared_saves", "saving.whole_files",
 )  # fmt: skip
 """Modules of tfcluster_workers that every task needs; importing them has no side effects."""
 _SUFFIXES = frozenset(importlib.machinery.all_suffixes())
