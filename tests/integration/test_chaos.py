@@ -39,6 +39,7 @@ NEVER = "kill worker:0 at step 5000 in attempt 8"
 @pytest.mark.slow
 def test_each_fault_is_injected_once_detected_and_survived(shell: CommandLine) -> None:
     shell.script("loop.py", LOOP)
+    shell.is_doubtful = True
     spec = shell.spec("s.json", {"script": "loop.py"}, supervision=PATIENT)
     first, *others = FAULTS
     done = shell.run("up", str(spec), "--chaos", first, "--chaos", "; ".join([*others, NEVER]))

@@ -42,6 +42,7 @@ def pages(shell: CommandLine) -> dict[str, Path]:
     """Return the pages of a run that succeeds, of a hostile one that fails, and of both."""
     shell.script("trains.py", TRAINS)
     shell.script("fails.py", FAILS)
+    shell.is_doubtful = True
     assert shell.run("run", "-n", "2", "trains.py").code == 0
     assert shell.run("run", "-n", "2", "fails.py").code == 1
     made = shell.run("report", "trains")

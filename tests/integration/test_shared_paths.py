@@ -6,10 +6,13 @@ workers on one folder (tensorflow/models#10849). One run for each Keras serves a
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
+
+from tfcluster.checkpoints.store import load_hint, open_for_reading
 
 from .jobs.lab import PYTHONS, Lab, Trained, a_lab
 
@@ -18,6 +21,15 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)
 ROUNDS = 2
 KERAS = {"2.15": ("tf215", 2), "3": ("newest", 3), "tf_keras": ("newest", 2)}
 """Environment and `keras.version` of each Keras."""
+
+BUILD = """
+def build():
+    layers = [keras.layers.Input((500,)), keras.layers.Dense(1000), keras.layers.Dense(1)]
+    model = keras.Sequential(layers)
+    model.compile("sgd", keras.losses.MeanSquaredError())
+    return model
+
+"""
 
 SCRIPT = (
     f"ROUNDS = {ROUNDS}"
@@ -31,13 +43,9 @@ strategy = tf.distribute.MultiWorkerMirroredStrategy()
 me = strategy.cluster_resolver.task_id
 data = tf.data.Dataset.from_tensor_slices((np.ones((8, 500), "f4"), np.ones((8, 1), "f4"))).batch(8)
 
-
-def build():
-    layers = [keras.layers.Input((500,)), keras.layers.Dense(1000), keras.layers.Dense(1)]
-    model = keras.Sequential(layers)
-    model.compile("sgd", keras.losses.MeanSquaredError())
-    return model
-
+"""
+    + BUILD
+    + """
 
 def check(what, values):
     expected = [np.asarray(v) for v in model.trainable_variables]
@@ -93,8 +101,45 @@ began = time.monotonic()
 if me == 1:
     tf.saved_model.save(tf.Module(), "of_the_other/worker_1")
 print("alone after", round(time.monotonic() - began, 2), flush=True)
+
+folder = os.environ["TFCLUSTER_CHECKPOINT_DIR"]
+backup = keras.callbacks.BackupAndRestore(folder + "/backup", delete_checkpoint=False)
+model.fit(data, callbacks=[backup], verbose=0)
+model.save(folder + "/model.keras")
+model.save(folder + "/model.h5")
+model.save_weights(folder + "/model.weights.h5")
+model.save(folder + "/exported") if is_keras_2 else model.export(folder + "/exported")
+tf.train.Checkpoint(net=model, steps=tf.Variable(7)).save(folder + "/loop")
+tf.train.Checkpoint(model).save(folder + "/of_model")
+if is_keras_2:
+    model.save_weights(folder + "/of_keras_2")
+if me == 0:
+    np.savez("expected.npz", *model.trainable_variables)
 """
 )
+
+LOADING = (
+    """
+import importlib, sys
+import numpy as np
+import tensorflow as tf
+
+keras = globals()[sys.argv[1]] = importlib.import_module(sys.argv[1])
+"""
+    + BUILD
+    + """
+expected = [*np.load("expected.npz").values()]
+net = model = build()
+steps = tf.Variable(0)
+for code in sys.argv[2:]:
+    model.set_weights([np.zeros_like(v) for v in model.get_weights()])
+    loaded = eval(code)
+    has_variables = hasattr(loaded, "variables")
+    found = [np.asarray(v) for v in (loaded if has_variables else model).variables]
+    print(all(any(np.array_equal(a, b) for b in found) for a in expected), code)
+"""
+)
+"""Executes the lines of Python that a summary shows, and compares the weights."""
 
 
 class Runs(Lab):
@@ -158,3 +203,29 @@ def test_a_script_that_gives_the_workers_paths_of_their_own_does_as_before(
     assert sorted(path.name for path in (folder / "apart").iterdir()) == ["real"]
     assert (folder / "of_the_other/worker_1/saved_model.pb").exists()
     assert len([*(folder / "of_the_chief").iterdir()]) == ROUNDS
+
+
+@each_keras
+def test_the_code_that_the_summary_shows_loads_every_checkpoint(lab: Runs, keras: str) -> None:
+    trained = lab.saved(keras)
+    gathered = open_for_reading(trained.folder / "checkpoints")
+    folder = lab.line.root / f"work-{keras}"
+    (folder / "loading.py").write_text(LOADING)
+    module = "tf_keras" if keras == "tf_keras" else "keras"
+    hints = [load_hint(one) for one in gathered]
+    environment = {**lab.line.env, "TF_USE_LEGACY_KERAS": str(int(keras == "tf_keras"))}
+    ended = subprocess.run(
+        [PYTHONS[KERAS[keras][0]], "loading.py", module, *hints],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines() == [f"True {hint}" for hint in hints]
+    loads = {hint.partition("(")[0] for hint in hints}
+    assert len(hints) == (7 if keras == "3" else 8)
+    assert loads >= {f"{module}.models.load_model", "model.load_weights", "tf.train.Checkpoint"}
+    assert any("Checkpoint(net=net, steps=steps)" in hint for hint in hints)

@@ -105,6 +105,7 @@ def test_each_package_with_hooks_attaches_them(tmp_path: Path) -> None:
     spec = importlib.util.spec_from_file_location("child_site", SITE)
     assert spec is not None
     packages = {name.partition(".")[0] for name in import_hooks._HOOKS}
+    packages.remove("h5py")  # alone it is no training
     code = "import {name}, sys; print([type(f).__name__ for f in sys.meta_path][0])"
     for name in packages:
         (tmp_path / f"{name}.py").touch()

@@ -95,11 +95,14 @@ def saved(path: str, *, step: int | None = None) -> None:
     chaos.at_saved()
 
 
-def saw_saved(path: str, step: int | None) -> None:
-    """Report a checkpoint that the hooks saw; `saved` does not report the same one again."""
+def saw_saved(path: str, step: int | None, load: str | None = None) -> None:
+    """Report a checkpoint that the hooks saw; `saved` does not report the same one again.
+
+    `load`: Python that loads it, with `{path}` for the path.
+    """
     global _last_seen
     _last_seen = path, step
-    _send_saved(path, step)
+    _send_saved(path, step, load)
 
 
 def seen_step(path: str) -> int | None:
@@ -107,8 +110,8 @@ def seen_step(path: str) -> int | None:
     return _last_seen[1] if _last_seen is not None and _last_seen[0] == path else None
 
 
-def _send_saved(path: str, step: int | None) -> None:
-    _send("saved", path=path, step=step, at_ns=time.time_ns())
+def _send_saved(path: str, step: int | None, load: str | None = None) -> None:
+    _send("saved", path=path, step=step, at_ns=time.time_ns(), load=load)
 
 
 def saved_elsewhere(step: int | None) -> None:

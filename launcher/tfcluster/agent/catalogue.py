@@ -414,6 +414,8 @@ class Saved(TaskReport):
     path: LongText
     step: Step | None = None
     at_ns: Integer | None = None
+    load: Line | None = None
+    """Python that loads it, with `{path}` for the path."""
 
 class SavedElsewhere(TaskReport):
     step: Step | None = None

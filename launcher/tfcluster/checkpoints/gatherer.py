@@ -16,6 +16,7 @@ from pathlib import Path
 from posixpath import dirname
 
 from tfcluster.agent import budgets
+from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
@@ -35,9 +36,11 @@ RETRY_S = 30.0
 class ReportedSave:
     """The last save that a task reported for a path."""
 
-    step: int
+    step: int | None
     at_ns: int | None
     """The time, by the clock of the task's files; None if unknown."""
+    load: str
+    """See `Gathered.load`."""
 
     def is_of(self, checkpoint: Checkpoint) -> bool:
         """Return whether it is about `checkpoint`, not about an older one at the same path."""
@@ -102,19 +105,19 @@ class Gatherer:
             self._before = None
             return gathered
 
-    def saved(self, path: str, step: int | None, *, at_ns: int | None = None) -> None:
-        """Remember the step that a task reported for its save at `path`.
-
-        `at_ns`: the time of the report, by the clock of the task's files.
-        """
-        if step is not None:
-            relative = Path(path)
-            if relative.is_absolute() and relative.is_relative_to(self._source.folder):
-                relative = relative.relative_to(self._source.folder)
-            with self._reporting:  # `gather` copies it in another thread
-                self._reported[relative.as_posix()] = ReportedSave(step, at_ns)
-                if len(self._reported) > budgets.REPORTED_CHECKPOINTS:
-                    del self._reported[next(iter(self._reported))]
+    def saved(self, report: Saved) -> None:
+        """Remember what a task reported of a save; its time is by the clock of the task's files."""
+        path = Path(report.path)
+        if path.is_absolute() and path.is_relative_to(self._source.folder):
+            path = path.relative_to(self._source.folder)
+        name = path.as_posix()
+        with self._reporting:  # `gather` copies it in another thread
+            # A script that reports its save reports the one that the hooks have seen.
+            before = self._reported.get(name, ReportedSave(None, None, ""))
+            step = before.step if report.step is None else report.step
+            self._reported[name] = ReportedSave(step, report.at_ns, report.load or before.load)
+            if len(self._reported) > budgets.REPORTED_CHECKPOINTS:
+                del self._reported[next(iter(self._reported))]
 
     def cancel(self) -> None:
         """Make the call in progress, and later ones, return soon without partial copies.
@@ -204,17 +207,24 @@ class Gatherer:
         present, corrected = set(listing), []
         for held in self.store.held:
             report = reported.get(held.checkpoint.path)
-            if report is None or report.step == held.step or not report.is_of(held.checkpoint):
+            if report is None or not report.is_of(held.checkpoint):
+                continue
+            step = held.step if report.step is None else report.step
+            if (step, report.load) == (held.step, held.load):
                 continue
             if present.issuperset(held.checkpoint.files):
                 with contextlib.suppress(OSError):  # a full disk: the next call tries again
-                    corrected.append(self.store.correct(held, step=report.step))
+                    corrected.append(self.store.correct(held, step=step, load=report.load))
         return corrected
 
     def _copy(self, checkpoint: Checkpoint, reported: ReportedSave | None) -> Gathered | None:
-        step = checkpoint.step if reported is None else reported.step
+        step, load = checkpoint.step, ""
+        if reported is not None:
+            step, load = step if reported.step is None else reported.step, reported.load
         try:
-            return self.store.add(checkpoint, self._source, step=step, stopped=self._is_cancelled)
+            return self.store.add(
+                checkpoint, self._source, step=step, load=load, stopped=self._is_cancelled
+            )
         except IncompleteError:
             self._failed[checkpoint] = float("inf")
         except SourceChangedError:

@@ -41,16 +41,16 @@ from tfcluster.checkpoints.sources import Source, scan, source_of
 _NOTE = ".tfcluster.json"
 _SAVE_COUNTER = re.compile(r"-(\d+)$")
 
-_HINTS = {
-    Kind.TF_CHECKPOINT: "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
-    "  # after save_weights: model.load_weights({path})",
-    Kind.ESTIMATOR: "tf.estimator.Estimator(model_fn, model_dir={folder})"
-    "  # or tf.train.load_checkpoint({path})",
+_LOADS = {
+    Kind.TF_CHECKPOINT: "tf.train.load_checkpoint({path})",
+    Kind.ESTIMATOR: "tf.train.load_checkpoint({path})",
     Kind.SAVED_MODEL: "tf.saved_model.load({path})",
     Kind.KERAS: "keras.models.load_model({path})",
     Kind.WEIGHTS: "model.load_weights({path})",
-    Kind.BACKUP: "keras.callbacks.BackupAndRestore({path})  # before fit()",
 }
+"""Kind → Python that loads a checkpoint of which no task reported how."""
+_LOAD_BACKUP = "tf.train.Checkpoint(model=model).restore({path}).expect_partial()"
+"""Python that loads what Keras 2's `BackupAndRestore` saves (worker_training_state.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,8 @@ class Gathered:
     step: int | None
     digests: tuple[str, ...]
     """The SHA-512 of each of `checkpoint.files`."""
+    load: str = ""
+    """Python that loads it, with `{path}` for the path, as the task reported; "" if it did not."""
 
     @property
     def path(self) -> Path:
@@ -143,6 +145,7 @@ class Store:
         source: Path | Source,
         *,
         step: int | None,
+        load: str = "",
         stopped: Stopped = never,
     ) -> Gathered | None:
         """Copy a complete checkpoint from `source`; return None if the store has its contents.
@@ -152,7 +155,8 @@ class Store:
         self.root.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         try:
-            gathered = _copy(checkpoint, source_of(source), partial, step=step, stopped=stopped)
+            gathered = _copy(checkpoint, source_of(source), partial, stopped=stopped)
+            gathered = replace(gathered, step=step, load=load)
             if self._has_content_of(gathered):
                 return None
             gathered = self._place(gathered)
@@ -162,9 +166,9 @@ class Store:
         self._prune()
         return gathered
 
-    def correct(self, gathered: Gathered, *, step: int) -> Gathered:
-        """Set the step of a gathered checkpoint and return the new value. Raises OSError."""
-        return self._renew(gathered, replace(gathered, step=step))
+    def correct(self, gathered: Gathered, *, step: int | None, load: str) -> Gathered:
+        """Set what was reported of a gathered checkpoint; return the new value. Raises OSError."""
+        return self._renew(gathered, replace(gathered, step=step, load=load))
 
     def forget(self, gathered: Gathered) -> None:
         """Remove a checkpoint; the ``checkpoint`` file drops it first and never names a gap."""
@@ -277,19 +281,23 @@ def deliver(
 
 
 def load_hint(gathered: Gathered) -> str:
-    """Return one line of Python that loads the checkpoint, with its absolute path."""
-    path, folder = repr(str(gathered.path.absolute())), repr(str(gathered.folder.absolute()))
-    hint = _HINTS[gathered.kind]
-    if gathered.kind is Kind.WEIGHTS and not gathered.path.name.endswith(".weights.h5"):
-        hint = "keras.models.load_model({path})  # weights only: model.load_weights({path})"
-    return hint.format(path=path, folder=folder)
+    """Return one line of Python that loads the checkpoint, with its absolute path.
+
+    It loads into the variable `model` what has no model in it. A backup is not to be given to
+    `BackupAndRestore`, which deletes it.
+    """
+    path, load = gathered.path, gathered.load
+    if gathered.kind is Kind.BACKUP:
+        path = gathered.file(gathered.checkpoint.files[-1])
+        is_keras_2 = path.suffix == ".index"
+        path = path.with_suffix("") if is_keras_2 else path.with_name("latest.weights.h5")
+        load = _LOAD_BACKUP if is_keras_2 else _LOADS[Kind.WEIGHTS]
+    return (load or _LOADS[gathered.kind]).replace("{path}", repr(str(path.absolute())))
 
 
-def _copy(
-    checkpoint: Checkpoint, source: Source, folder: Path, *, step: int | None, stopped: Stopped
-) -> Gathered:
+def _copy(checkpoint: Checkpoint, source: Source, folder: Path, *, stopped: Stopped) -> Gathered:
     """Copy a checkpoint in the order of its files: data shards first, then the index."""
-    new = Gathered(checkpoint, folder, step, ())
+    new = Gathered(checkpoint, folder, None, ())
     digests = []
     for entry in checkpoint.files:
         target = new.file(entry)
@@ -335,6 +343,7 @@ def _write_note(gathered: Gathered) -> None:
         "kind": gathered.kind,
         "path": gathered.checkpoint.path,
         "step": gathered.step,
+        "load": gathered.load,
         "files": [
             asdict(entry) | {"sha512": digest}
             for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True)
@@ -348,13 +357,13 @@ def _read_note(note: Path) -> Gathered | None:
     """Return the checkpoint of a note; None if the note is invalid or files are missing."""
     try:
         data = foreign_json.read_json_object(note)
-        path, step = data["path"], data["step"]
-        if not (isinstance(path, str) and isinstance(step, int | None)):
+        path, step, load = data["path"], data["step"], data.get("load", "")
+        if not (isinstance(path, str) and isinstance(step, int | None) and isinstance(load, str)):
             return None
         files, companions = _entries(data["files"]), _entries(data["companions"])
         checkpoint = Checkpoint(Kind(data["kind"]), path, files, companions)
         digests = tuple(str(f["sha512"]) for f in data["files"])
-        gathered = Gathered(checkpoint, note.parent, step, digests)
+        gathered = Gathered(checkpoint, note.parent, step, digests, load)
         is_whole = all(
             gathered.file(entry).stat().st_size == entry.size for entry in checkpoint.all_files
         )

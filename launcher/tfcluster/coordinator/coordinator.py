@@ -345,7 +345,7 @@ class Coordinator:
             self._hub.inject(chaos.ordered(self._launch.faults, report.fault))
         self._supervisor.reported(task, attempt, report, self._now())
         if is_chief and isinstance(report, msg.Saved):
-            self._run_gathering.saved(report.path, report.step, report.at_ns)
+            self._run_gathering.saved(report)
 
     def _with_one_speed(self, event: Event) -> Event:
         """Return progress without a speed if the task takes its steps with the leading one."""

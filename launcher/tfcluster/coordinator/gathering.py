@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import budgets
+from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
@@ -234,15 +235,15 @@ class RunGathering:
             with contextlib.suppress(SourceChangedError, CancelledError, OSError):
                 await self._threads.run(fetch, "the copying of TensorBoard files")
 
-    def saved(self, path: str, step: int | None, at_ns: int | None = None) -> None:
-        """Note that the chief reported a save; `at_ns`: when, on the clock of its machine."""
-        if step is not None:
-            self._reported_saves.pop(path, None)  # the newest last
-            self._reported_saves[path] = step
+    def saved(self, report: Saved) -> None:
+        """Note that the chief reported a save."""
+        if report.step is not None:
+            self._reported_saves.pop(report.path, None)  # the newest last
+            self._reported_saves[report.path] = report.step
             if len(self._reported_saves) > budgets.REPORTED_CHECKPOINTS:
                 del self._reported_saves[next(iter(self._reported_saves))]
         if self._gatherer is not None:
-            self._gatherer.saved(path, step, at_ns=at_ns)
+            self._gatherer.saved(report)
         self._is_due.set()
 
     def note_chief_ended(self) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.store import Gathered, Store, deliver, load_hint
+from tfcluster.checkpoints.store import Gathered, Store, deliver, load_hint, open_for_reading
 
 from .files import write_hdf5, write_keras, write_prefix, write_saved_model
 
@@ -57,12 +58,12 @@ def test_nothing_to_deliver_is_not_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "hint"),
     [
-        (Kind.TF_CHECKPOINT, "tf.train.Checkpoint(model=model).restore('{path}').expect_partial()"),
+        (Kind.TF_CHECKPOINT, "tf.train.load_checkpoint('{path}')"),
         (Kind.SAVED_MODEL, "tf.saved_model.load('{path}')"),
         (Kind.KERAS, "keras.models.load_model('{path}')"),
         (Kind.WEIGHTS, "model.load_weights('{path}')"),
-        (Kind.ESTIMATOR, "model_dir='{folder}'"),
-        (Kind.BACKUP, "BackupAndRestore('{path}')"),
+        (Kind.ESTIMATOR, "tf.train.load_checkpoint('{path}')"),
+        (Kind.BACKUP, "tf.train.Checkpoint(model=model).restore('{path}/ckpt-1').expect_partial()"),
     ],
 )
 def test_the_hint_names_the_call_and_the_absolute_path(
@@ -78,10 +79,27 @@ def test_the_hint_names_the_call_and_the_absolute_path(
     write_prefix(chief / "backup" / "chief", "ckpt-1")
     gathered = gather(tmp_path)[kind]
 
-    assert hint.format(path=gathered.path, folder=gathered.folder) in load_hint(gathered)
+    assert load_hint(gathered) == hint.format(path=gathered.path)
 
 
-def test_a_whole_model_in_hdf5_is_loaded_as_a_model(tmp_path: Path) -> None:
+def test_the_hint_is_what_the_task_reported_of_its_save(tmp_path: Path) -> None:
     write_hdf5(tmp_path / "chief" / "model.h5")
+    gatherer = Gatherer(tmp_path / "chief", store := Store(tmp_path / "store"))
+    load = "tf_keras.models.load_model({path})"
+    gatherer.saved(Saved(path=str(tmp_path / "chief" / "model.h5"), load=load))
+    gatherer.saved(Saved(path="model.h5", step=20))  # the script reports the same save
+    (gathered,) = gatherer.gather_last()
+    assert gathered.step == 20
+    assert load_hint(gathered) == f"tf_keras.models.load_model('{gathered.path}')"
+    assert open_for_reading(store.root) == (gathered,)
+    gatherer.saved(Saved(path="model.h5", load="model.load_weights({path})"))
+    (corrected,) = gatherer.gather_last()
+    assert load_hint(corrected) == f"model.load_weights('{gathered.path}')"
 
-    assert load_hint(gather(tmp_path)[Kind.WEIGHTS]).startswith("keras.models.load_model(")
+
+def test_a_backup_of_keras_3_is_loaded_as_weights(tmp_path: Path) -> None:
+    backup = tmp_path / "chief" / "backup"
+    write_hdf5(backup / "latest.weights.h5")
+    (backup / "training_metadata.json").write_text("{}")
+    gathered = gather(tmp_path)[Kind.BACKUP]
+    assert load_hint(gathered) == f"model.load_weights('{gathered.folder}/latest.weights.h5')"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.privileges import without_override
 
+from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Kind
 from tfcluster.checkpoints.copying import CancelledError, copy_verified
@@ -121,8 +122,8 @@ def test_a_truncated_file_of_a_dead_writer_is_reported_and_the_previous_checkpoi
 def test_a_checkpoint_has_the_step_that_the_task_reported(chief: Path, gatherer: Gatherer) -> None:
     write_prefix(chief / "sub", "ckpt-3")
     write_keras(chief / "model.keras")
-    gatherer.saved(str(chief / "sub" / "ckpt-3"), 1200)
-    gatherer.saved("model.keras", 1300)
+    gatherer.saved(Saved(path=str(chief / "sub" / "ckpt-3"), step=1200))
+    gatherer.saved(Saved(path="model.keras", step=1300))
 
     assert {gathered.step for gathered in gatherer.gather_last()} == {1200, 1300}
 
@@ -169,7 +170,7 @@ def test_a_step_that_is_reported_after_the_copy_is_still_used(
 ) -> None:
     write_prefix(chief, "ckpt-2", saved=1)
     assert gather_steps(gatherer, clock) == [2], "the save counter, as the step is unknown"
-    gatherer.saved("ckpt-2", 10, at_ns=2 * SECOND)
+    gatherer.saved(Saved(path="ckpt-2", step=10, at_ns=2 * SECOND))
 
     clock.now += 2.0
     again = gatherer.gather_last() if is_over else gatherer.gather()
@@ -186,7 +187,7 @@ def test_a_report_about_a_rewritten_file_sets_the_step_of_the_new_file_only(
         write_keras(chief / "model.keras", content)
         os.utime(chief / "model.keras", (step, step))
         gatherer.gather_last()
-        gatherer.saved("model.keras", step, at_ns=(step + 1) * SECOND)
+        gatherer.saved(Saved(path="model.keras", step=step, at_ns=(step + 1) * SECOND))
         assert [gathered.step for gathered in gatherer.gather_last()] == [step]
     assert [held.step for held in gatherer.store.held] == [10, 20]
 
@@ -196,10 +197,10 @@ def test_a_report_about_a_new_file_does_not_change_the_gathered_old_one(
 ) -> None:
     write_keras(chief / "model.keras", "first")
     os.utime(chief / "model.keras", (10, 10))
-    gatherer.saved("model.keras", 10, at_ns=11 * SECOND)
+    gatherer.saved(Saved(path="model.keras", step=10, at_ns=11 * SECOND))
     gatherer.gather_last()
     write_hdf5(chief / "model.keras", missing=1)  # the new file is damaged
-    gatherer.saved("model.keras", 20, at_ns=21 * SECOND)
+    gatherer.saved(Saved(path="model.keras", step=20, at_ns=21 * SECOND))
     gatherer.gather_last()
     assert [held.step for held in gatherer.store.held] == [10]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
@@ -25,8 +26,8 @@ def store(tmp_path: Path) -> Store:
     write_prefix(chief / "backup" / "chief", "ckpt-7", saved=3)
     write_keras(chief / "best.keras")
     gatherer = Gatherer(chief, Store(tmp_path / "store"))
-    gatherer.saved("ckpt-2", 20)
-    gatherer.saved("backup", 70)
+    gatherer.saved(Saved(path="ckpt-2", step=20))
+    gatherer.saved(Saved(path="backup", step=70))
     gatherer.gather_last()
     return gatherer.store
 

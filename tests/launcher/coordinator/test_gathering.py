@@ -15,6 +15,7 @@ import pytest
 from tests.launcher.checkpoints.files import write_prefix
 from tests.launcher.conftest import plan_of
 
+from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import restore
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
@@ -166,7 +167,7 @@ def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     write_prefix(chief, "ckpt-2")
     asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(None, "ckpt-2")
-    run_gathering.saved(str(chief / "ckpt-2"), 10, time.time_ns())
+    run_gathering.saved(Saved(path=str(chief / "ckpt-2"), step=10, at_ns=time.time_ns()))
     (events,) = asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(10, "ckpt-2")
     assert events.to_json()["step"] == 10
@@ -188,7 +189,7 @@ def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
 
     monkeypatch.setattr(restore, "scan", fails)
     run_gathering = gathering_from_shared_dir(paths, str(tmp_path))
-    run_gathering.saved(str(tmp_path / "ckpt-3"), 3)
+    run_gathering.saved(Saved(path=str(tmp_path / "ckpt-3"), step=3))
     (events,) = asyncio.run(run_gathering.gather_latest())
     assert events.to_json()["message"] == (
         "checkpoints.dir cannot be read: [Errno 5] Input/output error"
@@ -206,7 +207,7 @@ def test_a_backup_in_shared_storage_gets_the_step_that_the_chief_reported(
     run_gathering = gathering_from_shared_dir(paths, str(backup.parent))
     asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(None, "backup")
-    run_gathering.saved(str(backup), 120)
+    run_gathering.saved(Saved(path=str(backup), step=120))
     asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(120, "backup")
 
@@ -215,7 +216,7 @@ def test_storage_that_is_not_mounted_gets_the_last_reported_step(paths: RunPaths
     run_gathering = gathering_from_shared_dir(paths, "gs://bucket/exp7")
     asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest()
-    run_gathering.saved("gs://bucket/exp7/ckpt-3", 375)
+    run_gathering.saved(Saved(path="gs://bucket/exp7/ckpt-3", step=375))
     asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(375, "ckpt-3")
 
@@ -236,7 +237,7 @@ def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
 
     async def end_during_gathering() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
-        run_gathering.saved("ckpt-1", 1)
+        run_gathering.saved(Saved(path="ckpt-1", step=1))
         await asyncio.to_thread(started.wait, 20)
         following.cancel()
         release.set()

@@ -43,6 +43,40 @@ def step_of_model(model: Any, path: str) -> int | None:
     return _or_reported(iterations_of(_optimizer_of(model)))
 
 
+def load_of_saver(saver: Any) -> str | None:
+    """Return Python that restores a `tf.train.Checkpoint` into variables with the saved names.
+
+    With other names than those of the save, TensorFlow restores nothing, in silence.
+    """
+    view = saver._graph_view
+    names = [name for name in view.children(view.root) if name != "save_counter"]
+    if isinstance(view.root, _checkpoint_classes()):
+        saved = ", ".join(f"{name}={name}" for name in names)
+    else:
+        saved, names = "model", []  # `Checkpoint(model)`
+    if not all(map(str.isidentifier, names)):
+        return None
+    return f"tf.train.Checkpoint({saved}).restore({{path}}).expect_partial()"
+
+
+def _checkpoint_classes() -> tuple[type, ...]:
+    from tensorflow.python.checkpoint import checkpoint
+
+    return checkpoint.Checkpoint, checkpoint.CheckpointV1
+
+
+def load_of_model(model: Any) -> str:
+    """Return Python that loads what `Model.save` has saved, with the Keras of the model."""
+    modules = [base.__module__.partition(".")[0] for base in type(model).__mro__]
+    keras = "tf_keras" if "tf_keras" in modules else "keras"
+    return f"{keras}.models.load_model({{path}})"
+
+
+def load_of_weights(model: Any) -> str:
+    """Return Python that loads what `Model.save_weights` has saved."""
+    return "model.load_weights({path})"
+
+
 def _step_among(parts: Mapping[str, Any]) -> int | None:
     """Return the value of a variable with a usual name, else the most steps of any optimizer."""
     named = [value for name in _NAMES if (value := value_of(parts.get(name))) is not None]
@@ -94,25 +128,27 @@ _saving = threading.local()
 and that must count as one save."""
 StepOf = Callable[[Any, str], "int | None"]
 """A function from the object that saves, and the path, to the step."""
+LoadOf = Callable[[Any], "str | None"]
+"""A function from the object that saves to Python that loads the file (`reporting.saw_saved`)."""
 
 
 def watch_checkpoints(module: ModuleType) -> None:
     """Watch the saves of tf.train.Checkpoint, CheckpointManager, Keras 2's weights and backups."""
-    _watch(vars(module)["TrackableSaver"], "save", step_of_saver)
+    _watch(vars(module)["TrackableSaver"], "save", step_of_saver, load_of_saver)
 
 
 def watch_graph_saver(module: ModuleType) -> None:
     """Watch the saves of Estimator and other TensorFlow 1 graphs."""
-    _watch(vars(module)["Saver"], "save", step_of_graph_saver, path=2)
+    _watch(vars(module)["Saver"], "save", step_of_graph_saver, lambda saver: None, path=2)
 
 
 def watch_models(module: ModuleType) -> None:
     """Watch the saves in Keras's own formats: .keras, .weights.h5, SavedModel."""
-    for name in ("save", "save_weights"):
-        _watch(vars(module)["Model"], name, step_of_model)
+    _watch(vars(module)["Model"], "save", step_of_model, load_of_model)
+    _watch(vars(module)["Model"], "save_weights", step_of_model, load_of_weights)
 
 
-def _watch(owner: Any, name: str, step_of: StepOf, *, path: int = 1) -> None:
+def _watch(owner: Any, name: str, step_of: StepOf, load_of: LoadOf, *, path: int = 1) -> None:
     if chaos.has_save_faults():
         chaos.watch_saves()
 
@@ -129,11 +165,11 @@ def _watch(owner: Any, name: str, step_of: StepOf, *, path: int = 1) -> None:
         finally:
             _saving.depth = 0
         # A graph's Saver adds the step to the name and returns that name.
-        _report(args[0], result if path == 2 else target, step_of)
+        _report(args[0], result if path == 2 else target, step_of, load_of)
         return result
 
 
-def _report(saver: Any, path: Any, step_of: StepOf) -> None:
+def _report(saver: Any, path: Any, step_of: StepOf, load_of: LoadOf) -> None:
     """Report what the chief has saved; the other workers' folders are removed."""
     try:
         this_task = context.current()
@@ -142,7 +178,7 @@ def _report(saver: Any, path: Any, step_of: StepOf) -> None:
         step, absolute = _step(step_of, saver, path), absolute_path(path)
         # The variable, not `context`: a Path would break a URL.
         if _is_within(absolute, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
-            reporting.saw_saved(absolute, step)
+            reporting.saw_saved(absolute, step, load_of(saver))
         else:
             reporting.saved_elsewhere(step)
     except Exception as error:  # reporting must never break a save
