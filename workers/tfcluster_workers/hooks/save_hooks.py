@@ -11,11 +11,13 @@ import re
 import threading
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from tfcluster_workers import chaos, context, reporting
 from tfcluster_workers.hooks import one_writer
 from tfcluster_workers.hooks.replacing import replaces
+
+T = TypeVar("T")
 
 _NAMES = ("global_step", "step", "train_step", "iterations")
 """Usual names of the step variable that a training loop saves (TensorFlow's guide "Training
@@ -175,10 +177,10 @@ def _report(saver: Any, path: Any, step_of: StepOf, load_of: LoadOf) -> None:
         this_task = context.current()
         if not (isinstance(path, str) and path and this_task.is_chief) or context.is_evaluator():
             return
-        step, absolute = _step(step_of, saver, path), absolute_path(path)
+        step, absolute = _ask(lambda: step_of(saver, path)), absolute_path(path)
         # The variable, not `context`: a Path would break a URL.
         if _is_within(absolute, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", "")):
-            reporting.saw_saved(absolute, step, load_of(saver))
+            reporting.saw_saved(absolute, step, _ask(lambda: load_of(saver)))
         else:
             reporting.saved_elsewhere(step)
     except Exception as error:  # reporting must never break a save
@@ -190,10 +192,10 @@ def absolute_path(path: str) -> str:
     return path if "://" in path else os.path.abspath(path)
 
 
-def _step(step_of: StepOf, saver: Any, path: str) -> int | None:
+def _ask(read: Callable[[], T]) -> T | None:
     try:
-        return step_of(saver, path)
-    except Exception:  # an object of the script's own; the save is reported without a step
+        return read()
+    except Exception:  # an object of the script's own; the save is reported without the fact
         return None
 
 
