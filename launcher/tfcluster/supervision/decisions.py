@@ -138,6 +138,8 @@ class Outcome:
     status: Status
     exit_code: int
     error: TfclusterError | None = field(default=None, compare=False)  # errors are never equal
+    reason: str = ""
+    """What was wrong with a run that no error has ended."""
     comes_back: str = ""
     """The reason for which the run goes back into its scheduler's queue; empty if it is over."""
 
@@ -151,7 +153,7 @@ class Outcome:
         """Return the last event of the run, or of its present start."""
         if self.comes_back:
             return RunQueued(reason=self.comes_back, again=True)
-        reason = self.error.message if self.error is not None else None
+        reason = self.error.message if self.error is not None else self.reason or None
         hint = (self.error.fix or None) if self.error is not None else None
         return RunFinished(status=self.status, exit_code=self.exit_code, reason=reason, hint=hint)
 

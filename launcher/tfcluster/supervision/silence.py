@@ -140,6 +140,13 @@ class Silence:
         """The time of the hint how to report progress; None once something was reported."""
         return None if self.is_heard or self._began_at is None else self._began_at + HINT_S
 
+    def describe_stall(self, now: float) -> str:
+        """Return since when the run stalls, and why; empty if it does not."""
+        if self.stall is None:
+            return ""
+        silence = f"it had taken no step for {now - self.stalled_since:.0f} s"
+        return ": ".join(filter(None, [silence, self.stall.what]))
+
     def stall_due(self, policy: Supervision) -> float | None:
         """Return from when on the run is stalled; None before the first step, or if it is."""
         if self.heard_at is None or self.stall is not None:

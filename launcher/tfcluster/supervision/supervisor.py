@@ -284,7 +284,8 @@ class Supervisor(RunState):
         before = self.ending
         self.gang.is_announced |= stop.is_announced
         if before is None or before.status is not Status.INTERRUPTED:
-            outcome = Outcome(Status.INTERRUPTED, stop.exit_code)
+            reason = self.silence.describe_stall(now)
+            outcome = Outcome(Status.INTERRUPTED, stop.exit_code, reason=reason)
             self.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
         elif not stop.is_announced:
             self.end_run(f"{stop.why} again, killing the tasks", before, now, grace_s=0.0)

@@ -360,10 +360,11 @@ def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) 
     return Verdict(Kind.STALLED, [(last, description)], why)
 
 
-def run_deadline_outcome(deadline_s: float) -> Outcome:
-    """Return the outcome of a run whose deadline has passed."""
+def run_deadline_outcome(deadline_s: float, stall: str = "") -> Outcome:
+    """Return the outcome of a run whose deadline has passed, perhaps while it stalled."""
     error = DeadlineError(
-        f"the run took longer than supervision.run_deadline_s = {deadline_s:g} s",
+        f"the run took longer than supervision.run_deadline_s = {deadline_s:g} s"
+        + (f"; {stall}" if stall else ""),
         fix="for a longer one: --set supervision.run_deadline_s=SECONDS; "
         "to continue from its newest checkpoint: `tfcluster up --resume RUN`",
     )

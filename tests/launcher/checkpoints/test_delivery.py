@@ -63,7 +63,10 @@ def test_nothing_to_deliver_is_not_an_error(tmp_path: Path) -> None:
         (Kind.KERAS, "keras.models.load_model('{path}')"),
         (Kind.WEIGHTS, "model.load_weights('{path}')"),
         (Kind.ESTIMATOR, "tf.train.load_checkpoint('{path}')"),
-        (Kind.BACKUP, "tf.train.Checkpoint(model=model).restore('{path}/chief/ckpt-1').expect_partial()"),
+        (
+            Kind.BACKUP,
+            "tf.train.Checkpoint(model=model).restore('{path}/chief/ckpt-1').expect_partial()",
+        ),
     ],
 )
 def test_the_hint_names_the_call_and_the_absolute_path(

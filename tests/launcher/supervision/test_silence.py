@@ -169,6 +169,33 @@ def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
     assert not any(isinstance(event, ev.StallEnded) for event in replay.events)
 
 
+def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
+    replay = training()
+    replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
+    replay.after(60)
+    replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
+    replay.ended("worker:0", "worker:1")
+    outcome = replay.supervisor.outcome
+    assert outcome is not None
+    reason = (
+        "it had taken no step for 60 s: worker:1 is in hang.py:12 `time.sleep`; worker:0 waits for"
+        " it in an all-reduce"
+    )
+    assert outcome.event() == ev.RunFinished(
+        status=Status.INTERRUPTED, exit_code=130, reason=reason, hint=None
+    )
+
+
+def test_a_deadline_that_passes_while_the_run_stalls_says_so() -> None:
+    replay = replay_of(run_deadline_s=100)
+    for task in ("worker:0", "worker:1"):
+        replay.says(task, "ready").says(task, "progress", step=1)
+    replay.after(110)
+    outcome = replay.supervisor.ending
+    assert outcome is not None and outcome.error is not None
+    assert "run_deadline_s = 100 s; it had taken no step for 100 s: " in outcome.error.message
+
+
 def test_tasks_that_form_no_cluster_stall_too() -> None:
     replay = training(kind="plain").after(20)
     assert replay.last(ev.Stalled).causes == ()
