@@ -82,6 +82,11 @@ def restored(path):
     return other.trainable_variables
 
 
+# What a script looks at before the training is no data that its workers train on.
+numbers = tf.data.Dataset.range(32).batch(8)
+keras.layers.Normalization(axis=None).adapt(numbers.map(lambda n: tf.cast(n, tf.float32)))
+print([len(list(window)) for window in numbers.window(2)])
+
 with strategy.scope():
     model = build()
 manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), "managed", max_to_keep=1)

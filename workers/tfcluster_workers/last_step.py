@@ -6,9 +6,11 @@ steps; its agent reads them here once it has ended. Noting a step costs a quarte
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
+from typing import Any
 
 from tfcluster_workers import event_channel
 
@@ -34,7 +36,8 @@ def share() -> None:
         os.close(fd)
 
 
-def note(step: int) -> None:
-    """Note that `step` is done; a forked child of the task notes nothing."""
+def note(step: Any) -> None:
+    """Note that `step` is done, a number of any type; a forked child of the task notes nothing."""
     if _page is not None and os.getpid() == _pid:
-        _STEP.pack_into(_page, 0, step)
+        with contextlib.suppress(Exception):
+            _STEP.pack_into(_page, 0, int(step))

@@ -1,6 +1,6 @@
-"""Has a crash in native code, and ``kill -USR1``, write the stacks of all threads to the log.
+"""Has a crash in native code, and a signal, write the stacks of all threads to the log.
 
-After SIGUSR1 the task continues. A crash ends it with the same signal as without the stacks.
+After the signal the task continues. A crash ends it with the same signal as without the stacks.
 """
 
 from __future__ import annotations
@@ -9,11 +9,16 @@ import faulthandler
 import signal
 import sys
 
+_SIGNALS = [signal.SIGUSR1, *([signal.SIGRTMAX - 1] if hasattr(signal, "SIGRTMAX") else [])]
+"""SIGUSR1 for people, and because it would end the task; a script may take it over, so the agent
+sends another one where there is one (`agent.tasks.stacks.SIGNAL`)."""
+
 
 def begin() -> None:
     """Write the task's stacks to stderr. A script's own calls of `faulthandler` replace this."""
     if sys.__stderr__ is not None:  # None when the parent process had closed it
-        faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+        for number in _SIGNALS:
+            faulthandler.register(number, file=sys.__stderr__, all_threads=True)
         faulthandler.enable(file=sys.__stderr__)
 
 
@@ -22,7 +27,8 @@ def begin_in_child(log: int) -> None:
 
     What the child has set up before stays.
     """
-    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
-        faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    for number in _SIGNALS:
+        if signal.getsignal(number) is signal.SIG_DFL:
+            faulthandler.register(number, file=log, all_threads=True)
     if not faulthandler.is_enabled():
         faulthandler.enable(file=log)

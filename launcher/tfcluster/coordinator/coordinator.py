@@ -253,6 +253,8 @@ class Coordinator:
                 self._background.create_task(self._hub.drop(node))
 
     def _take_stacks(self, node: str, tasks: Sequence[str]) -> None:
+        now = self._now()
+        self._supervisor.stacks_asked(last_output(self.paths, self._supervisor.gang, now), now)
         self._hub.send(node, msg.TakeStacks(tasks=[*tasks]))
         self._hub.put(lambda: None)  # wakes the loop, which sends
 

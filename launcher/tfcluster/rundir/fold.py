@@ -104,7 +104,7 @@ class _Changes:
         state.continued = {"attempt": event.attempt, "ran_s": event.ran_s}
         state.agents, state.nodes, state.leases = {}, {}, {}
         state.waits_for = state.stop_by = state.gathering = state.tensorboard = None
-        state.stall = None
+        state.stall, state.alerts = None, {}
         state.ended_at = state.exit_code = state.reason = state.hint = None
         for task in state.tasks:
             _move_task(task, event.type)
@@ -182,6 +182,7 @@ class _Changes:
                 _move_task(task, event.type)
         self._move_run(event.type)
         self.state.stall = None
+        self.state.alerts = {}  # what still holds is found again
 
     def task_frozen(self, event: ev.TaskFrozen) -> None:
         self.state.task(event.task).frozen_by = event.signal

@@ -73,20 +73,23 @@ _NOT_REDUCED: Final = (
 )
 
 
-def find_lone_training(workers: Sequence[Member]) -> str | None:
+def find_lone_training(workers: Sequence[Member], *, is_over: bool) -> str | None:
     """Return the sentence that all `workers` train alone, or None as long as that is not certain.
 
     They do if all have computed gradients, and none has summed anything over the workers or knows
-    the others in another way (Horovod, JAX, servers).
+    the others in another way (Horovod, JAX, servers). Before the end of the run (`is_over`) a loop
+    may still come to it: after some batches, or, with JAX, once it calls its gradient functions.
     """
     ways = {worker.way for worker in workers}
     if len(workers) < 2 or None in ways or any(worker.reduces for worker in workers):
+        return None
+    if not is_over and "jax" in ways:
         return None
     if ways == {"outside_scope"}:
         reason, fix = WAYS["outside_scope"]
     elif not any(worker.meets_peers for worker in workers):
         reason, fix = WAYS.get(workers[0].way or "", WAYS[""])
-    elif all(worker.trains_in_step for worker in workers):
+    elif is_over and all(worker.trains_in_step for worker in workers):
         reason, fix = _NOT_REDUCED
     else:
         return None
@@ -111,14 +114,18 @@ def find_same_data(workers: Sequence[Member]) -> str | None:
 def find_different_states(workers: Sequence[Member]) -> str | None:
     """Return the sentence that some of `workers` have restored other states than others, or None.
 
-    Different names without a number mean nothing: each worker may have files of its own.
+    Different names mean nothing if they have no number, or each the number of its worker: each may
+    have files of its own.
     """
     known = [worker for worker in workers if worker.restored is not None]
     states: dict[tuple[str, ...], list[str]] = {}
     for worker in known:
         states.setdefault(worker.restored or (), []).append(worker.name)
-    numbered = {_numbers(state) for state in states}
-    if len(states) < 2 or (() not in states and len(numbered) < 2):
+    numbers = {worker.id.index: _numbers(worker.restored or ()) for worker in known}
+    are_equal = len({*numbers.values()}) < 2 or all(
+        {*found} <= {"", str(index)} for index, found in numbers.items()
+    )
+    if len(states) < 2 or (() not in states and are_equal):
         return None
     found = ", ".join(
         f"{join_first(names)} {'restored ' + join_first(state) if state else 'nothing'}"
@@ -140,8 +147,8 @@ _SAVE_NUMBER: Final = re.compile(r"-(\d+(?:\.\d+)?)$")
 class Losses:
     """The losses of one attempt that are not numbers."""
 
-    since: dict[str, tuple[str, int, float]] = field(default_factory=dict)
-    """Unit (a task, or a gang that trains together) → metric, step and value when it began."""
+    since: dict[str, tuple[str, str, int, float]] = field(default_factory=dict)
+    """Unit (a task, or a gang that trains together) → task, metric, step, value when it began."""
     _recovered: set[str] = field(default_factory=set)
     """Units whose loss was a number again: it may change with every step, which is said once."""
 
@@ -162,12 +169,12 @@ class Losses:
             if found is None:
                 return None
             metric, value = found
-            self.since[unit] = metric, report.step, value
+            self.since[unit] = task, metric, report.step, value
             message = f"{metric} is {_name_of(value)} since step {report.step:,} ({task})"
         else:
-            metric, step, value = before
-            if not isfinite(report.metrics.get(metric, value)):
-                return None
+            first, metric, step, value = before
+            if task != first or not isfinite(report.metrics.get(metric, value)):
+                return None  # a task may report a loss of its own
             self._recovered.add(unit)
             del self.since[unit]
             until = f"from step {step:,} to {report.step:,}"

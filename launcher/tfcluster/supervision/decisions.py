@@ -139,7 +139,7 @@ class Outcome:
     exit_code: int
     error: TfclusterError | None = field(default=None, compare=False)  # errors are never equal
     reason: str = ""
-    """What was wrong with a run that no error has ended."""
+    """The fault of a run that was stopped on request: it stalled."""
     comes_back: str = ""
     """The reason for which the run goes back into its scheduler's queue; empty if it is over."""
 
@@ -177,7 +177,7 @@ class StopTasks:
 
 @dataclass(frozen=True, slots=True)
 class TakeStacks:
-    """An order to have `tasks` write the stacks of their threads to their logs (SIGUSR1).
+    """An order to have `tasks` write the stacks of their threads to their logs.
 
     Then call `Supervisor.stacks_taken` for each.
     """

@@ -84,8 +84,8 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
     ),
     "states_differ": KnownError(
         "states-differ",
-        "save below $TFCLUSTER_CHECKPOINT_DIR, which tfcluster fills for every task before it"
-        " starts, or in a folder that all hosts share",
+        "restore in every worker, what was saved below $TFCLUSTER_CHECKPOINT_DIR, which tfcluster"
+        " fills for every task before it starts, or in a folder that all hosts share",
     ),
     "diverged": KnownError(
         "diverged",

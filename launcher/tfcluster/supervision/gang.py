@@ -38,6 +38,8 @@ class SharedFiles:
 
     workdir: str
     """Paths below it are shown relative to it."""
+    checkpoints_dir: str | None = None
+    """The folder that is `TFCLUSTER_CHECKPOINT_DIR` for all tasks; None: each has its own."""
     _writers: dict[str, tuple[int, str]] = field(default_factory=dict)
     """File → the attempt and the task that wrote it first."""
     _shared: dict[tuple[str, int], tuple[str, list[str]]] = field(default_factory=dict)
@@ -62,10 +64,12 @@ class SharedFiles:
         if not shared:
             return None
         named = [f"{self._show(path)} ({_writers(tasks)})" for path, tasks in shared.items()]
+        own = "below $TFCLUSTER_CHECKPOINT_DIR, which each task has for itself"
+        if self.checkpoints_dir is not None:
+            own = "under a name that contains $TFCLUSTER_TASK"
         return (
             "two tasks wrote the same file, which now holds what one of them wrote last, or a mix:"
-            f" {join_first(named, _SHOWN_FILES)}. Write it in the first worker only, or below"
-            " $TFCLUSTER_CHECKPOINT_DIR, which each task has for itself"
+            f" {join_first(named, _SHOWN_FILES)}. Write it in the first worker only, or {own}"
         )
 
     def _show(self, path: str) -> str:
@@ -109,7 +113,7 @@ class Gang:
 
     def __post_init__(self) -> None:
         self.chief = self.plan.chief
-        self.shared_files = SharedFiles(self.plan.workdir)
+        self.shared_files = SharedFiles(self.plan.workdir, self.plan.checkpoints.dir)
         for task in self.plan.tasks:
             self.put(member_of(self.plan, task, 1))
 

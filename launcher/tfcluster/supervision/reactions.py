@@ -83,8 +83,9 @@ def _probe_links_once(state: RunState) -> None:
 def _follow(state: RunState, verdict: Next, now: float) -> None:
     if verdict is not state.verdict:  # the timers of the earlier verdict no longer apply
         state.verdict = verdict
-        for name in ("cause", "late", "finishing"):
+        for name in ("cause", "late", "finishing", "positions"):
             state.timers.pop(name, None)
+        state.positions = None  # those that were asked for because of a silence
         if state.is_finishing and state.policy.finish_grace_s > FINISHING_S:
             state.timers["finishing"] = now + FINISHING_S
     match verdict:
@@ -375,7 +376,7 @@ def note_facts(state: RunState, report: msg.TaskReport, now: float) -> None:
             state.alert(Alert.STATES_DIFFER, find_different_states(state.workers()))
         case msg.FirstBatches():
             state.alert(Alert.SAME_DATA, find_same_data(state.workers()))
-        case msg.Trains() if find_lone_training(state.workers()) is not None:
+        case msg.Trains() if find_lone_training(state.workers(), is_over=False) is not None:
             state.timers.setdefault("alone", now + ALONE_S)
 
 

@@ -41,7 +41,7 @@ AGENT_SLACK_S: Final = 15.0
 """The time after the grace in which an agent must report the end of its tasks; then it is lost."""
 FAILURE_GRACE_S: Final = 1.0
 """The time that survivors of a failure, which cannot save, get after SIGTERM."""
-STACKS_WAIT_S: Final = 5.0
+STACKS_WAIT_S: Final = 6.0
 """The time for the tasks' stacks to arrive; an agent waits 2 s for a task."""
 _MOST_STACKS: Final = 32
 """The tasks of a large gang whose stacks are taken: those that are furthest behind."""
@@ -256,7 +256,7 @@ class RunState:
         self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
-        self.warn_of_lone_training()
+        self.warn_of_lone_training(is_over=True)
         if self.ending is not None:
             self.outcome = self.ending
         elif verdict in (Next.SUCCEED, Next.FINISH):
@@ -274,8 +274,9 @@ class RunState:
         is_meant = self.plan.kind == "training" and self.plan.strategy == "multi_worker_mirrored"
         return self.gang.members(lambda one: one.trains_together) if is_meant else []
 
-    def warn_of_lone_training(self) -> None:
-        self.alert(Alert.TRAINS_ALONE, find_lone_training(self.workers()))
+    def warn_of_lone_training(self, *, is_over: bool = False) -> None:
+        found = find_lone_training(self.workers(), is_over=is_over)
+        self.alert(Alert.TRAINS_ALONE, found)
 
     def alert(self, kind: Alert, message: str | None) -> None:
         """Record an alert of this `kind`, once in an attempt; nothing without a message."""

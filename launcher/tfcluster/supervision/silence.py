@@ -20,6 +20,8 @@ _STALLED_STEPS: Final = 10.0
 """The silence of a stalled run, in usual steps."""
 _GAPS_ALLOWED: Final = 3.0
 """The silence allowed in any case, as a multiple of the longest gap between two reports so far."""
+_CLOCK_TICK_S: Final = 0.1
+"""A file's time may be that much earlier than the time at which it was written."""
 HINT_S: Final = 20.0
 """The time after the last start or join at which a run without any report gets a hint."""
 
@@ -78,6 +80,8 @@ class Silence:
     """True once a task has reported any work, or the user was told that none does."""
     unheard_child: tuple[str, str] | None = None
     """The task that seems to train in a child without hooks, and the child's command."""
+    _stacks: tuple[float, float] = (0.0, 0.0)
+    """The time in which the tasks may have written the stacks that they were last asked for."""
     _usual: UsualStep | None = None
     _allowed_until: float = 0.0
     """The time until which a silence is explained by work that takes long."""
@@ -123,8 +127,15 @@ class Silence:
         self.heard_at = None if self.heard_at is None else now
 
     def note_output(self, at: float) -> None:
-        """Note that a task has written a line at `at`."""
-        self.written_at = max(self.written_at, at)
+        """Note that a task has written a line at `at`; stacks that it was asked for are none."""
+        begin, end = self._stacks
+        if not begin <= at <= end:
+            self.written_at = max(self.written_at, at)
+
+    def note_stacks(self, last_output: float, begin: float, end: float) -> None:
+        """Note that the tasks are asked for their stacks at `begin`; they answer before `end`."""
+        self.note_output(last_output)
+        self._stacks = begin - _CLOCK_TICK_S, end
 
     def allow_until(self, at: float) -> None:
         """Note that a task is at work that takes long, such as tracing a function."""

@@ -32,7 +32,7 @@ from tfcluster.supervision.restarts import (
     restart_smaller_gang,
     revive,
 )
-from tfcluster.supervision.run_state import RunState, Stage
+from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState, Stage
 from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.verdicts import FROZEN_S
 
@@ -263,6 +263,10 @@ class Supervisor(RunState):
         if lost and self.is_training:
             self.end_gang("the link between hosts is lost", now)
         react(self, now)
+
+    def stacks_asked(self, last_output: float, now: float) -> None:
+        """Note that tasks are asked for their stacks, and when any task last wrote before."""
+        self.silence.note_stacks(last_output, now, now + STACKS_WAIT_S)
 
     def stacks_taken(self, task: str, attempt: int, report: msg.Stacks, now: float) -> None:
         """Note the stacks of a task, in answer to `TakeStacks`."""

@@ -67,9 +67,7 @@ def trains(*, ways: tuple[str, str] = ("", ""), joins: bool = False, meets: str 
     [
         ({}, "the script makes no MultiWorkerMirroredStrategy"),
         ({"ways": ("mirrored", "mirrored")}, "MirroredStrategy spans one machine"),
-        ({"ways": ("jax", "jax")}, "the script does not call jax.distributed.initialize()"),
         ({"ways": ("horovod", "horovod")}, "Horovod knows one process only"),
-        ({"joins": True}, "no gradient is summed over the workers"),
         (
             {"joins": True, "ways": ("outside_scope", "outside_scope")},
             "the model was made outside of strategy.scope()",
@@ -84,6 +82,21 @@ def test_workers_that_never_meet_train_alone(facts: dict[str, Any], reason: str)
     assert ": each of the 2 workers trains alone. Fix: " in message
     assert message.endswith("; if that is intended: --set job.kind=plain")
     assert replay.exits("worker:0").exits("worker:1").outcome() == (Status.SUCCEEDED, 0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"joins": True}, "no gradient is summed over the workers"),
+        ({"ways": ("jax", "jax")}, "the script does not call jax.distributed.initialize()"),
+    ],
+)
+def test_what_may_still_come_is_missed_only_at_the_end(facts: dict[str, Any], reason: str) -> None:
+    """A loop may sum the gradients of many batches, and average only every hour."""
+    replay = trains(**facts).after(3600)
+    assert messages(replay) == []
+    (message,) = messages(replay.exits("worker:0").exits("worker:1"))
+    assert message.startswith(reason)
 
 
 def test_a_short_run_whose_workers_train_alone_says_so_at_its_end() -> None:
@@ -140,6 +153,7 @@ def test_workers_that_read_the_same_first_batches_give_an_alert(
         (["ckpt-6"], ["ckpt-6"], None),
         ([], [], None),
         (["chief.weights.h5"], ["worker_1.weights.h5"], None),
+        (["model-0"], ["model-1"], None),
         (["b.h5", "a.h5"], ["a.h5", "b.h5"], None),
     ],
 )
@@ -162,7 +176,7 @@ def test_different_states_are_the_root_cause_of_steps_that_do_not_match() -> Non
         "the workers start from different states: worker:0 restored ckpt-6, worker:1 nothing\n"
         "then worker:1: did alone what all workers must do: worker:0 had ended before"
     )
-    assert cause["hint"].startswith("save below $TFCLUSTER_CHECKPOINT_DIR")
+    assert cause["hint"].startswith("restore in every worker")
     assert cause["docs"] == "docs/failures.md#states-differ"
 
 
@@ -199,6 +213,15 @@ def test_a_loss_that_is_a_number_again_is_said_once() -> None:
         "loss is infinite since step 2 (worker:0)",
         "loss was infinite from step 2 to 3 (worker:0)",
     ]
+
+
+def test_a_loss_of_another_worker_does_not_end_the_alert() -> None:
+    """A script's own loop may report the loss of its own part of the batch."""
+    replay = together()
+    for step in (2, 3):
+        for task, loss in (("worker:0", math.nan), ("worker:1", 0.3)):
+            replay.says(task, "progress", step=step, metrics={"loss": loss})
+    assert messages(replay) == ["loss is NaN since step 2 (worker:0)"]
 
 
 def test_the_run_ends_where_the_spec_wants_that() -> None:

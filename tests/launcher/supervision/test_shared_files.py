@@ -46,8 +46,17 @@ def test_the_warning_names_the_first_files_with_their_tasks() -> None:
     )
 
 
+def test_a_folder_that_all_tasks_share_is_no_fix() -> None:
+    files = SharedFiles("/w", "/w/checkpoints")
+    for task in ("worker:0", "worker:1"):
+        files.note(task, 1, wrote("/w/checkpoints/a").files)
+    found = files.warning()
+    assert found is not None
+    assert found.endswith("in the first worker only, or under a name that contains $TFCLUSTER_TASK")
+
+
 def test_a_restart_may_write_what_an_earlier_attempt_wrote() -> None:
-    files = SharedFiles("/w")
+    files = SharedFiles("/w", None)
     files.note("worker:0", 1, wrote("/w/a").files)
     files.note("worker:1", 2, wrote("/w/a").files)
     assert files.warning() is None

@@ -169,6 +169,28 @@ def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
     assert not any(isinstance(event, ev.StallEnded) for event in replay.events)
 
 
+def test_stacks_are_no_output_of_a_task() -> None:
+    """They are written to its log."""
+    replay = training(kind="plain")
+    silence, now = replay.supervisor.silence, replay.now
+    replay.supervisor.stacks_asked(now - 5, now)
+    for written in (now + 0.3, now - 0.002):
+        silence.note_output(written)
+        assert silence.written_at == now - 5
+    silence.note_output(now + STACKS_WAIT_S + 1)
+    assert silence.written_at == now + STACKS_WAIT_S + 1
+
+
+def test_stacks_that_were_asked_for_before_the_end_do_not_end_it() -> None:
+    """The chief ends with 0 before all have answered; the other has `finish_grace_s` to follow."""
+    replay = training()
+    replay.stacks["worker:0"] = None
+    replay.after(STALLED_S).exits("worker:0").after(30)
+    assert replay.stopped() == []
+    replay.exits("worker:1")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+
+
 def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
     replay = training()
     replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
@@ -192,7 +214,8 @@ def test_a_deadline_that_passes_while_the_run_stalls_says_so() -> None:
         replay.says(task, "ready").says(task, "progress", step=1)
     replay.after(110)
     outcome = replay.supervisor.ending
-    assert outcome is not None and outcome.error is not None
+    assert outcome is not None
+    assert outcome.error is not None
     assert "run_deadline_s = 100 s; it had taken no step for 100 s: " in outcome.error.message
 
 

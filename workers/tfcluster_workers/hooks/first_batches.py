@@ -84,7 +84,7 @@ def watch_iterators(module: ModuleType) -> None:
         reporting.alive()
         if not _is_over:
             try:
-                tensors = _flatten(element)
+                tensors = _comparable(element)
                 if tensors and all(isinstance(tensor, eager) for tensor in tensors):
                     found = vars(self).setdefault(_NAME, [])
                     if _chosen is None:
@@ -120,8 +120,11 @@ def watch_distributed(module: ModuleType) -> None:
 def _look_into(distributed: Any, must_look: Any) -> None:
     @replaces(distributed, "__iter__")
     def iterate(stock: Any, self: Any) -> Any:
+        global _latest
         try:
             _state.looks = must_look(self)
+            if _chosen is None and not _state.looks:
+                _latest = None  # what a script iterated over before, as in `adapt`, feeds no step
         except Exception as error:
             _give_up(error)
         try:
@@ -150,7 +153,9 @@ def _looked_into(dataset: Any) -> Any:
             _give_up(error)
 
     def look(index: Any, element: Any) -> Any:
-        tensors = _flatten(element)
+        tensors = _comparable(element)
+        if not tensors:
+            return element
 
         def call() -> Any:
             with tf.control_dependencies([tf.py_function(see, tensors, ())]):
@@ -162,10 +167,12 @@ def _looked_into(dataset: Any) -> Any:
     return dataset.enumerate().map(look)
 
 
-def _flatten(element: Any) -> list[Any]:
+def _comparable(element: Any) -> list[Any]:
+    """Return the tensors of an element, without those that have no value, as of a dataset."""
     from tensorflow.python.util import nest
 
-    return list(nest.flatten(element, expand_composites=True))
+    tensors = nest.flatten(element, expand_composites=True)
+    return [tensor for tensor in tensors if tensor.dtype.name not in ("variant", "resource")]
 
 
 def _give_up(error: Exception) -> None:

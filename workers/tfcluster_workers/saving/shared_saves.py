@@ -99,10 +99,14 @@ class Chief:
                 self._store.put(f"{number}/end", "")
 
     def _announce(self, path: str) -> int:
-        with self._lock, contextlib.suppress(StoreError, OSError):
-            self._count += 1
-            self._store.put(str(self._count), places.identity(path))
-        return self._count
+        identity = ""
+        with contextlib.suppress(OSError):
+            identity = places.identity(path)
+        with self._lock, contextlib.suppress(StoreError):
+            self._count += 1  # each number is stored: the others read them one after the other
+            number = self._count
+            self._store.put(str(number), identity)
+        return number
 
 
 class Other:
@@ -263,7 +267,8 @@ def watch_collective_strategy(module: ModuleType) -> None:
     def construct(stock: Function, self: Any, *args: Any, **kwargs: Any) -> None:
         global _team
         stock(self, *args, **kwargs)
-        if self._in_multi_worker_mode() and self._num_workers > 1:
+        # A script may make a strategy per fold; all of them share the store, and the numbers in it.
+        if _team is None and self._in_multi_worker_mode() and self._num_workers > 1:
             _team = (Chief if self.should_checkpoint else Other)(Store())
 
 

@@ -172,7 +172,7 @@ class TaskRunner:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.training_pid, stacks.SIGNAL)
             else:  # the signal would end it
-                self._report_stacks(task, [], "it cannot write its stacks: it has no hooks yet")
+                self._report_stacks(task, [], "it cannot write its stacks: it has no hooks (yet)")
 
     def _read_stacks(self, task: Task, now: float) -> None:
         """Report the stacks that a task was asked for, if they are complete."""

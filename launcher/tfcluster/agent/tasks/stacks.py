@@ -1,6 +1,6 @@
 """The stacks of a task's threads, as `faulthandler` writes them into its log after a signal.
 
-`tfcluster_workers.boot` has faulthandler answer SIGUSR1 (Python/traceback.c has the format). It
+`tfcluster_workers.boot` has faulthandler answer `SIGNAL` (Python/traceback.c has the format). It
 does so from a signal handler in C: also for a thread that waits in native code, and whatever holds
 the interpreter's lock. A process that is stopped, or in uninterruptible sleep, does not answer.
 """
@@ -14,11 +14,12 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import state_of
 from tfcluster.agent.tasks.output import Log
 
-SIGNAL = signal.SIGUSR1
-PATIENCE_S = 2.0
+SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
+"""Not SIGUSR1, if possible: scripts for Slurm take that one as the warning to save and exit."""
+PATIENCE_S = 4.0
 """The time for an answer: a busy machine takes a while to schedule the process."""
 QUIET_S = 0.1
-"""The time without further output after which an answer counts as complete."""
+"""The time between two looks at whether an answer is complete."""
 _MOST_BYTES = 1 << 20
 _MOST_THREADS = 32
 _MOST_FRAMES = 60
@@ -28,6 +29,8 @@ _SOURCE_BYTES = 4 << 20
 """The size of a source file from which a line is shown."""
 _HEAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
+_LAST_FRAMES = ("<module>", "_run_module_as_main")
+"""The outermost functions of a main thread, whose stack faulthandler writes last."""
 _INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|/tfcluster_workers/(?!jobs/)"
 )
@@ -39,16 +42,22 @@ class Question:
     def __init__(self, log: Log, now: float) -> None:
         """Note where the answer will begin; the caller sends the signal afterwards."""
         self._log, self._begin = log, log.size
-        self._size = log.size
         self._until = now + PATIENCE_S
         self.check_at = now + QUIET_S
         """The time of the next call of `is_answered`."""
 
     def is_answered(self, now: float) -> bool:
         """Return whether the answer is complete, or will not come any more."""
-        has_grown, self._size = self._log.size > self._size, self._log.size
         self.check_at = now + QUIET_S
-        return now >= self._until or (self._size > self._begin and not has_grown)
+        return now >= self._until or self._is_whole()
+
+    def _is_whole(self) -> bool:
+        """Return whether the stack of the main thread is there to its end."""
+        if self._log.size == self._begin:
+            return False
+        lines = self._log.read(self._begin, _MOST_BYTES).decode(errors="replace").splitlines()
+        frames = [found[3] for line in lines if (found := _FRAME.fullmatch(line))]
+        return bool(frames) and frames[-1] in _LAST_FRAMES
 
     def threads(self) -> list[msg.Thread]:
         """Return the stacks that the log has now, the main thread first; none without an answer."""

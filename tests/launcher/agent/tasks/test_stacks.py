@@ -10,9 +10,9 @@ from tests.launcher.agent.conftest import Rig, wait_until
 
 from tfcluster.agent.tasks import stacks
 
-BOOTED = """
+BOOTED = f"""
 import faulthandler, signal, sys, threading, time
-faulthandler.register(signal.SIGUSR1, file=sys.__stderr__, all_threads=True)
+faulthandler.register({int(stacks.SIGNAL)}, file=sys.__stderr__, all_threads=True)
 """
 DUMP = """\
  12/100 [==>...........] Thread 0x00007f22aa5fe6c0 (most recent call first):
