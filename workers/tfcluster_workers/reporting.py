@@ -343,7 +343,6 @@ def _prepare_end() -> None:
 def step_done(reading: Reading) -> None:
     """Report a Reading as `progress` does; call it in the thread that trains."""
     _prepare_end()
-    last_step.note(reading.step)
     times.note(reading.step)
     meter.offer(reading)
     chaos.at_step(reading.step)
@@ -424,6 +423,7 @@ class ProgressMeter:
     def offer(self, reading: Reading) -> None:
         """Send `reading`, or hold it back until the next event is due."""
         self.last_step = reading.step
+        last_step.note(reading.step)
         with self._lock:
             now = self._clock()
             self._held, self._held_at = reading, now

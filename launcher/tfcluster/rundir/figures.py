@@ -112,7 +112,8 @@ def share_speed(snapshot: RunSnapshot, task: TaskSnapshot) -> None:
     if lead is None or not (snapshot.is_synchronous and lead.has_joined):
         return
     for other in snapshot.tasks if task is lead else (task,):
-        if other is not lead and other.has_joined and other.ended_at is None:
+        is_known = other.step is None or other.mean_steps_per_second is not None
+        if other is not lead and other.has_joined and not (other.ended_at is not None and is_known):
             for name in SPEEDS:
                 setattr(other, name, getattr(lead, name))
 

@@ -42,6 +42,8 @@ REPORTS_NOTHING: Final = (
 )
 ALONE_S: Final = 10.0
 """The time in which tasks that compute gradients may still meet: JAX and Horovod do it later."""
+EXIT_S: Final = 60.0
+"""The silence that the exit of tasks may cause: tf.data's threads end, atexit handlers run."""
 TRAINS_IN_CHILD: Final = (
     "no task has reported a step yet. {task} seems to train in a child process that started without"
     " tfcluster's hooks: `{command}`. Start that script directly: `tfcluster run SCRIPT`, or"
@@ -334,12 +336,15 @@ def _judge_positions(state: RunState, now: float) -> None:
 
 
 def _judge_silence(state: RunState, positions: Mapping[str, Position], now: float) -> None:
-    """Record that the run is stalled, and why, unless a task has reported or traces a function."""
+    """Record that the run is stalled, and why, unless a task is at work that may take so long."""
     due, since = state.silence.stall_due(state.policy), state.silence.heard_at
     if due is None or since is None or due > now:
         return
     if any(at.activity is Activity.TRACES for at in positions.values()):
         state.silence.allow_until(now + state.silence.limit_s)
+        return
+    if since + EXIT_S > now and any(at.activity is Activity.EXITS for at in positions.values()):
+        state.silence.allow_until(since + EXIT_S)
         return
     stall = state.silence.stall = explain(state, positions)
     state.silence.stalled_since = since

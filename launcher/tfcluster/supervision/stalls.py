@@ -45,6 +45,10 @@ _NEXT: Final = re.compile(
 """Functions of TensorFlow that wait for the next batch outside of a `tf.function`."""
 _CALLS_PYTHON: Final = re.compile(r"/tensorflow/python/ops/script_ops\.py$")
 """The file of TensorFlow that calls Python from an input pipeline: generators, `py_function`."""
+_MAIN: Final = frozenset({"<module>", "_run_module_as_main"})
+"""The outermost functions of a main thread; it has others while the interpreter finalizes."""
+_MOST_FRAMES: Final = 60
+"""The frames of a thread that the agent reports (`agent.tasks.stacks`), innermost first."""
 _SERVES: Final = re.compile(r"/tensorflow/python/training/server_lib\.py$")
 
 
@@ -56,6 +60,7 @@ class Activity(Enum):
     AWAITS_INPUT = "waits for its input", "wait for their input"
     UNKNOWN = "does not answer", "do not answer"
     TRACES = "traces a function", "trace a function"
+    EXITS = "has left its script and exits", "have left their scripts and exit"
     IN_STEP = "waits", "wait"
     """A step or an operation of TensorFlow runs, or waits."""
     SERVES = "serves", "serve"
@@ -63,7 +68,7 @@ class Activity(Enum):
 
 _CAUSES: Final = (
     *(Activity.STOPPED, Activity.ELSEWHERE, Activity.AWAITS_INPUT),
-    *(Activity.TRACES, Activity.UNKNOWN),
+    *(Activity.TRACES, Activity.EXITS, Activity.UNKNOWN),
 )
 """The activities of a task that the others wait for, the most certain cause first."""
 
@@ -117,6 +122,8 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
     """
     if not threads:
         return Position(Activity.UNKNOWN, why=f": {silence}" if silence else "")
+    if _is_exiting(threads[0].frames):
+        return Position(Activity.EXITS)
     found = [_position_of_thread(thread.frames) for thread in threads]
     position = found[0]
     if position.activity is Activity.ELSEWHERE and _only_waits(threads[0].frames):
@@ -128,6 +135,13 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
             if own is not None:
                 return Position(Activity.AWAITS_INPUT, own.file, own.line, own.code)
     return position
+
+
+def _is_exiting(frames: Sequence[msg.Frame]) -> bool:
+    """Return whether a main thread waits for other threads, or runs handlers of `atexit`."""
+    outermost = frames[-1]
+    is_cut = len(frames) >= _MOST_FRAMES
+    return not is_cut and outermost.function not in _MAIN and is_foreign(outermost.file)
 
 
 def _place(file: str, line: int, code: str) -> str:

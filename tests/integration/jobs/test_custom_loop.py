@@ -90,8 +90,9 @@ def test_steps_and_speed_are_reported_without_a_callback(first: Trained) -> None
         last = first.of("progress", task)[-1]
         assert (last["step"], last["epoch"]) == (500, 4)
         assert (last["total_steps"], last["epochs"]) == (500, 4)
-        examples = last["steps_per_second"] * 96
-        assert last["examples_per_second"] == pytest.approx(examples, rel=0.01)
+    figures = first.state["figures"]
+    examples = figures["mean_steps_per_second"] * 96
+    assert figures["mean_examples_per_second"] == pytest.approx(examples, rel=0.01)
 
 
 def test_the_checkpoint_has_the_same_accuracy_without_any_strategy(

@@ -305,6 +305,16 @@ def test_tasks_that_take_their_steps_together_have_one_speed(
     assert {name: getattr(shared, name) for name in speeds} == speeds
 
 
+def test_a_task_that_ended_first_has_the_speed_that_is_known_later(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    joined = [*STARTED, waits("worker:0"), waits("worker:1"), step("worker:1", 19)]
+    ended = ev.TaskExited(task="worker:1", attempt=1, exit_code=1)
+    last = step("worker:0", 19, mean_steps_per_second=18.0)
+    replay(state, paths, [*joined, ended, last])
+    assert state.task("worker:1").mean_steps_per_second == 18.0
+
+
 def test_tasks_that_train_alone_have_their_own_speeds(state: RunSnapshot, paths: RunPaths) -> None:
     alone = [step("worker:0", 5, steps_per_second=20.0), step("worker:1", 6, steps_per_second=9.0)]
     replay(state, paths, [*STARTED, *alone])

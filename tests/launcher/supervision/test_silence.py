@@ -10,6 +10,7 @@ from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
+from tfcluster.supervision.reactions import EXIT_S
 from tfcluster.supervision.run_state import STACKS_WAIT_S
 from tfcluster.supervision.silence import STALLED_S
 
@@ -110,6 +111,19 @@ def test_a_task_that_traces_a_function_is_at_work() -> None:
     replay.stacks["worker:1"] = IN_FIT
     replay.after(STALLED_S)
     assert stalls_of(replay) == 1
+
+
+def test_a_task_that_has_left_its_script_may_take_a_while_to_exit() -> None:
+    """On a busy machine, the threads of tf.data take more than ten seconds to end."""
+    replay = training()
+    waits = stack(
+        "/lib/python3.11/threading.py:1139", "/tfcluster_workers/hooks/iterator_ends.py:8"
+    )
+    replay.stacks = {"worker:0": waits, "worker:1": waits}
+    replay.after(EXIT_S - 1)
+    assert stalls_of(replay) == 0
+    what = replay.after(2).last(ev.Stalled).what
+    assert what == "worker:0, worker:1 have left their scripts and exit"
 
 
 def test_a_step_that_comes_before_the_stacks_prevents_the_stall() -> None:
