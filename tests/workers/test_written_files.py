@@ -39,6 +39,11 @@ os.makedirs(checkpoints)
 open(f"{checkpoints}/state", "w").close()
 open("new.tmp", "w").close()
 os.replace("new.tmp", "moved.csv")
+handle, temporary = tempfile.mkstemp(dir=".")
+os.close(handle)
+os.rename(temporary, b"from_tempfile.csv")
+os.rename("read.csv", "old.csv")  # this task has not written it
+os.replace("moved.csv", ".hidden")
 os.symlink("deep", "link")
 open("link/z.bin", "w").close()
 sys.audit("open", "strange")
@@ -47,7 +52,10 @@ if len(sys.argv) > 1:
     open("last.npy", "wb").close()
     os.kill(os.getpid(), 9)
 """
-WRITTEN = ["deep/table.csv", "deep/x.bin", "deep/y.bin", "link/z.bin", "new.tmp", "predictions.npy"]
+WRITTEN = [
+    *("deep/table.csv", "deep/x.bin", "deep/y.bin", "from_tempfile.csv", "link/z.bin"),
+    *("moved.csv", "new.tmp", "predictions.npy"),
+]
 
 
 def written(ended: Ended) -> list[dict[str, str]]:
@@ -64,6 +72,7 @@ def test_a_task_reports_each_file_once(
     boot: Boot, tmp_path: Path, env: dict[str, str], python: str
 ) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "read.csv").touch()
     ended = boot("script", str(tmp_path / "job.py"), python=python, env=env)
     assert (ended.code, ended.out) == (0, "done\n"), ended.err
     paths = sorted(str(Path(file["path"]).relative_to(tmp_path)) for file in written(ended))
@@ -89,6 +98,7 @@ def test_the_files_of_a_killed_task_are_known(
     boot: Boot, tmp_path: Path, env: dict[str, str]
 ) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "read.csv").touch()
     ended = boot("script", str(tmp_path / "job.py"), "killed", env=env)
     assert ended.code == -9
     assert Path(written(ended)[-1]["path"]).name == "last.npy"
