@@ -242,6 +242,19 @@ def first_batches(fingerprints: Sequence[str]) -> None:
     _send_once("first_batches", fingerprints=list(fingerprints))
 
 
+def sharded(shards: int, index: int) -> None:
+    """Report that the script has taken one of `shards` of a dataset that TensorFlow shards again.
+
+    A few are reported: a dataset for training, one for validation.
+    """
+    _send_once("sharded", shards=shards, index=index)
+
+
+def weights(value: float) -> None:
+    """Report that weights are NaN or infinite, whichever `value` is, or are numbers again (0)."""
+    _send("weights", metrics={"the weights": value}, step=meter.last_step)
+
+
 def devices(names: Sequence[str]) -> None:
     """Report the devices that TensorFlow has registered, with the models of GPUs."""
     _send_once("devices", devices=list(names))

@@ -155,7 +155,10 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.cross_device_utils": (
         ("hooks.training_facts", "watch_collectives"),
     ),
-    "tensorflow.python.distribute.input_lib": (("hooks.first_batches", "watch_distributed"),),
+    "tensorflow.python.distribute.input_lib": (
+        ("hooks.first_batches", "watch_distributed"),
+        ("hooks.double_sharding", "watch_distributed"),
+    ),
     "jax._src.api": (("hooks.training_facts", "watch_jax"),),
     "jax._src.distributed": (("hooks.training_facts", "watch_jax_distributed"),),
     "horovod.common.basics": (("hooks.training_facts", "watch_horovod"),),

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any, Callable, TypeVar
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import one_writer
+from tfcluster_workers.hooks import one_writer, weights
 from tfcluster_workers.hooks.replacing import replaces
 
 T = TypeVar("T")
@@ -168,6 +168,7 @@ def _watch(owner: Any, name: str, step_of: StepOf, load_of: LoadOf, *, path: int
             _saving.depth = 0
         # A graph's Saver adds the step to the name and returns that name.
         _report(args[0], result if path == 2 else target, step_of, load_of)
+        weights.check_saved()
         return result
 
 
