@@ -122,6 +122,11 @@ def saved_elsewhere(step: int | None) -> None:
     _send("saved_elsewhere", step=step)
 
 
+def saved_model(path: str) -> None:
+    """Report the model that this task leaves outside its checkpoint directory at its end."""
+    _send("saved_model", path=path)
+
+
 def training_begins() -> None:
     """Report that a training such as Keras's `fit` begins: to compile its step may take minutes."""
     _claim_unless_in_pool()

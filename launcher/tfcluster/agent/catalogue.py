@@ -431,6 +431,10 @@ class Saved(TaskReport):
 class SavedElsewhere(TaskReport):
     step: Step | None = None
 
+class SavedModel(TaskReport):
+    """The newest model that the task leaves outside its checkpoint directory at its end."""
+    path: LongText
+
 class WrittenFile(Record):
     path: LongText
     file: Name

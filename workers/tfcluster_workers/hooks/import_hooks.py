@@ -208,7 +208,10 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.checkpoint.checkpoint_management": (
         ("saving.shared_saves", "watch_checkpoint_management"),
     ),
-    "tensorflow.python.saved_model.save": (("saving.shared_saves", "watch_saved_models"),),
+    "tensorflow.python.saved_model.save": (
+        ("saving.shared_saves", "watch_saved_models"),
+        ("hooks.save_hooks", "watch_saved_models"),
+    ),
     "tensorflow.python.lib.io.file_io": (("saving.written_files", "watch_tensorflow_files"),),
     "tensorflow.python.lib.io.tf_record": (("saving.written_files", "watch_record_writers"),),
     "tensorflow.python.ops.gen_io_ops": (("saving.written_files", "watch_write_file"),),
