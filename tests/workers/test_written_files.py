@@ -39,6 +39,11 @@ os.makedirs(checkpoints)
 open(f"{checkpoints}/state", "w").close()
 open("new.tmp", "w").close()
 os.replace("new.tmp", "moved.csv")
+handle, temporary = tempfile.mkstemp(dir=".")
+os.close(handle)
+os.rename(temporary, b"from_tempfile.csv")
+os.rename("read.csv", "old.csv")  # this task has not written it
+os.replace("moved.csv", ".hidden")
 os.symlink("deep", "link")
 open("link/z.bin", "w").close()
 sys.audit("open", "strange")
@@ -47,7 +52,10 @@ if len(sys.argv) > 1:
     open("last.npy", "wb").close()
     os.kill(os.getpid(), 9)
 """
-WRITTEN = ["deep/table.csv", "deep/x.bin", "deep/y.bin", "link/z.bin", "new.tmp", "predictions.npy"]
+WRITTEN = [
+    *("deep/table.csv", "deep/x.bin", "deep/y.bin", "from_tempfile.csv", "link/z.bin"),
+    *("moved.csv", "new.tmp", "predictions.npy"),
+]
 
 
 def written(ended: Ended) -> list[dict[str, str]]:
@@ -64,6 +72,7 @@ def test_a_task_reports_each_file_once(
     boot: Boot, tmp_path: Path, env: dict[str, str], python: str
 ) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "read.csv").touch()
     ended = boot("script", str(tmp_path / "job.py"), python=python, env=env)
     assert (ended.code, ended.out) == (0, "done\n"), ended.err
     paths = sorted(str(Path(file["path"]).relative_to(tmp_path)) for file in written(ended))
@@ -89,6 +98,7 @@ def test_the_files_of_a_killed_task_are_known(
     boot: Boot, tmp_path: Path, env: dict[str, str]
 ) -> None:
     (tmp_path / "job.py").write_text(SCRIPT)
+    (tmp_path / "read.csv").touch()
     ended = boot("script", str(tmp_path / "job.py"), "killed", env=env)
     assert ended.code == -9
     assert Path(written(ended)[-1]["path"]).name == "last.npy"
@@ -124,7 +134,7 @@ def test_the_number_of_reports_is_bounded(tmp_path: Path) -> None:
 
 
 NATIVE = """
-import sys
+import os
 import tensorflow as tf, h5py
 with tf.io.gfile.GFile("gfile.txt", "w") as file:
     file.write("a")
@@ -137,7 +147,11 @@ h5py.File("array.h5", "r").close()
 h5py.File("memory.h5", "w", driver="core", backing_store=False).close()
 tf.train.Checkpoint(a=tf.Variable(1)).write("ckpt")
 tf.saved_model.save(tf.Module(), "model")
-tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)]).save("model.keras")
+model = tf.keras.Sequential([tf.keras.layers.Input((1,)), tf.keras.layers.Dense(1)])
+model.save("model.keras")
+model.save_weights("later.weights.h5")
+os.makedirs("workertemp_1")
+tf.saved_model.save(tf.Module(), "workertemp_1/model")
 """
 
 
@@ -149,8 +163,10 @@ def test_files_that_native_code_writes_are_reported_and_what_is_moved_is_not(
     (tmp_path / "job.py").write_text(NATIVE)
     ended = boot("script", str(tmp_path / "job.py"), python=PYTHONS[tensorflow], env=env)
     assert ended.code == 0, ended.err[-3000:]
+    saved = [event["path"] for event in ended.of("saved_model")]
+    assert saved == [str(tmp_path / "model.keras")], "the newest whole model that is kept"
     names = {str(Path(file["path"]).relative_to(tmp_path)) for file in written(ended)}
     written_in_model = {name for name in names if name.startswith("model/")}
     assert names - written_in_model == {
-        *("gfile.txt", "data.tfrecord", "image.png", "array.h5", "ckpt", "model")
+        *("gfile.txt", "data.tfrecord", "image.png", "array.h5", "ckpt", "model"),
     }

@@ -122,6 +122,11 @@ def saved_elsewhere(step: int | None) -> None:
     _send("saved_elsewhere", step=step)
 
 
+def saved_model(path: str) -> None:
+    """Report the model that this task leaves outside its checkpoint directory at its end."""
+    _send("saved_model", path=path)
+
+
 def training_begins() -> None:
     """Report that a training such as Keras's `fit` begins: to compile its step may take minutes."""
     _claim_unless_in_pool()
@@ -240,6 +245,19 @@ def restored(names: Sequence[str]) -> None:
 def first_batches(fingerprints: Sequence[str]) -> None:
     """Report the fingerprints of the first batches that this task trains on."""
     _send_once("first_batches", fingerprints=list(fingerprints))
+
+
+def sharded(shards: int, index: int) -> None:
+    """Report that the script has taken one of `shards` of a dataset that TensorFlow shards again.
+
+    A few are reported: a dataset for training, one for validation.
+    """
+    _send_once("sharded", shards=shards, index=index)
+
+
+def weights(value: float) -> None:
+    """Report that weights are NaN or infinite, whichever `value` is, or are numbers again (0)."""
+    _send("weights", metrics={"the weights": value}, step=meter.last_step)
 
 
 def devices(names: Sequence[str]) -> None:

@@ -405,6 +405,17 @@ class FirstBatches(TaskReport):
     """Fingerprints of the first batches that the task trains on."""
     fingerprints: list[Name]
 
+class Sharded(TaskReport):
+    """The script has taken one shard of a dataset that TensorFlow shards again."""
+    shards: Unsigned
+    index: Unsigned
+
+class Weights(TaskReport):
+    """The weights that the task trains are NaN or infinite, or are numbers again."""
+    metrics: Metrics
+    """Their sum as `alerts.WEIGHTS`, as far as it matters: NaN, infinity, or 0."""
+    step: Step | None = None
+
 class Serving(TaskReport): ...
 class SavesOnSigterm(TaskReport): ...
 class SearchEnded(TaskReport): ...
@@ -419,6 +430,10 @@ class Saved(TaskReport):
 
 class SavedElsewhere(TaskReport):
     step: Step | None = None
+
+class SavedModel(TaskReport):
+    """The newest model that the task leaves outside its checkpoint directory at its end."""
+    path: LongText
 
 class WrittenFile(Record):
     path: LongText

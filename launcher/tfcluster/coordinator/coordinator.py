@@ -6,6 +6,7 @@ The supervisor decides what to do; the coordinator does it and supplies the time
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -399,7 +400,8 @@ class Coordinator:
         outcome = await self._explain(outcome)
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
-        found = (gang.unread_settings(), gang.shared_files.warning(), *of_nodes, *missed)
+        lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
+        found = (gang.unread_settings(), gang.shared_files.warning(), lost, *of_nodes, *missed)
         for warning in filter(None, found) if not outcome.comes_back else ():
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())

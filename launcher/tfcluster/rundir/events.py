@@ -421,9 +421,10 @@ class Alert(Event):
     """
 
     kind: str
-    """``diverged``: a loss is NaN or infinite; ``trains_alone``: each worker trains a model of its
-    own; ``same_data``: workers read the same batches; ``states_differ``: workers have restored
-    different checkpoints."""
+    """``diverged``: a loss or the weights are NaN or infinite; ``trains_alone``: each worker trains
+    a model of its own; ``same_data``: workers read the same batches; ``sharded_twice``: TensorFlow
+    shards what the script has sharded; ``states_differ``: workers have restored different
+    checkpoints."""
     message: str
     task: str | None = None
     attempt: int | None = None

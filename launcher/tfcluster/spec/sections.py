@@ -305,7 +305,9 @@ class Supervision(Section):
         None, "Restart after this time without progress, once there was some; null: never.", "15m"
     )
     stop_on_nan: bool = documented(
-        False, "End the run when a loss becomes NaN or infinite; without it, only an alert.", True
+        False,
+        "End the run when a loss or the weights become NaN or infinite; without it, only an alert.",
+        True,
     )
     run_deadline_s: Deadline | None = documented(
         None, "Longest run; a longer one ends with exit code 4; null: no limit.", "12h"

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import combinations
 from math import isfinite, isnan
 from typing import Final
 
@@ -26,11 +27,13 @@ class Alert(StrEnum):
     """The kinds of alerts; a run has at most one of each, the newest."""
 
     DIVERGED = "diverged"
-    """A loss is not a number."""
+    """A loss is not a number, or the weights are not."""
     TRAINS_ALONE = "trains_alone"
     """Each of several workers trains a model of its own."""
     SAME_DATA = "same_data"
     """Workers that train one model together read the same batches."""
+    SHARDED_TWICE = "sharded_twice"
+    """TensorFlow shards a dataset that the script has sharded."""
     STATES_DIFFER = "states_differ"
     """Workers that train one model together have restored different checkpoints."""
 
@@ -40,6 +43,10 @@ FIX: Final = ". Fix: {}"
 _SHARD: Final = (
     "`strategy.experimental_distribute_dataset(dataset)`, or in a function of an input context"
     " `dataset.shard(context.num_input_pipelines, context.input_pipeline_id)`"
+)
+_SHARD_ONCE: Final = (
+    "remove `.shard`, or set `options.experimental_distribute.auto_shard_policy ="
+    " tf.data.experimental.AutoShardPolicy.OFF`"
 )
 _INTENDED: Final = "; if that is intended: --set job.kind=plain"
 _IN_SCOPE: Final = (
@@ -111,6 +118,23 @@ def find_same_data(workers: Sequence[Member]) -> str | None:
     )
 
 
+def find_double_sharding(workers: Sequence[Member]) -> str | None:
+    """Return the sentence that `workers` shard data which TensorFlow shards again, or None.
+
+    Each takes a shard of its own then. Where all take the same ones, these split the data for
+    another purpose: validation, for example.
+    """
+    taken = [set(worker.shards) for worker in workers if worker.shards]
+    if all(first & second for first, second in combinations(taken, 2)):
+        return None
+    shards = max(number for number, _ in taken[0])
+    lost = f"{shards - 1}/{shards}"
+    return (
+        f"the dataset is sharded twice: by the script's `shard({shards}, …)` and by TensorFlow,"
+        f" so {lost} of the data is left out of each epoch{FIX.format(_SHARD_ONCE)}"
+    )
+
+
 def find_different_states(workers: Sequence[Member]) -> str | None:
     """Return the sentence that some of `workers` have restored other states than others, or None.
 
@@ -143,42 +167,50 @@ def _numbers(state: tuple[str, ...]) -> tuple[str, ...]:
 _SAVE_NUMBER: Final = re.compile(r"-(\d+(?:\.\d+)?)$")
 
 
+WEIGHTS: Final = "the weights"
+"""The name under which tasks report weights that are not numbers."""
+
+
 @dataclass(slots=True)
 class Losses:
-    """The losses of one attempt that are not numbers."""
+    """The losses of one attempt that are not numbers, or the weights that are not."""
 
-    since: dict[str, tuple[str, str, int, float]] = field(default_factory=dict)
+    since: dict[str, tuple[str, str, int | None, float]] = field(default_factory=dict)
     """Unit (a task, or a gang that trains together) → task, metric, step, value when it began."""
     _recovered: set[str] = field(default_factory=set)
     """Units whose loss was a number again: it may change with every step, which is said once."""
 
     def note(
-        self, task: str, attempt: int, report: msg.Progress, *, together: bool
+        self, task: str, attempt: int, report: msg.Progress | msg.Weights, *, together: bool
     ) -> ev.Alert | None:
         """Return the alert that a report gives: a loss has become NaN or infinite, or is back.
+
+        The weights count as a loss; they are said even where another loss has come back.
 
         `together`: the tasks of the gang train together, so one stands for all.
         """
         unit = "" if together else task
-        if unit in self._recovered:
+        if unit in self._recovered and WEIGHTS not in report.metrics:
             return None
-        before = self.since.get(unit)
+        before, at = self.since.get(unit), report.step
         if before is None:
             bad = (item for item in report.metrics.items() if not isfinite(item[1]))
-            found = next((item for item in bad if _LOSS.search(item[0])), None)
+            found = next((i for i in bad if i[0] == WEIGHTS or _LOSS.search(i[0])), None)
             if found is None:
                 return None
             metric, value = found
-            self.since[unit] = task, metric, report.step, value
-            message = f"{metric} is {_name_of(value)} since step {report.step:,} ({task})"
+            self.since[unit] = task, metric, at, value
+            verb, since = ("are", "at") if metric == WEIGHTS else ("is", "since")
+            steps = "" if at is None else f" {since} step {at:,}"
         else:
             first, metric, step, value = before
             if task != first or not isfinite(report.metrics.get(metric, value)):
                 return None  # a task may report a loss of its own
             self._recovered.add(unit)
             del self.since[unit]
-            until = f"from step {step:,} to {report.step:,}"
-            message = f"{metric} was {_name_of(value)} {until} ({task})"
+            verb = "were" if metric == WEIGHTS else "was"
+            steps = "" if step is None or at is None else f" from step {step:,} to {at:,}"
+        message = f"{metric} {verb} {_name_of(value)}{steps} ({task})"
         return ev.Alert(
             kind=str(Alert.DIVERGED), message=message, task=task, attempt=attempt, step=report.step
         )

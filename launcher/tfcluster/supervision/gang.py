@@ -63,7 +63,7 @@ class SharedFiles:
         shared = dict(self._shared.values())
         if not shared:
             return None
-        named = [f"{self._show(path)} ({_writers(tasks)})" for path, tasks in shared.items()]
+        named = [f"{self.show(path)} ({_writers(tasks)})" for path, tasks in shared.items()]
         own = "below $TFCLUSTER_CHECKPOINT_DIR, which each task has for itself"
         if self.checkpoints_dir is not None:
             own = "under a name that contains $TFCLUSTER_TASK"
@@ -72,7 +72,8 @@ class SharedFiles:
             f" {join_first(named, _SHOWN_FILES)}. Write it in the first worker only, or {own}"
         )
 
-    def _show(self, path: str) -> str:
+    def show(self, path: str) -> str:
+        """Return `path` as the user knows it."""
         place = Path(path)
         return str(place.relative_to(self.workdir) if place.is_relative_to(self.workdir) else path)
 
@@ -101,6 +102,8 @@ class Gang:
     """True once any task has run, in this attempt or in an earlier one."""
     shared_files: SharedFiles = field(init=False)
     """The files that two tasks wrote, in any attempt."""
+    saved_model: str | None = None
+    """The newest model that the chief has left at its end, outside its checkpoint directory."""
     is_announced: bool = False
     """True once the scheduler of the nodes ends them: it has signalled the tasks, too."""
     _has_trained: bool = False
@@ -272,6 +275,19 @@ class Gang:
         has_trained = self._has_trained or any(member.is_ok for member in self)
         return warn_about_unread(unread) if has_trained and unread else None
 
+    def lost_model(self, exists: Callable[[str], bool]) -> str | None:
+        """Return a warning if the model that the chief has left is gone, or None.
+
+        `exists` is asked about a path of this machine: other nodes are not asked.
+        """
+        path, chief = self.saved_model, self.get(str(self.chief))
+        if path is None or chief is None or not self.plan.node(chief.node).is_here or exists(path):
+            return None
+        return (
+            f"{self.shared_files.show(path)}, saved by {self.chief}, no longer exists: another"
+            " task may have removed it, or a folder above it"
+        )
+
     # -- reports, ends and failures ---------------------------------------------------------
 
     def note_report(self, member: Member, report: msg.TaskReport, now: float) -> None:
@@ -281,6 +297,8 @@ class Gang:
             self._settings_read.add(report.name)
         elif isinstance(report, msg.Wrote):
             self.shared_files.note(member.name, member.attempt, report.files)
+        elif isinstance(report, msg.SavedModel) and member.id == self.chief:
+            self.saved_model = report.path
 
     def lose_node(self, node: str, reason: str) -> list[str]:
         """Mark all tasks of `node` that have not ended as lost, and return them."""

@@ -19,6 +19,8 @@ BOOT_GRACE_S = 2.0
 (tensorflow/core preemption_notifier.cc), so waiting longer would not help."""
 COMMAND_GRACE_S = 10.0
 """The grace of tasks without hooks (the default of `docker stop`)."""
+MOST_SHARDS = 100
+"""The number of shards that one task may report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Member:
     restored: tuple[str, ...] | None = None
     """The names of what it restored before its first step; None before that."""
     first_batches: tuple[str, ...] = ()
+    shards: tuple[tuple[int, int], ...] = ()
+    """The number and the index of each shard that TensorFlow shards again."""
     step: int | None = None
     epochs: int | None = None
     steps_per_epoch: int | None = None
@@ -214,6 +218,8 @@ class Member:
                 return replace(self, restored=tuple(sorted(names)))
             case msg.FirstBatches(fingerprints=found):
                 return replace(self, first_batches=tuple(found))
+            case msg.Sharded(shards=number, index=index):
+                return replace(self, shards=(*self.shards, (number, index))[:MOST_SHARDS])
             case msg.Ready():
                 return replace(self, waits_since=None, has_joined=True)
             case msg.Serving():

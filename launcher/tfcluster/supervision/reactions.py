@@ -12,6 +12,7 @@ from tfcluster.supervision import connectivity, stalls, verdicts
 from tfcluster.supervision.alerts import (
     Alert,
     find_different_states,
+    find_double_sharding,
     find_lone_training,
     find_same_data,
 )
@@ -381,11 +382,15 @@ def note_facts(state: RunState, report: msg.TaskReport, now: float) -> None:
             state.alert(Alert.STATES_DIFFER, find_different_states(state.workers()))
         case msg.FirstBatches():
             state.alert(Alert.SAME_DATA, find_same_data(state.workers()))
+        case msg.Sharded():
+            state.alert(Alert.SHARDED_TWICE, find_double_sharding(state.workers()))
         case msg.Trains() if find_lone_training(state.workers(), is_over=False) is not None:
             state.timers.setdefault("alone", now + ALONE_S)
 
 
-def note_losses(state: RunState, member: Member, report: msg.Progress, now: float) -> None:
+def note_losses(
+    state: RunState, member: Member, report: msg.Progress | msg.Weights, now: float
+) -> None:
     """Record that a loss has become NaN or infinite; with `stop_on_nan` that ends the run."""
     alert = state.losses.note(member.name, member.attempt, report, together=member.trains_in_step)
     if alert is None:

@@ -147,7 +147,7 @@ class Supervisor(RunState):
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.note_report(member, report, now)
             reactions.note_facts(self, report, now)
-            if isinstance(report, msg.Progress):
+            if isinstance(report, (msg.Progress, msg.Weights)):
                 reactions.note_losses(self, member, report, now)
             if isinstance(report, msg.Saved) and member.id == self.gang.chief:
                 self.restarts.note_saved(report.step)

@@ -41,6 +41,32 @@ same = strategy.distribute_datasets_from_function(lambda context: batches)
 model.fit(same, steps_per_epoch=4, epochs=2, verbose=0)
 manager.save()
 """
+TWICE = f"""{BEGIN.replace("STRATEGY", "MultiWorkerMirroredStrategy")}
+index = strategy.cluster_resolver.task_id
+with strategy.scope():
+    model = make_model()
+    optimizer = tf.keras.optimizers.SGD(1e30)
+    optimizer.build(model.trainable_variables)
+
+@tf.function
+def train(batch):
+    def step(inputs, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((model(inputs) - labels) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    strategy.run(step, args=batch)
+
+def main():
+    for batch in strategy.experimental_distribute_dataset(batches.shard(2, index).take(8)):
+        train(batch)
+    model.save_weights(f"{{index}}.weights.h5")
+
+main()
+with open(f"mine-{{index}}", "w") as file:
+    file.write("1")
+os.replace(f"mine-{{index}}", "moved.csv")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +111,16 @@ def test_workers_with_the_same_data_or_different_states_are_named(
     assert found["same_data"].startswith("worker:0, worker:1 train on the same batches")
     assert "worker:0 restored ckpt-1, worker:1 nothing" in found["states_differ"]
     (lab.line.cwd / "saved").rename(lab.line.cwd / f"saved by {tensorflow}")
+
+
+@each_tensorflow
+def test_a_loop_that_reports_nothing_is_told_of_bad_weights_and_of_data_that_it_shards_twice(
+    lab: Lab, tensorflow: str
+) -> None:
+    lab.line.script("twice.py", TWICE)
+    run = lab.train("run", "-n", "2", f"--python={PYTHONS[tensorflow]}", "twice.py")
+    found = alerts(run)
+    assert {*found} == {"diverged", "sharded_twice"}
+    assert found["diverged"].startswith("the weights are NaN")
+    assert found["sharded_twice"].startswith("the dataset is sharded twice: by the script's `shard")
+    assert "moved.csv (worker:0, worker:1)" in " ".join(run.err.split())

@@ -12,6 +12,7 @@ from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
+from tfcluster.supervision.alerts import WEIGHTS
 from tfcluster.supervision.reactions import ALONE_S
 
 
@@ -141,6 +142,27 @@ def test_workers_that_read_the_same_first_batches_give_an_alert(
 
 
 @pytest.mark.parametrize(
+    ("first", "second", "lost"),
+    [
+        ([(2, 0)], [(2, 1)], "1/2"),
+        ([(3, 0)], [(3, 2)], "2/3"),
+        ([(2, 0), (2, 1)], [(2, 0), (2, 1)], None),  # for training and for validation
+        ([(2, 0)], [(2, 0)], None),
+        ([(2, 0)], [], None),
+    ],
+)
+def test_data_that_the_workers_and_tensorflow_shard_gives_an_alert(
+    first: list[tuple[int, int]], second: list[tuple[int, int]], lost: str | None
+) -> None:
+    replay = together()
+    for task, taken in (("worker:0", first), ("worker:1", second)):
+        for shards, index in taken:
+            replay.says(task, "sharded", shards=shards, index=index)
+    expected = f"and by TensorFlow, so {lost} of the data is left out of each epoch. Fix: remove"
+    assert [expected in message for message in messages(replay)] == [True] * (lost is not None)
+
+
+@pytest.mark.parametrize(
     ("first", "second", "said"),
     [
         (["ckpt-6"], [], "worker:0 restored ckpt-6, worker:1 nothing"),
@@ -224,13 +246,42 @@ def test_a_loss_of_another_worker_does_not_end_the_alert() -> None:
     assert messages(replay) == ["loss is NaN since step 2 (worker:0)"]
 
 
-def test_the_run_ends_where_the_spec_wants_that() -> None:
+def weights(value: float) -> dict[str, float]:
+    return {WEIGHTS: value}
+
+
+def test_weights_that_are_no_numbers_are_an_alert_unless_the_loss_has_given_it() -> None:
+    replay = together().says("worker:1", "weights", metrics=weights(math.nan), step=40)
+    replay.says("worker:0", "weights", metrics=weights(math.nan), step=40)
+    replay.says("worker:0", "progress", step=41, metrics={"loss": math.nan})
+    assert messages(replay) == ["the weights are NaN at step 40 (worker:1)"]
+    replay.says("worker:1", "weights", metrics=weights(0.0), step=50)
+    assert messages(replay)[1:] == ["the weights were NaN from step 40 to 50 (worker:1)"]
+    unknown = together().says("worker:0", "weights", metrics=weights(math.inf))
+    assert messages(unknown) == ["the weights are infinite (worker:0)"]
+    loss = together().says("worker:0", "progress", step=3, metrics={"loss": math.nan})
+    assert len(messages(loss.says("worker:0", "weights", metrics=weights(math.nan)))) == 1
+
+
+def test_weights_are_said_although_a_loss_is_a_number_again() -> None:
+    replay = together()
+    for step, loss in enumerate((math.nan, 2.0), start=1):
+        replay.says("worker:0", "progress", step=step, metrics={"loss": loss})
+    replay.says("worker:0", "weights", metrics=weights(math.nan), step=3)
+    assert messages(replay)[2:] == ["the weights are NaN at step 3 (worker:0)"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "said"),
+    [("progress", "loss", "loss is NaN since"), ("weights", WEIGHTS, "the weights are NaN at")],
+)
+def test_the_run_ends_where_the_spec_wants_that(kind: str, metric: str, said: str) -> None:
     replay = together(stop_on_nan=True)
-    replay.says("worker:0", "progress", step=7, metrics={"loss": math.nan})
+    replay.says("worker:0", kind, step=7, metrics={metric: math.nan})
     assert replay.stopped() == ["worker:0", "worker:1"]
     replay.ended("worker:0", "worker:1")
     assert replay.outcome() == (Status.FAILED, 1)
     cause = replay.cause()
-    assert (cause["kind"], cause["reason"]) == ("diverged", "loss is NaN since step 7 (worker:0)")
+    assert (cause["kind"], cause["reason"]) == ("diverged", f"{said} step 7 (worker:0)")
     assert cause["docs"] == "docs/failures.md#diverged"
     assert replay.supervisor.next_attempt is None

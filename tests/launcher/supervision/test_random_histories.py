@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import random
 import signal
 from collections import Counter
@@ -267,6 +268,9 @@ class World:
             {"type": "saved", "path": "ckpt", "step": rng.randrange(50)},
             {"type": "saved", "path": "ckpt"},
             {"type": "saved_elsewhere", "step": rng.randrange(50)},
+            {"type": "saved_model", "path": "/w/model"},
+            {"type": "weights", "metrics": {"the weights": rng.choice((math.nan, 0.0))}},
+            {"type": "sharded", "shards": 2, "index": rng.randrange(2)},
             {"type": "error", "traceback": "", **ERROR},
             {"type": "saves_on_sigterm"},
             {"type": "evaluated", "step": rng.randrange(50)},

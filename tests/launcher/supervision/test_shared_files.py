@@ -1,4 +1,4 @@
-"""Files that two tasks of one attempt have written lead to one warning that names them."""
+"""Files that two tasks of one attempt wrote lead to a warning, as does a model that is gone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.launcher.conftest import plan_of
 
-from tfcluster.agent.catalogue import WrittenFile, Wrote
+from tfcluster.agent.catalogue import SavedModel, WrittenFile, Wrote
 from tfcluster.supervision.gang import Gang, SharedFiles
 
 TASKS = [f"worker:{index}" for index in range(12)]
@@ -64,3 +64,15 @@ def test_a_restart_may_write_what_an_earlier_attempt_wrote() -> None:
     found = files.warning()
     assert found is not None
     assert "a (worker:0, worker:1)" in found
+
+
+def test_a_model_of_the_chief_that_is_gone_when_all_tasks_have_ended_is_warned_about() -> None:
+    gang = Gang(replace(plan_of(*TASKS), workdir="/w"))
+    gang.note_report(gang["worker:1"], SavedModel(path="/w/own"), 0.0)
+    assert gang.lost_model(lambda path: False) is None
+    gang.note_report(gang["worker:0"], SavedModel(path="/w/export/model"), 0.0)
+    assert gang.lost_model(lambda path: path == "/w/export/model") is None
+    assert gang.lost_model(lambda path: False) == (
+        "export/model, saved by worker:0, no longer exists: another task may have removed it, or a"
+        " folder above it"
+    )

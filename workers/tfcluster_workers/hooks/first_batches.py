@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from tfcluster_workers import reporting
-from tfcluster_workers.hooks import cluster_check
+from tfcluster_workers.hooks import cluster_check, weights
 from tfcluster_workers.hooks.replacing import replaces
 
 BATCHES = 2
@@ -82,6 +82,7 @@ def watch_iterators(module: ModuleType) -> None:
         global _latest
         element = stock(self)
         reporting.alive()
+        weights.check_if_due()
         if not _is_over:
             try:
                 tensors = _comparable(element)
@@ -102,6 +103,7 @@ def watch_distributed(module: ModuleType) -> None:
     def advance(stock: Any, self: Any) -> Any:
         element = stock(self)
         reporting.alive()
+        weights.check_if_due()
         return element
 
     _look_into(vars(module)["DistributedDatasetsFromFunction"], lambda dataset: True)

@@ -155,7 +155,10 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.distribute.cross_device_utils": (
         ("hooks.training_facts", "watch_collectives"),
     ),
-    "tensorflow.python.distribute.input_lib": (("hooks.first_batches", "watch_distributed"),),
+    "tensorflow.python.distribute.input_lib": (
+        ("hooks.first_batches", "watch_distributed"),
+        ("hooks.double_sharding", "watch_distributed"),
+    ),
     "jax._src.api": (("hooks.training_facts", "watch_jax"),),
     "jax._src.distributed": (("hooks.training_facts", "watch_jax_distributed"),),
     "horovod.common.basics": (("hooks.training_facts", "watch_horovod"),),
@@ -205,7 +208,10 @@ _HOOKS: dict[str, tuple[tuple[str, str], ...]] = {
     "tensorflow.python.checkpoint.checkpoint_management": (
         ("saving.shared_saves", "watch_checkpoint_management"),
     ),
-    "tensorflow.python.saved_model.save": (("saving.shared_saves", "watch_saved_models"),),
+    "tensorflow.python.saved_model.save": (
+        ("saving.shared_saves", "watch_saved_models"),
+        ("hooks.save_hooks", "watch_saved_models"),
+    ),
     "tensorflow.python.lib.io.file_io": (("saving.written_files", "watch_tensorflow_files"),),
     "tensorflow.python.lib.io.tf_record": (("saving.written_files", "watch_record_writers"),),
     "tensorflow.python.ops.gen_io_ops": (("saving.written_files", "watch_write_file"),),

@@ -5,6 +5,7 @@ The faults that `--chaos` injects while a checkpoint is being written are inject
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -14,7 +15,7 @@ from types import ModuleType
 from typing import Any, Callable, TypeVar
 
 from tfcluster_workers import chaos, context, reporting
-from tfcluster_workers.hooks import one_writer
+from tfcluster_workers.hooks import one_writer, weights
 from tfcluster_workers.hooks.replacing import replaces
 
 T = TypeVar("T")
@@ -146,11 +147,58 @@ def watch_graph_saver(module: ModuleType) -> None:
 
 def watch_models(module: ModuleType) -> None:
     """Watch the saves in Keras's own formats: .keras, .weights.h5, SavedModel."""
-    _watch(vars(module)["Model"], "save", step_of_model, load_of_model)
+    _watch(vars(module)["Model"], "save", step_of_model, load_of_model, is_model=True)
     _watch(vars(module)["Model"], "save_weights", step_of_model, load_of_weights)
 
 
-def _watch(owner: Any, name: str, step_of: StepOf, load_of: LoadOf, *, path: int = 1) -> None:
+def watch_saved_models(module: ModuleType) -> None:
+    """Watch `tf.saved_model.save` and the exports of Keras, to know whether they stay."""
+
+    @replaces(module, "save_and_return_nodes")
+    def save_and_return_nodes(
+        stock: Callable[..., Any], obj: Any, export_dir: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        result = stock(obj, export_dir, *args, **kwargs)
+        _note_model(export_dir)
+        return result
+
+
+_TEMPORARY = re.compile(r"tmp\w{8}|workertemp_.*")
+"""Names of folders that the module tempfile, TensorFlow's guide and `saving.temporary` choose."""
+_model: str | None = None
+"""The newest model that this task, the chief, has saved outside its checkpoint directory."""
+
+
+def _note_model(path: Any) -> None:
+    global _model
+    try:
+        found = absolute_path(os.fspath(path))
+        is_checkpoint = _is_within(found, os.environ.get("TFCLUSTER_CHECKPOINT_DIR", ""))
+        if "://" in found or is_checkpoint or any(map(_TEMPORARY.fullmatch, found.split("/"))):
+            return
+        if context.current().is_chief and not context.is_evaluator():
+            if _model is None:
+                atexit.register(_report_model)
+            _model = found
+    except Exception as error:  # reporting must never break a save
+        reporting.note(f"tfcluster could not note a saved model: {error!r}")
+
+
+def _report_model() -> None:
+    """Report the newest model as the script ends; one that it has moved or removed is left out."""
+    if _model is not None and os.path.exists(_model):
+        reporting.saved_model(_model)
+
+
+def _watch(
+    owner: Any,
+    name: str,
+    step_of: StepOf,
+    load_of: LoadOf,
+    *,
+    path: int = 1,
+    is_model: bool = False,
+) -> None:
     if chaos.has_save_faults():
         chaos.watch_saves()
 
@@ -168,6 +216,9 @@ def _watch(owner: Any, name: str, step_of: StepOf, load_of: LoadOf, *, path: int
             _saving.depth = 0
         # A graph's Saver adds the step to the name and returns that name.
         _report(args[0], result if path == 2 else target, step_of, load_of)
+        if is_model:
+            _note_model(target)
+        weights.check_saved()
         return result
 
 

@@ -15,6 +15,7 @@ from tfcluster_workers.hooks import (
     first_contact,
     save_hooks,
     training_facts,
+    weights,
 )
 from tfcluster_workers.hooks.replacing import replaces
 
@@ -97,10 +98,13 @@ def watch_gradients(module: ModuleType) -> None:
     """Watch GradientTape: whatever else a script does, it trains when it computes a gradient."""
 
     @replaces(vars(module)["GradientTape"], "gradient")
-    def gradient(stock: Any, *args: Any, **kwargs: Any) -> Any:
+    def gradient(
+        stock: Any, self: Any, target: Any, sources: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         devices.require_gpus()
-        found = stock(*args, **kwargs)
+        found = stock(self, target, sources, *args, **kwargs)
         training_facts.note_gradient()
+        weights.note(sources)
         return found
 
 

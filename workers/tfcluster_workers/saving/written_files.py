@@ -2,10 +2,10 @@
 
 Nothing can make `np.save("predictions.npy", …)` safe in every task: the file then holds what one
 of them wrote last, or a mix. An audit hook (PEP 578) sees each file that Python opens. h5py and
-TensorFlow's own files are opened in native code and are seen by hooks of their own.
+TensorFlow's own files are opened in native code and are seen by hooks of their own. A file that
+this task has written, or a temporary one, and that Python renames counts under its new name, too.
 
-Files that are renamed into place are not among them, nor are those that are no results: hidden
-ones, libraries, devices, this task's own folders.
+Files that are no results are left out: hidden ones, libraries, devices, this task's own folders.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ _NO_RESULT = re.compile(
 
 `tmp…` is of the module tempfile, `….tmp…` of TensorFlow's atomic writes.
 """
+_SAVES = "/workertemp_"
+"""The beginning of the folders in which tfcluster's hooks save (saving.temporary)."""
 _SYSTEM = ("/dev/", "/proc/", "/sys/", "/run/")
 _FOLDERS = ("TFCLUSTER_CHECKPOINT_DIR", "TFCLUSTER_TENSORBOARD_DIR")
 
@@ -71,6 +73,20 @@ class WrittenFiles:
             pass
         finally:
             self._busy.discard(thread)
+
+    def note_renamed(self, source: Any, target: Any) -> None:
+        """Note `target` if this task has written `source`, maybe as a temporary file. Never raises.
+
+        A folder that `temporary` has made is left out: whole files are moved from there.
+        """
+        try:
+            path = os.path.abspath(os.fsdecode(source))
+            folder, name = os.path.split(path)
+            is_temporary = bool(_NO_RESULT.fullmatch(name)) and not os.path.isdir(path)
+            if path in self._seen or (is_temporary and _SAVES not in folder):
+                self.note(target, may_be_folder=False)
+        except Exception:  # a path that cannot be read, a folder that is gone
+            pass
 
     def _note(self, path: str) -> None:
         if len(path) > _LONGEST or not self._is_result(path):
@@ -129,6 +145,8 @@ def watch() -> None:
                     files.note(path, may_be_folder=False)
             except (TypeError, ValueError):  # a script's own `sys.audit("open", …)`
                 pass
+        elif event == "os.rename" and len(args) == 4 and args[2:] == (-1, -1):  # no `dir_fd`
+            files.note_renamed(*args[:2])  # of `os.replace`, too
 
     sys.addaudithook(see)
     atexit.register(files.flush)
