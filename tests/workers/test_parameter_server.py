@@ -58,9 +58,13 @@ def test_the_chief_waits_and_the_servers_report_serving(
     imports = [{"type": "phase", "name": name} for name in ("importing TensorFlow", "")]
     devices = {"type": "devices", "devices": ["CPU"]}
     waiting, ready = {"type": "waiting_for_peers"}, {"type": "ready"}
-    assert chief.events == [*imports, waiting, devices, ready]
+    assert [event for event in chief.events if event["type"] != "meets_peers"] == [
+        *(*imports, waiting, devices, ready)
+    ]
     for server in ("worker:0", "ps:0"):
         deadline = time.monotonic() + 20
-        while len(gang[server].events) < 5 and time.monotonic() < deadline:
+        while {"type": "serving"} not in gang[server].events and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert gang[server].events == [*imports, devices, ready, {"type": "serving"}]
+        assert [event for event in gang[server].events if event["type"] != "meets_peers"] == [
+            *(*imports, devices, ready, {"type": "serving"})
+        ]
