@@ -423,7 +423,7 @@ class Alert(Event):
     kind: str
     """``diverged``: a loss is NaN or infinite; ``trains_alone``: each worker trains a model of its
     own; ``same_data``: workers read the same batches; ``states_differ``: workers have restored
-    different checkpoints."""
+    different checkpoints; ``no_step``: the datasets of all workers are empty."""
     message: str
     task: str | None = None
     attempt: int | None = None

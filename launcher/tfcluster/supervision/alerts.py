@@ -33,6 +33,8 @@ class Alert(StrEnum):
     """Workers that train one model together read the same batches."""
     STATES_DIFFER = "states_differ"
     """Workers that train one model together have restored different checkpoints."""
+    NO_STEP = "no_step"
+    """No task has taken a step, as their datasets have no element."""
 
 
 FIX: Final = ". Fix: {}"
@@ -106,6 +108,19 @@ def find_same_data(workers: Sequence[Member]) -> str | None:
         f"{join_first(same)} train on the same batches, so they all do the same work"
         f"{FIX.format(_SHARD)}"
     )
+
+
+_NO_STEP: Final = (
+    "no step was taken: the dataset is empty"
+    f"{FIX.format('check its files, filters and shards')}; a script should raise an error if"
+    " nothing is left"
+)
+
+
+def find_no_step(workers: Sequence[Member]) -> str | None:
+    """Return the sentence that none of `workers`, which have ended, had data to train on."""
+    is_empty = [not worker.step and "data" in worker.doubts for worker in workers]
+    return _NO_STEP if workers and all(is_empty) else None
 
 
 def find_different_states(workers: Sequence[Member]) -> str | None:
