@@ -29,18 +29,18 @@ def report(error: BaseException) -> None:
         return
     reporting.finished()  # the last step comes before the error that ended it
     user_traceback = without_own_frames(error)
+    facts, kind = facts_of(error), type(error)
+    lines = traceback.format_exception(kind, error.with_traceback(user_traceback), user_traceback)
+    reporting.error(**facts, traceback="".join(lines), child_code=_child_code(error))
+
+
+def facts_of(error: BaseException) -> dict[str, Any]:
+    """Return name, message and place of `error`, which stays as it is."""
     file, line = place(error)
     kind = type(error)
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
-    lines = traceback.format_exception(kind, error.with_traceback(user_traceback), user_traceback)
-    reporting.error(
-        exception=f"{module}{kind.__qualname__}",
-        message=message_of(error),
-        file=file,
-        line=line,
-        traceback="".join(lines),
-        child_code=_child_code(error),
-    )
+    name = f"{module}{kind.__qualname__}"
+    return {"exception": name, "message": message_of(error), "file": file, "line": line}
 
 
 def _child_code(error: BaseException) -> int | None:

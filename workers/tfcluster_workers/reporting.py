@@ -34,8 +34,12 @@ ALIVE_INTERVAL_S = 1.0
 
 _sent: set[str] = set()
 """The events that are sent once and have been sent."""
+thread = threading.local()
+"""`trains`: the thread takes part in the training."""
 _alive_at = float("-inf")
 """Time of the last `alive` event."""
+_in_doubt: set[str] = set()
+"""The subjects of the doubts that have been reported."""
 _last_seen: tuple[str, int | None] | None = None
 """Path and step of the last save that the hooks reported, until a job reports it too."""
 
@@ -130,6 +134,7 @@ def saved_model(path: str) -> None:
 def training_begins() -> None:
     """Report that a training such as Keras's `fit` begins: to compile its step may take minutes."""
     _claim_unless_in_pool()
+    note_work()
     alive()
 
 
@@ -305,6 +310,22 @@ def error(
     )
 
 
+def doubt(about: str, **exception: Any) -> None:
+    """Report what would make an end with exit code 0 doubtful.
+
+    `about`: ``fit``, ``thread``, ``exit`` or ``data``; `exception`: `failures.facts_of` that.
+    """
+    _in_doubt.add(about)
+    _send("doubt", about=about, **exception)
+
+
+def doubt_over(about: str) -> None:
+    """Report that an earlier `doubt` does not count any more; nothing if there was none."""
+    if about in _in_doubt:
+        _in_doubt.discard(about)
+        _send("doubt_over", about=about)
+
+
 def gradients(variables: Iterable[Any]) -> None:
     """Report which built `variables` the optimizer updates: their gradients have the same bytes.
 
@@ -358,9 +379,15 @@ def _prepare_end() -> None:
     atexit.register(finished)
 
 
+def note_work() -> None:
+    """Note that the calling thread takes part in the training. Cheap enough for every step."""
+    _prepare_end()
+    thread.trains = True
+
+
 def step_done(reading: Reading) -> None:
     """Report a Reading as `progress` does; call it in the thread that trains."""
-    _prepare_end()
+    note_work()
     times.note(reading.step)
     meter.offer(reading)
     chaos.at_step(reading.step)

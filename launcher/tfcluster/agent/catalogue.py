@@ -498,6 +498,19 @@ class Error(TaskReport):
     child_code: Integer | None = None
     """The exit code of the child process that failed, negative for a signal: CalledProcessError."""
 
+class Doubt(TaskReport):
+    """A reason to doubt an end with exit code 0; `supervision.doubts` explains `about`."""
+    about: Name
+    exception: Name | None = None
+    """An exception that the script has caught, or Python has ignored."""
+    message: LongText = ""
+    file: LongText | None = None
+    line: Integer | None = None
+
+class DoubtOver(TaskReport):
+    """An earlier `Doubt` about the same does not count any more."""
+    about: Name
+
 class Chaos(TaskReport):
     """A fault was injected, maybe into another `task`."""
     fault: Name

@@ -424,7 +424,7 @@ class Alert(Event):
     """``diverged``: a loss or the weights are NaN or infinite; ``trains_alone``: each worker trains
     a model of its own; ``same_data``: workers read the same batches; ``sharded_twice``: TensorFlow
     shards what the script has sharded; ``states_differ``: workers have restored different
-    checkpoints."""
+    checkpoints; ``no_step``: the datasets of all workers are empty."""
     message: str
     task: str | None = None
     attempt: int | None = None

@@ -36,6 +36,8 @@ class Alert(StrEnum):
     """TensorFlow shards a dataset that the script has sharded."""
     STATES_DIFFER = "states_differ"
     """Workers that train one model together have restored different checkpoints."""
+    NO_STEP = "no_step"
+    """No task has taken a step, as their datasets have no element."""
 
 
 FIX: Final = ". Fix: {}"
@@ -133,6 +135,19 @@ def find_double_sharding(workers: Sequence[Member]) -> str | None:
         f"the dataset is sharded twice: by the script's `shard({shards}, …)` and by TensorFlow,"
         f" so {lost} of the data is left out of each epoch{FIX.format(_SHARD_ONCE)}"
     )
+
+
+_NO_STEP: Final = (
+    "no step was taken: the dataset is empty"
+    f"{FIX.format('check its files, filters and shards')}; a script should raise an error if"
+    " nothing is left"
+)
+
+
+def find_no_step(workers: Sequence[Member]) -> str | None:
+    """Return the sentence that none of `workers`, which have ended, had data to train on."""
+    is_empty = [not worker.step and "data" in worker.doubts for worker in workers]
+    return _NO_STEP if workers and all(is_empty) else None
 
 
 def find_different_states(workers: Sequence[Member]) -> str | None:

@@ -328,7 +328,7 @@ class Failure:
         if self.kind is Kind.PREEMPTED:
             return f"preempted: it left with exit code {self.exit_code} after saving its state"
         if (raised := self.exception) is not None:
-            return _describe(raised, self._traceback)
+            return describe_exception(raised, self._traceback)
         if self.killed_by is not None:
             code = f" (exit code {self.exit_code})" if self.exit_code is not None else ""
             return f"killed by {signal_name(self.killed_by)}{code}{self._crash}"
@@ -410,7 +410,8 @@ class Failure:
         return self._known_error or CIRCUMSTANCES.get(end)
 
 
-def _describe(raised: log_errors.RaisedError, traceback: str) -> str:
+def describe_exception(raised: log_errors.RaisedError, traceback: str = "") -> str:
+    """Return name, message and place of an exception; without a message its line of code."""
     text = raised.name
     if raised.message:
         text += f": {raised.message}"
@@ -424,13 +425,17 @@ def _location(raised: log_errors.RaisedError) -> str:
     return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
 
 
-def explain_missing_peers(task: str, peers: Sequence[str], place: str, steps: str) -> str:
+def explain_missing_peers(
+    task: str, peers: Sequence[str], place: str, steps: str, early: str = ""
+) -> str:
     """Return the reason of a `task` that needed `peers` after these had ended with 0.
 
-    `place`: the file and line of the script; `steps`: its steps and theirs, where it trained more.
-    Both may be empty.
+    `place`: the file and line of the script; `steps`: its steps and theirs, where it trained more;
+    `early`: how one of them ended before its training was over. All may be empty.
     """
     names, where = join_first(peers, _MAX_NAMED), f" ({place})" if place else ""
+    if early:
+        return f"{early}; {task} waited for it{where}"
     if steps:
         return f"{names} had ended; {task} still trained{where}: {steps}"
     return f"did alone what all workers must do{where}: {names} had ended before"

@@ -14,6 +14,7 @@ from tfcluster.errors import join_first
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
+from tfcluster.supervision.doubts import explain_early_end
 from tfcluster.supervision.failure import (
     PREEMPTED,
     TERMINATED,
@@ -330,6 +331,8 @@ class Gang:
     def explain_lone_work(self) -> bool:
         """Explain the first failure by peers that have ended with 0, if no other cause has come.
 
+        A peer that has ended before its training was over is to blame.
+
         TensorFlow blames the end of a peer, with an error of its own, where a task trains, saves or
         evaluates after its peers have left. Return whether the failure is explained.
         """
@@ -339,11 +342,15 @@ class Gang:
         for number, failure in enumerate(self.failures):
             member = self[failure.task]
             description = describe_lone_work(member, finished, failure.place)
-            if member.standing.trains_together:
-                found = replace(failure, observed=Kind.PERMANENT, description=description)
-                self.failures[number] = found
-                self.put(replace(member, failure=found))
+            if not member.standing.trains_together:
+                continue
+            if (early := explain_early_end(member, finished)) is not None:
+                self.blame(early[0], Kind.PERMANENT, description)
                 return True
+            found = replace(failure, observed=Kind.PERMANENT, description=description)
+            self.failures[number] = found
+            self.put(replace(member, failure=found))
+            return True
         return False
 
     def finished(self) -> list[Member]:
@@ -415,7 +422,9 @@ def describe_lone_work(member: Member, finished: Sequence[Member], place: str) -
     if member.step is not None and last is not None and (member.total_steps or member.step) > last:
         total = "" if member.total_steps is None else f" of {member.total_steps:,}"
         steps = f"step {member.step:,}{total} against {last:,}"
-    return explain_missing_peers(member.name, [one.name for one in finished], place, steps)
+    early = explain_early_end(member, finished)
+    names = [one.name for one in finished]
+    return explain_missing_peers(member.name, names, place, steps, early[1] if early else "")
 
 
 _STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"

@@ -370,6 +370,13 @@ MESSAGES: tuple[KnownError, ...] = (
         r"did alone what all workers must do|had ended; \S+ still trained",
     ),
     _permanent_cause(
+        "ended-early",
+        "find out why it ended early: an exception that the script catches, `sys.exit` or"
+        " `os._exit` in a callback or a library, a condition that only this worker meets. Let it"
+        " end with another exit code",
+        r"and ended with exit code 0; \S+ waited for it",
+    ),
+    _permanent_cause(
         "hosts-differ",  # 47203, 60847
         "the tasks differ: give each the same number of GPUs of one type, the same versions and"
         " the same script",

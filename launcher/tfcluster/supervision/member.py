@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfcluster.agent import catalogue as msg
@@ -91,6 +91,8 @@ class Member:
     """True once its search is over: its further work needs no tuner."""
     verdict: str | None = None
     """The reason it reports for a failure despite exit code 0: every trial of its search failed."""
+    doubts: Mapping[str, msg.Doubt] = field(default_factory=dict)
+    """The subjects of its doubts → the doubts, which count if it ends with 0."""
     raised: Mapping[str, Any] | None = None
     """The uncaught exception that it reported before it was asked to stop."""
     exit: TaskExited | None = None
@@ -236,6 +238,11 @@ class Member:
                 return replace(self, trials_ended=self.trials_ended + 1)
             case msg.Error() if not self.is_stopping:
                 return replace(self, raised=vars(report))
+            case msg.Doubt(about=about) if not self.is_stopping:
+                return replace(self, doubts={**self.doubts, about: report})
+            case msg.DoubtOver(about=about):
+                left = {name: doubt for name, doubt in self.doubts.items() if name != about}
+                return replace(self, doubts=left)
             case msg.SearchEnded():
                 return replace(self, has_searched=True)
             case msg.Verdict(reason=reason):

@@ -18,7 +18,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
-from tfcluster.supervision.alerts import Alert, Losses, find_lone_training
+from tfcluster.supervision.alerts import Alert, Losses, find_lone_training, find_no_step
 from tfcluster.supervision.decisions import (
     Action,
     GatherCheckpoints,
@@ -262,6 +262,7 @@ class RunState:
         elif verdict in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
                 self.record(ev.Warned(message=verdicts.warn_about_forgiven(failure)))
+            self.alert(Alert.NO_STEP, find_no_step(self.gang.finished()))
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()

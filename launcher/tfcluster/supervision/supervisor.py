@@ -22,6 +22,7 @@ from tfcluster.supervision import reactions
 from tfcluster.supervision.alerts import Losses
 from tfcluster.supervision.connectivity import find_missed_heartbeats
 from tfcluster.supervision.decisions import Action, Next, Outcome, Stop
+from tfcluster.supervision.doubts import warnings_about
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.membership import count_of
 from tfcluster.supervision.reactions import react
@@ -135,7 +136,11 @@ class Supervisor(RunState):
         member = self.gang.get(event.task, event.attempt)
         if member is not None and not member.is_over:
             self.gang.note_exit(member, event, error=error, last_lines=last_lines)
-            if member.is_core and self.gang[event.task].is_ok and self.is_training:
+            ended = self.gang[event.task]
+            if ended.is_ok and event.ended_by == "itself" and not self.gang.is_announced:
+                for warning in warnings_about(ended):
+                    self.record(ev.Warned(message=warning))
+            if member.is_core and ended.is_ok and self.is_training:
                 self.silence.note_end(now)
                 reactions.end_stall(self, now)
             self.set_timer(f"frozen {event.task}", None)

@@ -124,3 +124,51 @@ def test_a_loop_that_reports_nothing_is_told_of_bad_weights_and_of_data_that_it_
     assert found["diverged"].startswith("the weights are NaN")
     assert found["sharded_twice"].startswith("the dataset is sharded twice: by the script's `shard")
     assert "moved.csv (worker:0, worker:1)" in " ".join(run.err.split())
+
+
+LEAVES = f"""{BEGIN.replace("strategy = tf.distribute.STRATEGY()", "")}
+import atexit, sys, threading
+index = int(os.environ["TFCLUSTER_TASK"][-1])
+
+class Leaves(tf.keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 2:
+            sys.exit() if index == 0 else os._exit(0) if index == 1 else [][batch]
+
+def train():
+    make_model().fit(batches, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[Leaves()])
+
+if index == 3:
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    atexit.register(lambda: open("no/such/file"))
+else:
+    try:
+        train()
+    except IndexError:
+        print("caught")
+"""
+
+
+@each_tensorflow
+def test_tasks_whose_training_failed_silently_are_named(lab: Lab, tensorflow: str) -> None:
+    lab.line.script("leaves.py", LEAVES)
+    options = ("-n", "4", "--set", "job.kind=plain", f"--python={PYTHONS[tensorflow]}")
+    run = lab.train("run", *options, "leaves.py")
+    assert run.code == 0, run.complaint()
+    said = [event["message"] for event in run.of("warned") if "although" in event["message"]]
+    index = "IndexError: list index out of range (leaves.py:21)"
+    words = {
+        0: ["the script left `fit` with sys.exit at step 2 of 8 (leaves.py:21)"],
+        1: ["`fit` had not returned (step 2 of 8)"],
+        2: [f"`fit` ended at step 2 of 8 with {index}"],
+        3: [
+            f"`fit` ended at step 2 of 8 with {index}",
+            "a function of `atexit` failed: FileNotFoundError",
+        ],
+    }
+    for number, each in words.items():
+        begin = f"worker:{number}: it ended with exit code 0, although "
+        mine = [one.removeprefix(begin) for one in said if one.startswith(begin)]
+        assert [one[: len(word)] for one, word in zip(mine, each, strict=True)] == each

@@ -14,7 +14,7 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import reporting
+from tfcluster_workers import doubts, reporting
 from tfcluster_workers.hooks import cluster_check, weights
 from tfcluster_workers.hooks.replacing import replaces
 
@@ -80,9 +80,7 @@ def watch_iterators(module: ModuleType) -> None:
     @replaces(vars(module)["OwnedIterator"], "__next__")
     def advance(stock: Any, self: Any) -> Any:
         global _latest
-        element = stock(self)
-        reporting.alive()
-        weights.check_if_due()
+        element = _next_of(stock, self)
         if not _is_over:
             try:
                 tensors = _comparable(element)
@@ -101,10 +99,7 @@ def watch_distributed(module: ModuleType) -> None:
 
     @replaces(vars(module)["DistributedIteratorBase"], "__next__")
     def advance(stock: Any, self: Any) -> Any:
-        element = stock(self)
-        reporting.alive()
-        weights.check_if_due()
-        return element
+        return _next_of(stock, self)
 
     _look_into(vars(module)["DistributedDatasetsFromFunction"], lambda dataset: True)
     _look_into(vars(module)["DistributedDataset"], _is_unsharded)
@@ -117,6 +112,20 @@ def watch_distributed(module: ModuleType) -> None:
             except Exception as error:
                 _give_up(error)
         return stock(datasets, *args, **kwargs)
+
+
+def _next_of(stock: Any, iterator: Any) -> Any:
+    """Return the next element, and note that there is one, or that there never was one."""
+    try:
+        element = stock(iterator)
+    except StopIteration:
+        doubts.note_no_data()
+        raise
+    reporting.alive()
+    reporting.note_work()
+    doubts.note_data()
+    weights.check_if_due()
+    return element
 
 
 def _look_into(distributed: Any, must_look: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import chaos, context, reporting
+from tfcluster_workers import chaos, context, doubts, reporting
 from tfcluster_workers.hooks import devices, save_hooks, training_facts
 from tfcluster_workers.hooks.replacing import replaces
 
@@ -103,11 +103,12 @@ def _report_alive_at(callback_list: Any, name: str) -> None:
     @replaces(callback_list, name)
     def with_sign_of_life(stock: Any, *args: Any, **kwargs: Any) -> Any:
         reporting.alive()
+        doubts.note_data()
         return stock(*args, **kwargs)
 
 
 def watch_fit(module: ModuleType) -> None:
-    """Patch `fit` to note the batch size, which callbacks do not get, and training alone.
+    """Patch `fit` to note the batch size, which callbacks do not get, training alone, and its end.
 
     `fit` and `evaluate` begin with the check for the GPUs that the plan gives.
     """
@@ -121,10 +122,16 @@ def watch_fit(module: ModuleType) -> None:
         training_facts.note_fit(self)
         before = getattr(_fitting, "batch_size", None)
         _fitting.batch_size = _global_batch(signature, self, args, kwargs)
+        doubts.fit_begins()
         try:
-            return stock(self, *args, **kwargs)
+            result = stock(self, *args, **kwargs)
+        except BaseException as error:
+            doubts.fit_ends(error)
+            raise
         finally:
             _fitting.batch_size = before
+        doubts.fit_ends(None)
+        return result
 
     @replaces(owner, "evaluate")
     def evaluate(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -213,6 +220,7 @@ class FitReporter:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._is_first:
             self._is_first = False
+            doubts.note_data()
             reporting.ready()
             _report_gradients(self._model)
         # With steps_per_execution the batch number jumps; it is the last one done.
@@ -238,6 +246,8 @@ class FitReporter:
 
     def on_train_end(self, logs: Any = None) -> None:
         reporting.finished()
+        if self._epoch and self._is_first and doubts.is_in_fit():  # else a script's own loop
+            doubts.note_no_data()
 
     def _divisor(self) -> int:
         """Return the number to divide a batch's logs by.

@@ -14,7 +14,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from tfcluster_workers import context, reporting
+from tfcluster_workers import context, doubts, reporting
 from tfcluster_workers.hooks import cluster_check, first_batches
 from tfcluster_workers.hooks.replacing import replaces
 
@@ -30,12 +30,15 @@ def note_gradient() -> None:
     At the first one all restores are over. Cheap enough to call for each.
     """
     global _has_begun
+    reporting.note_work()
     if _has_begun:
         return
     _has_begun = True
+    doubts.watch()
     if not context.is_evaluator():
         reporting.restored(_restored)
         reporting.trains(_way)
+        reporting.doubt_over("data")  # it may read its data inside of a tf.function
         first_batches.choose()
 
 

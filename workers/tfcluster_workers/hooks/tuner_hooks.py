@@ -32,6 +32,7 @@ def watch_search(module: ModuleType) -> None:
     @replaces(vars(module)["BaseTuner"], "search")
     def search(stock: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         results = stock(self, *args, **kwargs)
+        reporting.doubt_over("fit")  # the search goes on after a trial that failed
         reason = failure(self.oracle)
         if reason is not None:
             reporting.failed_search(reason)

@@ -1,6 +1,7 @@
 """The last step of a process that trains, which it notes in memory that it shares with its agent.
 
-It cannot report its last steps itself if it is killed, or crashes.
+It cannot report its last steps itself if it is killed, crashes or calls `os._exit`; nor that it has
+not left `fit`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import struct
 
 _STEP = struct.Struct("<q")
+_FITS_AT = _STEP.size
 
 
 class LastStep:
@@ -31,13 +33,20 @@ class LastStep:
 
     def unreported(self) -> int | None:
         """Return the step that the process has reached, if it has not reported it."""
-        if self._page < 0:
-            return None
-        with contextlib.suppress(OSError):
-            noted = os.pread(self._page, _STEP.size, 0)
-            if len(noted) == _STEP.size and 0 <= (step := _STEP.unpack(noted)[0]) != self._reported:
-                return int(step)
-        return None
+        step = self._read(0)
+        return step if step >= 0 and step != self._reported else None
+
+    def is_in_fit(self) -> bool:
+        """Return whether a call of `fit` has not returned."""
+        return self._read(_FITS_AT) > 0
+
+    def _read(self, offset: int) -> int:
+        if self._page >= 0:
+            with contextlib.suppress(OSError):
+                noted = os.pread(self._page, _STEP.size, offset)
+                if len(noted) == _STEP.size:
+                    return int(_STEP.unpack(noted)[0])
+        return -1
 
     def close(self) -> None:
         if self._page >= 0:

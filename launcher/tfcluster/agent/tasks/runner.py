@@ -288,6 +288,11 @@ class TaskRunner:
         if (step := last_step.unreported()) is not None:
             self._report_task_event(task, {"type": "progress", "step": step})
 
+    def _report_unfinished_fit(self, task: Task, last_step: LastStep) -> None:
+        """Report that a process which has ended was inside of `fit`: `os._exit`, or a signal."""
+        if last_step.is_in_fit():
+            self._report_task_event(task, {"type": "doubt", "about": "fit"})
+
     # -- children that train in a task's place
 
     def _on_hello(self, peer: socket.socket, pid: int, raw: bytes) -> None:
@@ -324,6 +329,7 @@ class TaskRunner:
 
     def _read_child(self, task: Task, child: Child) -> None:
         if not self._read_reports(task, child.socket, child.last_step, self._on_child_event):
+            self._report_unfinished_fit(task, child.last_step)
             self._drop_child(task)
 
     def _drop_child(self, task: Task) -> None:
@@ -376,9 +382,7 @@ class TaskRunner:
         if error is not None and status != 0:
             self._report_task_event(task, error)
         elif error is not None and task.has_child_failed:
-            what = f"{error.get('exception')}: {error.get('message')}".splitlines()[0][:500]
-            note = "it ended with exit code 0, although the training in its child process failed"
-            self._report_task_event(task, {"type": "note", "message": f"{note}: {what}"})
+            self._report_task_event(task, {**error, "type": "doubt", "about": "child"})
 
     def _leave_child(self, task: Task) -> None:
         """Note that a task has ended before the child that trains."""
@@ -429,6 +433,7 @@ class TaskRunner:
         self._read_children(task)
         self._report_child_error(task)
         self._report_last_step(task, task.last_step)
+        self._report_unfinished_fit(task, task.last_step)
         task.drain_until = time.monotonic() + DRAIN_S  # for a child of the task that still writes
         if task.child is not None and task.kill_at is not None:
             task.drain_until = max(task.drain_until, task.kill_at)  # it may still save its state

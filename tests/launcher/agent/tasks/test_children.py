@@ -212,8 +212,30 @@ def test_a_task_that_succeeds_although_its_training_failed_says_so(
     one = job(main=main, train=FAILS.replace("{train}", TRAINED), keras="")
     assert one.run()["exit_code"] == 0
     assert one.events("error") == []
-    (note,) = one.events("note")
-    assert "although the training in its child process failed: ValueError: bad data" in str(note)
+    (doubt,) = one.events("doubt")
+    assert (doubt["about"], doubt["exception"]) == ("child", "ValueError")
+    assert doubt["message"] == "bad data"
+
+
+IN_FIT = """
+from tfcluster_workers import doubts
+doubts.fit_begins()
+train("it", 3)
+{then}
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("who", ["task", "child"])
+@pytest.mark.parametrize(("then", "is_doubtful"), [("", True), ("doubts.fit_ends(None)", False)])
+def test_a_process_that_ends_inside_of_fit_is_known(
+    job: Callable[..., Job], who: str, then: str, is_doubtful: bool
+) -> None:
+    script = TRAINS + IN_FIT.format(then=then)
+    one = job(main=script) if who == "task" else job(main=CALLS, train=script)
+    assert one.run()["exit_code"] == 0
+    assert one.steps() == [("it", 3)]
+    assert one.events("doubt") == [{"type": "doubt", "about": "fit"}] * is_doubtful
 
 
 def test_a_helper_whose_failure_the_script_handles_is_no_concern(job: Callable[..., Job]) -> None:

@@ -1,0 +1,100 @@
+"""Doubts: what a task, or its agent, has seen that makes its exit code 0 doubtful (pure).
+
+A `Doubt` is about one of:
+
+==========  ====================================================================================
+``fit``     `fit` ended with an exception that the script caught, or with `sys.exit`; without an
+            exception: the process ended inside of it (`os._exit`)
+``child``   the child process that trained failed
+``thread``  a thread that took part in the training ended with an exception
+``exit``    a function of `atexit` failed
+``data``    a dataset, or a training, had no element (`alerts.find_no_step`)
+==========  ====================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+from tfcluster.agent import catalogue as msg
+from tfcluster.supervision.failure import describe_exception
+from tfcluster.supervision.log_errors import exception_from_report
+from tfcluster.supervision.member import Member
+
+
+def warnings_about(member: Member) -> Iterator[str]:
+    """Yield a warning for each doubt about a task that has ended with 0."""
+    doubts = member.doubts
+    if "fit" in doubts and "child" not in doubts:
+        yield _warning(member, _describe_fit(member, doubts["fit"]))
+    for about, what in _OTHERS.items():
+        if about in doubts:
+            yield _warning(member, what.format(_describe(doubts[about])))
+
+
+_OTHERS = {
+    "child": "the training in its child process failed: {}",
+    "thread": "a thread that trained ended with {}",
+    "exit": "a function of `atexit` failed: {}",
+}
+
+
+def _warning(member: Member, what: str) -> str:
+    return f"{member.name}: it ended with exit code 0, although {what}"
+
+
+def _describe_fit(member: Member, doubt: msg.Doubt) -> str:
+    at = _steps_of(member)
+    match doubt.exception:
+        case None:
+            return f"`fit` had not returned{at and f' ({at})'}"
+        case "SystemExit":
+            return f"the script left `fit` with sys.exit{at and f' at {at}'}{_place_of(doubt)}"
+    return f"`fit` ended{at and f' at {at}'} with {_describe(doubt)}"
+
+
+def _describe(doubt: msg.Doubt) -> str:
+    raised = exception_from_report(vars(doubt))
+    first_line = raised.message.partition("\n")[0].rstrip(": ")
+    return describe_exception(replace(raised, message=first_line))
+
+
+def _place_of(doubt: msg.Doubt) -> str:
+    return "" if doubt.file is None else f" ({PurePath(doubt.file).name}:{doubt.line})"
+
+
+def _steps_of(member: Member) -> str:
+    """Return ``step 80 of 800``, or an empty string before the first step."""
+    if member.step is None:
+        return ""
+    return f"step {member.step:,}" + (f" of {member.total_steps:,}" if member.total_steps else "")
+
+
+def explain_early_end(member: Member, finished: Sequence[Member]) -> tuple[Member, str] | None:
+    """Return the first task that ended with 0 before its training was over, and the reason.
+
+    `member` has failed because it waited for one of the `finished`; None if none ended early.
+    """
+    for one in finished:
+        if reason := _left_early(one, member):
+            return one, f"{one.name} {reason} and ended with exit code 0"
+    return None
+
+
+def _left_early(one: Member, waiting: Member) -> str:
+    """Return how a task that has ended left the training; an empty string if it did its part."""
+    if (doubt := one.doubts.get("fit")) is not None:
+        at = _steps_of(one)
+        why = {None: "", "SystemExit": " with sys.exit"}.get(doubt.exception)
+        why = f" with {_describe(doubt)}" if why is None else why
+        return f"had left `fit`{at and f' at {at}'}{why}"
+    still_trained = "fit" in waiting.doubts or (waiting.step or 0) > (one.step or 0)
+    if not (still_trained and one.is_hooked):
+        return ""
+    if one.step is None and one.way is None:
+        return "had not trained"
+    if one.step is not None and one.step < (one.total_steps or 0):
+        return f"had stopped training at {_steps_of(one)}"
+    return ""
