@@ -43,8 +43,9 @@ REPORTS_NOTHING: Final = (
 )
 ALONE_S: Final = 10.0
 """The time in which tasks that compute gradients may still meet: JAX and Horovod do it later."""
-EXIT_S: Final = 60.0
-"""The silence that the exit of tasks may cause: tf.data's threads end, atexit handlers run."""
+ENDING_S: Final = 60.0
+"""The silence allowed once tasks end: tf.data's threads and atexit handlers, while a chief that is
+left evaluates and exports."""
 TRAINS_IN_CHILD: Final = (
     "no task has reported a step yet. {task} seems to train in a child process that started without"
     " tfcluster's hooks: `{command}`. Start that script directly: `tfcluster run SCRIPT`, or"
@@ -344,8 +345,10 @@ def _judge_silence(state: RunState, positions: Mapping[str, Position], now: floa
     if any(at.activity is Activity.TRACES for at in positions.values()):
         state.silence.allow_until(now + state.silence.limit_s)
         return
-    if since + EXIT_S > now and any(at.activity is Activity.EXITS for at in positions.values()):
-        state.silence.allow_until(since + EXIT_S)
+    has_ended = any(member.is_over for member in state.gang.core())
+    is_ending = has_ended or any(at.activity is Activity.EXITS for at in positions.values())
+    if is_ending and since + ENDING_S > now:
+        state.silence.allow_until(since + ENDING_S)
         return
     stall = state.silence.stall = explain(state, positions)
     state.silence.stalled_since = since

@@ -10,7 +10,7 @@ from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.reactions import EXIT_S
+from tfcluster.supervision.reactions import ENDING_S
 from tfcluster.supervision.run_state import STACKS_WAIT_S
 from tfcluster.supervision.silence import STALLED_S
 
@@ -120,10 +120,17 @@ def test_a_task_that_has_left_its_script_may_take_a_while_to_exit() -> None:
         "/lib/python3.11/threading.py:1139", "/tfcluster_workers/hooks/iterator_ends.py:8"
     )
     replay.stacks = {"worker:0": waits, "worker:1": waits}
-    replay.after(EXIT_S - 1)
+    replay.after(ENDING_S - 1)
     assert stalls_of(replay) == 0
     what = replay.after(2).last(ev.Stalled).what
     assert what == "worker:0, worker:1 have left their scripts and exit"
+
+
+def test_a_chief_that_is_left_alone_may_evaluate_and_export_in_silence() -> None:
+    replay = training().exits("worker:1").after(ENDING_S - 1)
+    assert stalls_of(replay) == 0
+    what = replay.after(2).last(ev.Stalled).what
+    assert what == "worker:1 has ended; worker:0 waits in an all-reduce"
 
 
 def test_a_step_that_comes_before_the_stacks_prevents_the_stall() -> None:
@@ -147,13 +154,6 @@ def test_a_stopped_task_is_named_with_its_signal() -> None:
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(STALLED_S - 5)
     assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
-
-
-def test_the_end_of_a_task_gives_the_others_time() -> None:
-    replay = training().after(9).exits("worker:1", 0).after(9)
-    assert stalls_of(replay) == 0
-    replay.after(2)
-    assert replay.last(ev.Stalled).what == "worker:1 has ended; worker:0 waits in an all-reduce"
 
 
 def test_a_stall_ends_in_a_restart_where_the_spec_has_a_deadline() -> None:
