@@ -138,14 +138,6 @@ def training_begins() -> None:
     alive()
 
 
-def wrote(files: list[dict[str, str]]) -> bool:
-    """Report files that this task has opened for writing; return False if there was no room.
-
-    `path` is for the user; two tasks that write the same file give the same `file`.
-    """
-    return event_channel.current().offer({"type": "wrote", "files": files})
-
-
 def alive() -> None:
     """Report work that is not a training step, such as a batch of an evaluation.
 

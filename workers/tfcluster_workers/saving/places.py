@@ -7,11 +7,14 @@ it is a mount that they share.
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
-import platform
 import re
-from dataclasses import dataclass
+from collections import namedtuple
+
+try:
+    from _blake2 import blake2b  # `hashlib` loads OpenSSL, which takes 7 ms in each task
+except ImportError:
+    from hashlib import blake2b
 
 _NETWORK = frozenset((
     *("nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "beegfs", "ceph", "afs", "wekafs"),
@@ -25,16 +28,9 @@ _MOUNTS = "/proc/self/mountinfo"
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
-@dataclass(frozen=True)
-class Mount:
-    """One line of /proc/self/mountinfo (proc(5))."""
-
-    point: str
-    root: str
-    """The folder of its file system that is mounted at `point`."""
-    device: str
-    kind: str
-    source: str
+Mount = namedtuple("Mount", ("point", "root", "device", "kind", "source"))  # typing is not loaded
+"""One line of /proc/self/mountinfo (proc(5)): the folder `root` of its file system is mounted at
+`point`."""
 
 
 def identity(path: str) -> str:
@@ -53,7 +49,7 @@ def identity(path: str) -> str:
 
 def digest(path: str) -> str:
     """Return a short form of `identity`."""
-    return hashlib.blake2b(os.fsencode(identity(path)), digest_size=12).hexdigest()
+    return blake2b(os.fsencode(identity(path)), digest_size=12).hexdigest()
 
 
 def is_url(path: str) -> bool:
@@ -112,4 +108,4 @@ def _machine() -> str:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
     except OSError:
-        return platform.node()
+        return os.uname().nodename
