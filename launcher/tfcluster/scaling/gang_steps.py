@@ -302,8 +302,8 @@ class Steps:
             self.ends += zip(event["steps"], event["times"], strict=True)
             self.used.append((event["times"][-1], event["cpu_s"]))
             self.gradient_bytes = event.get("gradient_bytes", self.gradient_bytes)
-        elif event["type"] == "progress" and event.get("examples_per_second"):
-            batch = event["examples_per_second"] / event["steps_per_second"]
+        elif event["type"] == "progress" and event.get("mean_examples_per_second"):
+            batch = event["mean_examples_per_second"] / event["mean_steps_per_second"]
             self.global_batch = float(round(batch)) if batch >= 1 else batch
 
     def since(self, changed_at: float) -> Block:

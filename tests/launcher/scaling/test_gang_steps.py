@@ -68,6 +68,6 @@ def test_the_volume_and_the_batch_are_read() -> None:
     steps = Steps("worker:0")
     steps.note({**reported([1], [1.0]), "gradient_bytes": 400})
     steps.note(reported([2], [2.0]))
-    speed = {"examples_per_second": 959.8, "steps_per_second": 10.0}
+    speed = {"mean_examples_per_second": 959.8, "mean_steps_per_second": 10.0}
     steps.note({"type": "progress", "task": "worker:0", "step": 3, **speed})
     assert (steps.gradient_bytes, steps.global_batch) == (400, 96.0)
