@@ -260,7 +260,7 @@ def test_the_chief_announces_the_end_of_a_save_that_failed(gang: Gang) -> None:
 
 MOUNTS = """\
 22 1 254:0 / / rw,relatime - ext4 /dev/root rw
-23 22 254:0 /var/lib/kubelet/pods/{pod}/volumes/work /work rw - ext4 /dev/root rw
+23 22 254:0 /var/lib/kubelet/pods/{pod}/volumes/data /data rw - ext4 /dev/root rw
 24 22 0:44 / /mnt/my\\040data rw,relatime shared:5 - nfs4 server:/export rw
 25 22 0:{overlay} / /opt rw - overlay overlay rw,lowerdir=/x
 """
@@ -301,11 +301,11 @@ def test_a_path_on_a_local_disk_is_another_file_on_another_machine(
 def test_a_path_in_two_containers_of_a_machine_is_the_same_file_if_they_share_the_mount(
     identity_on: Callable[..., str],
 ) -> None:
-    assert identity_on("/work/m", "a", pod="pod-1") == identity_on("/work/m", "a", pod="pod-1")
-    assert identity_on("/work/m", "a", pod="pod-1") != identity_on("/work/m", "a", pod="pod-2")
+    assert identity_on("/data/m", "a", pod="pod-1") == identity_on("/data/m", "a", pod="pod-1")
+    assert identity_on("/data/m", "a", pod="pod-1") != identity_on("/data/m", "a", pod="pod-2")
     assert identity_on("/opt/m", "a", overlay=50) != identity_on("/opt/m", "a", overlay=51)
-    inside = "/var/lib/kubelet/pods/pod-1/volumes/work/m"
-    assert identity_on("/work/m", "a") == identity_on(inside, "a"), "two mounts of one folder"
+    inside = "/var/lib/kubelet/pods/pod-1/volumes/data/m"
+    assert identity_on("/data/m", "a") == identity_on(inside, "a"), "two mounts of one folder"
 
 
 # -- TensorFlow's functions -----------------------------------------------------------------------

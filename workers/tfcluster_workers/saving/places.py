@@ -1,6 +1,6 @@
 """Decides whether two tasks mean the same file, on one machine, in containers, on shared storage.
 
-A path alone does not say that: each container and each host has its own `/work/model.keras`, unless
+A path alone does not say that: each container and each host has its own `/data/model.keras`, unless
 it is a mount that they share.
 """
 
