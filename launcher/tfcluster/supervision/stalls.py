@@ -16,6 +16,7 @@ from pathlib import PurePath
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent.tasks.stacks import MOST_FRAMES, OUTERMOST
 from tfcluster.errors import join_first
 from tfcluster.supervision.log_errors import is_foreign
 
@@ -45,10 +46,6 @@ _NEXT: Final = re.compile(
 """Functions of TensorFlow that wait for the next batch outside of a `tf.function`."""
 _CALLS_PYTHON: Final = re.compile(r"/tensorflow/python/ops/script_ops\.py$")
 """The file of TensorFlow that calls Python from an input pipeline: generators, `py_function`."""
-_MAIN: Final = frozenset({"<module>", "_run_module_as_main"})
-"""The outermost functions of a main thread; it has others while the interpreter finalizes."""
-_MOST_FRAMES: Final = 60
-"""The frames of a thread that the agent reports (`agent.tasks.stacks`), innermost first."""
 _SERVES: Final = re.compile(r"/tensorflow/python/training/server_lib\.py$")
 
 
@@ -138,10 +135,13 @@ def position_of(threads: Sequence[msg.Thread], *, silence: str = "") -> Position
 
 
 def _is_exiting(frames: Sequence[msg.Frame]) -> bool:
-    """Return whether a main thread waits for other threads, or runs handlers of `atexit`."""
+    """Return whether a main thread waits for other threads, or runs handlers of `atexit`.
+
+    Its outermost function is another one while the interpreter finalizes.
+    """
     outermost = frames[-1]
-    is_cut = len(frames) >= _MOST_FRAMES
-    return not is_cut and outermost.function not in _MAIN and is_foreign(outermost.file)
+    is_cut = len(frames) >= MOST_FRAMES
+    return not is_cut and outermost.function not in OUTERMOST and is_foreign(outermost.file)
 
 
 def _place(file: str, line: int, code: str) -> str:

@@ -18,18 +18,18 @@ SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
 """Not SIGUSR1, if possible: scripts for Slurm take that one as the warning to save and exit."""
 PATIENCE_S = 4.0
 """The time for an answer: a busy machine takes a while to schedule the process."""
-QUIET_S = 0.1
+LOOK_EVERY_S = 0.1
 """The time between two looks at whether an answer is complete."""
 _MOST_BYTES = 1 << 20
 _MOST_THREADS = 32
-_MOST_FRAMES = 60
+MOST_FRAMES = 60
 """The frames of one thread, innermost first; faulthandler itself writes at most 100."""
 _CODE_CHARACTERS = 200
 _SOURCE_BYTES = 4 << 20
 """The size of a source file from which a line is shown."""
 _HEAD = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+.* \(most recent call first\):")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
-_LAST_FRAMES = ("<module>", "_run_module_as_main")
+OUTERMOST = ("<module>", "_run_module_as_main")
 """The outermost functions of a main thread, whose stack faulthandler writes last."""
 _INSTALLED = re.compile(
     r"/(?:site|dist)-packages/|/lib/python3(?:\.\d+)?/|/tfcluster_workers/(?!jobs/)"
@@ -43,12 +43,12 @@ class Question:
         """Note where the answer will begin; the caller sends the signal afterwards."""
         self._log, self._begin = log, log.size
         self._until = now + PATIENCE_S
-        self.check_at = now + QUIET_S
+        self.check_at = now + LOOK_EVERY_S
         """The time of the next call of `is_answered`."""
 
     def is_answered(self, now: float) -> bool:
         """Return whether the answer is complete, or will not come any more."""
-        self.check_at = now + QUIET_S
+        self.check_at = now + LOOK_EVERY_S
         return now >= self._until or self._is_whole()
 
     def _is_whole(self) -> bool:
@@ -57,7 +57,7 @@ class Question:
             return False
         lines = self._log.read(self._begin, _MOST_BYTES).decode(errors="replace").splitlines()
         frames = [found[3] for line in lines if (found := _FRAME.fullmatch(line))]
-        return bool(frames) and frames[-1] in _LAST_FRAMES
+        return bool(frames) and frames[-1] in OUTERMOST
 
     def threads(self) -> list[msg.Thread]:
         """Return the stacks that the log has now, the main thread first; none without an answer."""
@@ -72,7 +72,7 @@ def parse(text: str) -> list[msg.Thread]:
         # A progress bar without a newline may stand before the first thread.
         if _HEAD.search(line):
             threads.append([])
-        elif threads and (match := _FRAME.fullmatch(line)) and len(threads[-1]) < _MOST_FRAMES:
+        elif threads and (match := _FRAME.fullmatch(line)) and len(threads[-1]) < MOST_FRAMES:
             threads[-1].append(msg.Frame(file=match[1], line=int(match[2]), function=match[3]))
     # The threads are written from the newest to the oldest, which is the main one.
     found = [msg.Thread(frames=_with_code(frames)) for frames in reversed(threads) if frames]
