@@ -59,7 +59,8 @@ def _summary(report: PreflightReport) -> str:
 
 def _format_finding(finding: Finding) -> str:
     kind = "" if finding.is_fatal else "note: "
-    return f"{kind}{finding.node}: {finding.what}\n  → {finding.fix}"
+    fix = f"\n  → {finding.fix}" if finding.fix else ""
+    return f"{kind}{finding.node}: {finding.what}{fix}"
 
 
 def _format_all_reduces(measured: Sequence[AllReduce]) -> list[str]:
@@ -128,14 +129,17 @@ def _bytes(count: int | None) -> str:
     return "" if count is None else f"{format_bytes(count)} free"
 
 
+def _no_value(answer: ProbeAnswer) -> str:
+    return ""
+
+
 def _version(package: str) -> Callable[[ProbeAnswer], str]:
     return lambda answer: answer.packages.get(package, "")
 
 
 _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
-    **dict.fromkeys(("scheduler", "partition", "limits", "nodes", "run folder"), lambda answer: ""),
-    **dict.fromkeys(("reach", "all-reduce"), lambda answer: ""),
-    "spec": lambda answer: "",
+    **dict.fromkeys(("scheduler", "partition", "limits", "nodes", "run folder"), _no_value),
+    **dict.fromkeys(("reach", "all-reduce", "spec"), _no_value),
     "Python": lambda answer: answer.python,
     "Python path": lambda answer: answer.executable,
     **{row: _version(package) for row, package in VERSIONS.items()},
@@ -144,13 +148,13 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     "cores": lambda answer: str(answer.cores or ""),
     "ports": lambda answer: ", ".join(map(str, answer.ports)),
     "port range": lambda answer: " to ".join(map(str, answer.port_range)),
-    "names": lambda answer: "",
+    "names": _no_value,
     "peers": _peers,
     "proxies": _proxies,
     "clock": _clock,
     "disk": lambda answer: _bytes(answer.free_bytes),
     "/dev/shm": lambda answer: _bytes(answer.shm_bytes),
-    "folders": lambda answer: "",
+    "folders": _no_value,
     "script": lambda answer: (answer.script_sha256 or "")[:12],
 }
 
@@ -158,9 +162,13 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
 def _rows(
     report: PreflightReport, nodes: Sequence[str]
 ) -> Iterator[tuple[str, list[tuple[str, list[Finding]]]]]:
-    """Yield each check with the values and findings of `nodes`, if there are any."""
+    """Yield each check with the values and findings of `nodes`, if there are any.
+
+    A backend's own checks of a job, such as ``permissions`` and ``quota``, come first.
+    """
     answers = {answer.node: answer for answer in report.answers}
-    for check, show in _ROWS.items():
+    own = [finding.check for finding in report.findings if finding.check not in _ROWS]
+    for check, show in {**dict.fromkeys(own, _no_value), **_ROWS}.items():
         cells = [
             (
                 show(answers[node]) if node in answers else "",
@@ -212,6 +220,7 @@ def _screen_cell(value: str, found: Sequence[Finding]) -> Text:
     text = Text(sanitize_text(value) if not found else "")
     for finding in found:
         tone = "red" if finding.is_fatal else "yellow"
-        text.append(sanitize_text(f"{finding.what}\n→ {finding.fix}\n"), style=tone)
+        fix = f"→ {finding.fix}\n" if finding.fix else ""
+        text.append(sanitize_text(f"{finding.what}\n{fix}"), style=tone)
     text.rstrip()
     return text

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.documentation import unprinted
 
+from tfcluster.backends.jobs import Obstacle, Outlook
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.ui.preflight_table import format_report
@@ -126,3 +127,21 @@ def test_findings_of_this_machine_are_listed_below_if_it_is_not_a_node() -> None
 def test_a_report_without_findings_says_that_all_checks_passed() -> None:
     shown = format_report(PreflightReport(REPORT.nodes, (A, A), ()), width=None, colours=False)
     assert shown.endswith("All checks passed")
+
+
+@pytest.mark.parametrize("width", [None, 80])
+def test_a_schedulers_own_checks_are_shown_and_a_fix_only_where_there_is_one(
+    width: int | None,
+) -> None:
+    obstacles = (
+        Obstacle("permissions", "this user may not create pods", "a Role gives them"),
+        Obstacle("nodes", "the nodes hold 0 of 2 tasks", "", is_fatal=False),
+    )
+    report = PreflightReport.of_job("kubernetes", Outlook(obstacles))
+    shown = format_report(report, width=width, colours=False)
+    assert "permissions" in shown
+    assert "may not create pods" in shown
+    assert "hold 0 of 2 tasks" in shown
+    assert [line.split() for line in shown.split("\n") if "→" in line] == [
+        ["→", "a", "Role", "gives", "them"]
+    ]
