@@ -263,8 +263,8 @@ class Coordinator(Section):
         "trainer",
     )
     resources: PodResources = documented(
-        PodResources.model_construct(),
-        "Requests and limits.",
+        PodResources.model_construct(requests={"cpu": "100m", "memory": "256Mi"}, limits={}),
+        "Requests and limits. A coordinator of many tasks needs more memory.",
         {"requests": {"cpu": "250m", "memory": "512Mi"}},
     )
     node_selector: dict[Key, LabelValue] = documented(

@@ -163,10 +163,11 @@ DEADLINE = {"spec": {"activeDeadlineSeconds": 60}}
         ("NotTerminating", {}, 3),
         ("Terminating", {"pod_template": DEADLINE}, 3),
         ("NotTerminating", {"pod_template": DEADLINE}, 0),
-        ("BestEffort", {}, 3),
-        ("BestEffort", {"resources": ONE_GIB}, 1),
-        ("NotBestEffort", {"resources": ONE_GIB}, 2),
-        ("NotBestEffort", {"resources": {"limits": {"nvidia.com/gpu": 1}}}, 0),
+        ("BestEffort", {}, 2),
+        ("BestEffort", {"coordinator": {"resources": {}}}, 3),
+        ("BestEffort", {"resources": ONE_GIB}, 0),
+        ("NotBestEffort", {"resources": ONE_GIB}, 3),
+        ("NotBestEffort", {"resources": {"limits": {"nvidia.com/gpu": 1}}}, 1),
         ("PriorityClass", {}, 0),
         ("PriorityClass", {"priority_class": "low"}, 3),
         ("CrossNamespacePodAffinity", {}, 0),
@@ -208,7 +209,7 @@ def test_a_quota_of_priority_classes_counts_what_its_operator_says(
     ("spec", "missing"),
     [
         ({"scopes": ["Terminating"]}, []),
-        ({"scopes": ["NotTerminating"]}, ["limits cpu", "requests cpu"]),
+        ({"scopes": ["NotTerminating"]}, ["limits cpu"]),
         ({"scopes": ["NotBestEffort"]}, ["limits cpu"]),
         (
             {"scopeSelector": {"matchExpressions": [
