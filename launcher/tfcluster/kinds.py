@@ -11,6 +11,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 from tfcluster.errors import SetupError
@@ -83,6 +84,10 @@ class Kind:
     """The module that finds and removes what lost runs left behind (`backends.past_runs`)."""
     exposure: str | None = None
     """A sentence about who can reach TensorFlow's ports; None: all who reach the task's machine."""
+    data_fix: str = "for data that each host has, set runtime.hosts.H.data_dir"
+    """The advice for data that is too large for the copy of the code."""
+    hints: Mapping[str, str] = MappingProxyType({})
+    """Anchor of ``docs/failures.md`` → the hint for a task on such a node, where it differs."""
     why_no_addresses: str = "it makes the nodes itself"
     """The reason why a backend that makes nodes refuses the addresses of other machines."""
 

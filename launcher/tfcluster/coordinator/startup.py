@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
@@ -124,12 +123,7 @@ class Startup:
         remote = [node for node in nodes if not self.hub.site(node.name).shares_code]
         if not remote:
             return ()
-        snapshot = await asyncio.to_thread(
-            code_sync.snapshot,
-            Path(self.plan.workdir),
-            self.plan.include,
-            withheld=self.plan.withheld,
-        )
+        snapshot = await asyncio.to_thread(code_sync.snapshot_of, self.plan)
         await asyncio.gather(
             *(self._send_code(n.name, snapshot.files, unless_there=again) for n in remote)
         )

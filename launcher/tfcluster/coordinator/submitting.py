@@ -9,7 +9,6 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.backends import job_watch, jobs, past_runs
@@ -24,7 +23,6 @@ from tfcluster.coordinator.starter import (
 )
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError
 from tfcluster.nodes import code_sync
-from tfcluster.plans.plan import Plan
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Hint, JobSubmitted, RunQueued, Warned
 from tfcluster.rundir.paths import RunPaths
@@ -100,13 +98,8 @@ def _fill_folder(launch: Launch, runtime: Runtime, paths: RunPaths) -> jobs.Subm
 
         seed(launch.resume, paths.checkpoints)
     submission = jobs.submission_of(launch.plan, runtime, paths.root)
-    code = functools.cache(functools.partial(_snapshot, launch.plan))
+    code = functools.cache(functools.partial(code_sync.snapshot_of, launch.plan))
     return replace(submission, code=lambda: code().files, left_out=lambda: tuple(code().warnings()))
-
-
-def _snapshot(plan: Plan) -> code_sync.Snapshot:
-    """Return the files of the workdir that the run needs. Raises SetupError."""
-    return code_sync.snapshot(Path(plan.workdir), plan.include, withheld=plan.withheld)
 
 
 def record_job(paths: RunPaths, submitted: JobSubmitted) -> None:

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tfcluster import kinds
 from tfcluster.errors import SetupError, join_first
 from tfcluster.nodes import git_listing
 from tfcluster.nodes.git_listing import is_credential
+from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import home
 from tfcluster.wire.file_trees import Sent
 
@@ -39,9 +41,17 @@ class Snapshot:
     files: tuple[Sent, ...]
     credentials: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    """Links to folders outside of the workdir."""
 
     def warnings(self) -> Iterator[str]:
         """Yield sentences about what is not sent."""
+        if self.outside:
+            named = join_first(self.outside, _MAX_NAMED)
+            yield (
+                f"not sent to other machines because they are links to folders outside of the"
+                f" workdir: {named}; if the job needs one, name it in job.include"
+            )
         if self.credentials:
             named = join_first(self.credentials, _MAX_NAMED)
             yield (
@@ -56,19 +66,34 @@ class Snapshot:
             )
 
 
+def snapshot_of(plan: Plan) -> Snapshot:
+    """Return the files of the workdir that a run of `plan` needs. Raises SetupError."""
+    data_fix = kinds.get(plan.nodes[0].backend).data_fix
+    workdir, withheld = Path(plan.workdir), plan.withheld
+    return snapshot(workdir, plan.include, withheld=withheld, data_fix=data_fix)
+
+
 def snapshot(
-    workdir: Path, include: Sequence[str] = (), *, withheld: Sequence[str] = ()
+    workdir: Path,
+    include: Sequence[str] = (),
+    *,
+    withheld: Sequence[str] = (),
+    data_fix: str = kinds.Kind.data_fix,
 ) -> Snapshot:
     """Return the files of `workdir` to send: those that git tracks or does not ignore.
 
     Runs are no code: TFCLUSTER_HOME is not sent where it is in the workdir.
 
     `include`: globs of files to send even if git ignores them or they look like credentials;
-    `withheld`: paths that are not sent unless `include` names them. Files that git tracks are sent
-    whatever their names: committing them was the user's decision.
+    `withheld`: paths that are not sent unless `include` names them; `data_fix`: what to do with
+    data (`kinds.Kind`). Files that git tracks are sent whatever their names: committing them was
+    the user's decision.
 
-    Raises SetupError above 200 MB or 50,000 files, for a glob that matches nothing, and if
-    git fails or `workdir` itself cannot be read.
+    A link whose target is outside of `workdir` would send a file that nobody has put there: it is
+    refused, unless `include` names it.
+
+    Raises SetupError for such a link to a file, above 200 MB or 50,000 files, for a glob that
+    matches nothing, and if git fails or `workdir` itself cannot be read.
     """
     listed = git_listing.list_files(workdir) or _list_without_git(workdir)
     secret = {Path(path).resolve() for path in withheld}
@@ -80,6 +105,10 @@ def snapshot(
     found = {name for name in code if not (secret and (workdir / name).resolve() in secret)}
     unreadable = set(listed.unreadable)
     included = {name for glob in include for name in _match(workdir, glob, unreadable)}
+    asked = {above for name in included for above in (name, *map(str, Path(name).parents))}
+    outside = {name for name in found - asked if _leads_out(workdir, name)}
+    folders = {name for name in outside if (workdir / name).is_dir()}
+    _require_inside(workdir, sorted(outside - folders))
     found = {path for name in found | included for path in _with_links(workdir, name)}
     files = list[Sent]()
     for name in sorted(found):
@@ -88,9 +117,32 @@ def snapshot(
                 files.append(sent)
         except PermissionError:
             unreadable.add(name)
-    _check_size(workdir, files)
+    _check_size(workdir, files, data_fix)
     kept = {name for name in credentials - included if (workdir / name).resolve() not in secret}
-    return Snapshot(tuple(files), tuple(sorted(kept)), tuple(sorted(unreadable)))
+    return Snapshot(
+        tuple(files), tuple(sorted(kept)), tuple(sorted(unreadable)), tuple(sorted(folders))
+    )
+
+
+def _leads_out(workdir: Path, name: str) -> bool:
+    """Return whether `name` is a link to something that exists outside of the workdir."""
+    path = workdir / name
+    if not os.path.islink(path) or _link_inside(workdir, path) is not None:
+        return False
+    return os.path.exists(path) and not path.resolve().is_relative_to(workdir.resolve())
+
+
+def _require_inside(workdir: Path, links: Sequence[str]) -> None:
+    """Raise SetupError if there are links to files outside of the workdir."""
+    if links:
+        named = join_first(
+            [f"{link} → {os.readlink(workdir / link)}" for link in links], _MAX_NAMED
+        )
+        raise SetupError(
+            f"links lead out of the working directory {workdir}: {named}",
+            fix="put the files there, or have git ignore the links; if the job needs the content,"
+            " name the links in job.include, or set job.workdir to a folder that holds both",
+        )
 
 
 def _is_credential(workdir: Path, name: str) -> bool:
@@ -223,7 +275,7 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
+def _check_size(workdir: Path, files: Iterable[Sent], data_fix: str) -> None:
     sizes = {file.path: _size(file.source) for file in files if file.link is None}
     total = sum(sizes.values())
     if total <= MAX_BYTES and len(sizes) <= MAX_FILES:
@@ -236,8 +288,7 @@ def _check_size(workdir: Path, files: Iterable[Sent]) -> None:
         excess = f"{len(sizes)} files to send to other hosts, more than {MAX_FILES}"
     raise SetupError(
         f"{workdir} holds {excess}: {', '.join(largest)}",
-        fix="have git ignore what is not code (.gitignore), or set job.workdir; for data that"
-        " each host has, set runtime.hosts.H.data_dir",
+        fix=f"have git ignore what is not code (.gitignore), or set job.workdir; {data_fix}",
     )
 
 

@@ -128,17 +128,39 @@ def test_an_included_folder_may_be_a_link(workdir: Path, tmp_path: Path) -> None
 
 
 def test_a_link_to_something_that_is_sent_stays_a_link(workdir: Path, tmp_path: Path) -> None:
-    write(tmp_path, "elsewhere.txt", "folder/x")
     write(workdir, "a/b.txt")
     (workdir / "a/near").symlink_to("b.txt")
     (workdir / "a/up").symlink_to("../a/b.txt")
     (workdir / "a/late").symlink_to("../a/../a/b.txt")
-    (workdir / "far").symlink_to(tmp_path / "elsewhere.txt")
-    (workdir / "folder").symlink_to(tmp_path / "folder")
+    (workdir / "whole").symlink_to(workdir / "a/b.txt")
+    (workdir / "gone").symlink_to(tmp_path / "gone")
     (workdir / "inner").symlink_to("a")
     links = {file.path: file.link for file in code_sync.snapshot(workdir).files}
-    expected = {"a/near": "b.txt", "a/up": "../a/b.txt", "a/late": None, "far": None, "inner": "a"}
-    assert links == {"a/b.txt": None, **expected}
+    stay = {"a/near": "b.txt", "a/up": "../a/b.txt", "inner": "a"}
+    assert links == {"a/b.txt": None, "a/late": None, "whole": None, **stay}
+
+
+@pytest.mark.parametrize("is_tracked", [False, True])
+def test_a_link_that_leads_out_of_the_workdir_is_refused_unless_it_is_included(
+    workdir: Path, tmp_path: Path, *, is_tracked: bool
+) -> None:
+    write(tmp_path, "passwd", "folder/x")
+    write(workdir, "train.py")
+    (workdir / "users").symlink_to(tmp_path / "passwd")
+    (workdir / "folder").symlink_to(tmp_path / "folder")
+    if is_tracked:
+        git(workdir, "init", "-q")
+        git(workdir, "add", ".")
+    with pytest.raises(SetupError) as refused:
+        sent(workdir)
+    assert f"users → {tmp_path / 'passwd'}" in refused.value.message
+    assert "job.include" in (refused.value.fix or "")
+    asked = code_sync.snapshot(workdir, ["users"])
+    assert [(file.path, file.link) for file in asked.files] == [("train.py", None), ("users", None)]
+    (warning,) = asked.warnings()
+    assert "links to folders outside of the workdir: folder; " in warning
+    assert sent(workdir, "users", "folder") == ["folder/x", "train.py", "users"]
+    assert [*code_sync.snapshot(workdir, ["users", "folder"]).warnings()] == []
 
 
 @pytest.mark.parametrize("pattern", ["../x", "/etc/*", "a/../../x"])
@@ -227,11 +249,10 @@ def test_without_git_credentials_are_not_sent_unless_they_are_included(workdir: 
 
 
 def test_a_link_to_a_credential_counts_as_a_credential(workdir: Path, tmp_path: Path) -> None:
-    write(tmp_path, "home/.aws/credentials", "home/notes")
+    write(tmp_path, "home/.aws/credentials")
     write(workdir, "train.py")
     (workdir / "cloud").symlink_to(tmp_path / "home/.aws/credentials")
-    (workdir / "notes").symlink_to(tmp_path / "home/notes")
-    assert sent(workdir) == ["notes", "train.py"]
+    assert sent(workdir) == ["train.py"]
 
 
 def test_credentials_that_git_tracks_are_sent(workdir: Path) -> None:

@@ -13,6 +13,26 @@ if TYPE_CHECKING:
 _GPU = re.compile("/gpu$|^nvidia.com/")
 """The names of resources that are GPUs; NVIDIA's device plugin calls parts of one ``mig-…``."""
 
+_MEMORY = (
+    "raise memory in runtime.kubernetes.resources.limits, or use smaller batches or shuffle"
+    " buffers, and no cache() in memory; files in an emptyDir with medium Memory count, too"
+)
+_HINTS = {
+    "out-of-memory": _MEMORY,
+    "memory": _MEMORY,
+    "sigkill": "possible causes: more memory than runtime.kubernetes.resources.limits allows, or a"
+    " node without memory or disk space: `kubectl describe pod` and `kubectl get events`",
+    "disk-full": "the pod's disk is full: raise ephemeral-storage in"
+    " runtime.kubernetes.resources.limits or the `size` of the emptyDir, or keep large files on a"
+    " volume (runtime.kubernetes.volumes); if it is the node's disk, `kubectl describe node`",
+    "bus-error": "/dev/shm is full, which counts as memory of the pod, or a volume is: raise memory"
+    " in runtime.kubernetes.resources.limits",
+    "name-lookup": "the cluster's DNS does not know a host name: check it in the script; does DNS"
+    " run (`kubectl get pods -n kube-system -l k8s-app=kube-dns`), and may the pods reach it (port"
+    " 53 in the egress rules of a NetworkPolicy)?",
+}
+"""The hints for tasks in pods."""
+
 
 class KubernetesKind(Kind):
     """Pods named after their tasks; their host names, `worker-0.RUN`, are known once a run is."""
@@ -26,6 +46,8 @@ class KubernetesKind(Kind):
         "TensorFlow listens in the pods, without a password: a NetworkPolicy lets only the run's"
         " own pods reach it, if the cluster's network enforces policies"
     )
+    data_fix = "put data into a volume (runtime.kubernetes.volumes)"
+    hints = _HINTS
     why_no_addresses = "Kubernetes chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
