@@ -51,6 +51,7 @@ def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupE
     """Yield every obstacle, the most basic first."""
     yield from _check_placeholders(spec)
     yield from _check_size(plan)
+    yield from _check_variables(plan)
     for node in plan.nodes:
         yield from _check_tensorflow(spec, node, context)
         yield from _check_python_version(spec, node)
@@ -108,6 +109,24 @@ def _check_size(plan: Plan) -> Iterator[SetupError]:
         message = f"the TF_CONFIG of {len(listed)} tasks is too long: about {size} bytes"
         fix = "use fewer tasks, each with more GPUs: Linux passes at most"
         yield SetupError(message, fix=f"{fix} {_LONGEST_VARIABLE} bytes in a variable (execve(2))")
+
+
+def _check_variables(plan: Plan) -> Iterator[SetupError]:
+    """Check that the kernel passes each variable of the tasks and of `prepare` to a process."""
+    commands = [*(task.command for task in plan.tasks), *plan.prepare.values()]
+    sizes = {
+        (var.name, var.source): len(f"{var.name}={var.value}\0".encode(errors="surrogateescape"))
+        for command in commands
+        for var in command.env
+        if len(var.value) > _LONGEST_VARIABLE // 4
+    }
+    for (name, source), size in sizes.items():
+        if size > _LONGEST_VARIABLE:
+            yield SetupError(
+                f"the variable {name} ({source}) is too long: {size} bytes; Linux passes at most"
+                f" {_LONGEST_VARIABLE} (execve(2))",
+                fix="write the value to a file of the workdir, and pass the path of that",
+            )
 
 
 def _check_tensorflow(

@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
+from tfcluster import kinds
 from tfcluster.errors import join_first
 from tfcluster.plans.keras_settings import SWITCH, KerasPatch
 from tfcluster.supervision import log_errors
@@ -241,6 +242,8 @@ class Failure:
     is_cut_off: bool = False
     """The task's network is private or simulated: it reaches only the run's other tasks."""
     keras_patch: KerasPatch = "on"
+    backend: str = ""
+    """The backend of the task's node, which may have hints of its own."""
 
     @cached_property
     def kind(self) -> Kind:
@@ -351,7 +354,13 @@ class Failure:
             return WITHOUT_KERAS_3
         if known.is_unpatched_keras_3:
             return f"{known.hint}: {WHY_UNPATCHED[self.keras_patch]}, or {TF_KERAS}"
-        return WITHOUT_NETWORK if known.needs_network and self.is_cut_off else known.hint
+        if known.needs_network and self.is_cut_off:
+            return WITHOUT_NETWORK
+        return self._hints_of_backend.get(known.anchor, known.hint)
+
+    @property
+    def _hints_of_backend(self) -> Mapping[str, str]:
+        return kinds.get(self.backend).hints if self.backend else {}
 
     @property
     def compares_steps(self) -> bool:

@@ -135,7 +135,7 @@ def fix_of_no_gpu(why: str) -> str:
 LOST_PODS: tuple[KnownError, ...] = (
     KnownError(
         "pod-out-of-memory",
-        "raise limits memory in runtime.kubernetes.resources, or use smaller batches and shuffle"
+        "raise memory in runtime.kubernetes.resources.limits, or use smaller batches and shuffle"
         " buffers",
         r"\bits pod \S+ is lost \(failure\): .*OOMKilled",
         kind="out_of_memory",

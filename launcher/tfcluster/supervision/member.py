@@ -42,6 +42,8 @@ class Member:
     is_cut_off: bool = False
     """True if its network is private or simulated: it reaches only the run's other tasks."""
     keras_patch: KerasPatch = "on"
+    backend: str = ""
+    """The backend of its node."""
     attempt: int = 1
     is_ordered: bool = False
     """True once its agent was ordered to start it."""
@@ -272,6 +274,7 @@ class Member:
             asks_for_keras_3=self.asks_for_keras_3,
             is_cut_off=self.is_cut_off,
             keras_patch=self.keras_patch,
+            backend=self.backend,
             **(end | facts),
         )
 
@@ -287,5 +290,6 @@ def member_of(plan: Plan, task: TaskPlan, attempt: int) -> Member:
         asks_for_keras_3=asks_for_keras_3(task.command.env),
         is_cut_off=task.node in plan.cut_off,
         keras_patch=keras_patch(task.command.env, is_hooked=plan.is_hooked(task)),
+        backend=plan.nodes[0].backend,  # only local and ssh, which have no hints, are mixed
         attempt=attempt,
     )

@@ -40,6 +40,15 @@ def test_more_tasks_than_one_variable_can_list_are_refused(
     assert obstacles(plain, machine) == []
 
 
+def test_a_variable_that_no_process_can_get_is_refused(
+    spec_of: SpecOf, machine: PlanContext
+) -> None:
+    fits = spec_of({"job": {"env": {"LIST": "é" * 65_500}}})
+    assert obstacles(fits, machine) == []
+    (found,) = obstacles(spec_of({"job": {"env": {"LIST": "x" * 200_000}}}), machine)
+    assert "the variable LIST (job.env) is too long: 200006 bytes" in found.message
+
+
 @pytest.mark.parametrize(
     ("version", "job", "is_refused"),
     [

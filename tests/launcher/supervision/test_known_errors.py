@@ -741,6 +741,43 @@ def test_if_the_spec_asks_for_keras_3_the_hint_suggests_keras_2(anchor: str) -> 
     assert asked.docs == f"docs/failures.md#{anchor}"
 
 
+@pytest.mark.parametrize(
+    ("facts", "here", "in_a_pod"),
+    [
+        (
+            {"signal": 9, "out_of_memory": "the kernel killed it"},
+            "fewer tasks on this machine",
+            "runtime.kubernetes.resources.limits",
+        ),
+        ({"signal": 9}, "dmesg", "kubectl describe pod"),
+        (
+            {"error": {"exception": "OSError", "message": "[Errno 28] No space left on device"}},
+            "tfcluster prune",
+            "ephemeral-storage",
+        ),
+        (
+            {"error": {"exception": "MemoryError", "message": ""}},
+            "fewer tasks on it",
+            "runtime.kubernetes.resources.limits",
+        ),
+        (
+            {"error": {"exception": "gaierror", "message": "Name or service not known"}},
+            "name server of this machine",
+            "the cluster's DNS",
+        ),
+    ],
+)
+def test_the_hint_for_a_task_in_a_pod_is_what_helps_there(
+    facts: dict[str, Any], here: str, in_a_pod: str
+) -> None:
+    end: dict[str, Any] = {"exit_code": None if "signal" in facts else 1, "signal": None, **facts}
+    assert here in str(Failure("worker:0", **end).hint)
+    assert here in str(Failure("worker:0", **end, backend="local").hint)
+    hint = str(Failure("worker:0", **end, backend="kubernetes").hint)
+    assert in_a_pod in hint
+    assert here not in hint
+
+
 @pytest.mark.parametrize("error", UNREACHABLE)
 def test_in_a_private_network_the_hint_names_prepare(error: tuple[str, str]) -> None:
     report = {"exception": error[0], "message": error[1]}

@@ -6,6 +6,11 @@ from collections.abc import Mapping
 
 from tfcluster.kinds import Capabilities, Kind
 
+_HINTS = {
+    "out-of-memory": "raise resources.memory, the limit of each container, or use fewer tasks on"
+    " this machine, smaller batches or shuffle buffers, no cache() in memory"
+}
+
 
 class DockerKind(Kind):
     """Containers named after their tasks."""
@@ -19,6 +24,7 @@ class DockerKind(Kind):
         "TensorFlow listens in the containers, without a password: no port is published; only"
         " the run's own containers and the docker host can reach them"
     )
+    hints = _HINTS
     why_no_addresses = "docker runs all tasks on one machine"
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:

@@ -298,8 +298,8 @@ REFUSALS: Table = (
 OUT_OF_MEMORY = Words(
     "its container was killed: it used more memory than its limit (OOMKilled)",
     _FAILURE,
-    "raise runtime.kubernetes.resources.limits memory, or use smaller batches or shuffle buffers;"
-    " files in an emptyDir with medium Memory count, too",
+    "raise memory in runtime.kubernetes.resources.limits, or use smaller batches or shuffle"
+    " buffers; files in an emptyDir with medium Memory count, too",
 )
 PREEMPTED = Words(
     "a pod with a higher priority took its place",
@@ -327,7 +327,7 @@ EVICTIONS: Table = (
         Words(
             "it was evicted: it wrote more to local disk than its limits allow",
             _FAILURE,
-            "raise limits ephemeral-storage in runtime.kubernetes.resources, or `size` of the"
+            "raise ephemeral-storage in runtime.kubernetes.resources.limits, or `size` of the"
             " emptyDir; checkpoints belong on a claim or in an object store",
         ),
     ),

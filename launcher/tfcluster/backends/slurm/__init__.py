@@ -16,6 +16,11 @@ NODES = "SLURM_JOB_NODELIST"
 """The variable with the names of the allocation's nodes."""
 _COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
+_HINTS = {
+    "out-of-memory": "raise runtime.slurm.mem, the memory of the job on each node, or use fewer"
+    " tasks per node, smaller batches or shuffle buffers, no cache() in memory"
+}
+
 
 class SlurmKind(Kind):
     """Nodes of a job; Slurm chooses the hosts, and ends everything on them with the job."""
@@ -24,6 +29,7 @@ class SlurmKind(Kind):
     nodes = "tfcluster.backends.slurm.slurm_nodes:SlurmNodes"
     jobs = "tfcluster.backends.slurm.slurm_jobs"
     leftovers = "tfcluster.backends.slurm.slurm_jobs"
+    hints = _HINTS
     why_no_addresses = "Slurm chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: Runtime) -> tuple[str, str]:

@@ -171,7 +171,10 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         Nature.WAITING,
         "ReadWriteMany",
     ),
-    "out of memory": (ended("OOMKilled", 137), [], "more memory", Nature.FAILURE, "limits memory"),
+    "out of memory": (
+        *(ended("OOMKilled", 137), [], "more memory", Nature.FAILURE),
+        "runtime.kubernetes.resources.limits",
+    ),
     "nobody came": (
         ended("Error", NOBODY_CAME),
         [],
