@@ -91,7 +91,7 @@ class _Scheduler:
             self.answer = _Answer(began, here, its.look(here, patience_s=PATIENCE_S))
             self.silence = ""
         except SilentError as error:
-            self.silence = f"{self.backend} does not answer: {error}"
+            self.silence = f"{self.backend} {error.how}: {error}"
         except SetupError as error:
             self.silence = error.message
         self._due_at = time.monotonic() + INTERVAL_S

@@ -31,6 +31,21 @@ PATIENCE_S = 8.0
 class SilentError(Exception):
     """A backend did not answer; the text says why."""
 
+    how = "does not answer"
+    """The words between the name of the backend and the text."""
+
+
+class RefusedError(SilentError):
+    """A backend answered that this user may not ask."""
+
+    how = "refuses to answer"
+
+
+class UnreachableError(SilentError):
+    """Nothing on this machine leads to the backend any more."""
+
+    how = "cannot be reached from here"
+
 
 class Finder(Protocol):
     """The module `kinds.Kind.leftovers`. Its functions raise SilentError."""
@@ -68,18 +83,23 @@ class Leftovers:
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """A place that does not answer."""
+    """A place that does not say what it has."""
 
     place: Place
-    why: str
+    why: SilentError
     runs: tuple[str, ...]
     """The runs of which it may still have something."""
 
     def __str__(self) -> str:
         return (
-            f"{self.place.backend} ({self.place.endpoint}) does not answer: {self.why}; it may"
-            f" still have what belongs to {', '.join(self.runs)}"
+            f"{self.place.backend} ({self.place.endpoint}) {self.why.how}: {self.why}; it may still"
+            f" have what belongs to {', '.join(self.runs)}"
         )
+
+    @property
+    def fix(self) -> str:
+        """The command that gives up on what it may have."""
+        return f"`tfcluster rm {' '.join(self.runs)}` gives up on what it may have"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +173,7 @@ def _ask(
     try:
         left = place.finder.find(place.endpoint, run_id, patience_s=patience_s)
     except SilentError as error:
-        found.silent.append(Silent(place, str(error), tuple(noted)))
+        found.silent.append(Silent(place, error, tuple(noted)))
         return
     found.leftovers.extend(Leftovers(run, place, tuple(names)) for run, names in left.items())
     for run in set(noted).difference(left):
@@ -181,6 +201,11 @@ def forget_removed(run_id: str) -> list[str]:
     if silent:
         forget(run_id)
     return [str(one) for one in silent]
+
+
+def is_noted(run_id: str) -> bool:
+    """Return whether a backend may have something of a run, whose folder may be gone."""
+    return any(noted == run_id for noted, _, _ in _notes())
 
 
 def _path(run_id: str) -> Path:

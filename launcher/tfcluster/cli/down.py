@@ -122,7 +122,7 @@ def _find_run(run: str | None, terminal: Terminal) -> list[RunPaths]:
 
 
 def _remove_leftovers(found: past_runs.Found, terminal: Terminal) -> Iterator[NodeLostError]:
-    """Remove leftovers; yield an error for each backend that fails or is silent."""
+    """Remove leftovers; yield an error for each backend that fails, or does not say what it has."""
     for left in found.leftovers:
         names = ", ".join(left.names)
         if problem := past_runs.remove_and_forget(left):
@@ -130,17 +130,8 @@ def _remove_leftovers(found: past_runs.Found, terminal: Terminal) -> Iterator[No
         else:
             terminal.say_wrapped(f"removed from {left.place.backend}: {names}")
     for silent in found.silent:
-        removed = [run for run in silent.runs if not RunPaths.of(run).root.exists()]
-        for run in removed:
-            past_runs.forget(run)
-        if len(removed) == len(silent.runs):
-            terminal.say_wrapped(str(silent))
-        else:
-            fix = (
-                f"run this again once {silent.place.backend} answers;"
-                f" `tfcluster rm {silent.runs[0]}` gives up on what it may have"
-            )
-            yield NodeLostError(str(silent), fix=fix)
+        when = f"run this again once {silent.place.backend} answers"
+        yield NodeLostError(str(silent), fix=f"{when}; {silent.fix}")
 
 
 def _request_stop(paths: RunPaths, *, now: bool, terminal: Terminal) -> bool:

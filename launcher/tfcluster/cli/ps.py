@@ -91,7 +91,7 @@ def _remarks(survey: RunListing) -> Iterator[str]:
         if run.status is Status.LOST and registry.is_open(run):
             yield f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
     found = past_runs.find_leftovers()
-    yield from map(str, found.silent)
+    yield from (f"{silent}; {silent.fix}" for silent in found.silent)
     for left in found.leftovers:
         names = ", ".join(left.names)
         yield f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"

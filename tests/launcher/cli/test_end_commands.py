@@ -171,15 +171,23 @@ def test_down_all_continues_after_a_run_that_does_not_answer(
     assert run("down", "--all") == (0, "", "")
 
 
-def test_a_folder_removed_by_hand_is_reported_once(
+def test_what_a_silent_backend_may_have_of_a_removed_run_is_kept_until_rm_gives_it_up(
     make_run: MakeRun, used_lost_docker: Callable[[RunPaths], None]
 ) -> None:
     paths = make_run("contained")
     used_lost_docker(paths)
     shutil.rmtree(paths.root)
-    code, _, message = run("down", "--all")
-    assert (code, f"what belongs to {paths.run_id}" in message) == (0, True)
+    for _ in range(2):
+        for arguments in (["--all"], [paths.run_id]):
+            code, _, message = run("down", *arguments)
+            assert code == 3, message
+            assert f"`tfcluster rm {paths.run_id}` gives up on" in message
+    assert f"`tfcluster rm {paths.run_id}` gives up on" in run("ps")[2]
+    code, out, message = run("rm", paths.run_id, "--json")
+    assert (code, json.loads(out)) == (0, [paths.run_id])
+    assert f"forgot {paths.run_id}" in message
     assert run("down", "--all") == (0, "", "")
+    assert run("rm", paths.run_id)[0] == 2
 
 
 def test_scale_to_refuses_runs_that_have_ended_or_do_not_answer(

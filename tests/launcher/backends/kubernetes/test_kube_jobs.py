@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -214,13 +214,32 @@ def test_the_service_of_a_coordinator_that_was_killed_here_is_found_with_its_pod
     assert place.deleted == ["services/lab-1"]
 
 
-@pytest.mark.parametrize("error", [KubeError("no", status=403), KubeSilentError("away")])
-def test_a_cluster_that_does_not_say_what_it_has_is_silent(
-    place: FakePlace, error: KubeError
+@pytest.mark.parametrize(
+    ("error", "how"),
+    [
+        (KubeError("this user may not list jobs", status=403), "refuses to answer: this user may"),
+        (KubeSilentError("away"), "does not answer: away"),
+        (SetupError("no context leads there"), "cannot be reached from here: no context"),
+    ],
+)
+def test_a_cluster_that_does_not_say_what_it_has_is_no_proof_that_it_has_nothing(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch, error: SetupError, how: str
 ) -> None:
-    place.error = error
-    with pytest.raises(SilentError):
+    if isinstance(error, KubeError):
+        place.error = error
+    else:
+        monkeypatch.setattr(kube_jobs, "reach_again", _raising(error))
+    with pytest.raises(SilentError) as raised:
         find(place)
+    where = past_runs.Place("kubernetes", "https://k/vision")
+    assert f"(https://k/vision) {how}" in str(past_runs.Silent(where, raised.value, ("lab-1",)))
+
+
+def _raising(error: Exception) -> Callable[..., Any]:
+    def fail(*args: object, **kwargs: object) -> Any:
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize(

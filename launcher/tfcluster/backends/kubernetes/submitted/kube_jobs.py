@@ -51,7 +51,7 @@ from tfcluster.backends.kubernetes.submitted.kube_submit import TOKEN, write_tok
 from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
 from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
-from tfcluster.backends.past_runs import SilentError
+from tfcluster.backends.past_runs import RefusedError, SilentError, UnreachableError
 from tfcluster.errors import SetupError
 from tfcluster.rundir import control
 from tfcluster.rundir.paths import RunPaths, runtime_dir
@@ -237,7 +237,7 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
     place = _reach(endpoint, patience_s)
     labels = {MANAGED_BY: "tfcluster"}
     found: dict[str, list[str]] = {}
-    with _silence(KubeError):
+    with _silence(refusals=True):
         for kind, path in _OWNERS.items():
             for owner in place.list(path, labels=labels):
                 run, metadata = run_of(owner), owner["metadata"]
@@ -271,20 +271,25 @@ def remove(endpoint: str, run_id: str) -> str:
 
 
 def _reach(name: str, patience_s: float) -> Cluster:
-    """Return the cluster called `name`; raise SilentError where nothing leads to it."""
+    """Return the cluster called `name`; raise UnreachableError where nothing leads to it."""
     try:
         return reach_again(name, patience_s=patience_s)
     except SetupError as error:
-        raise SilentError(error.message) from error
+        raise UnreachableError(error.message) from error
 
 
 @contextlib.contextmanager
-def _silence(kind: type[KubeError] = KubeSilentError) -> Any:
-    """Turn errors of this kind, by default of a cluster that does not answer, into SilentError."""
+def _silence(*, refusals: bool = False) -> Any:
+    """Turn the error of a cluster that does not answer into SilentError; with `refusals`, that of
+    one that refuses the request into RefusedError."""
     try:
         yield
-    except kind as error:
+    except KubeSilentError as error:
         raise SilentError(error.message) from error
+    except KubeError as error:
+        if not refusals:
+            raise
+        raise RefusedError(error.message) from error
 
 
 def _coordinator_pod(place: Cluster, job: str) -> str | None:
