@@ -184,8 +184,9 @@ class StateFile(registry.StateFile):
         answer = scheduler.answer if self._judged is not None else None
         state = answer.jobs.get(self._found.run) if answer is not None else None
         was_started = self._found.status is not Status.QUEUED
-        silence = scheduler.silence if found.status is Status.QUEUED else ""
         following = _followings.get(self._paths)
+        needs_scheduler = following is not None or found.status is Status.QUEUED
+        silence = scheduler.silence if needs_scheduler else ""
         problem = following.problem if following is not None else ""
         return [
             *self._news.about_files(problem),
@@ -203,14 +204,14 @@ class _News:
     _problem: str = ""
 
     def about_files(self, problem: str) -> Iterator[str]:
-        if problem and problem != self._problem:
+        if problem and problem != self._problem and not self._silence:
             yield f"the run's files do not arrive here: {problem}; tfcluster keeps trying"
         self._problem = problem
 
     def about(self, state: JobState | None, silence: str, *, was_started: bool) -> Iterator[str]:
         if silence != self._silence:
             self._silence = silence
-            if silence:
+            if silence and not self._problem:
                 yield f"{silence}; tfcluster keeps asking"
         if state is None:
             return

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ class Fake:
         self.error: Exception | None = None
         self.asked = 0
         self.stopped: list[tuple[str, bool]] = []
+        self.following: Any = None
 
     def cluster(self, of: object, *, patience_s: float) -> str:
         return "north"
@@ -53,8 +55,8 @@ class Fake:
     def explain_end(self, job: str, *, cluster: str, patience_s: float) -> JobEnd:
         return self.end
 
-    def follow(self, paths: RunPaths, job: str, *, cluster: str) -> None:
-        pass
+    def follow(self, paths: RunPaths, job: str, *, cluster: str) -> Any:
+        return self.following
 
     def stop(self, job: str, *, cluster: str, now: bool) -> None:
         if self.error is not None:
@@ -293,6 +295,29 @@ def test_news_are_what_has_changed(
     fake.error = None
     fake.states[paths.run_id] = JobState(Phase.QUEUED, "Resources")
     assert hear(4) == ["queued: Resources"]
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_silent_scheduler_of_a_running_run_is_news_where_the_files_come_from_there(
+    home_dir: Any, fake: Fake, monkeypatch: pytest.MonkeyPatch, *, is_copied: bool
+) -> None:
+    monkeypatch.setattr(job_watch, "INTERVAL_S", 0.0)
+    paths = submitted(home_dir, fake, *STARTED)
+    fake.following = SimpleNamespace(problem="") if is_copied else None
+    fake.error = SilentError("no API server")
+    file, heard = job_watch.StateFile(paths), list[str]()
+
+    def is_silent() -> bool:
+        heard.extend(file.news())
+        return bool(job_watch.silences())
+
+    until(is_silent)
+    heard += file.news()
+    if is_copied:
+        fake.following.problem = "no API server"  # known already
+        heard += file.news()
+    said = ["slurm does not answer: no API server; tfcluster keeps asking"]
+    assert heard == (said if is_copied else [])
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ _RESOLVE_S, _DIAL_S = 30.0, 60.0
 _UNUSED_S = 5.0
 """Seconds that a pod without a living task may take to end, before its object is removed."""
 _KILL_S = 3.0
+_QUIET_S = 4.0
+"""Seconds of the end that need no explanation."""
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
 _P = ParamSpec("_P")
@@ -357,7 +359,11 @@ class KubeNodes(Nodes):
             if address in [where[4][0] for where in found]:
                 return
             await asyncio.sleep(_POLL_S)
-        self.run.tell(f"the cluster's DNS does not resolve {host} to {address}")
+        self.run.tell(
+            f"the cluster's DNS does not resolve {host} to {address}, so tasks may not find each"
+            " other; does it run (`kubectl get pods -n kube-system -l k8s-app=kube-dns`), and may"
+            " pods reach it (port 53 in the egress rules of a NetworkPolicy)?"
+        )
 
     async def _open_outside(self) -> None:
         backend, folder = self.planned[0].backend, self.run.runtime_dir
@@ -382,12 +388,26 @@ class KubeNodes(Nodes):
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 
+    async def _saying(self, work: Awaitable[_T], sentence: str) -> _T:
+        """Return what `work` returns; if that takes long, say why the run does not end."""
+        task = asyncio.ensure_future(work)
+        if not (await asyncio.wait([task], timeout=_QUIET_S))[0]:
+            self.run.tell(sentence)
+        return await task
+
     async def _end_pods(self) -> None:
-        listed = await soon(self._cluster.list, "pods", labels=self._labels)
+        silence = (
+            "the Kubernetes API server does not answer; tfcluster keeps asking it for the run's"
+        )
+        listing = soon(self._cluster.list, "pods", labels=self._labels)
+        listed = await self._saying(listing, f"{silence} pods, which are to be removed")
         pods = [TaskPod(self._cluster, each) for each in listed]
         unused = [pod for pod in pods if pod.name not in self._reached]
         used = [pod for pod in pods if pod.name in self._reached]
-        silent, unended = await asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))
+        ending = asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))
+        names = join_first([pod.name for pod in used])
+        waits = f"waiting until the end of the pods is reported by their kubelets: {names}"
+        silent, unended = await self._saying(ending, waits)
         for pod in unended:
             await pod.force()
         if names := ", ".join(pod.name for pod in silent):

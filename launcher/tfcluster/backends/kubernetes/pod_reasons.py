@@ -259,8 +259,9 @@ def _waits(pod: Object, events: Sequence[Object]) -> Reason | None:
     if any(each.get("reason") in _STARTS for each in events):
         return None  # what failed before has worked since
     for word in ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"):
-        if (event := _last(events, word)) is not None:
-            return _from_table(pod_words.STARTS, event)
+        if texts := _texts(events, word):
+            telling = [text for text in texts if pod_words.LATE_MOUNT not in text]
+            return _from_table(pod_words.STARTS, (telling or texts)[-1])
     return None
 
 

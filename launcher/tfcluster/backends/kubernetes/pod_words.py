@@ -192,6 +192,8 @@ CONFIGS: Table = (
         ),
     ),
 )
+LATE_MOUNT: Final = "timed out waiting for the condition"
+"""The end of a later event of the kubelet, which does not say why a mount has failed."""
 STARTS: Table = (
     (
         r"(secret|configmap) \S+ not found|references non-existent",

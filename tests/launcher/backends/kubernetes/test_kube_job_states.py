@@ -84,6 +84,16 @@ def test_the_state_of_a_job(
     assert said in state.reason
 
 
+def test_a_coordinator_that_was_killed_for_memory_says_so_and_what_to_raise() -> None:
+    """The last line of its log is what the seat has written at its start."""
+    ended = {"exitCode": 137, "reason": "OOMKilled", "message": "listening on port 7077\n"}
+    killed = json.loads(json.dumps(RESTARTING))
+    killed["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
+    said = describe(job(), killed).reason
+    assert "ended 3 times: it was killed for lack of memory (OOMKilled)" in said
+    assert "runtime.kubernetes.coordinator.resources" in said
+
+
 def test_the_end_is_the_one_that_the_coordinator_has_left() -> None:
     end = end_of("r", job(ended=True, condition="Complete", claim="runs"))
     assert (end.status, end.exit_code, end.reason) == (Status.FAILED, 4, "worker:1 failed")

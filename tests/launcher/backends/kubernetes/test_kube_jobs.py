@@ -6,12 +6,16 @@ import base64
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tfcluster.backends import past_runs
-from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
+from tfcluster.backends.kubernetes.cluster.kube_client import (
+    Cluster,
+    KubeError,
+    KubeSilentError,
+)
 from tfcluster.backends.kubernetes.run_objects import (
     COORDINATOR,
     COORDINATOR_TOKEN,
@@ -194,6 +198,33 @@ def test_a_run_that_never_started_is_deleted(place: FakePlace) -> None:
     place.add("batch/jobs/lab-1")
     stop(place)
     assert place.deleted == ["batch/jobs/lab-1"]
+
+
+def test_a_slow_kubelet_and_a_late_garbage_collector_leave_no_job_and_no_pod(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a run's files are fetched nothing is waited for but the tasks' own pods."""
+    monkeypatch.setattr(kube_jobs, "_ENDS_S", 0.05)
+    monkeypatch.setattr(kube_jobs, "_POLL_S", 0.01)
+    deleted = list[tuple[str, Mapping[str, object]]]()
+
+    def delete(path: str, **how: object) -> None:
+        deleted.append((path, how))
+        if how.get("grace_s") == 0 or (how.get("background", True) and "jobs" in path):
+            place.objects.pop(path, None)
+
+    monkeypatch.setattr(place, "delete", delete)
+    place.add("batch/jobs/lab-1", uid="a")
+    pod = place.add("pods/lab-1-x", uid="b", deletionTimestamp="now")
+    pod["metadata"]["labels"]["tfcluster.dev/role"] = "coordinator"
+    pod["status"] = running_pod()
+    kube_jobs._delete_all(cast("Cluster", place), "lab-1")
+    assert [*place.objects] == ["batch/jobs/lab-1", "pods/lab-1-x"]  # it may still have files
+    kube_jobs._delete_all(cast("Cluster", place), "lab-1", is_released=True)
+    assert [*place.objects] == []
+    assert [path for path, _ in deleted[1:]] == [
+        *("batch/jobs/lab-1", "pods/lab-1-x", "batch/jobs/lab-1")
+    ]
 
 
 def find(place: FakePlace, run: str | None = None) -> Mapping[str, Any]:

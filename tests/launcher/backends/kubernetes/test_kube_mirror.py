@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
+from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -62,3 +63,14 @@ def test_a_refusal_of_the_api_server_is_said_at_once(tmp_path: Path) -> None:
     mirror = Mirror(RunPaths(tmp_path), Refusing())
     assert not mirror._try_to_copy()
     assert mirror.problem == "this user may not list pods"
+
+
+@pytest.mark.usefixtures("running")
+def test_an_api_server_that_is_away_is_said(tmp_path: Path) -> None:
+    class Away(Source):
+        def open(self) -> Any:
+            raise SilentError("the Kubernetes API server does not answer")
+
+    mirror = Mirror(RunPaths(tmp_path), Away())
+    assert not mirror._try_to_copy()
+    assert mirror.problem == "the Kubernetes API server does not answer"

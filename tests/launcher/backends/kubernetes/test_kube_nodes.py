@@ -438,6 +438,20 @@ def test_a_pod_is_replaced_only_once_it_is_gone_or_fenced(
     asyncio.run(use())
 
 
+def test_a_kubelet_that_is_away_at_the_end_is_said_while_it_is_waited_for(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            await nodes.connect(nodes.planned[1], token="t")
+            silence_kubelets(desk, monkeypatch)
+            monkeypatch.setattr(kube_nodes, "_QUIET_S", 0.0)
+
+    asyncio.run(use())
+    (said,) = [line for line in desk.told if "reported by their kubelets" in line]
+    assert said.endswith(f": {desk.name(1, 1)}")
+
+
 def test_the_class_of_a_loss_is_in_its_explanation(desk: Desk) -> None:
     async def use() -> None:
         async with desk.nodes() as nodes:

@@ -386,6 +386,20 @@ def test_only_pulls_are_over_after_three_tries() -> None:
         assert _natures(found, 4, 59) == [Nature.WAITING, Nature.WAITING]
 
 
+def test_why_a_mount_failed_is_kept_once_the_kubelet_only_says_that_it_timed_out() -> None:
+    late = "Unable to attach or mount volumes: unmounted volumes=[d]: timed out waiting for the"
+    events = [
+        event("FailedMount", 'MountVolume.SetUp failed for "d" : hostPath type check failed', at=1),
+        event("FailedMount", f"{late} condition", at=2),
+    ]
+    found = pod_reasons.explain(waiting("ContainerCreating"), events)
+    assert found is not None
+    assert found.event.endswith("hostPath type check failed")
+    found = pod_reasons.explain(waiting("ContainerCreating"), events[1:])
+    assert found is not None
+    assert "timed out" in found.event
+
+
 def test_a_mount_that_has_worked_since_is_no_reason_while_the_image_is_pulled() -> None:
     failed = event("FailedMount", "driver not found", at=1)
     pulling = event("Pulling", 'Pulling image "tf:1"', at=2)

@@ -14,6 +14,10 @@ from tfcluster.rundir.states import Status
 
 ENDED: Final = "tfcluster.dev/ended"
 """The annotation of a Job with the end of its run, which is there after its pod is gone."""
+_OUT_OF_MEMORY: Final = (
+    "it was killed for lack of memory (OOMKilled); raise memory in"
+    " runtime.kubernetes.coordinator.resources"
+)
 
 
 def run_of(made: Object) -> str:
@@ -52,9 +56,11 @@ def _starts_again(pod: Object) -> str:
         if "waiting" in (each.get("state") or {}):
             ended = (each.get("lastState") or {}).get("terminated", {})
             last = str(ended.get("message") or "").strip().rpartition("\n")[2]
-            code = f"exit code {ended.get('exitCode')}, {ended.get('reason')}"
+            why = last or f"exit code {ended.get('exitCode')}, {ended.get('reason')}"
+            if ended.get("reason") == "OOMKilled":  # its last line says nothing about that
+                why = _OUT_OF_MEMORY
             times = each.get("restartCount", 0) + 1
-            return f"the coordinator's container has ended {times} times: {last or code}"
+            return f"the coordinator's container has ended {times} times: {why}"
     return ""
 
 

@@ -228,7 +228,7 @@ class PodFolder:
                 seat_process.run(place, pod, self.paths.root / TOKEN, argv, timeout_s=_TELL_S)
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
-            _delete_all(place, self.job)
+            _delete_all(place, self.job, is_released=True)
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
@@ -320,11 +320,12 @@ def _kept_pods(place: Cluster, owner: Object) -> list[str]:
     return [f"pod {each['name']}" for each in found if CLAIMED in each.get("annotations", {})]
 
 
-def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:
+def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bool = False) -> None:
     """Delete the Job, or the Service without one, and, before it is gone, all that it owns.
 
     A kubelet keeps the object of an ended pod for up to a minute: it is removed here. `now`: the
-    tasks get no time to save.
+    tasks get no time to save. `is_released`: the coordinator's pod has nothing to do any more, so
+    it is not waited for if its kubelet is slow to report its end.
     """
     paths = (f"{path}/{name}" for path in _OWNERS.values())
     path, owner = next(((p, found) for p in paths if (found := place.find(p))), ("", None))
@@ -335,11 +336,22 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False) -> None:
         for pod in place.list("pods", labels={**labels, ROLE: "task"}):
             _delete_pod(place, pod, grace_s=1)
     place.delete(path, background=False)
-    while (pods := place.list("pods", labels=labels)) and time.monotonic() < until:
+    while pods := place.list("pods", labels=labels):
+        is_late = time.monotonic() >= until
         for pod in pods:
-            if has_terminated(pod) or now:
-                _delete_pod(place, pod, grace_s=0 if has_terminated(pod) else 1)
+            is_free = is_late and is_released and _is_coordinator(pod)
+            if has_terminated(pod) or is_free or now:
+                _delete_pod(place, pod, grace_s=0 if has_terminated(pod) or is_free else 1)
+        if is_late:
+            break
         time.sleep(_POLL_S)
+    if not place.list("pods", labels=labels) and place.find(path) is not None:
+        # The garbage collector lets the owner wait longer, by its own back-off.
+        place.delete(path, uid=owner["metadata"].get("uid"))
+
+
+def _is_coordinator(pod: Object) -> bool:
+    return bool(pod["metadata"]["labels"].get(ROLE) == "coordinator")
 
 
 def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:

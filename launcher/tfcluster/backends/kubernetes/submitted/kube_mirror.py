@@ -108,8 +108,6 @@ class Mirror:
         try:
             if not self._copy_with(applier):
                 return False
-        except SilentError:  # views say so
-            return False
         except ConnectionError:
             self._failures += 1
             if self._failures > 1:  # the first one may be a pod that does not listen yet
