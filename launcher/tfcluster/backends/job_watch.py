@@ -270,7 +270,7 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             fix = end.fix
             if found.checkpoints:
                 fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
-            at = max(state.ended_at or time.time(), found.started_at)
+            at = max(state.ended_at or time.time(), found.started_at) - found.clock_ahead_s
             writer = RunWriter(found, paths, clock=lambda: at)
             writer.record(
                 RunFinished(

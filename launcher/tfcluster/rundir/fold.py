@@ -46,7 +46,7 @@ def apply(state: RunSnapshot, event: Event, now: float, paths: RunPaths) -> None
     Ignored are events without an effect on it, and late events of an attempt that the same task
     has already left for a newer one.
     """
-    change = getattr(_Changes(state, now, paths), event.type, None)
+    change = getattr(_Changes(state, now + state.clock_ahead_s, paths), event.type, None)
     if change is not None and not _is_outdated(state, event):
         change(event)
     chaos.apply(state.chaos, event, now)
@@ -65,6 +65,7 @@ class _Changes:
 
     state: RunSnapshot
     now: float
+    """The time by the clock of the machine that started the run."""
     paths: RunPaths
 
     def resumed(self, event: ev.Resumed) -> None:
@@ -93,7 +94,7 @@ class _Changes:
         self.state.allocation = facts
 
     def run_started(self, event: ev.RunStarted) -> None:
-        self.state.began_at = self.now
+        self.state.began_at = self.now - self.state.clock_ahead_s
 
     def run_continued(self, event: ev.RunContinued) -> None:
         """Forget the nodes of the former start, on which nothing lives any more."""

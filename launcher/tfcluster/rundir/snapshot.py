@@ -195,7 +195,10 @@ class RunSnapshot:
     """The last time that the job was started again: `attempt`, the first one since; `ran_s`, the
     seconds for which the run ran before, without its time in queues."""
     began_at: float | None = None
-    """The time of the coordinator's last start."""
+    """The time of the coordinator's last start, by its own clock."""
+    clock_ahead_s: float = 0.0
+    """The seconds by which the submitter's clock, to which all other times here belong, is ahead of
+    that of the machine with the coordinator."""
     runtime_dir: str | None = None
     """The folder of the coordinator's socket; another shell may have another default."""
     resumed_from: Record | None = None

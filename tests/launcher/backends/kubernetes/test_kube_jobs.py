@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.kubernetes.cluster.kube_client import (
@@ -28,6 +30,10 @@ from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
 from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY, STARTED
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
+from tfcluster.rundir import events as ev
+from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir.fold import first_state
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 
@@ -330,3 +336,26 @@ def test_a_start_that_was_cut_off_on_a_full_disk_leaves_the_count(tmp_path: Path
 def test_the_token_of_the_coordinators_seat_is_decoded() -> None:
     secret = {"data": {"coordinator-token": base64.b64encode(b"abc").decode()}}
     assert kube_jobs._decode(secret) == "abc"
+
+
+@pytest.mark.parametrize("wrong_s", [3600.0, -3600.0, 1.5])
+def test_the_times_of_a_run_are_those_of_the_submitters_clock_however_wrong_it_is(
+    place: FakePlace, tmp_path: Path, wrong_s: float
+) -> None:
+    began = datetime.fromisoformat("2026-09-14T12:00:00Z").timestamp()
+    place.add("batch/jobs/lab-1", creationTimestamp="2026-09-14T12:00:00Z")
+    paths = run_writer.make_new(lambda: "lab-1", tmp_path)
+    submitted_at = began + wrong_s
+    state = first_state(plan_of(), paths, registry.this_process(), submitted_at)
+    RunWriter(state, paths).close()
+    kube_own_job.note_clock("lab-1", paths, submitted_at)
+    now = [began + 5]
+    writer = RunWriter(registry.load_recorded(paths), paths, clock=lambda: now[0])
+    writer.record(ev.RunStarted(version="1", run="lab-1"))
+    now[0] += 55
+    writer.record(ev.RunFinished(status=Status.SUCCEEDED, exit_code=0))
+    writer.close()
+    ended = registry.load_recorded(paths)
+    assert ended.began_at == began + 5
+    assert ended.ended_at is not None
+    assert ended.ended_at - ended.started_at == pytest.approx(60, abs=2)

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -22,6 +23,7 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
@@ -37,6 +39,7 @@ _STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 _POLL_S: Final = 1.0
 _SLACK_S: Final = 10.0
+_SAME_CLOCK_S: Final = 10.0
 
 
 def own(environ: Mapping[str, str]) -> tuple[str, int]:
@@ -156,6 +159,20 @@ def count_start(folder: Path, *, unknown: int) -> int:
     fresh.write_text(str(count))
     fresh.replace(path)
     return count
+
+
+def note_clock(job: str, paths: RunPaths, submitted_at: float) -> None:
+    """Note in the run's state by how much the submitter's clock is wrong, if that is more than the
+    time in which a Job is made.
+
+    The clock of the cluster, by which a Job is dated, counts as right.
+    """
+    made = around_pod().get(f"batch/jobs/{job}")["metadata"]["creationTimestamp"]
+    ahead_s = submitted_at - datetime.fromisoformat(made).timestamp()
+    if abs(ahead_s) > _SAME_CLOCK_S:
+        state = registry.load_recorded(paths)
+        state.clock_ahead_s = round(ahead_s, 3)
+        RunWriter(state, paths).close(keeps_reserve=True)
 
 
 def keep_history(job: str, paths: RunPaths) -> None:

@@ -17,6 +17,7 @@ import secrets
 import shutil
 import tarfile
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +35,8 @@ KEY: Final = "package"
 PIECE_BYTES: Final = 700 << 10
 MOST_BYTES: Final = 8 << 20
 SUBMITTED: Final = "submitted.json"
-"""The job of the run, as the submitter records it: name and cluster."""
+"""The job of the run, as the submitter records it: name and cluster; `at`: the time by its clock
+immediately before it makes the Job."""
 _ENV_FILE: Final = "env-file"
 """The key of ``job.env_file`` in the first Secret."""
 _UNPACKING: Final = ".unpacking-"
@@ -50,7 +52,7 @@ def build(
     """
     spec = foreign_json.read_json_object(paths.spec)
     variables = _path_of(spec, "env_file", paths)
-    submitted = {"id": job, "cluster": cluster}
+    submitted = {"id": job, "cluster": cluster, "at": time.time()}
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
