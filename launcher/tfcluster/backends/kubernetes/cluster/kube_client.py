@@ -236,6 +236,8 @@ class Cluster:
             time.sleep(_PAUSE_S)
 
     def _send(self, method: str, target: str, body: Object | None) -> tuple[int, bytes]:
+        import ssl
+
         import urllib3
 
         kinds = {"PATCH": "application/merge-patch+json"}
@@ -256,6 +258,11 @@ class Cluster:
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
             raise _Unanswered(_plain(e), was_not_sent=True) from None
         except urllib3.exceptions.SSLError as error:
+            if not isinstance(cause := error.args[0], ssl.SSLCertVerificationError):
+                # What accepts and closes is a load balancer without servers. An end after the
+                # handshake is no SSLEOFError: Python's TLS reads it as the end of the stream.
+                was_not_sent = isinstance(cause, ssl.SSLEOFError)
+                raise _Unanswered(str(error), was_not_sent=was_not_sent) from None
             raise KubeError(
                 f"no trusted connection to the Kubernetes API server {self.host}: {error}",
                 fix="check certificate-authority and server of the kubeconfig's cluster",
