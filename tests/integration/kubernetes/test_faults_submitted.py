@@ -9,13 +9,19 @@ import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
 from tests.lab.kube import KubeCluster
+from tests.lab.kube_images import host_template
 from tests.lab.kubectl import Kubectl
+
+from tfcluster.backends.kubernetes.leadership import LEADER
+from tfcluster.backends.kubernetes.run_pods import merge
+from tfcluster.backends.kubernetes.task_pods import is_over
 
 from .desk import HANG_S, Desk, command_line
 from .submitted import (
     await_attempt,
     await_checkpoint,
     checkpoint,
+    coordinator,
     ended,
     note_fault,
     of_type,
@@ -80,6 +86,49 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     release(own_desk)
     ended(run, 0)
     own_desk.left()
+
+
+def test_a_coordinator_that_comes_back_leaves_the_run_to_its_successor(
+    own_kube: KubeCluster, own_desk: Desk
+) -> None:
+    limits = {"backoff_s": 0, "max_restarts": 3, "lease_s": 15, "grace_s": 5}
+    run = up(own_desk, runtime=coordinator_first(), supervision=limits)
+    await_attempt(run, 1)
+    await_checkpoint(own_desk, run, "ckpt-1")
+    former = coordinator(own_desk)
+    own_kube.cut("n1")
+    wait_for(lambda: coordinator_of(own_desk) not in ("", former), timeout=HANG_S)
+    wait_for(lambda: len(running_tasks(own_desk)) == 2, timeout=HANG_S)
+    theirs = running_tasks(own_desk)
+    own_kube.repair("n1")
+    gone = ("get", "pod", former, "--ignore-not-found", "-o", "name")
+    wait_for(lambda: not own_desk.kubectl(*gone), timeout=HANG_S, what="the former coordinator")
+    assert running_tasks(own_desk) == theirs, said(run)
+    assert not run.is_over(), said(run)
+    release(own_desk)
+    ended(run, 0)
+    assert own_desk.left() == []
+
+
+def coordinator_first() -> dict[str, Any]:
+    """Return a `runtime` with a task on each node, and the coordinator on the first if it can."""
+    on_first = {"matchExpressions": [{"key": "lab/node", "operator": "In", "values": ["n1"]}]}
+    wish = [{"weight": 1, "preference": on_first}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}
+    template = merge(host_template(), {"spec": {"affinity": affinity}})
+    return {"affinity": APART, "pod_template": template}
+
+
+def coordinator_of(desk: Desk) -> str:
+    """Return the pod that leads the run, as its Job says."""
+    notes = desk.kubectl.json("get", "jobs")["items"][0]["metadata"]["annotations"]
+    return str(notes.get(LEADER, ""))
+
+
+def running_tasks(desk: Desk) -> list[str]:
+    """Return the tasks' pods that run and are not being deleted."""
+    pods = desk.kubectl.json("get", "pods", "-l", "tfcluster.dev/role=task")["items"]
+    return sorted(each["metadata"]["name"] for each in pods if not is_over(each))
 
 
 def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(
