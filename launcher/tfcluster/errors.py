@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from tfcluster.control_characters import remove_controls
+
 
 class TfclusterError(Exception):
     """The base of all errors: a message, what the user can do (`fix`), and an exit code."""
@@ -38,9 +40,9 @@ class TfclusterError(Exception):
     """The exit code of the command that ends with this error."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message = remove_controls(message)  # Python prints what a program does not catch
+        self.fix = remove_controls(fix)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.fix}" if self.fix else self.message

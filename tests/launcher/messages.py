@@ -28,7 +28,8 @@ _BY_TYPE: Mapping[str, Any] = {
     **{"Json": {}, "Unsigned": 5, "Ports": {"worker:1": 2222}, "Text": "a", "NodeName": "agent"},
     **{"Path": "/a", "Entry": ["ckpt-1.index", 1, 2], "Integer": 3, "Step": 7, "Real": 0.5},
     **{"Name": "a", "Line": "one line", "LongText": "a.py", "Traceback": "Traceback …"},
-    **{"Metrics": {"loss": 0.5}, "Values": {"lr": 0.1}},
+    **{"Metrics": {"loss": 0.5}, "Values": {"lr": 0.1}, "Folder": "/home/a/.cache/tfcluster"},
+    **{"LoadCall": "model.load_weights({path})"},
 }
 
 

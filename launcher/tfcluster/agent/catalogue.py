@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     Path = str
     NodeName = str
     Name = str
+    Folder = str
     Line = str
+    LoadCall = str
     LongText = str
     Traceback = str
     Unsigned = int
@@ -222,7 +224,7 @@ class Welcome(Report):
     python: Text = ""
     executable: Path | None = None
     last_seen: Unsigned = 0
-    cache: Text | None = None
+    cache: Folder | None = None
     """The folder where a remote node keeps what it is sent."""
 
 class Refused(Report):
@@ -425,7 +427,7 @@ class Saved(TaskReport):
     path: LongText
     step: Step | None = None
     at_ns: Integer | None = None
-    load: Line | None = None
+    load: LoadCall | None = None
     """Python that loads it, with `{path}` for the path."""
 
 class SavedElsewhere(TaskReport):

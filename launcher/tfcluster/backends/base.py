@@ -3,6 +3,7 @@ closed (`Nodes`)."""
 
 from __future__ import annotations
 
+import shlex
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -95,8 +96,11 @@ class Nodes(ABC):
         """
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        """Return the command by which the user copies `folder` from a node that was reached."""
-        return f"scp -r {node}:{folder} ."
+        """Return the command by which the user copies `folder` from a node that was reached.
+
+        The user pastes it, and the node has chosen the folder: each such word is quoted.
+        """
+        return f"scp -r {shlex.quote(f'{node}:{folder}')} ."
 
     async def examine(self) -> Outlook:
         """Return what only nodes that are open show, for `doctor --deep`. Raises SetupError."""

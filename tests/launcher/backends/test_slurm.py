@@ -75,9 +75,9 @@ def test_the_command_for_files_names_the_node_as_slurm_does(
     async def use() -> str:
         planned = [NodePlan("node-0", "slurm", None, "/")]
         async with SlurmNodes(planned, RunContext("r-1", tmp_path)) as nodes:
-            return nodes.fetch_command("node-0", PurePosixPath("/there"))
+            return nodes.fetch_command("node-0", PurePosixPath("/the re; id #"))
 
-    wanted = "srun --nodes=1 --nodelist=n7 tar -C /there -c . | tar -x"
+    wanted = "srun --nodes=1 --nodelist=n7 tar -C '/the re; id #' -c . | tar -x"
     assert asyncio.run(use()) == wanted
 
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
@@ -93,7 +94,7 @@ class DockerNodes(Nodes):
             raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        return f"docker cp {self.run.run_id}-{node}:{folder} ."
+        return f"docker cp {shlex.quote(f'{self.run.run_id}-{node}:{folder}')} ."
 
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""

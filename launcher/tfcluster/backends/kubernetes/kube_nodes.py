@@ -139,7 +139,7 @@ class KubeNodes(Nodes):
         where += f"-n {self._cluster.namespace}"
         pod = self._pods.get(node)
         name = pod.name if pod else run_pods.pod_name(self._pod_run, node, self._generation[node])
-        return f"kubectl {where} exec {name} -- tar -C {folder} -c . | tar -x"
+        return f"kubectl {where} exec {name} -- tar -C {shlex.quote(str(folder))} -c . | tar -x"
 
     async def examine(self) -> Outlook:
         """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
@@ -91,7 +92,7 @@ class SlurmNodes(RelayedNodes):
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
         where = f"--nodes=1 --nodelist={self._names[node]}"
-        return f"srun {where} tar -C {folder} -c . | tar -x"
+        return f"srun {where} tar -C {shlex.quote(str(folder))} -c . | tar -x"
 
     async def _await_controller(self, what: str) -> None:
         """Wait until slurmctld answers; say `what` it keeps from being done."""

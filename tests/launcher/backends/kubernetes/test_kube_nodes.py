@@ -572,11 +572,11 @@ def test_the_command_for_files_names_the_pod_and_where_it_is(
 
     async def use() -> str:
         async with desk.nodes() as nodes:
-            return nodes.fetch_command("worker-1", PurePosixPath("/there"))
+            return nodes.fetch_command("worker-1", PurePosixPath("/the re; id #"))
 
     where = "--context 'the lab' -n team" if context else "-n team"
     pod = desk.name(1, 3)
-    wanted = f"kubectl {where} exec {pod} -- tar -C /there -c . | tar -x"
+    wanted = f"kubectl {where} exec {pod} -- tar -C '/the re; id #' -c . | tar -x"
     assert asyncio.run(use()) == wanted
 
 

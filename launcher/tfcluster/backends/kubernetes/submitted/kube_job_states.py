@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -91,7 +92,10 @@ def _how_to_fetch(job: Object, pod: Object | None) -> str:
     if pod is None:
         return home
     folder, metadata = f"{run_pods.STATE_FOLDER}/runs/{run}", pod["metadata"]
-    return f"{home}, `kubectl -n {metadata['namespace']} cp {metadata['name']}:{folder} {run}` here"
+    copy = shlex.join(
+        ["kubectl", "-n", metadata["namespace"], "cp", f"{metadata['name']}:{folder}", run]
+    )
+    return f"{home}, `{copy}` here"
 
 
 def _where_files_are(job: Object) -> str:
