@@ -149,17 +149,24 @@ class Startup:
     async def preflight(self) -> Sequence[Finding]:
         """Check all nodes at once and return the warnings; the report goes to the run folder.
 
+        Without checks, nodes that several tasks share are only asked what there is to divide.
         Raises PreflightError if there are fatal findings.
         """
         names = [node.name for node in self.plan.nodes]
         remote = [name for name in names if self.hub.site(name).is_remote]
         for name in remote:  # a login there may set a proxy that is not known here
             self._proxy_env[name] = probes.default_proxy_env(self.plan)
+        answers = Answers(self.hub, self.until)
         if not self.launch.options.runs_preflight:
-            return ()
+            shared = [name for name in remote if name in orders.shared_nodes(self.plan)]
+            found, warnings = await probes.probe_shared_nodes(
+                self.plan, self.paths, answers, shared
+            )
+            for answer in found:
+                self._assigned.update(orders.assign_resources(self.plan, answer))
+            return warnings
         if remote:
             ports = orders.held_ports(self.hub, names)
-            answers = Answers(self.hub, self.until)
             report = await probes.probe_nodes(self.plan, self.paths, answers, names, ports)
         else:
             report = await self._probe_this_node()

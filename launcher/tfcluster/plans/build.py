@@ -48,7 +48,7 @@ from tfcluster.plans.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.plans.resources import Share, background_tasks, shares
+from tfcluster.plans.resources import Share, background_tasks, explain_sharing, shares
 
 if TYPE_CHECKING:
     from tfcluster.plans.command import Program
@@ -97,7 +97,8 @@ def make_plan(
         preload=preloading.modules(spec, context.code),
         resources=builder.resources(),
     )
-    return replace(plan, notes=tuple(dict.fromkeys(_find_notes(spec, plan, context))))
+    notes = (*_find_notes(spec, plan, context), *builder.explain_sharing())
+    return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +186,15 @@ class _PlanBuilder:
         resources = _section(Resources, self.spec.resources)
         sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
         return replace(resources, gpus="all") if sees_all else resources
+
+    def explain_sharing(self) -> Iterator[str]:
+        """Yield a note where tasks of this machine share GPUs although the spec names none."""
+        if self.spec.resources.gpus is not None:
+            return
+        for tasks in by_machine(self.placed_tasks):
+            even = {task.id: self.shares[task.id] for task in tasks if task.gpus is None}
+            if sentence := explain_sharing(even):
+                yield sentence
 
     def _command(self, placed: PlacedTask, program: Program, share: Share) -> Command:
         argv = command.build_argv(

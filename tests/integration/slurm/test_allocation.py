@@ -32,6 +32,7 @@ LOSES: dict[str, Any] = {"lease_s": 5, "max_restarts": 0}
 RESTARTS: dict[str, Any] = {"lease_s": 5, "backoff_s": 0}
 OUTER = {
     "LD_LIBRARY_PATH": "/opt/module/lib",
+    "CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2",
     "SLURM_NTASKS": "7",
     "SLURM_CPU_BIND": "map_cpu:63",
     "SLURM_EXPORT_ENV": "NONE",
@@ -123,10 +124,13 @@ def coordinator(site: Site) -> int:
 
 
 def test_tasks_share_the_nodes_and_get_the_environment_of_up(site: Site) -> None:
-    """The evaluator is one more task than the nodes' share, and rides with the first one."""
+    """The evaluator is one more task than the nodes' share, and rides with the first one.
+
+    Without checks, too, each task of a node gets its part of the GPUs that Slurm names there.
+    """
     cluster = {"worker": 4, "evaluator": 1}
     outer = ["env", *(f"{name}={value}" for name, value in OUTER.items())]
-    run = site.up(site.spec(SHOW, cluster=cluster), within=[*SALLOC, *outer])
+    run = site.up(site.spec(SHOW, cluster=cluster), "--no-preflight", within=[*SALLOC, *outer])
     assert run.end() == 0, run.said
     job = run.of_type("nodes_allocated")[0]["allocation"]
     assert f"the nodes of {job} are there: n1, n2\n" in run.said
@@ -136,6 +140,8 @@ def test_tasks_share_the_nodes_and_get_the_environment_of_up(site: Site) -> None
         assert own["host"] == host
         assert own["cwd"] == str(site.desk), "the nodes see it, so it is not copied"
         assert own["env"]["LD_LIBRARY_PATH"] == OUTER["LD_LIBRARY_PATH"]
+        gpu = "-1" if task == "evaluator:0" else f"MIG-{1 + int(task[-1]) % 2}"
+        assert own["env"]["CUDA_VISIBLE_DEVICES"] == gpu
         workers = own["config"]["cluster"]["worker"]
         assert [address.split(":")[0] for address in workers] == [*hosts.values()]
     assert not left_files(site)

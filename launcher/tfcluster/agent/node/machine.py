@@ -115,10 +115,20 @@ def gpus() -> tuple[list[str], str]:
     return [], f"nvidia-smi failed: {output[:200] or f'exit code {code}'}"
 
 
-def visible_gpus(text: str) -> list[int]:
-    """Return the indexes in a CUDA_VISIBLE_DEVICES; [] for one with other names, such as UUIDs."""
-    words = text.replace(" ", "").split(",")
-    return list(map(int, words)) if all(word.isdecimal() for word in words) else []
+def visible_gpus(text: str) -> list[int | str]:
+    """Return the GPUs of a CUDA_VISIBLE_DEVICES: indexes, and names (``GPU-…``, ``MIG-…``).
+
+    The first word that is neither ends the list, as in CUDA: ``-1``, Slurm's ``NoDevFiles``.
+    """
+    found: list[int | str] = []
+    for word in map(str.strip, text.split(",")):
+        if word.isascii() and word.isdecimal():
+            found.append(int(word))
+        elif word.startswith(("GPU-", "MIG-")):
+            found.append(word)
+        else:
+            break
+    return found
 
 
 def query_driver(field: str, path: str | None) -> tuple[int, list[str], str]:
