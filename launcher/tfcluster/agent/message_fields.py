@@ -34,6 +34,8 @@ UNREADABLE = -1
 _LIMIT = 1 << 63
 _SHOWN_CHARACTERS = 80
 _NODE_NAME = re.compile(r"[\w:.-]{1,80}", re.ASCII)
+_HOST = re.compile(r"[\w.-]{1,253}|\[[\da-f:.]{2,45}\]", re.ASCII | re.IGNORECASE)
+"""A name or an address; that of IPv6 in brackets."""
 
 
 def _type_of(name: str) -> str:
@@ -245,6 +247,7 @@ _READERS: dict[str, Read] = {
     "Ports": _mapping_of(_integer(1, 1 << 16)),
     "Text": _text(budgets.MESSAGE_TEXT),
     "NodeName": _valid(lambda value: isinstance(value, str) and _NODE_NAME.fullmatch(value)),
+    "Host": _valid(lambda value: isinstance(value, str) and _HOST.fullmatch(value)),
     "Path": _valid(lambda value: isinstance(value, str) and b"\0" not in os.fsencode(value)),
     "Entry": _entry,
     # What a task sends; long strings are cut.

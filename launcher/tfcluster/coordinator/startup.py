@@ -74,8 +74,9 @@ class Startup:
     ) -> None:
         """Have the nodes' agents hold the ports of their tasks for as long as the agents live.
 
-        A second call chooses new ports where the spec leaves the choice. A node that `is_lost`
-        meanwhile is not waited for. Raises PortInUseError for a taken port.
+        They answer with the nodes' addresses on the interface that the spec names, too. A second
+        call chooses new ports where the spec leaves the choice. A node that `is_lost` meanwhile is
+        not waited for. Raises PortInUseError for a taken port, SetupError without the interface.
         """
         if self.plan.kind == "plain":
             return
@@ -88,6 +89,7 @@ class Startup:
         for name in names:
             if (taken := self.hub.answer(name, msg.PortTaken)) is not None:
                 raise orders.port_error(taken)
+        self.plan = orders.at_interface(self.plan, self.hub, names)
 
     def preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have one process per node import what its tasks import, while other steps go on."""

@@ -14,7 +14,14 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.node import probe
 from tfcluster.backends import bundle
-from tfcluster.errors import NodeLostError, PortInUseError, PrepareError, join_first
+from tfcluster.errors import (
+    NodeLostError,
+    NoFreePortError,
+    PortInUseError,
+    PrepareError,
+    SetupError,
+    join_first,
+)
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
@@ -157,10 +164,40 @@ def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     ports = [
         msg.PortRequest(task=str(task.id), host=task.host, port=task.port or 0) for task in tasks
     ]
-    return msg.HoldPorts(ports=ports)
+    among = [] if plan.node(node).capabilities.in_containers else list(plan.port_range)
+    return msg.HoldPorts(ports=ports, among=among, interface=plan.interface)
+
+
+def interface_error(plan: Plan, node: str, held: msg.PortsHeld) -> SetupError | None:
+    """Return the error for a node without the interface that the spec names."""
+    if plan.interface is None or held.host is not None:
+        return None
+    return SetupError(
+        f"{node} has no interface or address {plan.interface}; it has"
+        f" {join_first(held.interfaces) or 'none'}",
+        fix="set runtime.interface to one that all nodes have, or leave it out",
+    )
+
+
+def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
+    """Return the plan with the nodes' addresses on the interface that the spec names.
+
+    Raises SetupError for a node that has no such interface.
+    """
+    hosts = {}
+    for node in nodes:
+        if (held := hub.answer(node, msg.PortsHeld)) is None:
+            continue
+        if (error := interface_error(plan, node, held)) is not None:
+            raise error
+        if held.host is not None:
+            hosts[node] = held.host
+    return plan.at(hosts)
 
 
 def port_error(taken: msg.PortTaken) -> PortInUseError:
+    if not taken.port:
+        return NoFreePortError(taken.task, taken.host)
     where = f"{taken.host}:{taken.port} ({taken.task})"
     return PortInUseError(where, pid=taken.pid, run_id=taken.run_id, command=taken.command)
 

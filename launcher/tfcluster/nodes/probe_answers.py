@@ -42,6 +42,8 @@ class ProbeAnswer:
     """Variables of `machine.SHARED_OUT` set on the node, or by the spec for its first task."""
     visible_gpus: Sequence[Gpu] = ()
     """The GPUs in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec."""
+    interfaces: Sequence[tuple[str, str, bool]] = ()
+    """(interface, address, whether TF_CONFIG names it)."""
     shm_bytes: int | None = None
     port_range: Sequence[int] = ()
     proxies: Mapping[str, str] = field(default_factory=dict)

@@ -96,6 +96,8 @@ def make_plan(
         settings=changed_settings(spec),
         preload=preloading.modules(spec, context.code),
         resources=builder.resources(),
+        interface=spec.runtime.interface if builder.has_other_hosts else None,
+        port_range=spec.runtime.port_range,
     )
     notes = (*_find_notes(spec, plan, context), *builder.explain_sharing())
     return replace(plan, notes=tuple(dict.fromkeys(notes)))
@@ -126,6 +128,12 @@ class _PlanBuilder:
         workdir = command.resolve_path(spec.job.workdir, context.spec_dir, context.environ)
         of_tasks = dict(_shares(spec, context, placed_tasks))
         return cls(spec, context, tuple(args), placed_tasks, of_tasks, variables, workdir)
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """True if tasks use the networks of several machines."""
+        used = [task.kind.capabilities for task in self.placed_tasks]
+        return any(its.uses_host_network and not its.shares_filesystem for its in used)
 
     def nodes(self) -> Iterator[NodePlan]:
         programs = command.programs(self.spec.job)
@@ -285,6 +293,10 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
     is_local = any(context.is_here(node.backend) for node in plan.nodes)
     if plan.resources.gpus == "all" and context.gpus == () and is_local:
         yield 'gpus is "all", but this machine has no GPU: its tasks train on the CPU'
+    if plan.interface is not None:
+        yield f"TF_CONFIG gets each node's address on {plan.interface}, which its agent finds"
+    elif spec.runtime.interface is not None:
+        yield "runtime.interface has no effect without other hosts or nodes of Slurm"
     if spec.runtime.user is not None and not plan.images:
         yield "runtime.user has no effect without containers (--backend docker)"
     yield from preloading.explain_cold_starts(spec, plan, context)

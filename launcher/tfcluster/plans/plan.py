@@ -283,6 +283,11 @@ class Plan:
     """The modules that one process per node imports for all its tasks (`plans.preloading`)."""
     resources: Resources = field(default_factory=Resources)
     """The resources by which `tfcluster.nodes.orders` divides a node that only its agent knows."""
+    interface: str | None = field(default=None, metadata=ONLY_IF_SET)
+    """The interface by which tasks reach each other: its name, a subnet or a pattern of names;
+    None: the address by which the node itself is reached."""
+    port_range: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
+    """The first and the last port that agents may choose; empty: any."""
     joins: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)

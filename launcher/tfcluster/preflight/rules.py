@@ -160,7 +160,10 @@ def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Fin
         if node in silent:
             continue
         what = f"cannot connect to {task} ({host}:{port}): {why}"
-        fix = "open that port between the two (firewall, security group), or write another port"
+        fix = (
+            "open that port between the two (firewall, security group), or write one that is open"
+            " (runtime.ports: a range)"
+        )
         if _WRONG_NAME.search(why):
             fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
         yield Finding(answer.node, "peers", what, fix)
