@@ -121,6 +121,15 @@ class PortInUseError(SetupError):
         super().__init__(f"port {address} is in use: held by {holder}", fix=fix)
 
 
+class NoFreePortError(PortInUseError):
+    """A range of ports in the spec of which no port is free on a node."""
+
+    def __init__(self, task: str, host: str) -> None:
+        where = f" on {host}" if host else ""
+        fix = "widen the range; a node needs a port for each of its tasks"
+        SetupError.__init__(self, f"no port of runtime.ports is free for {task}{where}", fix=fix)
+
+
 class InterpreterError(SetupError):
     """A Python that does not work, or lacks what the job needs."""
 

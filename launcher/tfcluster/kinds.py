@@ -69,6 +69,11 @@ class Capabilities:
         return not (self.shares_filesystem or self.makes_nodes)
 
     @property
+    def uses_host_network(self) -> bool:
+        """True if tasks listen on the addresses of a machine, and not of a container's network."""
+        return not (self.in_containers or self.on_one_machine)
+
+    @property
     def outlives_coordinator(self) -> bool:
         """True if tasks run on, for as long as their lease, after the coordinator was killed."""
         return self.has_lease and not self.clears_up

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Text = str
     Path = str
     NodeName = str
+    Host = str
     Name = str
     Folder = str
     Line = str
@@ -86,6 +87,10 @@ class PortRequest(Record):
 class HoldPorts(Order):
     """Answered by `PortsHeld` or `PortTaken`."""
     ports: list[PortRequest]
+    among: list[int] = ()  # type: ignore[assignment]
+    """The first and the last port that may be chosen; empty: any."""
+    interface: str | None = None
+    """The interface whose address `PortsHeld` has: its name, a subnet or a pattern of names."""
 
 class Process(Record):
     argv: Strings
@@ -246,11 +251,16 @@ class Bye(Report):
 class PortsHeld(Report):
     ports: Ports
     """Task → port, for all tasks of the node."""
+    host: Host | None = None
+    """The node's address on the requested interface."""
+    interfaces: list[Text] = ()  # type: ignore[assignment]
+    """The node's interfaces with their addresses, if none of them is the requested one."""
 
 class PortTaken(Report):
     task: Text
     host: Text
     port: Unsigned
+    """0: no port of the range is free."""
     pid: Unsigned | None = None
     run_id: Text | None = None
     command: Text | None = None

@@ -40,6 +40,8 @@ _LOAD_CALL = re.compile(
     r"|model\.load_weights)\(\{path\}\)(?:\.expect_partial\(\))?"
 )
 """The calls of the workers' `save_hooks`. The user pastes them, so a host cannot send others."""
+_HOST = re.compile(r"[\w.-]{1,253}|\[[\da-f:.]{2,45}\]", re.ASCII | re.IGNORECASE)
+"""A name or an address; that of IPv6 in brackets."""
 
 
 def _type_of(name: str) -> str:
@@ -251,6 +253,7 @@ _READERS: dict[str, Read] = {
     "Ports": _mapping_of(_integer(1, 1 << 16)),
     "Text": _text(budgets.MESSAGE_TEXT),
     "NodeName": _valid(lambda value: isinstance(value, str) and _NODE_NAME.fullmatch(value)),
+    "Host": _valid(lambda value: isinstance(value, str) and _HOST.fullmatch(value)),
     "Path": _valid(lambda value: isinstance(value, str) and b"\0" not in os.fsencode(value)),
     "Folder": _valid(
         lambda value: _READERS["Text"](value) and _FOLDER.fullmatch(value)  # shown in commands

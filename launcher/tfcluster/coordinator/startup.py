@@ -73,8 +73,9 @@ class Startup:
     ) -> None:
         """Have the nodes' agents hold the ports of their tasks for as long as the agents live.
 
-        A second call chooses new ports where the spec leaves the choice. A node that `is_lost`
-        meanwhile is not waited for. Raises PortInUseError for a taken port.
+        They answer with the nodes' addresses on the interface that the spec names, too. A second
+        call chooses new ports where the spec leaves the choice. A node that `is_lost` meanwhile is
+        not waited for. Raises PortInUseError for a taken port, SetupError without the interface.
         """
         if self.plan.kind == "plain":
             return
@@ -87,6 +88,7 @@ class Startup:
         for name in names:
             if (taken := self.hub.answer(name, msg.PortTaken)) is not None:
                 raise orders.port_error(taken)
+        self.plan = orders.at_interface(self.plan, self.hub, names)
 
     def preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have one process per node import what its tasks import, while other steps go on."""
@@ -143,17 +145,24 @@ class Startup:
     async def preflight(self) -> Sequence[Finding]:
         """Check all nodes at once and return the warnings; the report goes to the run folder.
 
+        Without checks, nodes that several tasks share are only asked what there is to divide.
         Raises PreflightError if there are fatal findings.
         """
         names = [node.name for node in self.plan.nodes]
         remote = [name for name in names if self.hub.site(name).is_remote]
         for name in remote:  # a login there may set a proxy that is not known here
             self._proxy_env[name] = probes.default_proxy_env(self.plan)
+        answers = Answers(self.hub, self.until)
         if not self.launch.options.runs_preflight:
-            return ()
+            shared = [name for name in remote if name in orders.shared_nodes(self.plan)]
+            found, warnings = await probes.probe_shared_nodes(
+                self.plan, self.paths, answers, shared
+            )
+            for answer in found:
+                self._assigned.update(orders.assign_resources(self.plan, answer))
+            return warnings
         if remote:
             ports = orders.held_ports(self.hub, names)
-            answers = Answers(self.hub, self.until)
             report = await probes.probe_nodes(self.plan, self.paths, answers, names, ports)
         else:
             report = await self._probe_this_node()

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.plans.plan import Command, Plan
+from tfcluster.plans.plan import Command, Gpu, Plan
 from tfcluster.supervision.connectivity import DialPlan
 from tfcluster.typed_json import from_json
 
@@ -40,9 +40,10 @@ class ProbeAnswer:
     core_limit: float | None = None
     named: Sequence[str] = ()
     """Variables of `machine.SHARED_OUT` set on the node, or by the spec for its first task."""
-    visible_gpus: Sequence[int] = ()
-    """The indexes in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec.
-    """
+    visible_gpus: Sequence[Gpu] = ()
+    """The GPUs in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec."""
+    interfaces: Sequence[tuple[str, str, bool]] = ()
+    """(interface, address, whether TF_CONFIG names it)."""
     shm_bytes: int | None = None
     port_range: Sequence[int] = ()
     proxies: Mapping[str, str] = field(default_factory=dict)

@@ -186,7 +186,13 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
 
 
 def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
-    """Return `plan` with `tasks` to start and all others elsewhere."""
+    """Return `plan` with `tasks` to start and all others elsewhere.
+
+    Raises UsageError where the others would not learn the addresses of this start.
+    """
+    if plan.interface is not None:
+        fix = "write the addresses of that network in the spec, without runtime.interface"
+        raise UsageError("runtime.interface needs one start of all tasks", fix=fix)
     started = tuple(task for task in plan.tasks if task.id in tasks)
     nodes = {task.node for task in started}
     return replace(

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -153,6 +153,7 @@ async def _examine(
             reached = [plan.node(name) for name in visit.connected]
             await shared_workdirs.find_shared_workdirs(plan, visit.hub, reached)
             findings += await visit.hold_ports()
+            plan = visit.plan
             ports = orders.held_ports(visit.hub, visit.connected)
             report = known or await probe_nodes(
                 plan, paths, Answers(visit.hub, visit.until), visit.connected, ports, deep=deep
@@ -266,8 +267,20 @@ class _Visit:
         ):
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
-        replies = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
-        return lost + [probes.taken_port(node, taken) for node, taken in replies if taken]
+        taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
+        ports = [probes.taken_port(node, reply) for node, reply in taken if reply]
+        return [*lost, *ports, *self._take_addresses()]
+
+    def _take_addresses(self) -> Iterator[Finding]:
+        """Put the nodes' addresses on the spec's interface into the plan; yield what lacks it."""
+        held = ((name, self.hub.answer(name, msg.PortsHeld)) for name in self.connected)
+        for node, reply in held:
+            error = reply and orders.interface_error(self.plan, node, reply)
+            if error:
+                what = error.message.removeprefix(f"{node} ")
+                yield Finding(node, "interfaces", what, error.fix)
+            else:
+                self.plan = orders.at_interface(self.plan, self.hub, [node])
 
 
 if __name__ == "__main__":

@@ -68,7 +68,32 @@ async def probe_nodes(
     seen = tuple(answer for answer in found if isinstance(answer, ProbeAnswer))
     needs = rules.needs_of(plan, await asyncio.to_thread(_local_script_sha256, plan))
     findings = rules.judge(seen, needs, silent={finding.node for finding in silent})
-    return PreflightReport(nodes, seen, findings).with_more(silent)
+    report = PreflightReport(nodes, seen, findings).with_more(silent)
+    return report.with_more(_find_shared_gpus(plan, seen))
+
+
+def _find_shared_gpus(plan: Plan, answers: Sequence[ProbeAnswer]) -> Iterator[Finding]:
+    for answer in answers:
+        if why := orders.explain_shared_gpus(plan, answer):
+            fix = "use fewer tasks for each node, or --set resources.gpus=0 to train on the CPU"
+            yield Finding(answer.node, "GPUs", why, fix, is_fatal=False)
+
+
+async def probe_shared_nodes(
+    plan: Plan, paths: RunPaths, answers: Answers, nodes: Sequence[str]
+) -> tuple[Sequence[ProbeAnswer], Sequence[Finding]]:
+    """Find out what nodes with several tasks can divide among them, and check nothing else.
+
+    Return the answers, and warnings about what is not divided.
+    """
+    report = await probe_nodes(plan, paths, answers, nodes, {})
+    answered = {answer.node for answer in report.answers}
+    undivided = [
+        replace(f, what=f"its tasks share all cores and GPUs: {f.what}", is_fatal=False)
+        for f in report.findings
+        if f.node not in answered
+    ]
+    return report.answers, [*undivided, *_find_shared_gpus(plan, report.answers)]
 
 
 def _read_answer(

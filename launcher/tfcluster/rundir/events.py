@@ -141,6 +141,8 @@ class PortsHeld(Event):
     node: str
     ports: Mapping[str, int]
     """Task → port, held for the whole run."""
+    host: str | None = None
+    """The node's address on the interface that the spec names."""
 
 
 class PrepareStarted(Event):

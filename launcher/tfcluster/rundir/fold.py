@@ -138,7 +138,7 @@ class _Changes:
                 self.state.by_hand[task] = _with_port(address, port)
             else:
                 snapshot = self.state.task(task)
-                snapshot.address = _with_port(snapshot.address, port)
+                snapshot.address = _with_port(snapshot.address, port, host=event.host)
 
     def task_started(self, event: ev.TaskStarted) -> None:
         task = self.state.task(event.task)
@@ -338,8 +338,8 @@ def _set_usage(task: TaskSnapshot, used: Mapping[str, Any]) -> None:
     task.gpu, task.gpu_memory_bytes = used.get("gpu"), used.get("gpu_memory_bytes")
 
 
-def _with_port(address: str, port: int) -> str:
-    return f"{address.rpartition(':')[0]}:{port}"
+def _with_port(address: str, port: int, *, host: str | None = None) -> str:
+    return f"{host or address.rpartition(':')[0]}:{port}"
 
 
 def _facts(event: Event) -> dict[str, Any]:

@@ -206,7 +206,7 @@ def format_strategy(plan: Plan) -> str:
     return ", ".join([plan.strategy, *(f"{name} {value}" for name, value in plan.settings.items())])
 
 
-def format_numbers(values: Sequence[int] | None) -> str:
+def format_numbers(values: Sequence[object] | None) -> str:
     """Return ``0,1``, "none" for an empty list, and an empty string if the values are not known."""
     return "" if values is None else ",".join(map(str, values)) or "none"
 

@@ -45,9 +45,15 @@ for step in range(first, 4):
 
 
 def test_a_run_on_two_hosts_gathers_its_logs_and_leaves_nothing_on_them(office: Office) -> None:
-    office.add_hosts(2)
-    run = office.up(office.spec(count=20))
+    """The tasks use another network than ssh: each host reaches the other there."""
+    for number, host in enumerate(office.add_hosts(2), 1):
+        office.lab.add_card(host, "ib0", f"10.88.0.{number}/24")
+    run = office.up(office.spec(count=20), "--set", "runtime.interface=10.88.0.0/24")
     assert run.end() == 0, run.said
+    held = {event["host"] for event in run.of_type("ports_held")}
+    assert held == {"10.88.0.1", "10.88.0.2"}
+    (probed, _) = json.loads((run.folder / "preflight.json").read_text())["seen"]
+    assert (probed["peers"], probed["unreachable"]) == (1, [])
     for task in ("worker:0", "worker:1"):
         assert run.log(task).splitlines() == numbered(20)
     assert [event["seq"] for event in run.events()] == list(range(1, len(run.events()) + 1))

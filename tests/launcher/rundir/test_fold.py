@@ -45,6 +45,13 @@ def test_a_run_begins_with_waiting_tasks(state: RunSnapshot) -> None:
     assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
 
 
+def test_a_task_has_the_address_on_the_interface_of_the_spec(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    held = ev.PortsHeld(node="local", ports={"worker:0": 4000}, host="[2001:db8::1]")
+    assert replay(state, paths, [held]).task("worker:0").address == "[2001:db8::1]:4000"
+
+
 def test_a_lost_node_s_tasks_use_nothing_that_is_known(state: RunSnapshot, paths: RunPaths) -> None:
     used = {"rss_bytes": 5, "cores": 1.0, "gpu": 0.5, "gpu_memory_bytes": 7}
     usage = ev.Usage(node="local", tasks={"worker:0": used})

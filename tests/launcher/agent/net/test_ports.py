@@ -62,6 +62,20 @@ def test_chosen_ports_differ_and_exclude_other_processes(rig: Rig) -> None:
         assert not can_bind(port, "127.0.0.1")
 
 
+def test_ports_are_chosen_from_the_range_of_the_spec(rig: Rig) -> None:
+    def held(count: int, last: int) -> dict[str, object]:
+        wanted = [{"task": f"worker:{i}", "host": "a", "port": 0} for i in range(count)]
+        rig.peer.send("hold_ports", ports=wanted, among=[first, last])
+        return rig.peer.take("ports_held", "port_taken")
+
+    first = next(port for port in iter(free_port, 0) if can_bind(port + 1) and port < 65000)
+    ports = held(2, first + 1)["ports"]
+    assert isinstance(ports, dict)
+    assert set(ports.values()) == {first, first + 1}
+    taken = held(3, first + 1)
+    assert (taken["type"], taken["port"]) == ("port_taken", 0)
+
+
 def test_a_port_that_another_run_holds_is_reported_with_its_holder(
     new_rig: Callable[..., Rig], rig: Rig
 ) -> None:
