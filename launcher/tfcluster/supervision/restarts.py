@@ -256,7 +256,7 @@ def _is_needed(state: RunState, member: Member) -> bool:
     An evaluator is needed as long as the run goes on: one that fails while the gang is being
     stopped starts again together with it.
     """
-    if not member.restarts_alone or not member.is_over:
+    if not member.restarts_alone or not member.is_over or member.is_cancelled:
         return False
     if member.is_core:
         return state.is_training and not state.is_finishing
