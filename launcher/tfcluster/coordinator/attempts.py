@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from tfcluster.backends.base import NoPlaceError
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError, PortInUseError, SetupError
+from tfcluster.errors import NodeLostError, PortInUseError, PrepareError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.rundir.events import Event, Hint, NodeLost, NodesAllocated, Warned
@@ -24,8 +24,15 @@ from tfcluster.supervision.supervisor import Supervisor
 
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
-"""The pause between two tries doubles up to this."""
 _POLL_S: Final = 0.2
+
+
+def pauses() -> Iterator[float]:
+    """Yield the pauses in seconds between two tries to reach a node, which double up to a limit."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
 @dataclass(slots=True)
@@ -173,20 +180,22 @@ class Attempts:
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._part_from_leaving()
-        await self._reconnect()
+        await self._reconnect(again)
+        if not self._is_next(again):
+            return  # the run ends, or another gang is to start
         if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
                 self.record(Warned(message=sentence))
-        if again.fresh_ports and self.supervisor.next_attempt is again:
+        if again.fresh_ports and self._is_next(again):
             connected = [node for node in self.plan.nodes if node.name not in self._lost]
             await self.startup.hold_ports(connected, is_lost=self._lost.__contains__)
-            await self._reconnect()
-        if self.supervisor.next_attempt is again:  # else the run ends, or another gang is to start
+            await self._reconnect(again)
+        if self._is_next(again):
             await self._start(again.number, again.members)
 
     async def _restart_alone(self, order: StartAlone) -> None:
         await self._part_from_leaving()
-        await self._reconnect()
+        await self._reconnect(None, only=self.plan.task(order.task).node)
         if order.task == self.supervisor.gang.chief:  # it continues from what it saved last
             gather = self.run_gathering.gather_latest(others_train=True)
             for event in await self.loop.run_alongside(gather):
@@ -208,26 +217,75 @@ class Attempts:
             self._lost.add(node)
             await self.loop.run_alongside(self.hub.part_from(node))
 
-    async def _reconnect(self) -> None:
-        """Give lost nodes a new agent; once it answers, no old task lives on the node.
+    async def _reconnect(self, again: NextAttempt | None, *, only: str = "") -> None:
+        """Give the lost nodes, or `only` this one, new agents for the attempt `again`.
 
-        A node where that fails is tried once more after the lease of its old agent has ended:
-        until then the old agent itself may be the reason.
+        Once a new agent answers, no old task lives on its node. Each node is tried until then, or
+        until the supervisor has no more patience, or wants another attempt: a host may be down for
+        minutes, and as long as the lease of its old agent lasts, that agent may be the reason.
         """
-        waited = set[str]()
-        while lost := self._lost - self._given_up:
-            node = next(node for node in self.plan.nodes if node.name in lost)
-            self.run_writer.wait_for(f"the agent of {node.name}")
-            try:
-                await self._replace_agent(node)
-                self.supervisor.node_back(node.name, self.loop.now())
-            except PortInUseError:
-                raise
-            except SetupError as error:
-                is_reached = node.name not in self._lost  # then the old agent is not the reason
-                if is_reached or node.name in waited or not await self._await_lease(node.name):
-                    self._give_up(node.name, error.message)
-                waited.add(node.name)
+        began, waits = dict[str, float](), pauses()
+        while self._is_next(again) and (lost := self._awaited(only)):
+            due = list[float]()
+            for node in lost:
+                if self._is_next(again):
+                    since = began.get(node.name)
+                    began.setdefault(node.name, self.loop.now())
+                    due += await self._try(node, since)
+            if due:
+                await self._pause_for(again, min(self.loop.now() + next(waits), *due))
+            elif only:
+                return
+
+    def _is_next(self, again: NextAttempt | None) -> bool:
+        """Return whether the supervisor still wants this attempt, or with None no other one."""
+        return self.supervisor.next_attempt is again
+
+    async def _pause_for(self, again: NextAttempt | None, until: float) -> None:
+        """Pause until that moment, at most as long as the attempt is wanted."""
+        await self.loop.until(
+            lambda: self.loop.now() >= until or not self._is_next(again), at=until
+        )
+
+    def _awaited(self, only: str) -> list[NodePlan]:
+        """Return the lost nodes to reconnect; those that the next attempt does without are left."""
+        for name in sorted(self._lost - self._given_up):
+            if not (only or self.supervisor.membership.uses(name)):
+                self._give_up(name, "the next attempt does without it")
+        lost = self._lost - self._given_up
+        return [node for node in self.plan.nodes if node.name in lost and only in ("", node.name)]
+
+    async def _try(self, node: NodePlan, since: float | None) -> list[float]:
+        """Try to give a lost node a new agent; the first such try, if not this, was at `since`.
+
+        Return the moments at which another try must be made; none if there is to be no other one.
+        """
+        name, began = node.name, self.loop.now()
+        self.run_writer.wait_for(f"the agent of {name}")
+        try:
+            await self._replace_agent(node)
+        except PortInUseError:
+            raise
+        except SetupError as error:
+            # Its old agent may be the reason, unless the node was reached.
+            fence = self.hub.fenced_until(name) if name in self._lost else 0.0
+            end = max(began if since is None else since, fence) + self.supervisor.patience_s(name)
+            self._lost.add(name)
+            if began >= end or isinstance(error, PrepareError | NoPlaceError):
+                self._note_unreached(name, error.message)
+                return []
+            now = self.loop.now()
+            what = (
+                f"the lease of {name}: its tasks may run for {fence - now:.0f} s"
+                if fence > now
+                else f"{name} to answer: it is tried for {max(0.0, end - now):.0f} s more"
+            )
+            self.run_writer.wait_for(what)
+            if since is None:
+                self.record(Hint(message=f"waiting for {what}"))
+            return [at for at in (fence, end) if at > began]
+        self.supervisor.node_back(name, self.loop.now())
+        return []
 
     async def _replace_agent(self, node: NodePlan) -> None:
         """Give a lost node a new agent, set up like the old one; raises SetupError."""
@@ -247,16 +305,11 @@ class Attempts:
         self._leaving.discard(node.name)
         self._lost.discard(node.name)  # here, before an input can report it lost again
 
-    async def _await_lease(self, node: str) -> bool:
-        """Wait until nothing can live on the node; return whether that was necessary."""
-        now, until = self.loop.now(), self.hub.fenced_until(node)
-        if until <= now:
-            return False
-        what = f"the lease of {node}: its tasks may run for {until - now:.0f} s"
-        self.run_writer.wait_for(what)
-        self.record(Hint(message=f"waiting for {what}"))
-        await self.loop.pause(until)
-        return True
+    def _note_unreached(self, node: str, why: str) -> None:
+        """Report to the supervisor that the next attempt could not reach the node."""
+        self.supervisor.node_unreached(node, why, self.loop.now())
+        if node in self.supervisor.gone:
+            self._give_up(node, why)
 
     def _give_up(self, node: str, why: str) -> None:
         """Report to the supervisor that nothing can live on the node any more.
@@ -317,16 +370,16 @@ class Returning:
 
     async def _bring_back(self, node: str) -> None:
         """Try until the node is set up."""
-        pause_s, planned = FIRST_PAUSE_S, self.startup.plan.node(node)
-        while True:
-            await asyncio.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        planned, least_s = self.startup.plan.node(node), 0.0
+        for pause_s in pauses():
+            await asyncio.sleep(max(pause_s, least_s))
             self._broken.pop(node, None)
+            least_s = 0.0
             with contextlib.suppress(SetupError):
                 await self.connect(planned)
                 if await self._is_set_up(planned):
                     return
-                pause_s = max(pause_s, self.startup.plan.supervision.grow_every_s)
+                least_s = self.startup.plan.supervision.grow_every_s
 
     async def _is_set_up(self, node: NodePlan) -> bool:
         """Set up a node that answers; return whether that succeeded. Else its agent is ended."""

@@ -239,10 +239,11 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     if state.outcome is not None:
         return
     state.record(ev.NodeLost(node=node, reason=reason))
-    lost = state.gang.lose_node(node, reason)
+    lost = state.gang.lose_node(node, reason, chief_done=state.is_finishing)
+    needed = [state.gang[task] for task in lost if not state.gang[task].is_cancelled]
     if state.stage is Stage.STARTING:
         lose_start(state, loss_of(node, node, reason), now)
-    elif state.forms_gang and any(state.gang[task].is_core for task in lost):
+    elif state.forms_gang and any(member.is_core for member in needed):
         state.end_gang("a node is lost", now)
     for task in lost:
         revive(state, task, now)

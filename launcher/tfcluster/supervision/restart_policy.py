@@ -41,8 +41,6 @@ class RestartHistory:
 
     spent: int = 0
     """Restarts that counted."""
-    free: int = 0
-    """Restarts that did not."""
     without_progress: int = 0
     """Restarts in a row since the last sign of progress: the delay doubles with each."""
     free_without_progress: int = 0
@@ -101,7 +99,6 @@ def decide(
     after = replace(
         history,
         spent=history.spent + (not free),
-        free=history.free + free,
         without_progress=history.without_progress + 1,
         free_without_progress=history.free_without_progress + free,
         signature=failure.signature,
@@ -133,9 +130,10 @@ def _refusal(
     return None
 
 
-def attempts_in_all(history: RestartHistory, policy: Supervision) -> int:
-    """Return how many attempts there can be as things stand: the 4 of "attempt 2 of 4"."""
-    return 1 + policy.max_restarts + history.free
+def last_attempt(attempt: int, history: RestartHistory, policy: Supervision) -> int:
+    """Return the number of the last attempt if all restarts that are left after `attempt` count:
+    the 4 of "attempt 2 of 4"."""
+    return attempt + max(0, policy.max_restarts - history.spent)
 
 
 def restarts_alone(plan: Plan, task: TaskId) -> bool:
@@ -238,18 +236,11 @@ class Restarts:
             self._histories[unit] = replace(
                 before,
                 spent=before.spent + counts,
-                free=before.free + (not counts),
                 free_without_progress=before.free_without_progress + is_vain,
             )
 
     def history(self, unit: TaskId | None) -> RestartHistory:
         return self._histories.get(unit, RestartHistory())
-
-    def add_free(self, unit: TaskId | None) -> RestartHistory:
-        """Add a restart for which nothing failed; return the history with it."""
-        before = self.history(unit)
-        self._histories[unit] = replace(before, free=before.free + 1)
-        return self._histories[unit]
 
     def decide(
         self,

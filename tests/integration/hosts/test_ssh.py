@@ -194,7 +194,7 @@ def test_training_continues_while_the_network_is_cut(office: Office) -> None:
 
 def test_a_host_without_power_ends_the_run_after_its_lease(office: Office) -> None:
     office.add_hosts(2)
-    run = office.up(office.spec(lasts=True, supervision={"lease_s": 10, "max_restarts": 1}))
+    run = office.up(office.spec(lasts=True, supervision={"lease_s": 10, "max_restarts": 0}))
     run.wait_for_line("line 20", "worker:1")
     office.hosts[1].power_off()
     assert run.end() == 3, run.said

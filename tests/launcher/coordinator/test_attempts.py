@@ -141,12 +141,18 @@ def next_attempt_of(history: Replay) -> Any:
     return history.supervisor.next_attempt
 
 
-def test_a_run_fails_if_the_new_agent_dies_before_it_holds_its_ports(tmp_path: Path) -> None:
+def test_a_run_fails_if_each_new_agent_dies_before_it_holds_its_ports(tmp_path: Path) -> None:
     scene = after_a_loss(tmp_path)
     history = scene.history
     scene.on_connect = scene.lose
-    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
+
+    async def work() -> None:
+        with pytest.raises(RunOver):
+            await scene.attempts.run_restarts()
+
+    scene.play(work)
     assert history.outcome() == (Status.FAILED, 3)
+    assert history.supervisor.restarts.history(None).spent == 3, "all restarts are used up"
 
 
 def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_path: Path) -> None:
@@ -265,11 +271,10 @@ async def _closed() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_connecting_to_a_node_is_retried_once_after_its_lease(
-    tmp_path: Path, comes_back: bool
-) -> None:
+def test_a_node_is_tried_again_when_its_lease_has_ended(tmp_path: Path, comes_back: bool) -> None:
     """The old agent, if not proved to have ended, may block the new one until its lease ends."""
     scene = after_a_loss(tmp_path)
+    again = next_attempt_of(scene.history)
     lease: dict[str, float] = {}
     tries: list[float] = []
 
@@ -286,28 +291,30 @@ def test_connecting_to_a_node_is_retried_once_after_its_lease(
     scene.hub.send = answer  # type: ignore[method-assign]
     scene.on_connect = connect
     scene.hub.fenced_until = lambda node: lease["ends"]  # type: ignore[method-assign]
-    scene.play(lambda: scene.attempts._reconnect())
+    scene.play(lambda: scene.attempts._reconnect(again))
     assert len(tries) == 2
     assert tries[1] >= lease["ends"]
     (said,) = [event.message for event in scene.recorded if isinstance(event, Hint)]
     assert "waiting for the lease of local: its tasks may run for" in said
-    assert scene.attempts._given_up == (set() if comes_back else {"local"})
+    assert scene.attempts._lost == (set() if comes_back else {"local"})
+    assert (next_attempt_of(scene.history) is again) == comes_back, "else the attempt is spent"
 
 
-def test_a_node_that_was_reached_but_did_not_become_ready_is_given_up(
+def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node used to count as ready: its tasks started without the results of `job.prepare`."""
     scene = after_a_loss(tmp_path)
+    again = next_attempt_of(scene.history)
     scene.hub.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
 
     async def fails(*_: object, **__: object) -> None:
         raise NodeLostError("no answer")
 
     monkeypatch.setattr(Startup, "hold_ports", fails)
-    scene.play(lambda: scene.attempts._reconnect())
-    assert scene.attempts._given_up == {"local"}
+    scene.play(lambda: scene.attempts._reconnect(again))
     assert scene.attempts._lost == {"local"}
+    assert next_attempt_of(scene.history) is not again, "the attempt is spent"
 
 
 def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:
