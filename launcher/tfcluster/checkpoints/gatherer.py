@@ -18,11 +18,11 @@ from posixpath import dirname
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find, oldest_first
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
 from tfcluster.checkpoints.restore import Follower, LocalFollower
 from tfcluster.checkpoints.sources import Source, source_of
-from tfcluster.checkpoints.store import Gathered, IncompleteError, Store
+from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store, worth_keeping
 
 LEAST_GAP_S = 0.5
 """Seconds between two listings that can prove that a file is not being written."""
@@ -105,6 +105,11 @@ class Gatherer:
             self._before = None
             return gathered
 
+    def set_aside_damaged(self) -> list[Damaged]:
+        """Set aside damaged checkpoints of the store (`Store.set_aside_damaged`)."""
+        with self._gathering:
+            return self.store.set_aside_damaged(stopped=self._is_cancelled)
+
     def saved(self, report: Saved) -> None:
         """Remember what a task reported of a save; its time is by the clock of the task's files."""
         path = Path(report.path)
@@ -156,33 +161,41 @@ class Gatherer:
         """
         self._note_unreadable(listing)
         self._drop_finished_backups(listing)
-        gathered, worth = self._correct_steps(listing, reported), self._worth_copying(found)
+        gathered, worth = (
+            self._correct_steps(listing, reported),
+            self._worth_copying(found, reported),
+        )
         self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
         for checkpoint in worth:
             if self._cancelled.is_set():
                 break
-            if one := self._copy(checkpoint, reported.get(checkpoint.path)):
+            if one := self._copy(checkpoint, reported):
                 gathered.append(one)
             self._done_bytes += checkpoint.bytes
         self._remember_backups(listing)
         for follower in self._followers:
             self._bring_up_to_date(follower)
-        kept = set(self.store.held)
-        return sorted((g for g in gathered if g in kept), key=lambda g: g.checkpoint.saved_ns)
+        return [held for held in self.store.held if held in gathered]
 
-    def _worth_copying(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    def _worth_copying(
+        self, found: Sequence[Checkpoint], reported: Mapping[str, ReportedSave]
+    ) -> list[Checkpoint]:
         """Return new checkpoints that the store would keep, newest first: jobs delete old ones."""
+        ages = {held.checkpoint: held.age for held in self.store.held}
+        new = [one for one in found if one not in ages]
+        for one in new:
+            step, _ = _reported_of(one, reported)
+            ages[one] = self.store.age_of(one, step)
         series: dict[str, list[Checkpoint]] = defaultdict(list)
-        for one in {*found, *(held.checkpoint for held in self.store.held)}:
+        for one in (ordered := oldest_first(ages, ages.__getitem__)):
             series[one.series].append(one)
-        worth = []
+        worth = set[Checkpoint]()
         for members in series.values():
-            members.sort(key=lambda one: one.saved_ns, reverse=True)
-            worth += members[: 1 if members[0].kind is Kind.BACKUP else self.store.keep]
-        new = [one for one in worth if one in found and not self.store.has(one)]
-        new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
-        new.sort(key=lambda one: one.saved_ns, reverse=True)
-        return self._limit_names(new)
+            keep = 1 if members[0].kind is Kind.BACKUP else self.store.keep
+            worth.update(worth_keeping(members, ages.__getitem__, keep))
+        worth.intersection_update(new)
+        worth = {one for one in worth if self._failed.get(one, 0.0) <= self._clock()}
+        return self._limit_names([one for one in reversed(ordered) if one in worth])
 
     def _limit_names(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Drop checkpoints with new names once the store is full.
@@ -217,10 +230,10 @@ class Gatherer:
                     corrected.append(self.store.correct(held, step=step, load=report.load))
         return corrected
 
-    def _copy(self, checkpoint: Checkpoint, reported: ReportedSave | None) -> Gathered | None:
-        step, load = checkpoint.step, ""
-        if reported is not None:
-            step, load = step if reported.step is None else reported.step, reported.load
+    def _copy(
+        self, checkpoint: Checkpoint, reported: Mapping[str, ReportedSave]
+    ) -> Gathered | None:
+        step, load = _reported_of(checkpoint, reported)
         try:
             return self.store.add(
                 checkpoint, self._source, step=step, load=load, stopped=self._is_cancelled
@@ -269,6 +282,15 @@ class Gatherer:
         if text not in self._noted:
             self._noted.add(text)
             self._notes.append(text)
+
+
+def _reported_of(
+    checkpoint: Checkpoint, reported: Mapping[str, ReportedSave]
+) -> tuple[int | None, str]:
+    """Return the step of a checkpoint, and the Python that loads it, "" if not reported."""
+    if (report := reported.get(checkpoint.path)) is None:
+        return checkpoint.step, ""
+    return checkpoint.step if report.step is None else report.step, report.load
 
 
 def _folder_of(checkpoint: Checkpoint) -> str:

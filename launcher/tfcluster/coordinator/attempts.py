@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from tfcluster.backends.base import NoPlaceError
@@ -164,11 +165,16 @@ class Attempts:
         self.due_alone.clear()
         # Tasks that the user starts by hand restore the same state as the others.
         by_hand = [task.id for task in self.plan.by_hand if self.hub.uses_run_folder(task.node)]
-        step = await self.loop.run_alongside(
-            self.run_gathering.put_state_back([*to_start, *by_hand])
-        )
+        step = await self.loop.run_alongside(self._put_state_back([*to_start, *by_hand]))
         self.run_gathering.follow_chief(self.supervisor.gang.chief)
         self._order_start(number, members, to_start, step)
+
+    async def _put_state_back(self, tasks: Sequence[TaskId]) -> int | None:
+        try:
+            return await self.run_gathering.put_state_back(tasks)
+        finally:  # it may have found damaged checkpoints
+            for event in self.run_gathering.take_events():
+                self.hub.put(partial(self.record, event))
 
     def _order_start(
         self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], step: int | None
@@ -201,9 +207,8 @@ class Attempts:
             for event in await self.loop.run_alongside(gather):
                 self.record(event)
         members = tuple(member.id for member in self.supervisor.gang)
-        put_back = self.run_gathering.put_state_back([order.task])
         try:
-            step = await self.loop.run_alongside(put_back)
+            step = await self.loop.run_alongside(self._put_state_back([order.task]))
         except SetupError as error:
             task, number = str(order.task), order.attempt
             self.supervisor.start_failed(task, number, error.message, self.loop.now())

@@ -156,7 +156,8 @@ class Session:
 
     def _announcing(self, resume: Resume, announce: Announce) -> Announce:
         def record_and_announce(plan: Plan) -> None:
-            self.run_writer.record(resume.event())
+            for event in resume.events():
+                self.run_writer.record(event)
             announce(plan)
 
         return record_and_announce

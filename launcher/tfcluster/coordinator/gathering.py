@@ -68,7 +68,7 @@ class RunGathering:
         self._is_cancelled = threading.Event()
         self._problem = self._awaited = ""
         self._beats, self._threads = 0, FileThreads(self._moved)
-        self._found, self._notes = deque[Event](), deque[str]()
+        self._found, self._notes = deque[Event](), deque(map(str, self._store.damaged))
         self.is_incomplete = self._is_incomplete = False
         """True if something could not be copied in the end."""
 
@@ -118,6 +118,8 @@ class RunGathering:
             try:
                 return await self._folders.put_back(self._store.state(), tasks)
             except (SourceChangedError, OSError) as error:
+                if await self._set_aside_damaged():
+                    continue
                 # While the others train, a newer checkpoint may replace the newest one: try again.
                 tries += 1
                 is_stalled = isinstance(error, FilesStalledError)
@@ -127,6 +129,23 @@ class RunGathering:
                         f"the saved state cannot be restored: {describe_error(error)}",
                         fix=f"check the disks {place}, then `tfcluster up --resume RUN`",
                     ) from error
+
+    async def _set_aside_damaged(self) -> bool:
+        """Set aside gathered checkpoints that are damaged; return whether there were any.
+
+        The chief's folder may still have them, intact.
+        """
+        gatherer = self._gatherer
+        set_aside = (gatherer or self._store).set_aside_damaged
+        try:
+            found = await self._threads.run(set_aside, "the check of checkpoints")
+            self._notes.extend(map(str, found))
+            if found and gatherer is not None:
+                gather = partial(self._gather_with, gatherer, is_final=True)
+                self._note_problem(await self._threads.run(gather, "the gathering of checkpoints"))
+        except StalledError:
+            return False
+        return bool(found)
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         """Gather what the chief saved last, which the next attempt starts from.
@@ -144,6 +163,10 @@ class RunGathering:
         await self._gather_in_thread(is_final=True)
         self._await("")
         self._is_settled = not others_train
+        return self.take_events()
+
+    def take_events(self) -> list[Event]:
+        """Return what was gathered since the last call, and what the user should know of it."""
         found, notes = self._take_results()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
@@ -164,9 +187,13 @@ class RunGathering:
         Nothing is new after an attempt that ended before its tasks were started. A disk that
         fails does not end the run.
         """
-        gatherer, why = self._gatherer, ""
+        gatherer = self._gatherer
         if gatherer is None or self._is_filling:
-            return why
+            return ""
+        return self._gather_with(gatherer, is_final=is_final)
+
+    def _gather_with(self, gatherer: Gatherer, *, is_final: bool) -> str:
+        why = ""
         try:
             found = gatherer.gather_last() if is_final else gatherer.gather()
             self._found.extend(map(self._event, found))
@@ -224,8 +251,7 @@ class RunGathering:
             self._is_due.clear()
             if not self._is_settled:
                 await self._gather_in_thread(is_final=self._chief_is_over)
-            found, notes = self._take_results()
-            for event in [*found, *(ev.Warned(message=note) for note in notes)]:
+            for event in self.take_events():
                 report(event)
 
     async def _follow_tensorboard(self) -> None:

@@ -76,6 +76,9 @@ class FakeGathering:
         self.calls.append("gather latest")
         return []
 
+    def take_events(self) -> list[Event]:
+        return []
+
     def follow_chief(self, chief: TaskId) -> None:
         self.calls.append(f"follow {chief}")
 

@@ -12,13 +12,14 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import pytest
-from tests.launcher.checkpoints.files import write_prefix
+from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import restore
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.errors import RunFolderError
@@ -85,7 +86,8 @@ class LocalFolders:
         return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
-        return None
+        restore.put_back(state, map(self.checkpoints, tasks))
+        return newest_of(state).step
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
@@ -98,6 +100,26 @@ def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> Non
         return 7
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
+
+
+def test_a_damaged_checkpoint_is_taken_from_the_chief_s_folder_again(
+    run_gathering: RunGathering, paths: RunPaths
+) -> None:
+    write_prefix(paths.task_checkpoints(plan_of().chief), "ckpt-1")
+    write_prefix(paths.task_checkpoints(plan_of().chief), "ckpt-2")
+
+    async def restart() -> list[Event]:
+        await run_gathering.gather_latest()
+        flip_a_bit(paths.checkpoints / "ckpt-2" / "ckpt-2.index")
+        await run_gathering.put_state_back([plan_of().chief])
+        return run_gathering.take_events()
+
+    restored, warned = asyncio.run(restart())
+
+    assert isinstance(restored, ev.CheckpointGathered)
+    assert restored.path == "checkpoints/ckpt-2.2/ckpt-2"
+    assert isinstance(warned, ev.Warned)
+    assert warned.message.startswith("the gathered checkpoint ckpt-2 is damaged: ckpt-2.index")
 
 
 def test_a_restore_is_retried_when_its_checkpoint_was_rotated_away(
@@ -224,7 +246,7 @@ def test_storage_that_is_not_mounted_gets_the_last_reported_step(paths: RunPaths
 def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Gathered(EMPTY, run_gathering._paths.checkpoints, 1, ())
+    found = Gathered(EMPTY, run_gathering._paths.checkpoints, 1, (), 0)
     started, release = threading.Event(), threading.Event()
 
     def gather() -> list[Gathered]:
