@@ -228,6 +228,29 @@ def test_a_task_whose_restart_was_cancelled_does_not_stay_restarting(
     assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
 
 
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (ev.NodeLost(node="far", reason="no answer"), "lost"),
+        (ev.TaskExited(task="worker:1", attempt=1, exit_code=1, ended_by="tfcluster"), "stopped"),
+    ],
+)
+def test_tasks_that_the_next_attempt_does_without_do_not_stay_restarting(
+    state: RunSnapshot, paths: RunPaths, end: Event, left: str
+) -> None:
+    """Such a run used to be `restarting` for as long as the smaller gang trained."""
+    state.task("worker:1").node = "far"
+    first = ev.Restarting(reason="it failed", attempt=2, of=4)
+    smaller = ev.Restarting(reason="it failed", attempt=2, of=4, members=("worker:0",))
+    started = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    replay(state, paths, [*STARTED, end, EXITED, first, smaller, started])
+    assert state.status is Status.RUNNING
+    assert tasks(state) == {"worker:0": "starting", "worker:1": left}
+    again = ev.Restarting(reason="worker:1 is back: growing to 2 workers", attempt=3, of=5)
+    replay(state, paths, [EXITED, again])
+    assert tasks(state)["worker:1"] == "restarting"
+
+
 def test_late_events_of_an_earlier_attempt_are_ignored(state: RunSnapshot, paths: RunPaths) -> None:
     second_start = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
     replay(state, paths, [*STARTED, second_start, EXITED])
