@@ -149,6 +149,8 @@ class _Changes:
         task.started_at, task.log = self.now, str(log.relative_to(self.paths.root))
         self.state.attempt = max(self.state.attempt, event.attempt)
         if not any(task.state in ("waiting", "restarting") for task in self.state.tasks):
+            if self.state.status is Status.RESTARTING:
+                self.state.diagnosis = None  # the run has recovered from that failure
             self._move_run("all_started")
             self.state.waits_for = None
 
