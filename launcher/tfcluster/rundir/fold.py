@@ -150,6 +150,8 @@ class _Changes:
         task.started_at, task.log = self.now, str(log.relative_to(self.paths.root))
         self.state.attempt = max(self.state.attempt, event.attempt)
         if not any(task.state in ("waiting", "restarting") for task in self.state.tasks):
+            if self.state.status is Status.RESTARTING:
+                self.state.diagnosis = None  # the run has recovered from that failure
             self._move_run("all_started")
             self.state.waits_for = None
 
@@ -179,7 +181,11 @@ class _Changes:
             )
         for task in self.state.tasks:
             stays = task.task.startswith("evaluator") and task.state != "lost"
-            if not stays and (event.members is None or task.task in event.members):
+            if event.members is not None and task.task not in event.members:
+                # It was among them in an earlier event of this restart, before its node was gone.
+                is_lost = self.state.nodes.get(task.node) == "lost"
+                _move_task(task, "node_lost" if is_lost else "left_out")
+            elif not stays:
                 _move_task(task, event.type)
         self._move_run(event.type)
         self.state.stall = None

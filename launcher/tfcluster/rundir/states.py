@@ -101,7 +101,7 @@ _AGAIN: Final = {"run_continued": "restarting"}
 _NOT_HEARD: Final = {"run_finished": "lost"}
 """The run ended without the task's own end: its coordinator was killed with its job."""
 TASK: Final[Mapping[str, Mapping[str, str]]] = {
-    "waiting": {"task_started": "starting"},
+    "waiting": {"task_started": "starting", "node_lost": "lost"},
     "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
     "running": {"task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
     "stopping": {**_ENDS, **_NOT_HEARD, **_AGAIN},
@@ -109,11 +109,17 @@ TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "failed": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
     "stopped": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
     "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS, **_AGAIN},
-    "restarting": {"task_started": "starting", "run_finished": "stopped"},
+    "restarting": {
+        "task_started": "starting",
+        "run_finished": "stopped",
+        "left_out": "stopped",
+        "node_lost": "lost",
+    },
 }
 """The states of a task: state → event → next state.
 
-An exit may still be reported by a task whose node was lost."""
+An exit may still be reported by a task whose node was lost. ``left_out``: it is not among the
+members of the next attempt."""
 
 
 def after(table: Mapping[State, Mapping[str, State]], state: State, trigger: str) -> State:

@@ -134,7 +134,7 @@ def _loss(state: RunState, lost: Mapping[str, str]) -> Failure | None:
         node = state.plan.task(task).node
         why = lost.get(node)
         if why is not None and not restart_policy.restarts_alone(state.plan, task):
-            return loss_of(node, str(task), why)
+            return replace(loss_of(node, str(task), why), attempt=state.gang.number)
     return None
 
 
@@ -159,7 +159,7 @@ def _give_up(
     elif members is None:
         state.fail(cause, why.why, now)
     else:
-        state.diagnose(why.why)
+        state.diagnose(why.why, cause)
         absence = Absence.NODE if cause.kind is Kind.NODE_LOST else Absence.FAILED
         state.membership.leave_out([task for task in before if task not in members], absence, now)
         _order_gang(state, _reason_of(cause), now)

@@ -247,7 +247,7 @@ class RunState:
 
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
-        self.diagnose(why)
+        self.diagnose(why, cause)
         self._end(verdicts.outcome_of(cause, why, self.plan))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
@@ -290,11 +290,16 @@ class RunState:
         assert cause is not None
         return cause
 
-    def diagnose(self, not_restarted: str | None = None) -> None:
-        """Record the root cause, with the reason it is not restarted."""
+    def diagnose(self, not_restarted: str | None = None, cause: Failure | None = None) -> None:
+        """Record the root cause, with the reason it is not restarted.
+
+        It is `cause` if that is not among the failures of the attempt: a node was not reached
+        afterwards.
+        """
         core = [] if self.plan.kind == "plain" else self.gang.core()
+        failures = self._failures
         event = verdicts.diagnosis(
-            self._failures,
+            failures if cause is None or cause in failures else [cause],
             self.plan,
             core,
             not_restarted=not_restarted,

@@ -235,6 +235,44 @@ def test_a_task_whose_restart_was_cancelled_does_not_stay_restarting(
     assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
 
 
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (ev.NodeLost(node="far", reason="no answer"), "lost"),
+        (ev.TaskExited(task="worker:1", attempt=1, exit_code=1, ended_by="tfcluster"), "stopped"),
+    ],
+)
+def test_tasks_that_the_next_attempt_does_without_do_not_stay_restarting(
+    state: RunSnapshot, paths: RunPaths, end: Event, left: str
+) -> None:
+    """Such a run used to be `restarting` for as long as the smaller gang trained."""
+    state.task("worker:1").node = "far"
+    first = ev.Restarting(reason="it failed", attempt=2, of=4)
+    smaller = ev.Restarting(reason="it failed", attempt=2, of=4, members=("worker:0",))
+    started = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    replay(state, paths, [*STARTED, end, EXITED, first, smaller, started])
+    assert state.status is Status.RUNNING
+    assert tasks(state) == {"worker:0": "starting", "worker:1": left}
+    again = ev.Restarting(reason="worker:1 is back: growing to 2 workers", attempt=3, of=5)
+    replay(state, paths, [EXITED, again])
+    assert tasks(state)["worker:1"] == "restarting"
+
+
+def test_a_failure_that_the_run_has_recovered_from_is_not_its_diagnosis(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    """The root cause of attempt 1 used to stand below the reason for which attempt 2 ended."""
+    cause = ev.Diagnosis(root_cause={"task": "worker:1", "reason": "killed"}, attempt=1)
+    killed = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9)
+    restart = ev.Restarting(reason="worker:1: killed", attempt=2, of=4)
+    replay(state, paths, [*STARTED, killed, EXITED, cause, restart])
+    assert state.diagnosis is not None
+    again = [ev.TaskStarted(task=f"worker:{n}", attempt=2, node="local", pid=30) for n in (0, 1)]
+    end = ev.RunFinished(status="timed_out", exit_code=4, reason="run_deadline_s = 60 has passed")
+    replay(state, paths, [*again, end])
+    assert state.diagnosis is None
+
+
 def test_late_events_of_an_earlier_attempt_are_ignored(state: RunSnapshot, paths: RunPaths) -> None:
     second_start = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
     replay(state, paths, [*STARTED, second_start, EXITED])

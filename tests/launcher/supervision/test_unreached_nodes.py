@@ -53,6 +53,7 @@ def test_each_attempt_that_cannot_reach_a_node_counts_and_backs_off() -> None:
         assert event.from_step == 7
     not_reached(replay)
     assert replay.outcome() == (Status.FAILED, 3)
+    assert (replay.cause()["task"], replay.cause()["reason"]) == ("worker:1", WHY)
     outcome = replay.supervisor.outcome
     assert outcome is not None
     assert outcome.error is not None
@@ -72,6 +73,7 @@ def test_a_gang_that_may_shrink_goes_on_at_once() -> None:
     assert replay.supervisor.patience_s(FAR) == 0.0
     assert replay.last(ev.Restarting).members is None
     assert not_reached(replay).last(ev.Restarting).members == ("worker:0",)
+    assert replay.cause()["reason"] == WHY, "not the reason of the former attempt's end"
 
 
 def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None:
