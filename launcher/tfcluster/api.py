@@ -307,6 +307,15 @@ def _is_submitted(backend: str, options: LaunchOptions) -> bool:
     return is_submitted
 
 
+def require_scheduler(plan: Plan) -> None:
+    """Raise UsageError unless the nodes of `plan` are those of a scheduler (``--submit``)."""
+    backend = plan.nodes[0].backend
+    if kinds.get(backend).jobs is None:
+        raise UsageError(
+            f"--submit: {backend} has no jobs", fix="name a scheduler: --backend slurm"
+        )
+
+
 def _tensorboard_python(plan: Plan) -> str:
     from tfcluster.coordinator.curves.tensorboard_server import choose_python
 

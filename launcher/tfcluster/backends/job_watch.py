@@ -243,7 +243,7 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
 def format_wait(state: JobState, now: float) -> str:
     """Return ``Priority, starts about 14:05``; with the day if that is not within a day."""
     reason = state.reason or "not scheduled yet"
-    if state.starts_at is None or state.starts_at < now:
+    if state.starts_at is None or not now <= state.starts_at <= now + jobs.FAR_S:
         return reason
     left_s = state.starts_at - now
     form = "%H:%M" if left_s < _DAY_S else "%A %H:%M" if left_s < 6 * _DAY_S else "%Y-%m-%d"

@@ -46,6 +46,10 @@ class Phase(StrEnum):
     OVER = "over"
 
 
+FAR_S = 300 * 86400.0
+"""Estimates beyond are none: for Slurm, a job without a time limit takes a year."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobState:
     """A scheduler's answer about one job."""

@@ -297,6 +297,9 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
         yield f"TF_CONFIG gets each node's address on {plan.interface}, which its agent finds"
     elif spec.runtime.interface is not None:
         yield "runtime.interface has no effect without other hosts or nodes of Slurm"
+    for kind in dict.fromkeys(kinds.get(node.backend) for node in plan.nodes):
+        if sentence := kind.explain_unused(spec.runtime, context.environ):
+            yield sentence
     if spec.runtime.user is not None and not plan.images:
         yield "runtime.user has no effect without containers (--backend docker)"
     yield from preloading.explain_cold_starts(spec, plan, context)

@@ -209,6 +209,21 @@ def test_too_few_nodes_are_refused_and_local_tasks_stay_here(site: Site) -> None
     assert "allocate 2 nodes, or leave out runtime.slurm.tasks_per_node" in run.said
 
 
+def test_settings_of_a_job_are_used_inside_another_one_with_submit(site: Site) -> None:
+    spec = site.spec(SHOW, runtime={"slurm": {"partition": "high", "time": "5m"}})
+    run = site.up(spec, within=["salloc", "-N1"])
+    assert run.end() == 0, run.said
+    said = " ".join(run.said.split())
+    assert "is used as it is: of runtime.slurm, partition, time have no effect" in said
+    assert {shown(run, f"worker:{number}")["host"] for number in (0, 1)} == {"n1"}
+    run = site.up(spec, "--submit", "--name", "own", within=["salloc", "-N1"])
+    run.name = "own"
+    assert run.end() == 0, run.said
+    found = [shown(run, f"worker:{number}") for number in (0, 1)]
+    assert len({own["host"] for own in found}) == 2
+    assert {own["env"]["SLURM_JOB_PARTITION"] for own in found} == {"high"}
+
+
 # -- the dangers
 
 

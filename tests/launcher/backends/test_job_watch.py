@@ -328,6 +328,7 @@ def test_a_silent_scheduler_of_a_running_run_is_news_where_the_files_come_from_t
         (3600, "Priority, starts about 13:00"),
         (3 * 86400, "Priority, starts about Thursday 12:00"),
         (30 * 86400, "Priority, starts about 2026-10-14"),
+        (365 * 86400, "Priority"),
     ],
 )
 def test_an_estimate_has_its_day_if_that_is_far(in_s: float | None, text: str) -> None:

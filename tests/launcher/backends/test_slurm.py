@@ -8,16 +8,18 @@ import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from tests.documentation import ROOT
 from tests.launcher.conftest import plan_of
 
+from tfcluster import kinds
 from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.relayed import STARTER
-from tfcluster.backends.slurm import slurm_nodes, slurm_own_job
+from tfcluster.backends.slurm import KIND, slurm_nodes, slurm_own_job
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
@@ -28,6 +30,7 @@ from tfcluster.spec import HostChoice
 from tfcluster.spec.sections import Runtime, Slurm
 
 SPEC = str(ROOT / "cluster_specs/slurm-2n.json")
+IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,31 @@ def test_the_spec_for_slurm_is_planned_for_every_backend(
     assert [node.name for node in planned.plan.nodes] == nodes
     assert {node.backend for node in planned.plan.nodes} == {backend}
     assert [str(task.id) for task in planned.plan.tasks] == ["worker:0", "worker:1"]
+
+
+@pytest.mark.parametrize(
+    ("slurm", "environ", "said"),
+    [
+        ({"time": "1h", "tasks_per_node": 2, "nodes": 3}, IN_JOB, "nodes, time have no effect"),
+        ({"partition": "gpu"}, IN_JOB, "partition has no effect; --submit makes a job of its own"),
+        ({"tasks_per_node": 2}, IN_JOB, ""),
+        ({"time": "1h"}, {}, ""),
+    ],
+)
+def test_settings_that_an_allocation_overrules_are_named(
+    slurm: dict[str, Any], environ: dict[str, str], said: str
+) -> None:
+    runtime = Runtime.model_validate({"backend": "slurm", "slurm": slurm})
+    assert said in (found := KIND.explain_unused(runtime, environ))
+    assert bool(found) == bool(said)
+
+
+def test_a_run_that_is_submitted_from_an_allocation_inherits_nothing_of_it() -> None:
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "vision", "HOME": "/home/ann"}
+    environ = {**IN_JOB, **kept, "SLURM_STEP_NUM_TASKS": "8", "PMI_RANK": "0"}
+    assert kinds.leave_allocation(environ) == "slurm"
+    assert environ == kept
+    assert kinds.leave_allocation(environ) is None
 
 
 def test_words_before_the_python_follow_the_options_of_srun(
@@ -191,9 +219,6 @@ def test_variables_that_would_make_another_job_of_it_are_not_passed_on() -> None
         "SBATCH_EXPORT",
         "SLURM_TIME_FORMAT",
     }
-
-
-IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pathlib import PurePath
 from typing import Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
-from tfcluster.backends.slurm import JOB, NODES
+from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
     SlurmSilentError,
@@ -43,7 +43,6 @@ _OPTIONS = (
     "--job-name=tfcluster-agent",
     "--quiet",
 )
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 _SETTINGS = re.compile(r"(SLURM|SRUN|SLURMD|SBATCH|SALLOC|PMI|PMIX|PMI2)_")
 _JOB_ENDED = "Job/step already completing|Invalid job id|job .* expired"
 _NOISE = re.compile(
@@ -113,7 +112,7 @@ class SlurmNodes(RelayedNodes):
     @classmethod
     def argv(cls, node: NodePlan) -> list[str]:
         """Return srun without the settings of the job's own script, which it would obey."""
-        dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in _KEPT]
+        dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in OF_CLUSTER]
         unset = [word for name in dropped for word in ("-u", name)]
         where = [f"--jobid={os.environ[JOB]}", f"--nodelist={node.destination}"]
         wrap = map(os.path.expanduser, node.wrap)
