@@ -41,6 +41,8 @@ class Phase(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    SUSPENDED = "suspended"
+    """The state while the scheduler has stopped its processes, which it will continue."""
     ENDING = "ending"
     """The state while its processes are being ended; it may come back."""
     OVER = "over"
@@ -185,6 +187,10 @@ class Jobs(Protocol):
 
     def explain_end(self, job: str, *, cluster: str, patience_s: float) -> JobEnd:
         """Return how a job ended, which the scheduler may not know any more."""
+
+    def restart_orphaned(self, job: str, *, cluster: str) -> None:
+        """Put a job back into the queue that the scheduler keeps although the node of its
+        coordinator is gone. Nothing happens to any other job."""
 
     def stop(self, job: str, *, cluster: str, now: bool) -> None:
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,

@@ -9,6 +9,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -26,11 +27,12 @@ from tfcluster.coordinator.starter import (
     open_folder,
     signals_held_back,
 )
+from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import JobEndedError, SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
-from tfcluster.rundir import registry
+from tfcluster.rundir import heartbeat, registry
 from tfcluster.rundir.events import JobJoined, RunContinued
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -90,6 +92,7 @@ class Session:
         else:
             self.paths, state = opened, open_folder(opened)
             last_event_at = opened.events.stat().st_mtime
+        heartbeat.claim(self.paths, asdict(registry.this_process()))
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
         if self._job is None:
@@ -128,6 +131,7 @@ class Session:
     def _go_back(self, outcome: Outcome) -> Outcome:
         """Put the job back into the queue; return the outcome, another one if that fails."""
         assert self._job is not None
+        leave_if_replaced(self.paths)
         self.run_writer.save()
         try:
             self._job.its.requeue(self._job.id)
