@@ -113,6 +113,8 @@ class Ending:
     """True if the job can go back into the queue, or is there already."""
     loses_folder: bool = False
     """True if the run folder ends with this process: its successor needs what the nodes have."""
+    limit: str = ""
+    """The field of the spec whose time is over, if it ends for that: ``runtime.slurm.time``."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -434,7 +434,7 @@ class Coordinator:
         if ending is None or self.paths.cancelled.exists():
             return outcome
         if ending.comes_back:
-            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why)
+            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why, limit=ending.limit)
         error = JobEndedError(
             f"job {self.job.id} was ended: {ending.why}",
             fix="to continue from the newest gathered checkpoint:"

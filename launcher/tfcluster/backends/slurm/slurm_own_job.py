@@ -69,7 +69,8 @@ def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
     if signal == SIGUSR1:
         is_limit = left_s is not None and left_s < _NEAR_S
         why = "its time limit is near" if is_limit else "SIGUSR1 asked it to make room"
-        return Ending(why, comes_back=can_come_back)
+        limit = "runtime.slurm.time" if is_limit else ""
+        return Ending(why, comes_back=can_come_back, limit=limit)
     return None
 
 
