@@ -16,6 +16,7 @@
     │   └── RunFolderError           3  the run folder cannot be written
     ├── DeadlineError                4  a deadline of the spec passed
     ├── CollateralError              5  `join`: a task on another machine failed first
+    ├── NoProgressError              1  the scheduler ends the job again and again before it saves
     └── JobEndedError              143  the scheduler ended the job that the run was in
 
 A message says what is wrong, where, and what to do. It is built in the exception class and
@@ -186,6 +187,25 @@ class JobEndedError(TfclusterError):
     """The scheduler ended the job that the run was in, and the run does not come back by itself."""
 
     exit_code = 143
+
+
+class NoProgressError(TfclusterError):
+    """The job was ended again and again without a newer checkpoint: it would go on for ever."""
+
+    exit_code = 1
+
+    def __init__(self, job: str, run_id: str, *, starts: int, limit: str, has_saved: bool) -> None:
+        """Build the message; `limit`: the field of the spec whose time was over, if it was one."""
+        newer = "newer " if has_saved else ""
+        within = f" within {limit}" if limit else ""
+        fix = "save more often (`tfcluster help guides/checkpoints`)"
+        fix += f", or set {limit} to a longer time" if limit else ""
+        resume = f"; `tfcluster up --resume {run_id}` continues from the newest checkpoint"
+        super().__init__(
+            f"no {newer}checkpoint{within}: {starts} starts of job {job} in a row were ended before"
+            " they had saved one",
+            fix=fix + (resume if has_saved else ""),
+        )
 
 
 def join_first(names: Collection[object], most: int = 8) -> str:

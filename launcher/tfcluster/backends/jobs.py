@@ -41,6 +41,8 @@ class Phase(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    SUSPENDED = "suspended"
+    """The state while the scheduler has stopped its processes, which it will continue."""
     ENDING = "ending"
     """The state while its processes are being ended; it may come back."""
     OVER = "over"
@@ -115,6 +117,8 @@ class Ending:
     """True if the job can go back into the queue, or is there already."""
     loses_folder: bool = False
     """True if the run folder ends with this process: its successor needs what the nodes have."""
+    limit: str = ""
+    """The field of the spec whose time is over, if it ends for that: ``runtime.slurm.time``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,10 @@ class Jobs(Protocol):
 
     def explain_end(self, job: str, *, cluster: str, patience_s: float) -> JobEnd:
         """Return how a job ended, which the scheduler may not know any more."""
+
+    def restart_orphaned(self, job: str, *, cluster: str) -> None:
+        """Put a job back into the queue that the scheduler keeps although the node of its
+        coordinator is gone. Nothing happens to any other job."""
 
     def stop(self, job: str, *, cluster: str, now: bool) -> None:
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,

@@ -24,6 +24,7 @@ from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
+from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
@@ -32,7 +33,7 @@ from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import follow_peers, probe_links
-from tfcluster.rundir import chaos, control
+from tfcluster.rundir import chaos, control, heartbeat
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, follows, state_json
@@ -144,9 +145,14 @@ class Coordinator:
             self._background = background
             if self.job is not None:
                 self._supervisor.can_come_back = await self.job.can_come_back()
-            showing = background.create_task(
-                gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
-            )
+            lasting = [
+                background.create_task(self._beat()),
+                background.create_task(
+                    gathering.show(
+                        self._run_gathering.gathering, self._note_gathering, self._put_event
+                    )
+                ),
+            ]
             try:
                 error = await self._run_attempts()
             finally:
@@ -154,7 +160,8 @@ class Coordinator:
             try:
                 return await self._conclude(error, gathered)
             finally:
-                showing.cancel()
+                for task in lasting:
+                    task.cancel()
 
     async def _run_attempts(self) -> SetupError | None:
         """Run all attempts; return the error that ended them, if the supervisor did not."""
@@ -175,12 +182,20 @@ class Coordinator:
             await asyncio.gather(*following[-1:], return_exceptions=True)  # it connects to nodes
         return None
 
+    async def _beat(self) -> None:
+        """Show other machines that this coordinator lives, until cancelled."""
+        while True:
+            leave_if_replaced(self.paths)
+            heartbeat.beat(self.paths)
+            await asyncio.sleep(heartbeat.BEAT_S)
+
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         self._hub.put(lambda: self.run_writer.note_gathering(facts))
 
     # -- actions ----------------------------------------------------------------------------
 
     async def _connect(self, node: NodePlan) -> None:
+        leave_if_replaced(self.paths)
         await self._hub.connect(
             node,
             on_message=self._on_message,
@@ -419,7 +434,7 @@ class Coordinator:
         if ending is None or self.paths.cancelled.exists():
             return outcome
         if ending.comes_back:
-            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why)
+            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why, limit=ending.limit)
         error = JobEndedError(
             f"job {self.job.id} was ended: {ending.why}",
             fix="to continue from the newest gathered checkpoint:"

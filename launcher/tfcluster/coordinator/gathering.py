@@ -8,8 +8,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import sha512
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
@@ -29,6 +30,8 @@ from tfcluster.rundir.events import Event, Gathering
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import FilesStalledError
 
+NOTHING: Final = "nothing"
+"""`RunGathering.mark_newest` where nothing was saved."""
 _GATHER_EVERY_S = 2.0
 _TENSORBOARD_EVERY_S = 10.0
 _PUT_BACK_TRIES = 3
@@ -86,6 +89,28 @@ class RunGathering:
         """The state an attempt would start from now; for a shared directory, the one that
         `gather_latest` found."""
         return self._shared_newest if self._is_shared else newest_of(self._store.state())
+
+    def mark_newest(self) -> str:
+        """Return what differs once a newer checkpoint is saved; empty if nobody can tell.
+
+        It is the step, or the contents where no step is known. Storage that is not mounted here,
+        or that has no file of a known form, says nothing.
+        """
+        if self._is_shared:
+            return self._mark_shared(Path(self._plan.checkpoints.dir or ""))
+        state = self._store.state()
+        if (step := newest_of(state).step) is not None:
+            return f"step {step}"
+        digests = sorted(digest for gathered in state for digest in gathered.digests)
+        return sha512("".join(digests).encode()).hexdigest()[:16] if digests else NOTHING
+
+    def _mark_shared(self, folder: Path) -> str:
+        try:
+            step = newest_in(str(folder), self._reported_saves).step
+            is_empty = folder.is_dir() and not any(folder.iterdir())
+        except OSError:
+            return ""
+        return f"step {step}" if step is not None else NOTHING if is_empty else ""
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         """Make the tasks' directories hold the newest complete state; nothing on a fresh start.

@@ -88,6 +88,8 @@ class RunPaths:
     """The results of the checks before the start."""
     fault = _InRunFolder("fault.txt")
     """The traceback of an internal error (exit 70)."""
+    heartbeat = _InRunFolder(".coordinator")
+    """The file that the run's coordinator touches while it lives (`heartbeat`)."""
     coordinator_log = _InRunFolder("coordinator.log")
     """The output of a coordinator in the background; missing if it wrote nothing."""
     launch = _InRunFolder("launch.json")

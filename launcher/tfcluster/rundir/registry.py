@@ -8,13 +8,14 @@ import shlex
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
+from tfcluster.rundir import heartbeat
 from tfcluster.rundir.paths import RUN_ID, RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
@@ -142,7 +143,7 @@ def load(paths: RunPaths) -> RunSnapshot:
     """
     snapshot = _read(paths)
     if not has_lost_coordinator(snapshot):
-        return snapshot
+        return correct_silent(paths, snapshot) if is_out_of_sight(snapshot) else snapshot
     # The coordinator may have ended the run, and then itself, since the state was read.
     snapshot = _read(paths)
     if not snapshot.status.is_final:
@@ -184,6 +185,25 @@ def with_addresses(plan: Plan, snapshot: RunSnapshot) -> Plan:
     return plan.at(hosts, ports)
 
 
+def correct_silent(paths: RunPaths, snapshot: RunSnapshot) -> RunSnapshot:
+    """Return the state; `stalled` if nothing is heard of the coordinator, which must be alive.
+
+    For a coordinator that is on another machine, as far as this one knows.
+    """
+    if snapshot.status.is_final or snapshot.status is Status.QUEUED:
+        return snapshot
+    silent_s = heartbeat.silent_s(paths)
+    if silent_s is None or silent_s < heartbeat.SILENT_S:
+        return snapshot
+    stall = {
+        "since": time.time() - silent_s,
+        "what": f"nothing is heard of its coordinator on {snapshot.host}",
+        "causes": [],
+        "tasks": {},
+    }
+    return replace(snapshot, status=Status.STALLED, stall=stall)
+
+
 class StateFile:
     """A reader of ``state.json`` that parses it again only when it was replaced."""
 
@@ -191,17 +211,24 @@ class StateFile:
         self._paths = paths
         self._stamp: tuple[int, int] | None = None
         self._snapshot: RunSnapshot | None = None
+        self._shown: RunSnapshot | None = None
+        """The state, as it was last corrected."""
+        self._corrects_at = 0.0
 
     def read(self) -> RunSnapshot | None:
         """Return the newest readable state, or None if there has been none yet."""
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = _read(self._paths)
+                self._snapshot = self._shown = _read(self._paths)
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
         except (OSError, DamagedRunError):
             pass
-        return self._snapshot
+        found, is_due = self._snapshot, time.monotonic() >= self._corrects_at
+        if found is not None and is_due and is_out_of_sight(found):
+            self._shown = correct_silent(self._paths, found)
+            self._corrects_at = time.monotonic() + heartbeat.BEAT_S
+        return self._shown
 
     def is_over(self) -> bool:
         """Return whether the run has ended, its coordinator has died, or its folder is gone."""
@@ -233,6 +260,12 @@ def is_open(snapshot: RunSnapshot) -> bool:
         now = time.time()
         return snapshot.ended_at is None or any(at > now for at in snapshot.leases.values())
     return not snapshot.status.is_final
+
+
+def is_out_of_sight(snapshot: RunSnapshot) -> bool:
+    """Return whether only the heartbeat shows if the coordinator lives: it is on another host, and
+    no scheduler knows."""
+    return snapshot.job is None and is_on_other_host(snapshot)
 
 
 def is_on_other_host(snapshot: RunSnapshot) -> bool:

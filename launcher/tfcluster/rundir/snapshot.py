@@ -194,6 +194,11 @@ class RunSnapshot:
     continued: Record | None = None
     """The last time that the job was started again: `attempt`, the first one since; `ran_s`, the
     seconds for which the run ran before, without its time in queues."""
+    newest_at_start: str | None = None
+    """The result of `RunGathering.mark_newest` when the present start of the run's job began."""
+    vain_starts: int = 0
+    """The starts of the job in a row, before the present one, that were ended without saving
+    anything newer."""
     began_at: float | None = None
     """The time of the coordinator's last start, by its own clock."""
     clock_ahead_s: float = 0.0

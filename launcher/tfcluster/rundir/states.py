@@ -16,6 +16,8 @@ class Status(StrEnum):
     RUNNING = "running"
     STALLED = "stalled"
     """The state of a run that takes no step for much longer than usual."""
+    SUSPENDED = "suspended"
+    """The state of a run whose processes are all stopped, by a scheduler that continues them."""
     RESTARTING = "restarting"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
@@ -60,6 +62,7 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
         "run_stopping": Status.STOPPING,
         "run_continued": Status.STARTING,
     },
+    Status.SUSPENDED: {},
     Status.RESTARTING: {
         "all_started": Status.RUNNING,
         "run_stopping": Status.STOPPING,

@@ -222,6 +222,20 @@ def test_slurm_starts_a_run_again_that_has_lost_the_node_of_its_coordinator(
     job.wait_for("interrupted")
 
 
+def test_a_run_that_can_shrink_is_queued_again_if_it_loses_the_node_of_its_coordinator(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    """Slurm keeps such a job, which then has no script: the agent that is left puts it back."""
+    job = submitted(site, supervision={"lease_s": 3, "min_workers": 1})
+    cluster.power_off("n1")
+    job.train(2)
+    hosts = [set(event["hosts"].values()) for event in job.run.of_type("nodes_allocated")]
+    assert hosts == [{"n1", "n2"}, {"n2", "n3"}]
+    assert job.steps(2, "begin") <= {c["step"] for c in job.state["checkpoints"]}
+    cluster("scancel", job.id)
+    job.wait_for("interrupted")
+
+
 def test_an_interactive_job_that_ends_takes_its_run_along(
     cluster: SlurmCluster, site: Site
 ) -> None:

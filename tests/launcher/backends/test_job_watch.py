@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from tfcluster.backends.jobs import JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.rundir import events as ev
-from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir import heartbeat, registry, run_writer
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
@@ -42,6 +43,7 @@ class Fake:
         self.asked = 0
         self.stopped: list[tuple[str, bool]] = []
         self.following: Any = None
+        self.orphaned: list[str] = []
 
     def cluster(self, of: object, *, patience_s: float) -> str:
         return "north"
@@ -57,6 +59,9 @@ class Fake:
 
     def follow(self, paths: RunPaths, job: str, *, cluster: str) -> Any:
         return self.following
+
+    def restart_orphaned(self, job: str, *, cluster: str) -> None:
+        self.orphaned.append(job)
 
     def stop(self, job: str, *, cluster: str, now: bool) -> None:
         if self.error is not None:
@@ -117,6 +122,30 @@ def test_a_job_that_is_queued_again_without_a_word_is_queued(home_dir: Any, fake
     file.read()
     job_watch._scheduler_of(registry.load(paths)).make_due(0.0)
     assert until(file.news) == ["queued again: Priority"]
+
+
+def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, fake: Fake) -> None:
+    """The scheduler keeps it if it can go on with fewer nodes, also without its first one."""
+    paths = submitted(home_dir, fake, *STARTED)
+    fake.states[paths.run_id] = JobState(Phase.RUNNING)
+    heartbeat.claim(paths, asdict(GONE))
+    assert job_watch.load(paths).status is Status.RUNNING
+    at = time.time() - 500
+    os.utime(paths.heartbeat, (at, at))
+    job_watch.forget()
+    state = job_watch.load(paths)
+    assert state.status is Status.STALLED
+    assert "nothing is heard of its coordinator" in (state.stall or {})["what"]
+    assert fake.orphaned == ["7"], "the scheduler is asked to start it again"
+
+
+def test_a_job_that_its_scheduler_has_stopped_is_suspended(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake, *STARTED)
+    fake.states[paths.run_id] = JobState(Phase.SUSPENDED)
+    state = job_watch.load(paths)
+    assert state.status is Status.SUSPENDED
+    assert state.waits_for == "the scheduler, which has suspended its job"
+    assert (registry.load_recorded(paths).status, fake.orphaned) == (Status.RUNNING, [])
 
 
 def test_a_running_job_is_as_its_coordinator_says(home_dir: Any, fake: Fake) -> None:

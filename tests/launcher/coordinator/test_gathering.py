@@ -21,7 +21,7 @@ from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
@@ -194,6 +194,32 @@ def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     assert run_gathering.newest == Newest(10, "ckpt-2")
     assert events.to_json()["step"] == 10
     assert [record["step"] for record in run_gathering.list_gathered()] == [10]
+
+
+def test_a_newer_checkpoint_changes_the_mark_of_the_newest(
+    run_gathering: RunGathering, paths: RunPaths
+) -> None:
+    assert run_gathering.mark_newest() == NOTHING
+    chief = paths.task_checkpoints(run_gathering._plan.chief)
+    write_prefix(chief, "ckpt-2")
+    asyncio.run(run_gathering.gather_latest())
+    without_step = run_gathering.mark_newest()
+    assert without_step not in (NOTHING, "")
+    run_gathering.saved(Saved(path=str(chief / "ckpt-2"), step=10, at_ns=time.time_ns()))
+    asyncio.run(run_gathering.gather_latest())
+    assert run_gathering.mark_newest() == "step 10"
+
+
+def test_shared_storage_has_a_mark_only_if_its_checkpoints_are_known(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    run_gathering = gathering_from_shared_dir(paths, str(shared))
+    assert run_gathering.mark_newest() == "", "it is not mounted here"
+    shared.mkdir()
+    assert run_gathering.mark_newest() == NOTHING
+    (shared / "state.pickle").touch()
+    assert run_gathering.mark_newest() == ""
 
 
 def gathering_from_shared_dir(paths: RunPaths, storage: str) -> RunGathering:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
 
+from tfcluster.agent.node.slurm_job import restart_if_orphaned
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.backends.slurm.batch_script import COMMENT, format_script, job_options
@@ -36,8 +37,8 @@ _PHASES = {
     "SPECIAL_EXIT": Phase.QUEUED,
     "CONFIGURING": Phase.QUEUED,
     "RUNNING": Phase.RUNNING,
-    "SUSPENDED": Phase.RUNNING,
-    "STOPPED": Phase.RUNNING,
+    "SUSPENDED": Phase.SUSPENDED,
+    "STOPPED": Phase.SUSPENDED,
     "RESIZING": Phase.RUNNING,
     "SIGNALING": Phase.RUNNING,
     "COMPLETING": Phase.ENDING,
@@ -120,6 +121,11 @@ def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     if signal not in ("", "0"):
         return JobEnd(f"the coordinator in job {job} was killed by signal {signal}")
     return JobEnd(f"the coordinator in job {job} ended with exit code {exit_code or '?'}")
+
+
+def restart_orphaned(job: str, *, cluster: str) -> None:
+    """Put a job back into the queue that has lost the node of its script (``--no-kill``)."""
+    restart_if_orphaned(job)
 
 
 def stop(job: str, *, cluster: str, now: bool) -> None:

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Self
+from typing import Any, Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
 from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
@@ -26,6 +26,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     parse_pairs,
     plain,
 )
+from tfcluster.backends.slurm.slurm_own_job import own
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import AgentLink
@@ -88,6 +89,11 @@ class SlurmNodes(RelayedNodes):
         if node.name in self._agents:  # during the run, in which slurmctld may be restarted
             await self._await_controller(f"{at.destination} has to wait for a new agent")
         return await super().connect(at, token=token, is_fenced=is_fenced)
+
+    def settings(self, node: NodePlan) -> Mapping[str, Any]:
+        """Return the job that is queued again if the node of this coordinator is lost."""
+        job, restarts = own(os.environ)
+        return {"job": {"id": job, "restarts": restarts}}
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
         where = f"--nodes=1 --nodelist={self._names[node]}"

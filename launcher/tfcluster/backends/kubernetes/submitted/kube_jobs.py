@@ -118,6 +118,10 @@ def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     return end_of(job, found)
 
 
+def restart_orphaned(job: str, *, cluster: str) -> None:
+    """Do nothing: a Job replaces its pod by itself."""
+
+
 def stop(job: str, *, cluster: str, now: bool) -> None:
     """Ask the coordinator to stop the run, or the next one if its pod is being replaced.
 

@@ -34,6 +34,8 @@ HISTORY: Final = "tfcluster.dev/history"
 _HISTORY_POLL_S, _HISTORY_S = 5.0, 600.0
 _MOST_RESTARTS: Final = 500
 """The newest restarts, which are noted: all annotations of an object have 256 KiB."""
+_PROGRESS: Final = frozenset({"newest_at_start", "vain_starts"})
+"""Fields of the state by which starts that have saved nothing are counted."""
 _STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 _POLL_S: Final = 1.0
@@ -184,10 +186,11 @@ def _keep_history(job: str, paths: RunPaths) -> None:
     while True:
         with contextlib.suppress(TfclusterError, OSError):
             state = registry.load_recorded(paths)
-            key = (state.attempt, len(state.restarts))
+            key = (state.attempt, len(state.restarts), state.newest_at_start)
             if key != noted or time.monotonic() >= due:
                 restarts = state.restarts[-_MOST_RESTARTS:]
                 history = {"attempt": state.attempt, "restarts": restarts, "ran_s": _ran_s(state)}
+                history |= {name: getattr(state, name) for name in _PROGRESS}
                 body = {"metadata": {"annotations": {HISTORY: json.dumps(history)}}}
                 leadership(job).require()
                 around_pod().patch(f"batch/jobs/{job}", body)
@@ -206,6 +209,8 @@ def apply_history(job: str, state: RunSnapshot) -> None:
     history = foreign_json.parse_json_object(notes.get(HISTORY, "{}"))
     state.attempt = max(state.attempt, history.get("attempt", 0))
     state.restarts[:] = history.get("restarts", [])
+    for name in _PROGRESS & history.keys():
+        setattr(state, name, history[name])
     state.continued = {"attempt": state.attempt + 1, "ran_s": history.get("ran_s", 0.0)}
 
 
