@@ -141,8 +141,8 @@ def test_ports_are_free_after_the_agent_is_killed(rig: Rig) -> None:
     assert isinstance(ports, dict)
     assert (rig.folder / "ports" / f"{ports['worker:0']}.json").exists()
     kill(rig.pid)
-    wait_until(lambda: can_bind(ports["worker:0"]), timeout_s=2)
-    wait_until(lambda: not list((rig.folder / "ports").iterdir()), timeout_s=2)
+    wait_until(lambda: can_bind(ports["worker:0"]))
+    wait_until(lambda: not list((rig.folder / "ports").iterdir()))
 
 
 def test_holding_again_moves_the_task_to_its_new_port(rig: Rig) -> None:

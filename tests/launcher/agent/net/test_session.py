@@ -170,7 +170,7 @@ def test_pings_renew_the_lease(new_rig: Callable[..., Rig]) -> None:
 def test_without_a_lease_a_closed_connection_ends_agent_and_tasks(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     rig.peer.close()
-    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=2)
+    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -180,7 +180,7 @@ def test_a_signal_to_the_agent_ends_all_tasks_and_reports_them(rig: Rig, number:
     ending, exited = rig.peer.take("agent_ending"), rig.exited()
     assert (ending["signal"], exited["ended_by"]) == (number, "tfcluster")
     assert ending["n"] < exited["n"], "the report comes before the exits"
-    wait_until(lambda: not Path(str(rig.config["socket"])).exists(), timeout_s=2)
+    wait_until(lambda: not Path(str(rig.config["socket"])).exists())
 
 
 def test_a_lost_guard_is_reported(rig: Rig) -> None:
@@ -188,4 +188,4 @@ def test_a_lost_guard_is_reported(rig: Rig) -> None:
     os.kill(rig.guard_pid, signal.SIGKILL)
     rig.peer.take("guard_lost")
     assert rig.exited()["ended_by"] == "tfcluster"
-    wait_until(lambda: not is_alive(rig.pid), timeout_s=2)
+    wait_until(lambda: not is_alive(rig.pid))

@@ -150,7 +150,7 @@ def test_output_is_appended_to_an_existing_log(rig: Rig) -> None:
 def test_processes_in_a_task_s_group_end_with_it(rig: Rig) -> None:
     rig.start("sh", "-c", "sleep 60 & echo $!")
     rig.exited()
-    wait_until(lambda: not is_alive(int(rig.log().read_text())), timeout_s=2)
+    wait_until(lambda: not is_alive(int(rig.log().read_text())))
 
 
 def test_orphans_outside_the_group_end_with_the_agent(rig: Rig) -> None:
