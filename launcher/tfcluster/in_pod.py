@@ -55,9 +55,11 @@ def main(run_id: str) -> int:
     lease.keep()
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
-    submitted_at = submitted.pop("at")
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
     if not kube_own_job.has_started(paths.root):
+        submitted_at = foreign_json.parse_json(
+            (paths.root / kube_package.SUBMITTED_AT).read_bytes()
+        )
         kube_own_job.note_clock(job, paths, submitted_at)
     is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
     if is_replaced:
