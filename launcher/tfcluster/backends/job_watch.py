@@ -39,6 +39,10 @@ _SAME_ESTIMATE_S = 600.0
 """An estimate that moves by less is not said again."""
 _EXIT_CODES = {Status.INTERRUPTED: 143, Status.TIMED_OUT: 4}
 _DAY_S = 86400.0
+_ENDED_ELSEWHERE = (
+    "the scheduler has nothing of the run any more: the machine that has started it has fetched its"
+    " files, and knows how it ended"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +278,8 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
     try:
         cluster = (found.job or {}).get("cluster", "")
         end = its[0].explain_end(its[1], cluster=cluster, patience_s=PATIENCE_S)
+        if paths.is_copy and end.exit_code is None:
+            end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
         return found
     try:

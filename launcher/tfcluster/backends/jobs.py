@@ -26,6 +26,7 @@ from tfcluster.rundir.states import Status
 
 if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
+    from tfcluster.rundir.events import JobSubmitted
     from tfcluster.rundir.paths import RunPaths
     from tfcluster.rundir.snapshot import RunSnapshot
     from tfcluster.spec.sections import Runtime
@@ -207,6 +208,12 @@ class Jobs(Protocol):
 
         It is sent by a process beside the coordinator (`rundir.control_client`).
         """
+
+    def make_copy(self, paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:
+        """Make the folder of a run that another machine has submitted, for `follow` to fill.
+
+        Return the event by which that machine has recorded the job. Raises SetupError for a
+        scheduler whose runs have one folder for all machines."""
 
     def follow(self, paths: RunPaths, job: str, *, cluster: str) -> Following | None:
         """Copy what the coordinator writes into the run folder of this machine, in a thread.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tfcluster.api import get_run
 from tfcluster.backends import job_watch
 from tfcluster.cli.closing import show_end
 from tfcluster.cli.completion import live_runs
+from tfcluster.cli.elsewhere import find_run, option_of, scheduler_options
 from tfcluster.rundir.log_files import newest_attempts
 from tfcluster.rundir.tail import end_of_lines
 from tfcluster.ui.follow import RunView
@@ -26,14 +26,23 @@ _LINES_BEFORE = 10
 @click.option(
     "--json", "as_json", is_flag=True, help="Write events to stdout, task output to stderr."
 )
-def command(run: str | None, collapse: bool, native_logs: bool, as_json: bool) -> None:
+@scheduler_options
+def command(
+    run: str | None,
+    collapse: bool,
+    native_logs: bool,
+    as_json: bool,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
     """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
 
     Starts with the last lines of each task. The exit code is 0 however the run ends; `wait`
     returns the run's own exit code.
     """
     terminal = Terminal()
-    found = get_run(run, live_only=True)
+    found = find_run(run, backend, context, namespace, live_only=True)
     paths, state = found.paths, found.state()
     if state.status.is_final and not as_json:
         terminal.say(f"{state.run} has ended")
@@ -56,7 +65,7 @@ def command(run: str | None, collapse: bool, native_logs: bool, as_json: bool) -
         view.run(is_over=job_watch.StateFile(paths).is_over)
     except KeyboardInterrupt:
         terminal.clear_footer()
-        short = state.run[-4:]
+        short = state.run[-4:] + option_of(paths, (state.job or {}).get("backend", ""))
         terminal.say_wrapped(
             f"detached; {state.run} keeps running: `tfcluster attach {short}` shows it again,"
             f" `tfcluster down {short}` stops it"

@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.api import get_run
 from tfcluster.backends import job_watch
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Damaged, Gathered
 from tfcluster.cli.completion import run_names
+from tfcluster.cli.elsewhere import find_run, option_of, scheduler_options
 from tfcluster.errors import UsageError
 from tfcluster.run_handle import Run
 from tfcluster.ui.panels import checkpoints_grid
@@ -27,10 +27,19 @@ from tfcluster.ui.terminal import Terminal
 @click.option("--copy", "target", metavar="DIR", type=click.Path(path_type=Path),
               help="Copy the newest one into DIR, a new or empty folder.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array, oldest first.")
-def command(run: str | None, only_path: bool, target: Path | None, as_json: bool) -> None:
+@scheduler_options
+def command(
+    run: str | None,
+    only_path: bool,
+    target: Path | None,
+    as_json: bool,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
     """List or copy the checkpoints gathered from the chief of RUN (default: the latest run)."""
     terminal = Terminal()
-    found = get_run(run)
+    found = find_run(run, backend, context, namespace)
     state = found.state()  # it copies first what a cluster has
     checkpoints = found.checkpoints
     if target is not None:
@@ -43,7 +52,8 @@ def command(run: str | None, only_path: bool, target: Path | None, as_json: bool
         rows = checkpoints_grid([_to_json(checkpoint) for checkpoint in checkpoints])
         terminal.out(stdout_text(rows, terminal))
     elif state.checkpoints and state.job is not None and not state.status.is_final:
-        count, at_end = len(state.checkpoints), f"`tfcluster attach {found.id}` waits for it"
+        name = found.id + option_of(found.paths, state.job["backend"])
+        count, at_end = len(state.checkpoints), f"`tfcluster attach {name}` waits for it"
         terminal.say_wrapped(
             f"{found.id} has gathered {count} checkpoints where its coordinator runs; they are"
             f" copied here at its end: {at_end}"

@@ -1,21 +1,29 @@
-"""Runs that a scheduler knows and this machine's home does not: `ps` and `down` with --backend."""
+"""Runs that a scheduler knows and this machine's home does not, for commands with --backend."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tfcluster.backends import jobs
+from tfcluster.backends import job_watch, jobs
 from tfcluster.backends.jobs import Jobs, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.cli.completion import backend_names
 from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
+from tfcluster.rundir.paths import RunPaths
+
+if TYPE_CHECKING:
+    from tfcluster.run_handle import Run
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.5
+_KEPT_S = 30 * 86400.0
 
 
 def scheduler_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -82,6 +90,43 @@ class Scheduler:
 
     def stop(self, run: str, say: Callable[[str], None], *, now: bool) -> None:
         """Stop a run and wait until it has ended; `say` what happens. Raises UnknownRunError."""
+        found, state = self._find(run)
+        say(f"stopping {found}")
+        try:
+            self._its.stop(state.job, cluster=self._cluster, now=now)
+        except SilentError as error:
+            raise _silent(error) from error
+        while (now_is := self.runs().get(found)) is not None:
+            if now_is.phase in (Phase.ENDING, Phase.OVER):
+                break
+            time.sleep(_POLL_S)
+        reason = f": {now_is.reason}" if now_is is not None and now_is.reason else ""
+        say(f"{found} has ended{reason}")
+
+    def copy(self, run: str) -> Run:
+        """Return a run whose files are copied to this machine, where they are not here already.
+
+        A copy stays, and is brought up to date the next time. Raises UnknownRunError, SetupError.
+        """
+        from tfcluster.coordinator.submitting import record_job  # `ps` needs none of these
+        from tfcluster.run_handle import Run
+
+        found, state = self._find(run)
+        _remove_old_copies()
+        if RunPaths.of(found).root.exists():
+            return Run(RunPaths.of(found))
+        paths = RunPaths.of_copy(found)
+        if not paths.root.exists():
+            try:
+                record_job(paths, self._its.make_copy(paths, state.job, cluster=self._cluster))
+            except SilentError as error:
+                raise _silent(error) from error
+        os.utime(paths.root)
+        job_watch.load(paths)
+        return Run(paths)
+
+    def _find(self, run: str) -> tuple[str, JobState]:
+        """Return the id and the state of a run by its id, its last four characters or its name."""
         known = self.runs()
         matches = [name for name in known if run in (name, name[-4:])]
         matches = matches or [name for name in known if name.startswith(f"{run}-")]
@@ -90,17 +135,41 @@ class Scheduler:
                 f"{self._cluster} has {len(matches) or 'no'} runs called {run}",
                 fix="`tfcluster ps --backend NAME` lists them",
             )
-        say(f"stopping {matches[0]}")
-        try:
-            self._its.stop(known[matches[0]].job, cluster=self._cluster, now=now)
-        except SilentError as error:
-            raise _silent(error) from error
-        while (state := self.runs().get(matches[0])) is not None:
-            if state.phase in (Phase.ENDING, Phase.OVER):
-                break
-            time.sleep(_POLL_S)
-        reason = f": {state.reason}" if state is not None and state.reason else ""
-        say(f"{matches[0]} has ended{reason}")
+        return matches[0], known[matches[0]]
+
+
+def find_run(
+    run: str | None,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
+    *,
+    live_only: bool = False,
+) -> Run:
+    """Return a run of this machine, or with `backend` one of a scheduler, as `get_run` does."""
+    from tfcluster.api import get_run
+
+    if (scheduler := scheduler_of(backend, context, namespace)) is None:
+        return get_run(run, live_only=live_only)
+    if run is None:
+        raise UsageError(
+            "--backend needs RUN", fix=f"`tfcluster ps --backend {backend}` lists them"
+        )
+    return scheduler.copy(run)
+
+
+def option_of(paths: RunPaths, backend: str) -> str:
+    """Return what commands about a run need besides its name: nothing on the machine that has
+    started it."""
+    return f" --backend {backend}" if paths.is_copy else ""
+
+
+def _remove_old_copies() -> None:
+    """Remove the copies of runs that no command has shown for `_KEPT_S`."""
+    for folder in RunPaths.of_copy("any").root.parent.glob("*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _KEPT_S:
+                shutil.rmtree(folder)
 
 
 def _silent(error: SilentError) -> NodeLostError:

@@ -10,9 +10,9 @@ from datetime import time as clock_time
 
 import click
 
-from tfcluster.api import get_run
 from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names, task_names
+from tfcluster.cli.elsewhere import find_run, scheduler_options
 from tfcluster.cli.prune import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
@@ -47,6 +47,7 @@ _PAUSE_S = 0.1
               help="Show TensorFlow's native start lines on a screen too.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True,
               help="Write one JSON object per line: time, task, attempt, line.")  # fmt: skip
+@scheduler_options
 def command(
     run: str | None,
     follow: bool,
@@ -59,12 +60,15 @@ def command(
     collapse: bool,
     native: bool,
     as_json: bool,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
     if collapse and (as_json or times):
         other = "--json" if as_json else "--time"
         raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
-    terminal, paths = Terminal(), get_run(run).paths
+    terminal, paths = Terminal(), find_run(run, backend, context, namespace).paths
     log_filter = LogFilter(
         tasks=[find_label(registry.load(paths), task) for task in tasks],
         grep=_compile(grep),
@@ -96,6 +100,8 @@ def command(
     else:
         style = line_style_for(terminal, terminal.stdout, collapse, native, times)
         _print(MergedLogs(paths, log_filter, style), terminal)
+    for sentence in job_watch.silences():
+        terminal.say_wrapped(sentence)
 
 
 def _print(merged: MergedLogs, terminal: Terminal) -> None:

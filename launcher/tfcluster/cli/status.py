@@ -7,9 +7,9 @@ from socket import gethostname
 
 import click
 
-from tfcluster.api import get_run
 from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names
+from tfcluster.cli.elsewhere import find_run, scheduler_options
 from tfcluster.rundir.figures import state_json
 from tfcluster.ui.panels import status_panel
 from tfcluster.ui.render import stdout_text
@@ -19,10 +19,17 @@ from tfcluster.ui.terminal import Terminal
 @click.command("status")
 @click.argument("run", required=False, shell_complete=run_names)
 @click.option("--json", "as_json", is_flag=True, help="Print the run's state as one JSON object.")
-def command(run: str | None, as_json: bool) -> None:
+@scheduler_options
+def command(
+    run: str | None,
+    as_json: bool,
+    backend: str | None,
+    context: str | None,
+    namespace: str | None,
+) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
-    found = get_run(run)
+    found = find_run(run, backend, context, namespace)
     state = found.state()
     if as_json:
         terminal.emit_json(state_json(state) | {"folder": str(found.folder)})

@@ -30,6 +30,8 @@ def home() -> Path:
     return Path(state).expanduser() / "tfcluster"
 
 
+_COPIES: Final = "elsewhere"
+"""The folder in the home with copies of runs that other machines have started."""
 _LONGEST_RUNTIME_DIR = 46
 """The limit in bytes: a path with the longest socket name stays within macOS's 103 bytes."""
 _TEMP_VARIABLES = {"TMPDIR", "TEMP", "TMP"}
@@ -110,6 +112,19 @@ class RunPaths:
     @classmethod
     def of(cls, run_id: str, home_dir: Path | None = None) -> RunPaths:
         return cls((home_dir or home()) / "runs" / run_id)
+
+    @classmethod
+    def of_copy(cls, run_id: str) -> RunPaths:
+        """Return the paths of a copy of a run that another machine has started.
+
+        Copies are apart from the runs: no command takes one for a run of this machine.
+        """
+        return cls.of(run_id, home() / _COPIES)
+
+    @property
+    def is_copy(self) -> bool:
+        """True for the paths that `of_copy` returns: the run's files belong to another machine."""
+        return self.root.parent.parent.name == _COPIES
 
     @property
     def run_id(self) -> str:

@@ -36,9 +36,17 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     to = desk.shell.root / "results"
     left = InBackground(desk.shell, "up", str(submitted.spec(desk, checkpoints={"to": str(to)})))
     assert "checkpoints are gathered in the coordinator's pod" in said(left)
-    listed = elsewhere(desk).run("ps", "--backend", "kubernetes")
+    other, at = elsewhere(desk), ("--backend", "kubernetes")
+    listed = other.run("ps", *at)
     assert left.id in listed.out.decode(), listed.err
-    watched = desk.shell.start("attach", left.id)
+    wait_for(
+        lambda: other.run("logs", left.id, *at).out.count(b"attempt 1 from 0") == 2, timeout=HANG_S
+    )
+    shown = other.run("status", left.id[-4:], *at)
+    assert f"{left.id}" in shown.out.decode(), shown.err
+    assert b"running" in shown.out
+    watched = other.start("attach", left.id, *at)
+    assert desk.shell.run("status", left.id).code == 0  # it copies what has been written
     assert await_attempt(left, 1) == "attempt 1 from 0 ********"
     asked = desk.shell.run("stacks", left.id, "worker:1")
     assert b"worker:1 does not answer: it runs without hooks" in asked.out, asked.err
@@ -47,6 +55,11 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     out, err = watched.communicate(timeout=HANG_S)
     assert watched.returncode == 0, err
     assert b"released" in out
+    copied = desk.shell.root / "copied"
+    assert other.run("checkpoints", left.id, *at, "--copy", str(copied)).code == 0
+    assert (copied / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"
+    assert desk.shell.run("attach", left.id, timeout=HANG_S).code == 0
+    assert other.run("status", left.id, *at).code == 2  # it is gone from the cluster
     assert b"released" in desk.shell.run("logs", left.id).out
     assert checkpoint(left, "ckpt-1") == "weights 1"
     assert (to / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"

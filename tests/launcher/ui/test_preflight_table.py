@@ -153,6 +153,7 @@ def test_a_schedulers_own_checks_are_shown_and_a_fix_only_where_there_is_one(
         Obstacle("nodes", "the nodes hold 0 of 2 tasks", "", is_fatal=False),
     )
     report = PreflightReport.of_job("kubernetes", Outlook(obstacles))
+    assert report.with_nodes(report).nodes == ("kubernetes",)  # one column
     shown = format_report(report, width=width, colours=False)
     assert "permissions" in shown
     assert "may not create pods" in shown

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
+from typing import TYPE_CHECKING
 
 from tfcluster.agent.node.slurm_job import restart_if_orphaned
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
@@ -25,9 +26,13 @@ from tfcluster.backends.slurm.slurm_own_job import can_come_back as can_come_bac
 from tfcluster.backends.slurm.slurm_own_job import ending as ending
 from tfcluster.backends.slurm.slurm_own_job import own as own
 from tfcluster.backends.slurm.slurm_own_job import requeue as requeue
+from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import RUN_ID, RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.spec.sections import Runtime
+
+if TYPE_CHECKING:
+    from tfcluster.rundir.events import JobSubmitted
 
 _PHASES = {
     "PENDING": Phase.QUEUED,
@@ -152,6 +157,14 @@ def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) ->
         *("--nodes=1", "--ntasks=1", f"--nodelist={parse_pairs(shown)['BatchHost']}"),
         *argv,
         what=what,
+    )
+
+
+def make_copy(paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:
+    """Raise SetupError: the folder of a run is on a file system of the cluster."""
+    raise SetupError(
+        f"the run folder of job {job} is on the file system of the machine that has submitted it",
+        fix="set TFCLUSTER_HOME to the home of that machine, and leave out --backend",
     )
 
 

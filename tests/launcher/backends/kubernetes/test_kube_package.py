@@ -57,6 +57,23 @@ def unpack(tmp_path: Path, held: list[dict[str, bytes]]) -> RunPaths:
     return kube_package.unpack(volume, home, "r-1")
 
 
+def test_another_machine_gets_the_run_folder_as_its_submitter_has_it_without_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path / "there"))
+    made = folder(tmp_path)
+    held = build(made, sent(tmp_path, "train.py", os.urandom(2 * kube_package.PIECE_BYTES)))
+    assert len(held) > 1
+    copy = RunPaths.of_copy("r-1")
+    kube_package.unpack_copy(dict(ChainMap(*held)), copy)
+    assert copy.is_copy
+    assert copy.events.read_bytes() == made.events.read_bytes()
+    assert copy.state.read_bytes() == made.state.read_bytes()
+    assert [path.name for path in (tmp_path / "there").iterdir()] == ["elsewhere"]
+    assert not [*(tmp_path / "there").rglob("train.py")]
+    assert not RunPaths.of("r-1").is_copy
+
+
 def test_run_folder_and_code_arrive(tmp_path: Path) -> None:
     paths = folder(tmp_path)
     noise = os.urandom(1 << 20)

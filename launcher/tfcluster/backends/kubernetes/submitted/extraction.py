@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Literal
 
 
-def extract(tar: tarfile.TarFile, folder: Path, rules: Literal["tar", "data"]) -> None:
-    """Unpack `tar` into `folder`.
+def extract(
+    tar: tarfile.TarFile, folder: Path, rules: Literal["tar", "data"], *, below: str = ""
+) -> None:
+    """Unpack `tar`, or only the files whose names begin with `below`, into `folder`.
 
     By the rules `data`, for a file of somebody else, it may hold nothing that leads out of the
     folder: raises tarfile.TarError. By `tar`, it is trusted.
     """
+    members = [member for member in tar.getmembers() if member.name.startswith(below)]
     if hasattr(tarfile, "data_filter"):
-        tar.extractall(folder, filter=rules)
+        tar.extractall(folder, members, filter=rules)
         return
-    members = tar.getmembers()
     if rules == "data":
         for member in members:
             _check(member, os.path.realpath(folder))

@@ -6,6 +6,7 @@ A stop goes through the seat of the coordinator's pod, so that the run saves its
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import time
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import JobEnd, JobState
@@ -37,6 +39,7 @@ from tfcluster.backends.kubernetes.run_objects import (
     RUN,
     STOP,
 )
+from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     describe,
     end_of,
@@ -54,6 +57,7 @@ from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warn
 from tfcluster.backends.past_runs import RefusedError, SilentError, UnreachableError
 from tfcluster.errors import SetupError
 from tfcluster.rundir import control
+from tfcluster.rundir.events import JobSubmitted
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.spec.sections import Runtime
 
@@ -194,6 +198,19 @@ def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) ->
     if why:
         raise SetupError(f"the coordinator in the pod {pod} cannot be asked: {why}")
     return (reply or b"").decode()
+
+
+def make_copy(paths: RunPaths, job: str, *, cluster: str) -> JobSubmitted:
+    """Make the folder as the submitter has made it: the run's package holds it."""
+    place = _reach(cluster, _STOP_S)
+    with _silence():
+        labels = place.get(f"batch/jobs/{job}")["metadata"]["labels"]
+        listed = place.list("secrets", labels={RUN: labels[RUN]})
+    held = {key: value for each in listed for key, value in (each.get("data") or {}).items()}
+    pieces = {k: base64.b64decode(v) for k, v in held.items() if k.startswith(kube_package.KEY)}
+    kube_package.unpack_copy(pieces, paths)
+    submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
+    return JobSubmitted(backend="kubernetes", **submitted)
 
 
 def follow(paths: RunPaths, job: str, *, cluster: str) -> Mirror | None:
@@ -365,6 +382,4 @@ def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:
 
 
 def _decode(secret: Object) -> str:
-    import base64
-
     return base64.b64decode(secret["data"][run_objects.COORDINATOR_TOKEN]).decode()

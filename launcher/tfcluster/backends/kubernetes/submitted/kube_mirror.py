@@ -2,7 +2,8 @@
 
 One process at a time copies (a lock in the run folder); all views read the folder as ever. The
 stream comes from the coordinator's pod through its seat; a broken one is made again and resumed.
-When all files of an ended run have arrived, the pod is released, and then the end is shown.
+When all files of an ended run have arrived, the pod is released, and then the end is shown. A copy
+of another machine's run releases nothing.
 """
 
 from __future__ import annotations
@@ -143,6 +144,9 @@ class Mirror:
         if applier.final_state is None:
             return False
         applier.place_checkpoints()
+        if self.paths.is_copy:  # the machine that has started the run fetches its files, too
+            applier.finish()
+            return True
         deliver_results(self.paths)
         with job_watch.recording_alone(self.paths):  # a view may notice that the Job is gone
             with contextlib.suppress(

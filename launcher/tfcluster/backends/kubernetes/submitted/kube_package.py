@@ -18,7 +18,7 @@ import shutil
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,8 +35,9 @@ KEY: Final = "package"
 PIECE_BYTES: Final = 700 << 10
 MOST_BYTES: Final = 8 << 20
 SUBMITTED: Final = "submitted.json"
-"""The job of the run, as the submitter records it: name and cluster; `at`: the time by its clock
-immediately before it makes the Job."""
+"""The job of the run, as the submitter records it: name and cluster."""
+SUBMITTED_AT: Final = ".submitted-at"
+"""The time by the submitter's clock immediately before it makes the Job."""
 _ENV_FILE: Final = "env-file"
 """The key of ``job.env_file`` in the first Secret."""
 _UNPACKING: Final = ".unpacking-"
@@ -52,7 +53,7 @@ def build(
     """
     spec = foreign_json.read_json_object(paths.spec)
     variables = _path_of(spec, "env_file", paths)
-    submitted = {"id": job, "cluster": cluster, "at": time.time()}
+    submitted = {"id": job, "cluster": cluster}
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
@@ -61,6 +62,7 @@ def build(
         in_pod = _spec_in_pod(spec, paths.run_id, home, has_code=bool(code))
         _add_json(tar, f"run/{paths.spec.name}", in_pod)
         _add_json(tar, f"run/{SUBMITTED}", submitted)
+        _add_json(tar, f"run/{SUBMITTED_AT}", time.time())
         for path in (paths.plan, paths.launch, paths.state, paths.events):
             tar.add(path, f"run/{path.name}")
         if paths.checkpoints.exists():
@@ -102,6 +104,17 @@ def unpack(folder: Path, home: Path, run_id: str) -> RunPaths:
     run.rename(paths.root)
     fresh.rmdir()
     return paths
+
+
+def unpack_copy(held: Mapping[str, bytes], paths: RunPaths) -> None:
+    """Unpack only the run folder, as the submitter has made it; `held`: what all Secrets hold."""
+    package = b"".join(held[key] for key in sorted(held) if key.startswith(KEY))
+    paths.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=_UNPACKING, dir=paths.root.parent.parent) as fresh:
+        with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
+            extract(tar, Path(fresh), "data", below="run/")
+        Path(fresh, "run", paths.logs.name).mkdir()
+        Path(fresh, "run").rename(paths.root)
 
 
 def remove(home: Path, run_id: str) -> None:
