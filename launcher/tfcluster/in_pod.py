@@ -50,13 +50,19 @@ def main(run_id: str) -> int:
         if not RunPaths.of(run_id, folder).state.exists():
             _release_seat()
         return 0
+    leadership = kube_own_job.leadership(job)
+    leadership.require_lasting_pod()
     lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
     lease.take()
     lease.keep()
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
+    is_fresh, former = not kube_own_job.has_started(paths.root), leadership.leader()
+    is_replaced = is_fresh and former not in (None, leadership.pod)
+    if is_replaced:
+        kube_own_job.await_predecessors(job)
+    leadership.take()
     if is_replaced:
         _rescue(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
@@ -113,7 +119,6 @@ def stop(run_id: str) -> int:
 
 def _rescue(paths: RunPaths) -> None:
     """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
-    kube_own_job.await_predecessors(os.environ[JOB_VARIABLE])
     token = Path(RUN_FOLDER, TOKEN)
     attempt, found = rescue.restore(paths, kube_own_job.around_pod(), token)
     what = f"the run goes on from {', '.join(found)}" if found else "training starts again"

@@ -28,7 +28,6 @@ from tfcluster.backends.kubernetes import (
     policy_probe,
     run_objects,
     run_pods,
-    task_pods,
 )
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
@@ -39,6 +38,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
     Object,
     soon,
 )
+from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.outside import Outside, to_the_end
 from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
@@ -103,6 +103,7 @@ class KubeNodes(Nodes):
                     f" loses its network for more than {self.run.lease_s:g} s, the tasks end"
                 )
             else:
+                self._cluster.fence = Leadership(self._cluster, self._job).require
                 self._owner = await self._ask(self._cluster.get, f"batch/jobs/{self._job}")
                 await self._take_over()
             await self._have_running(self.planned)
@@ -182,7 +183,7 @@ class KubeNodes(Nodes):
         newest_first = sorted(listed, key=lambda pod: -TaskPod(self._cluster, pod).generation)
         for each in newest_first:
             pod, node = TaskPod(self._cluster, each), each["metadata"]["labels"][TASK]
-            is_free = pod.user is None and not task_pods.is_over(each)
+            is_free = pod.user is None and not pod_reasons.is_over(each)
             if is_free and node in self.hosts and node not in self._pods:
                 self._pods[node] = pod
             else:
@@ -190,16 +191,26 @@ class KubeNodes(Nodes):
         top = max((TaskPod(self._cluster, each).generation for each in listed), default=0)
         noted = int(self._owner["metadata"].get("annotations", {}).get(NEWEST, 0))
         self._generation = dict.fromkeys(self.hosts, max(top, noted))
+        used_before = {pod.name for pod in former if pod.user}
+        await asyncio.gather(*map(self._claim, former))
         silent = await _end_all(former, _UNUSED_S)
-        used = [pod for pod in silent if pod.user]
+        used = [pod for pod in silent if pod.name in used_before]
         if used:
             wait_s = self.run.lease_s + SILENCE_S + _KILL_S
             names = ", ".join(pod.name for pod in used)
             self._say(f"pods of an earlier coordinator may run for {wait_s:.0f} s more: {names}")
             used = await _end_all(used, wait_s)
         for pod in silent:
-            if not pod.user or pod in used:
+            if pod.name not in used_before or pod in used:
                 await pod.force()
+
+    async def _claim(self, pod: TaskPod) -> None:
+        """Claim a pod, unless it is gone."""
+        try:
+            await self._persist(partial(pod.claim, self._user))
+        except KubeError as error:
+            if not (error.is_absence or error.is_conflict):
+                raise
 
     async def _have_running(self, nodes: Sequence[NodePlan]) -> None:
         """Have a running pod for each of `nodes`.
@@ -384,7 +395,9 @@ class KubeNodes(Nodes):
 
     async def _end_pods(self) -> None:
         listed = await soon(self._cluster.list, "pods", labels=self._labels)
-        pods = [TaskPod(self._cluster, each) for each in listed]
+        # Another coordinator's pods are not ours to delete, though they have the run's labels.
+        found = [TaskPod(self._cluster, each) for each in listed]
+        pods = [pod for pod in found if pod.user in (None, self._user)]
         unused = [pod for pod in pods if pod.name not in self._reached]
         used = [pod for pod in pods if pod.name in self._reached]
         silent, unended = await asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))

@@ -201,6 +201,12 @@ def has_terminated(pod: Object) -> bool:
     return is_over and bool(own or status.get("reason")) and not any(map(_is_running, own))
 
 
+def is_over(pod: Object) -> bool:
+    """Return whether a pod has ended or is being deleted."""
+    has_ended = _status(pod).get("phase") in ("Succeeded", "Failed")
+    return has_ended or has_terminated(pod) or "deletionTimestamp" in pod["metadata"]
+
+
 def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason that the kubelet or a controller wrote into the pod's status."""
     word, message = (str(_status(pod).get(key) or "") for key in ("reason", "message"))

@@ -105,6 +105,16 @@ def test_a_quota_that_changed_meanwhile_is_asked_again(server: Server, kubeconfi
     assert place.create("pods", {})["metadata"]["name"] == "p"
 
 
+def test_a_change_of_one_version_is_not_repeated_on_the_next(
+    server: Server, kubeconfig: Path
+) -> None:
+    conflict = status(409, "Operation cannot be fulfilled: the object has been modified; try again")
+    place = cluster(kubeconfig, server, conflict)
+    with pytest.raises(KubeError) as refused:
+        place.patch("batch/jobs/j", {"metadata": {"resourceVersion": "7"}})
+    assert (refused.value.is_conflict, server.asked) == (True, 1)
+
+
 def test_an_object_that_exists_is_a_conflict(server: Server, kubeconfig: Path) -> None:
     place = cluster(kubeconfig, server, status(409, 'pods "p" already exists'))
     with pytest.raises(KubeError) as refused:

@@ -12,6 +12,7 @@ import pytest
 
 from tfcluster.backends import past_runs
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
+from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.run_objects import (
     COORDINATOR,
     COORDINATOR_TOKEN,
@@ -21,7 +22,7 @@ from tfcluster.backends.kubernetes.run_objects import (
     STOP,
 )
 from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
-from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY, STARTED
+from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
 from tfcluster.rundir.snapshot import RunSnapshot
@@ -97,7 +98,7 @@ def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(kube_jobs, "_signal", lambda place, run, job: told.append(job))
-    job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    job = place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     place.add("pods/lab-1-x")["status"] = running_pod()
     stop(place)
     assert (told, notes_of(job)[STOP], place.deleted) == (["lab-1"], "told", [])
@@ -124,7 +125,7 @@ def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
 def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_stops_it(
     place: FakePlace,
 ) -> None:
-    job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    job = place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     stop(place)
     assert place.deleted == []
     assert notes_of(job)[STOP] == "told"
@@ -155,7 +156,7 @@ class Told:
 @pytest.fixture
 def running(place: FakePlace, monkeypatch: pytest.MonkeyPatch) -> FakePlace:
     monkeypatch.setattr(kube_jobs, "_POLL_S", 0.0)
-    place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     place.add("pods/lab-1-x")["status"] = running_pod()
     place.add("secrets/lab-1")["data"] = {COORDINATOR_TOKEN: "dG9rZW4="}
     return place

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.documentation import ROOT
@@ -17,6 +18,7 @@ from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, tas
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError, Object
 from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
+from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
@@ -43,14 +45,17 @@ class FakeCluster:
         self.notes: dict[str, str] = {}
         self.silent = 0
         """The requests that are not answered from now on; a pod is made all the same."""
+        self.fence: Callable[[], None] = lambda: None
 
     def get(self, path: str) -> Object:
+        found = self.find(path)
+        assert found is not None, path
+        return found
+
+    def find(self, path: str) -> Object | None:
         if path.startswith("batch/jobs/"):
             about = {"name": path.rpartition("/")[2], "uid": "job-uid", "annotations": self.notes}
             return {"apiVersion": "batch/v1", "kind": "Job", "metadata": about}
-        return self.pods[path.removeprefix("pods/")]
-
-    def find(self, path: str) -> Object | None:
         return self.pods.get(path.removeprefix("pods/"))
 
     def list(self, path: str, **query: object) -> list[Object]:
@@ -63,6 +68,7 @@ class FakeCluster:
             raise KubeSilentError("the API server does not answer")
 
     def create(self, path: str, body: Object) -> Object:
+        self.fence()
         if self.refusal:
             raise KubeError(self.refusal, status=403)
         name = body["metadata"]["name"]
@@ -88,6 +94,7 @@ class FakeCluster:
         return made
 
     def patch(self, path: str, body: Object) -> Object:
+        self.fence()
         if path.startswith("batch/jobs/"):
             self.notes.update(body["metadata"]["annotations"])
             return body
@@ -97,6 +104,7 @@ class FakeCluster:
         return pod
 
     def delete(self, path: str, *, grace_s: int | None = None, uid: str | None = None) -> None:
+        self.fence()
         name = path.removeprefix("pods/")
         pod = self.pods.get(name)
         if pod is None:
@@ -233,6 +241,57 @@ def test_pods_of_an_earlier_coordinator_end_first(desk: Desk) -> None:
 
     asyncio.run(use())
     assert desk.slept == []
+
+
+class Superseded(Exception):
+    """The end of a coordinator's process."""
+
+
+@pytest.fixture
+def fenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a coordinator that does not lead end by an exception, and not with this process."""
+
+    def lose(why: str) -> NoReturn:
+        raise Superseded(why)
+
+    made = partial(Leadership, pod="lab-1-old", lose=lose)
+    monkeypatch.setattr(kube_nodes, "Leadership", made)
+
+
+@pytest.mark.usefixtures("fenced")
+def test_a_coordinator_that_comes_back_beside_its_successor_leaves_all_pods(desk: Desk) -> None:
+    theirs = [desk.given(f"worker-{number}", 3, user="successor") for number in (0, 1)]
+    desk.cluster.notes[LEADER] = "lab-1-new"
+    with pytest.raises(Superseded, match="the pod lab-1-new leads the run now"):
+        desk.start()
+    assert [*desk.cluster.pods.values()] == theirs
+    assert not any("deletionTimestamp" in pod["metadata"] for pod in theirs)
+    assert desk.cluster.made == []
+
+
+@pytest.mark.usefixtures("fenced")
+def test_a_coordinator_that_has_lost_the_lead_makes_and_deletes_nothing(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            await nodes.connect(nodes.planned[0], token="t")
+            desk.cluster.notes[LEADER] = "lab-1-new"
+            made = [*desk.cluster.made]
+            with pytest.raises((Superseded, NodeLostError)):
+                await nodes.connect(nodes.planned[0], token="t")
+            assert desk.cluster.made == made
+
+    with pytest.raises(Superseded):
+        asyncio.run(use())
+    assert sorted(desk.cluster.pods) == [desk.name(0, 1), desk.name(1, 1)]
+
+
+def test_only_pods_that_the_coordinator_has_claimed_end_with_it(desk: Desk) -> None:
+    async def use() -> None:
+        async with desk.nodes():
+            desk.given("worker-0", 2, user="another coordinator")
+
+    asyncio.run(use())
+    assert [*desk.cluster.pods] == [desk.name(0, 2)]
 
 
 def silence_kubelets(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

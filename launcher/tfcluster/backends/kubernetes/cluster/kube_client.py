@@ -93,6 +93,8 @@ class Cluster:
         """The kubeconfig's context that leads here; None around a pod."""
         self.patience_s = patience_s
         """Seconds for which an API server that is away is asked again."""
+        self.fence: Callable[[], None] = lambda: None
+        """Called before each change of an object; it does not return where none may be made."""
 
     @property
     def host(self) -> str:
@@ -137,10 +139,15 @@ class Cluster:
 
     def create(self, path: str, body: Object, *, what: str = "") -> Object:
         """Create an object. `path`: its collection, without its name."""
+        self.fence()
         return self._json("POST", path, what=what or _called(path, body), body=body)
 
     def patch(self, path: str, body: Object, *, what: str = "") -> Object:
-        """Merge `body` into an object (JSON merge patch: None removes a field)."""
+        """Merge `body` into an object (JSON merge patch: None removes a field).
+
+        With a resourceVersion in `body`: only into that version of it (KubeError, conflict).
+        """
+        self.fence()
         return self._json("PATCH", path, what=what, body=body)
 
     def delete(
@@ -157,6 +164,7 @@ class Cluster:
         background: what it owns is deleted after it; otherwise before it.
         uid: delete only this object, not another one of the same name (KubeError, conflict).
         """
+        self.fence()
         options: Object = {"propagationPolicy": "Background" if background else "Foreground"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
@@ -225,7 +233,7 @@ class Cluster:
                 may_repeat = method != "POST" or error.was_not_sent
             if 200 <= status < 300:
                 return answer
-            if status and not _is_away(status, problem):
+            if status and not _is_away(status, problem, body):
                 raise _refusal(self, method, what or path, status, _status(answer))
             if not may_repeat or time.monotonic() > deadline:
                 raise KubeSilentError(
@@ -292,7 +300,7 @@ def _called(path: str, body: Object) -> str:
     return f"{path}/{name}" if name else path
 
 
-def _is_away(status: int, problem: Object) -> bool:
+def _is_away(status: int, problem: Object, body: Object | None) -> bool:
     """Return whether the same request may be answered later.
 
     500 also says that a webhook of the cluster does not answer, and 409 that a quota's object has
@@ -300,7 +308,8 @@ def _is_away(status: int, problem: Object) -> bool:
     """
     message = str(problem.get("message", ""))
     if status == 409:
-        return "the object has been modified" in message
+        is_for_version = "resourceVersion" in (body or {}).get("metadata", {})
+        return "the object has been modified" in message and not is_for_version
     return status in _AWAY and "failed calling webhook" not in message
 
 

@@ -27,6 +27,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
 )
 from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
 from tfcluster.backends.kubernetes.kube_checks import check as check
+from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
     CLAIMED,
@@ -42,7 +43,6 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     run_of,
 )
 from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
-from tfcluster.backends.kubernetes.submitted.kube_own_job import STARTED
 from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back as can_come_back
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
@@ -131,7 +131,7 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
         now = now or notes.get(STOP) == _TOLD
         _note_stop(place, job, "now" if now else "asked")
         pod = _coordinator_pod(place, job)
-        if now or (pod is None and STARTED not in notes):
+        if now or (pod is None and LEADER not in notes):
             _delete_all(place, job, now=now)
             return
         _signal(place, run_of(found), job)

@@ -17,6 +17,7 @@ from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeSilentError, Object
+from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.errors import TfclusterError
@@ -26,8 +27,6 @@ from tfcluster.rundir.snapshot import RunSnapshot
 
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
-STARTED: Final = "tfcluster.dev/started"
-"""The annotation of a Job with the first pod that had a run folder."""
 HISTORY: Final = "tfcluster.dev/history"
 """The annotation of a Job with what its coordinators have used of the run's limits."""
 _HISTORY_POLL_S, _HISTORY_S = 5.0, 600.0
@@ -79,6 +78,11 @@ def requeue(job: str) -> None:
     """Do nothing: the Job makes another pod once this one has ended."""
 
 
+def leadership(job: str) -> Leadership:
+    """Return the lead of the Job's run, as this pod sees it."""
+    return Leadership(around_pod(), job)
+
+
 def record_end(job: str, state: RunSnapshot) -> None:
     """Note the end of the run at its Job, for machines without its folder."""
     end = {
@@ -88,6 +92,7 @@ def record_end(job: str, state: RunSnapshot) -> None:
         "hint": state.hint,
     }
     body = {"metadata": {"annotations": {ENDED: json.dumps(end)}}}
+    leadership(job).require()
     around_pod().patch(f"batch/jobs/{job}", body)
 
 
@@ -132,15 +137,6 @@ def is_stopped(job: str) -> bool:
     return STOP in _notes(around_pod().get(f"batch/jobs/{job}"))
 
 
-def is_first(job: str) -> bool:
-    """Note at the Job that a coordinator has a folder; return whether none had one before."""
-    place = around_pod()
-    if STARTED in _notes(place.get(f"batch/jobs/{job}")):
-        return False
-    place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STARTED: socket.gethostname()}}})
-    return True
-
-
 def has_started(folder: Path) -> bool:
     """Return whether a coordinator has started in this run folder."""
     return (folder / _STARTS).exists()
@@ -176,6 +172,7 @@ def _keep_history(job: str, paths: RunPaths) -> None:
                 restarts = state.restarts[-_MOST_RESTARTS:]
                 history = {"attempt": state.attempt, "restarts": restarts, "ran_s": _ran_s(state)}
                 body = {"metadata": {"annotations": {HISTORY: json.dumps(history)}}}
+                leadership(job).require()
                 around_pod().patch(f"batch/jobs/{job}", body)
                 noted, due = key, time.monotonic() + _HISTORY_S
         time.sleep(_HISTORY_POLL_S)
