@@ -234,7 +234,7 @@ class _News:
 
 def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return what the folder says, corrected by the state of the job."""
-    if state.phase is Phase.OVER:
+    if state.phase is Phase.OVER or state.end is not None:
         return _conclude(paths, found, state)
     if state.phase is Phase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
@@ -269,15 +269,15 @@ def format_wait(state: JobState, now: float) -> str:
 
 
 def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
-    """Record the end of a run whose job is over, unless that has been recorded meanwhile."""
+    """Record the end of a run whose job is over or can never start, unless that has been done."""
     from tfcluster.rundir.events import RunFinished  # `ps` does not need them
     from tfcluster.rundir.run_writer import RunWriter
 
-    its = jobs.of_run(found)
-    assert its is not None
+    of_run = jobs.of_run(found)
+    assert of_run is not None
+    (its, job), cluster = of_run, (found.job or {}).get("cluster", "")
     try:
-        cluster = (found.job or {}).get("cluster", "")
-        end = its[0].explain_end(its[1], cluster=cluster, patience_s=PATIENCE_S)
+        end = state.end or its.explain_end(job, cluster=cluster, patience_s=PATIENCE_S)
         if paths.is_copy and end.exit_code is None:
             end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
@@ -303,7 +303,11 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
-    if _followings.get(paths) is None:  # else the cluster may keep what was not copied
+    if state.end is not None:
+        with contextlib.suppress(SilentError, SetupError):  # `ps` lists what is left of it
+            its.stop(job, cluster=cluster, now=True)
+            past_runs.forget(paths.run_id)
+    elif _followings.get(paths) is None:  # else the cluster may keep what was not copied
         past_runs.forget(paths.run_id)
     return found
 

@@ -54,6 +54,18 @@ FAR_S = 300 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job whose coordinator could not record it."""
+
+    reason: str
+    fix: str = ""
+    status: Status = Status.FAILED
+    """The status of the run."""
+    exit_code: int | None = None
+    """The exit code that the coordinator has left; None if it has left none."""
+
+
+@dataclass(frozen=True, slots=True)
 class JobState:
     """A scheduler's answer about one job."""
 
@@ -66,18 +78,8 @@ class JobState:
     """Seconds since 1970; None where it is not known."""
     job: str = field(default="", compare=False)
     """The scheduler's id of the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """The end of a job whose coordinator could not record it."""
-
-    reason: str
-    fix: str = ""
-    status: Status = Status.FAILED
-    """The status of the run."""
-    exit_code: int | None = None
-    """The exit code that the coordinator has left; None if it has left none."""
+    end: JobEnd | None = None
+    """The end of the run of a job that can never start; the job is then removed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -229,6 +229,18 @@ def test_a_job_that_the_scheduler_has_forgotten_is_over(
     assert (state.reason, state.hint) == ("Slurm has no job 7 any more", "start it again")
 
 
+def test_a_job_that_can_never_start_ends_its_run_and_is_removed(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake)
+    past_runs.note(paths.run_id, "slurm", "north")
+    end = JobEnd("the coordinator's pod cannot start: no image", "push it", exit_code=3)
+    fake.states[paths.run_id] = JobState(Phase.QUEUED, "it waits", end=end)
+    state = job_watch.load(paths)
+    assert (state.status, state.exit_code) == (Status.FAILED, 3)
+    assert (state.reason, state.hint) == (end.reason, "push it")
+    assert fake.stopped == [("7", True)]
+    assert not list((home_dir / "leftovers").iterdir())
+
+
 def test_an_end_is_recorded_once_by_many(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake)
     fake.states[paths.run_id] = JobState(Phase.OVER)

@@ -28,7 +28,6 @@ from tfcluster.backends.kubernetes import (
     policy_probe,
     run_objects,
     run_pods,
-    task_pods,
 )
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
@@ -180,20 +179,28 @@ class KubeNodes(Nodes):
         return self._pods[node.name]
 
     async def _take_over(self) -> None:
-        """Adopt the pods that nobody has used yet, and end those of an earlier coordinator."""
+        """Adopt the pods that nobody has used yet, and end those of an earlier coordinator.
+
+        `up` may still be making pods of the first generation: what it has not made, this makes
+        with the same name, so each is made once.
+        """
         listed = await self._ask(self._cluster.list, "pods", labels=self._labels)
         former: list[TaskPod] = []
         newest_first = sorted(listed, key=lambda pod: -TaskPod(self._cluster, pod).generation)
         for each in newest_first:
             pod, node = TaskPod(self._cluster, each), each["metadata"]["labels"][TASK]
-            is_free = pod.user is None and not task_pods.is_over(each)
+            is_free = pod.user is None and not pod_reasons.is_over(each)
             if is_free and node in self.hosts and node not in self._pods:
                 self._pods[node] = pod
             else:
                 former.append(pod)
-        top = max((TaskPod(self._cluster, each).generation for each in listed), default=0)
         noted = int(self._owner["metadata"].get("annotations", {}).get(NEWEST, 0))
-        self._generation = dict.fromkeys(self.hosts, max(top, noted))
+        if not noted:
+            await self._note_generation(1)
+        top = max((noted, *(pod.generation for pod in former)))
+        self._generation = dict.fromkeys(self.hosts, top)
+        for node, pod in self._pods.items():
+            self._generation[node] = max(top, pod.generation)
         used_before = {pod.name for pod in former if pod.user}
         await asyncio.gather(*map(self._claim, former))
         silent = await _end_all(former, _UNUSED_S)
@@ -293,7 +300,13 @@ class KubeNodes(Nodes):
         self._refused_since = {}
         for result in results:
             if isinstance(result, KubeError):
-                reason, now = pod_reasons.refused(result.message, result.fix), self._clock.now()
+                reason = pod_reasons.refused(
+                    result.message,
+                    result.fix,
+                    tasks=len(self.planned),
+                    others=int(self._job is not None),
+                )
+                now = self._clock.now()
                 began = self._refused_since.setdefault(reason.what, since.get(reason.what, now))
                 if reason.after(now - began).nature is not Nature.WAITING:
                     raise SetupError(str(reason), fix=reason.fix or result.fix) from result
@@ -336,10 +349,11 @@ class KubeNodes(Nodes):
                 await self._clock.sleep(1.0)
 
     async def _find_own(self, body: Object) -> Object | None:
-        """Return the pod of that name if a request of ours, whose answer was lost, has made it."""
+        """Return the pod of that name if `up`, or a request whose answer was lost, has made it."""
         found = await self._ask(self._cluster.find, f"pods/{body['metadata']['name']}")
-        notes = {} if found is None else found["metadata"].get("annotations", {})
-        return found if notes.get(CLAIMED) == self._user else None
+        if found is None or TaskPod(self._cluster, found).user not in (None, self._user):
+            return None
+        return found
 
     async def _note_generation(self, generation: int) -> None:
         """Note at the Job which names are taken for ever, for a later coordinator."""

@@ -231,6 +231,30 @@ def test_pods_that_nobody_uses_are_adopted_and_claimed(desk: Desk) -> None:
     asyncio.run(use())
 
 
+def test_pods_that_up_still_makes_are_made_once(desk: Desk) -> None:
+    desk.given("worker-0", 1)
+    create = desk.cluster.create
+
+    def create_late(path: str, body: Object) -> Object:
+        desk.cluster.create = create  # type: ignore[method-assign]
+        desk.given("worker-1", 1)
+        return create(path, body)
+
+    desk.cluster.create = create_late  # type: ignore[method-assign]
+
+    async def use() -> None:
+        async with desk.nodes() as nodes:
+            for node in nodes.planned:
+                await nodes.connect(node, token="t")
+            assert sorted(desk.cluster.pods) == [desk.name(0, 1), desk.name(1, 1)]
+            users = {pod["metadata"]["annotations"][CLAIMED] for pod in desk.cluster.pods.values()}
+            assert len(users) == 1
+
+    asyncio.run(use())
+    assert desk.cluster.pods == {}
+    assert desk.cluster.notes[NEWEST] == "1"
+
+
 def test_pods_of_an_earlier_coordinator_end_first(desk: Desk) -> None:
     desk.given("worker-0", 1, user="earlier")
     desk.given("worker-1", 2, user="earlier")
@@ -409,6 +433,13 @@ def test_a_full_quota_is_waited_for(desk: Desk) -> None:
     asyncio.run(use())
     assert desk.slept == [30]
     assert "quota" in desk.queued[0]
+
+
+def test_a_quota_that_never_has_room_for_all_pods_ends_the_start(desk: Desk) -> None:
+    desk.cluster.refusal = "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2"
+    with pytest.raises(SetupError, match=r"exceeded quota: q.*\n.*fewer tasks, or ask for less"):
+        desk.start()
+    assert desk.slept == []
 
 
 def test_a_refusal_that_does_not_pass_in_time_ends_the_start(desk: Desk) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -71,6 +72,8 @@ _ENDS_S: Final = 5.0
 _POLL_S: Final = 0.3
 _TOLD: Final = "told"
 """The note about a stop once the coordinator knows of it: the next one does not ask again."""
+_seen_since: dict[tuple[str, str], float] = {}
+"""Job or pod, and the reason for which it waits → since when this process knows it."""
 _OWNERS: Final = {"Job": "batch/jobs", "Service": "services"}
 """The object that owns all others of a run: its Job, or without one its Service."""
 
@@ -96,8 +99,16 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
         found = {}
         for job in jobs:
             pod = by_job.get(job["metadata"]["name"])
-            found[run_of(job)] = describe(job, pod, _events(place, job, pod))
+            uid = (pod or job)["metadata"].get("uid", "")
+            watched_s = functools.partial(_watched_s, uid)
+            found[run_of(job)] = describe(job, pod, _events(place, job, pod), watched_s)
     return found
+
+
+def _watched_s(uid: str, what: str) -> float:
+    """Return for how long this process has seen the Job or pod wait for a reason."""
+    now = time.monotonic()
+    return now - _seen_since.setdefault((uid, what), now)
 
 
 def _events(place: Cluster, job: Object, pod: Object | None) -> Sequence[Object]:

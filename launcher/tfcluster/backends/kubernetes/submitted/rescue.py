@@ -18,9 +18,9 @@ from typing import Final
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object
+from tfcluster.backends.kubernetes.pod_reasons import is_over
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
 from tfcluster.backends.kubernetes.submitted.extraction import extract
-from tfcluster.backends.kubernetes.task_pods import is_over
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 from tfcluster.errors import SetupError
