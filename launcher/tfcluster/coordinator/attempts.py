@@ -94,17 +94,18 @@ class Attempts:
             restarts=state.restarts,
         )
         self._require(await self.loop.run_alongside(self._connect_all(self.plan.nodes)))
-        await self.loop.run_alongside(self.startup.find_code(self.plan.nodes))
-        self.startup.preload(self.plan.nodes)
-        await self.startup.hold_ports(self.plan.nodes)
-        for finding in await self.startup.preflight():
+        nodes = [node for node in self.plan.nodes if node.name not in self._lost]
+        await self.loop.run_alongside(self.startup.find_code(nodes))
+        self.startup.preload(nodes)
+        await self.startup.hold_ports(nodes)
+        for finding in await self.startup.preflight(nodes):
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.fix}"))
-        for warning in await self.loop.run_alongside(self.startup.send_code(self.plan.nodes)):
+        for warning in await self.loop.run_alongside(self.startup.send_code(nodes)):
             self.record(Warned(message=warning))
-        await self.startup.prepare(self.plan.nodes)
-        await self._await_preload(self.plan.nodes)
+        await self.startup.prepare(nodes)
+        await self._await_preload(nodes)
         number = self.run_writer.state.attempt + 1  # not 1 for a run that its scheduler requeued
-        await self._start(number, tuple(task.id for task in self.plan.tasks))
+        await self._start(number, self.supervisor.membership.members)
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> Mapping[str, SetupError]:
         """Connect to `nodes` at once; return node → error, for those that cannot be reached."""
@@ -116,11 +117,18 @@ class Attempts:
         return {node: result for node, result in found if isinstance(result, SetupError)}
 
     def _require(self, errors: Mapping[str, SetupError]) -> None:
-        """Raise `errors` as one; where the supervisor has the job start again, that counts."""
+        """Raise `errors` as one, unless the run can start without these nodes.
+
+        Where the supervisor has the job start again, that counts.
+        """
         if errors and all(isinstance(error, NodeLostError) for error in errors.values()):
             reasons = {node: error.message for node, error in errors.items()}
             is_lost = any(isinstance(error, NoPlaceError) for error in errors.values())
             self.supervisor.nodes_unreached(reasons, self.loop.now(), is_lost=is_lost)
+            if errors.keys() <= self.supervisor.gone.keys():
+                for node in reasons:
+                    self._give_up(node)
+                return
         NodeLostError.raise_all([*errors.values()])
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:
@@ -147,7 +155,8 @@ class Attempts:
         self._lost.add(node)
         self.supervisor.node_lost(node, reason, self.loop.now())
         if self.supervisor.is_spare(node):  # no restart has to wait for it
-            self._give_up(node, reason)
+            self.supervisor.node_gone(node, reason, self.loop.now())
+            self._give_up(node)
 
     async def leave(self, node: str, signal: str) -> None:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
@@ -256,7 +265,8 @@ class Attempts:
         """Return the lost nodes to reconnect; those that the next attempt does without are left."""
         for name in sorted(self._lost - self._given_up):
             if not (only or self.supervisor.membership.uses(name)):
-                self._give_up(name, "the next attempt does without it")
+                self.supervisor.node_gone(name, "the gang does without it", self.loop.now())
+                self._give_up(name)
         lost = self._lost - self._given_up
         return [node for node in self.plan.nodes if node.name in lost and only in ("", node.name)]
 
@@ -297,8 +307,7 @@ class Attempts:
         await self.loop.run_alongside(self._connect_with_code(node))
         self.startup.preload([node])
         await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
-        if node.capabilities.in_containers:  # the new one lacks what prepare made in the old one
-            await self.startup.prepare([node], is_lost=self._lost.__contains__)
+        await self.startup.prepare([node], is_lost=self._lost.__contains__)
         await self._await_preload([node])
         if node.name in self._lost:
             raise NodeLostError(f"the new agent of {node.name} was lost at once")
@@ -314,16 +323,15 @@ class Attempts:
         """Report to the supervisor that the next attempt could not reach the node."""
         self.supervisor.node_unreached(node, why, self.loop.now())
         if node in self.supervisor.gone:
-            self._give_up(node, why)
+            self._give_up(node)
 
-    def _give_up(self, node: str, why: str) -> None:
-        """Report to the supervisor that nothing can live on the node any more.
+    def _give_up(self, node: str) -> None:
+        """Let no attempt wait any more for a node that is gone for the supervisor.
 
         A gang that goes on without it may grow again: the node is tried again in the background.
         """
         self._lost.add(node)
         self._given_up.add(node)
-        self.supervisor.node_gone(node, why, self.loop.now())
         if can_resize(self.plan):
             self.returning.give_up(node)
 
@@ -405,8 +413,8 @@ class Returning:
         await startup.send_code([node], again=True)
         startup.preload([node])
         await startup.hold_ports([node], is_lost=self._is_lost)
-        if node.capabilities.in_containers:  # the new one lacks what prepare made in the old one
-            await startup.prepare([node], is_lost=self._is_lost)
+        await startup.preflight([node])
+        await startup.prepare([node], is_lost=self._is_lost)
         await startup.await_preload([node], is_lost=self._is_lost)
         if self._is_lost(node.name):
             raise NodeLostError(f"its new agent was lost at once: {self._why(node.name)}")

@@ -196,9 +196,13 @@ class Hub:
         """Return the folders of this run on the node, which must have been reached before."""
         return self._sites[node]
 
+    def has_reached(self, node: str) -> bool:
+        """Return whether the node was reached at any time: its `site` is known."""
+        return node in self._sites
+
     def uses_run_folder(self, node: str) -> bool:
         """Return whether the node was reached and uses the run folder itself."""
-        return node in self._sites and not self._sites[node].is_remote
+        return self.has_reached(node) and not self._sites[node].is_remote
 
     def share_code(self, node: NodePlan, folder: str) -> None:
         """Have the node's tasks run in our workdir, which it sees as `folder`."""

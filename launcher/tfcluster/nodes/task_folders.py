@@ -41,7 +41,7 @@ class TaskFolders:
     @property
     def any_are_remote(self) -> bool:
         """True if any task's folders are on another machine."""
-        return any(self._site(task.id).is_remote for task in self._plan.tasks)
+        return any(self.is_remote(task.node) for task in self._plan.tasks)
 
     def use_full_speed(self) -> None:
         """Copy without a rate limit from now on, because no task trains."""
@@ -56,10 +56,7 @@ class TaskFolders:
 
     def is_remote(self, node: str) -> bool:
         """Return whether the node was reached and is another machine."""
-        try:
-            return self._hub.site(node).is_remote
-        except KeyError:
-            return False
+        return self._hub.has_reached(node) and self._hub.site(node).is_remote
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
         """Return the command by which the user copies `folder` from a node that was reached."""

@@ -44,10 +44,12 @@ async def probe_nodes(
     ports: Mapping[TaskId, int],
     *,
     deep: bool = False,
+    before: Sequence[ProbeAnswer] = (),
 ) -> PreflightReport:
     """Have the agents of all `nodes` run their probes at once, and judge the results.
 
-    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds. A node that
+    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds. `before`:
+    the answers of nodes that were probed before, with which the others are compared. A node that
     was lost after it was reached answers with a kept ``start_failed`` message.
     """
     hub, nodes = answers.hub, tuple(nodes)
@@ -65,10 +67,11 @@ async def probe_nodes(
         hub.keep(name, msg.StartFailed(task=PREFLIGHT, attempt=0, error=error))
     found = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
     silent = [finding for finding in found if isinstance(finding, Finding)]
-    seen = tuple(answer for answer in found if isinstance(answer, ProbeAnswer))
+    seen = (*before, *(answer for answer in found if isinstance(answer, ProbeAnswer)))
     needs = rules.needs_of(plan, await asyncio.to_thread(_local_script_sha256, plan))
     findings = rules.judge(seen, needs, silent={finding.node for finding in silent})
-    report = PreflightReport(nodes, seen, findings).with_more(silent)
+    every = (*(answer.node for answer in before), *nodes)
+    report = PreflightReport(every, seen, findings).with_more(silent)
     return report.with_more(_find_shared_gpus(plan, seen))
 
 
@@ -143,7 +146,7 @@ async def probe_links(
     Nodes that do not answer in time, or before the run `is_over`, are left out.
     """
     built = await asyncio.to_thread(bundle.build)
-    names = [node.name for node in plan.nodes]
+    names = [node.name for node in plan.nodes if hub.has_reached(node.name)]
     dials = between(plan, names, orders.held_ports(hub, names))
     for name in names:
         order = connectivity.order_for(name, dials, attempt)

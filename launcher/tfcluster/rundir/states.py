@@ -89,7 +89,11 @@ NODE: Final[Mapping[str, Mapping[str, str]]] = {
         "node_lost": "lost",
         "run_finished": "gone",
     },
-    "lost": {"node_reconnected": "connected", "run_finished": "gone"},
+    "lost": {
+        "node_connected": "connected",
+        "node_reconnected": "connected",
+        "run_finished": "gone",
+    },
     "gone": {},
 }
 """The states of a node: state → event → next state."""

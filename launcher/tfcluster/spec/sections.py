@@ -367,7 +367,7 @@ class Supervision(Section):
         "5m",
     )
     min_workers: Count | None = documented(
-        None, "Continue with at least this many workers if nodes are lost; null: all needed.", 2
+        None, "Start and go on with at least this many workers if nodes fail; null: all needed.", 2
     )
     grow: Literal["checkpoint", "off"] = documented(
         "checkpoint",

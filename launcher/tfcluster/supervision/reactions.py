@@ -27,6 +27,7 @@ from tfcluster.supervision.restarts import (
     loss_of,
     restart_alone,
     revive,
+    start_without,
 )
 from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState, Stage
 from tfcluster.supervision.silence import Silence
@@ -256,7 +257,8 @@ def lose_unreached(
     """Act on nodes that the first start cannot connect to, if its job can start again.
 
     They are lost if earlier coordinators have reached them, or if one is a lost pod. Otherwise the
-    spec or the environment may be wrong, which the job's next start would not change.
+    spec or the environment may be wrong, which the job's next start would not change. A gang that
+    is large enough starts without them.
     """
     is_lost = is_lost or state.gang.number > 0 or any(map(kind_of_loss, reasons.values()))
     if state.can_come_back and is_lost:
@@ -265,6 +267,8 @@ def lose_unreached(
             state.record(ev.NodeLost(node=loss.node, reason=loss.description))
         lose_start(state, max(losses, key=lambda loss: loss.is_own_end), now)
         react(state, now)
+    else:
+        start_without(state, reasons, now)
 
 
 def leave_node(state: RunState, node: str, reason: str, now: float) -> None:

@@ -11,7 +11,7 @@ no restart can fix are permanent.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -173,17 +173,24 @@ def without(
     failures have used up the budget. After an error of the script the result is None, because it
     would occur on every other worker, too.
     """
-    least = plan.supervision.min_workers
-    if least is None or plan.kind != "training" or plan.strategy != "multi_worker_mirrored":
-        return None
     if not why.exhausted and cause.kind is not Kind.START_FAILED:
         return None
     lost = {TaskId.parse(cause.task)}
     if cause.kind is Kind.NODE_LOST:
         lost = {task.id for task in plan.tasks if task.node == cause.node}
-    remaining = tuple(task for task in members if task not in lost)
-    trainers = [task for task in remaining if task.job in TRAINERS]
-    return remaining if len(trainers) >= max(1, least) else None
+    return remaining(plan, members, lost)
+
+
+def remaining(
+    plan: Plan, members: tuple[TaskId, ...], lost: Collection[TaskId]
+) -> tuple[TaskId, ...] | None:
+    """Return `members` without the tasks that are `lost`, or None if the rest is too small."""
+    least = plan.supervision.min_workers
+    if least is None or plan.kind != "training" or plan.strategy != "multi_worker_mirrored":
+        return None
+    left = tuple(task for task in members if task not in lost)
+    trainers = [task for task in left if task.job in TRAINERS]
+    return left if len(trainers) >= max(1, least) else None
 
 
 @dataclass(slots=True)

@@ -165,6 +165,26 @@ def _give_up(
         _order_gang(state, _reason_of(cause), now)
 
 
+def start_without(state: RunState, nodes: Mapping[str, str], now: float) -> None:
+    """Leave the tasks of `nodes`, which the first start has not reached, out of the gang.
+
+    Nothing happens if it would be too small, or a node has other tasks than workers. `nodes`: node
+    → why.
+    """
+    lost = {task.id for task in state.plan.tasks if task.node in nodes}
+    members = restart_policy.remaining(state.plan, state.membership.members, lost)
+    if members is None or any(task.job not in TRAINERS for task in lost):
+        return
+    for node, why in nodes.items():
+        state.gone[node] = why
+        state.membership.lost.add(node)
+        state.record(ev.NodeLost(node=node, reason=why))
+    state.membership.leave_out(lost, Absence.NODE, now)
+    names, count = join_first(sorted(lost)), len(state.membership.workers)
+    what = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
+    state.record(ev.Warned(message=f"{what}: {join_first([*nodes])} cannot be reached"))
+
+
 def lose_start(state: RunState, loss: Failure, now: float) -> None:
     """Have the run's job start again, which gives it all nodes anew, or fail.
 

@@ -191,8 +191,9 @@ class Supervisor(RunState):
     ) -> None:
         """Note that the first start cannot connect to nodes, each with the reason.
 
-        If one is lost and the run's job can start again, it does. Else nothing happens.
-        `is_lost`: one is, whatever the reasons say.
+        If one is lost and the run's job can start again, it does. Else the nodes are gone if the
+        gang may start without them, or nothing happens. `is_lost`: one is lost, whatever the
+        reasons say.
         """
         reactions.lose_unreached(self, reasons, now, is_lost=is_lost)
 

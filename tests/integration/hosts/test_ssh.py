@@ -270,12 +270,15 @@ def test_ctrl_c_ends_all_processes_on_all_hosts(office: Office) -> None:
 
 
 def test_all_hosts_that_refuse_are_named_at_once_with_the_message_of_ssh(office: Office) -> None:
-    first, second = office.add_hosts(2)
+    first, second, changed = office.add_hosts(3)
     (first.root / ".ssh/authorized_keys").unlink()
     known = office.home.root / ".ssh/known_hosts"
     content = known.read_text()
+    other_key = (office.home.root / ".ssh/authorized_keys").read_text()
     try:
-        known.write_text(content.replace("10.77.0.*", first.address))
+        known.write_text(
+            content.replace("10.77.0.*", first.address) + f"{changed.address} {other_key}"
+        )
         run = office.up(office.spec())
         assert run.end() == 3
     finally:
@@ -284,6 +287,9 @@ def test_all_hosts_that_refuse_are_named_at_once_with_the_message_of_ssh(office:
     assert "Permission denied" in run.said
     assert f"{second.address} cannot be reached" in run.said
     assert "Host key verification failed" in run.said
+    assert f"Host key for {changed.address} has changed" in run.said
+    assert "its key is another one than before" in run.said
+    assert "accept" not in run.said
 
 
 def test_a_host_with_an_old_python_is_distinguished_from_one_that_is_down(office: Office) -> None:

@@ -134,7 +134,12 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
     ("message", "fix"),
     [
         ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
-        ("Host key verification failed.", "accept it: ssh gpu1"),
+        ("Host key verification failed.", "compare the fingerprint"),
+        (
+            "Host key for gpu1 has changed and you have requested strict checking.\n"
+            "Host key verification failed.",
+            "another machine answers in its place",
+        ),
         ("ssh: Could not resolve hostname gpu1: Name or service not known", "spelled correctly"),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is the host up"),
         ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),

@@ -249,7 +249,7 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     async def work() -> None:
         scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
         with pytest.raises(RunOver):
-            await scene.attempts.startup.preflight()
+            await scene.attempts.startup.preflight(history.plan.nodes)
 
     scene.play(work)
     assert history.outcome()[1] == 130

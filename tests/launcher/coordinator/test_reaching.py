@@ -158,3 +158,37 @@ def test_a_link_that_breaks_after_each_reconnection_is_dialled_less_and_less_oft
     assert ended.outcome.status is Status.SUCCEEDED
     assert {task.attempt for task in ended.state.tasks} == {1}
     assert 100 / 6 < remote.connections < 100 / 3
+
+
+@dataclass
+class Late(Agent):
+    """The agent of a host that is down at the start, and for a while after it."""
+
+    up_at: float = 0.0
+
+    async def dial(self) -> Streams:
+        if asyncio.get_running_loop().time() < self.up_at:
+            raise ConnectionRefusedError("the machine is off")
+        return await super().dial()
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_gang_that_may_shrink_starts_without_a_host_that_is_down(
+    tmp_path: Path, least: int
+) -> None:
+    """It used to end with exit code 3; `torchrun --nnodes 1:2` starts."""
+    paths = RunPaths(tmp_path / "runs" / "run")
+    paths.root.mkdir(parents=True)
+    local, remote = Agent(LOCAL, str(tmp_path)), Late(REMOTE, str(tmp_path), up_at=1e12)
+    plan = plan_on_two_nodes(tmp_path, min_workers=least)
+    ended = perform(plan, {LOCAL: local, REMOTE: remote}, paths)
+    if least == 2:
+        assert ended.outcome.exit_code == 3
+        return
+    assert ended.outcome.status is Status.SUCCEEDED
+    assert {task.task: task.state for task in ended.state.tasks} == {
+        "worker:0": "succeeded",
+        "worker:1": "lost",
+    }
+    warning = f"starting with 1 of 2 workers, without worker:1: {REMOTE} cannot be reached"
+    assert ended.state.warnings[0] == warning
