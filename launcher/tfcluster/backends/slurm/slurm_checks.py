@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.jobs import FAR_S, Obstacle, Outlook, Submission
-from tfcluster.backends.slurm.batch_script import format_script, job_options, resource_options
+from tfcluster.backends.slurm.batch_script import (
+    explain_cores,
+    format_script,
+    format_setup,
+    job_options,
+    resource_options,
+)
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmSilentError,
     ask,
@@ -70,6 +76,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
             found += _check_time_where_it_starts(job, said, partitions)
         if thorough:
             found += [*_check_folder(job, nodes), *_check_associations(job)]
+            found += _check_cores(job) if refused is None else ()
     except SetupError as error:
         return Outlook((Obstacle("scheduler", error.message, error.fix),))
     is_explained = any(obstacle.is_fatal for obstacle in found)
@@ -274,6 +281,11 @@ def _requests(job: Submission) -> Iterator[tuple[str, str, int, str]]:
         yield "MB of memory", "mem", int(int(number) * _UNITS[unit or "m"]), "memory_mb"
 
 
+def _check_cores(job: Submission) -> Iterator[Obstacle]:
+    if sentence := explain_cores(job):
+        yield Obstacle("limits", sentence, "--set runtime.slurm.cpus_per_task=16", is_fatal=False)
+
+
 def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle]:
     """Judge the file system of the run folder, where tasks run on other machines than this one."""
     own = socket.gethostname().partition(".")[0]
@@ -356,6 +368,9 @@ def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     short = settings.model_copy(update={"time": time_s})
     brief = replace(job, runtime=job.runtime.model_copy(update={"slurm": short}))
     lines: list[str] = []
+    if settings.setup:
+        script = "".join([*format_setup(settings), 'exec "$@"'])
+        argv = ["bash", "-lc", script, "bash", *argv]
     with subprocess.Popen(
         ["salloc", "--no-bell", *resource_options(brief), "--", *argv],
         stdin=subprocess.DEVNULL,
