@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ _SAME_ESTIMATE_S = 600.0
 """An estimate that moves by less is not said again."""
 _EXIT_CODES = {Status.INTERRUPTED: 143, Status.TIMED_OUT: 4}
 _DAY_S = 86400.0
+_REASON = re.compile(r"(tfcluster|slurmstepd|srun|/\S+): |[\w.]*(Error|Exception)\b")
+"""The beginning of a line in which a program says why it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,13 +314,18 @@ def _reason(end: JobEnd, paths: RunPaths) -> str | None:
 
 
 def _last_words(paths: RunPaths) -> str:
-    """Return the last line that the coordinator, or the scheduler about it, wrote to its log."""
+    """Return the last line that the coordinator, or the scheduler about it, wrote to its log.
+
+    What a site's prolog or epilog prints is quoted only where there is no reason.
+    """
     try:
         lines = paths.coordinator_log.read_text(errors="replace").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f": {last[-300:]}" if last else ""
+    printed = [line.strip() for line in reversed(lines) if line.strip()]
+    if (reason := next(filter(_REASON.match, printed), None)) is not None:
+        return f": {reason[-300:]}"
+    return f"; its log ends with: {printed[0][-300:]}" if printed else ""
 
 
 def load(paths: RunPaths) -> RunSnapshot:

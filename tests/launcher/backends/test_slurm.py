@@ -122,6 +122,12 @@ def test_lines_of_srun_that_explain_nothing_are_left_out(line: str, shown: str) 
     assert SlurmNodes.clean(line) == shown
 
 
+def test_a_cluster_without_pyxis_is_named_with_the_way_that_works() -> None:
+    node = NodePlan("node-0", "slurm", None, "/", destination="n1", wrap=("--container-image=x",))
+    why = "srun: unrecognized option '--container-image=x'\nTry \"srun --help\""
+    assert "this Slurm has no Pyxis" in SlurmNodes.fix(node, SlurmNodes.clean(why))
+
+
 @pytest.mark.parametrize(
     ("stderr", "is_over"),
     [

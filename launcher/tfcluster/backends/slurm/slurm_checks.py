@@ -37,6 +37,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     refusal,
 )
 from tfcluster.errors import SetupError, join_first
+from tfcluster.plans.environment import FROM_LAUNCHER
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
@@ -69,6 +70,8 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
     """Have Slurm test the job, and explain its refusal; see `backends.jobs.Jobs.check`."""
     try:
         partitions, nodes = _read_partitions(), _read_nodes()
+        if without := _check_export(job, os.environ):
+            return Outlook(tuple(without))
         said, refused = _test(job)
         found = judge(job, partitions, nodes, groups=_own_groups())
         if refused is None:
@@ -279,6 +282,22 @@ def _requests(job: Submission) -> Iterator[tuple[str, str, int, str]]:
     if settings.mem:
         number, unit = re.fullmatch(r"(\d+)(\D?)", settings.mem).groups()  # type: ignore[union-attr]
         yield "MB of memory", "mem", int(int(number) * _UNITS[unit or "m"]), "memory_mb"
+
+
+def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]:
+    """Return the obstacle of a job that does not get variables without which it cannot begin."""
+    settings = job.runtime.slurm
+    given = [word.partition("=")[2] for word in settings.extra if word.startswith("--export=")]
+    exported = (given or [environ.get("SBATCH_EXPORT", "ALL")])[-1]
+    words = {word.partition("=")[0] for word in exported.split(",")}
+    tasks = job.plan.tasks if job.plan is not None else ()
+    variables = (variable for task in tasks for variable in task.command.env)
+    needed = {v.name for v in variables if v.source.endswith(FROM_LAUNCHER)}
+    if "ALL" in words or not (lacking := sorted(needed - words)):
+        return []
+    option = "--export" if given else "SBATCH_EXPORT"
+    what = f"{option}={exported} keeps {join_first(lacking)} of your shell from the job"
+    return [Obstacle("scheduler", what, 'add "--export=ALL" to runtime.slurm.extra')]
 
 
 def _check_cores(job: Submission) -> Iterator[Obstacle]:
