@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ _ENDED_ELSEWHERE = (
     "the scheduler has nothing of the run any more: the machine that has started it has fetched its"
     " files, and knows how it ended"
 )
+_REASON = re.compile(r"(tfcluster|slurmstepd|srun|/\S+): |[\w.]*(Error|Exception)\b")
+"""The beginning of a line in which a program says why it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,13 +339,18 @@ def _reason(end: JobEnd, paths: RunPaths) -> str | None:
 
 
 def _last_words(paths: RunPaths) -> str:
-    """Return the last line that the coordinator, or the scheduler about it, wrote to its log."""
+    """Return the last line that the coordinator, or the scheduler about it, wrote to its log.
+
+    What a site's prolog or epilog prints is quoted only where there is no reason.
+    """
     try:
         lines = paths.coordinator_log.read_text(errors="replace").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f": {last[-300:]}" if last else ""
+    printed = [line.strip() for line in reversed(lines) if line.strip()]
+    if (reason := next(filter(_REASON.match, printed), None)) is not None:
+        return f": {reason[-300:]}"
+    return f"; its log ends with: {printed[0][-300:]}" if printed else ""
 
 
 def load(paths: RunPaths) -> RunSnapshot:

@@ -49,6 +49,8 @@ class ProbeAnswer:
     proxies: Mapping[str, str] = field(default_factory=dict)
     unwritable: Sequence[tuple[str, str]] = ()
     """(folder, why)."""
+    absent: Sequence[str] = ()
+    """The `shared` paths of its order that it does not see."""
     script_sha256: str | None = None
     imported: Mapping[str, Any] | None = None
     """The result of `import tensorflow`, if it was requested (`machine.import_tensorflow`)."""
@@ -58,8 +60,13 @@ class ProbeAnswer:
     """Number of other nodes' tasks that it dialled: in a large run not all, see `DialPlan`."""
 
 
-def order_for(plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False) -> dict[str, Any]:
-    """Return the order for the probe of a node; see `agent.node.probe`."""
+def order_for(
+    plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False, shared: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the order for the probe of a node; see `agent.node.probe`.
+
+    `shared`: paths of this machine that the node should see.
+    """
     tasks = [task for task in plan.tasks if task.node == site.node]
     ports = dials.ports
     return {
@@ -74,6 +81,7 @@ def order_for(plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False) ->
         "patience_s": PATIENCE_S,
         "folder": site.cache or str(site.paths.root),
         "folders": folders_of(plan, site.node),
+        "shared": list(shared),
         "script": _script(plan, site),
         "deep": deep,
     }

@@ -38,6 +38,8 @@ UNSET: Final = (
 )
 """Variables that a task never inherits: they belong to another cluster or another run."""
 
+FROM_LAUNCHER: Final = ", the launcher's value"
+"""The end of the source of a variable that is taken from the launcher's environment."""
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 
 
@@ -91,7 +93,7 @@ def resolve(
             is_hidden = is_secret(name, named=secrets, shown=not_secret)
             if value is None:
                 value = _take_from_launcher(name, launcher, field=source, is_secret=is_hidden)
-                source = f"{source}, the launcher's value"
+                source = f"{source}{FROM_LAUNCHER}"
             found[name] = EnvVar(name, value, source, secret=is_hidden)
     return found
 

@@ -45,18 +45,20 @@ async def probe_nodes(
     *,
     deep: bool = False,
     before: Sequence[ProbeAnswer] = (),
+    shared: Sequence[str] = (),
 ) -> PreflightReport:
     """Have the agents of all `nodes` run their probes at once, and judge the results.
 
-    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds. `before`:
-    the answers of nodes that were probed before, with which the others are compared. A node that
-    was lost after it was reached answers with a kept ``start_failed`` message.
+    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds; `before`:
+    the answers of nodes that were probed before, with which the others are compared; `shared`:
+    paths of this machine that they look for. A node that was lost after it was reached answers
+    with a kept ``start_failed`` message.
     """
     hub, nodes = answers.hub, tuple(nodes)
     built = await asyncio.to_thread(bundle.build)
     dials = between(plan, nodes, ports)
     for name in nodes:
-        order = order_for(plan, hub.site(name), dials, deep=deep)
+        order = order_for(plan, hub.site(name), dials, deep=deep, shared=shared)
         hub.send(name, orders.start_probe(plan, hub.site(name), order, built.digest))
     work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
     what = "to run its checks"

@@ -114,6 +114,7 @@ class _Changes:
 
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)
+        self.state.gathering = self.state.tensorboard = None  # they ended with the coordinator
         self.state.waits_for = f"nodes: {event.reason}"
 
     def nodes_allocated(self, event: ev.NodesAllocated) -> None:

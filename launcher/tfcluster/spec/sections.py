@@ -166,6 +166,18 @@ class Slurm(Section):
     )
     constraint: _Line | None = documented(None, "Features that the nodes must have.", "a100")
     reservation: _Line | None = documented(None, "Reservation to take the nodes from.", "course")
+    setup: Listed[_Line] = documented(
+        (),
+        "Lines of bash at the start of the job's script, before the coordinator: modules, "
+        "environments. Its tasks inherit what they set.",
+        ["module load cuda/12.4", "source ~/tf/bin/activate"],
+    )
+    python: _Line | None = documented(
+        None,
+        "Python of the coordinator on the job's first node, which must have tfcluster; null: the "
+        "one of `up`.",
+        "/shared/tf/bin/python",
+    )
     extra: Listed[Annotated[_Line, AfterValidator(_check_option)]] = documented(
         (), "More options of sbatch, one word each.", ["--exclusive"]
     )

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -210,11 +211,13 @@ def test_too_few_nodes_are_refused_and_local_tasks_stay_here(site: Site) -> None
 
 
 def test_settings_of_a_job_are_used_inside_another_one_with_submit(site: Site) -> None:
-    spec = site.spec(SHOW, runtime={"slurm": {"partition": "high", "time": "5m"}})
+    own = {"partition": "high", "time": "5m", "setup": ["export FROM_SETUP=yes"]}
+    spec = site.spec(SHOW, runtime={"slurm": {**own, "python": sys.executable}})
     run = site.up(spec, within=["salloc", "-N1"])
     assert run.end() == 0, run.said
     said = " ".join(run.said.split())
-    assert "is used as it is: of runtime.slurm, partition, time have no effect" in said
+    unused = "partition, python, setup, time have no effect"
+    assert f"is used as it is: of runtime.slurm, {unused}" in said
     assert {shown(run, f"worker:{number}")["host"] for number in (0, 1)} == {"n1"}
     run = site.up(spec, "--submit", "--name", "own", within=["salloc", "-N1"])
     run.name = "own"
@@ -222,6 +225,8 @@ def test_settings_of_a_job_are_used_inside_another_one_with_submit(site: Site) -
     found = [shown(run, f"worker:{number}") for number in (0, 1)]
     assert len({own["host"] for own in found}) == 2
     assert {own["env"]["SLURM_JOB_PARTITION"] for own in found} == {"high"}
+    assert {own["env"]["FROM_SETUP"] for own in found} == {"yes"}
+    assert "cpus_per_task is not set: each task gets one core" in run.said
 
 
 # -- the dangers

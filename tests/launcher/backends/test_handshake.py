@@ -55,6 +55,13 @@ def refusal(script: str) -> str:
     return str(caught.value)
 
 
+def test_the_banner_of_a_prolog_is_not_the_reason() -> None:
+    why = handshake.explain(EOFError("== welcome =="), 0, "", logs_in=False)
+    assert why == "it ended with exit code 0; its output: == welcome =="
+    why = handshake.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
+    assert why == "no such image"
+
+
 def test_output_of_a_login_is_skipped() -> None:
     reach(f"yes 'Welcome, dear user!' | head -c 40960; {START}")
 

@@ -200,7 +200,8 @@ def state_of(paths: RunPaths) -> RunSnapshot:
 def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake, *STARTED)
     past_runs.note(paths.run_id, "slurm", "north")
-    paths.coordinator_log.write_text("starting\nslurmstepd: error: *** JOB 7 CANCELLED ***\n\n")
+    log = "starting\nslurmstepd: error: *** JOB 7 CANCELLED ***\n\n== the site's epilog ==\n"
+    paths.coordinator_log.write_text(log)
     fake.states[paths.run_id] = JobState(Phase.OVER, ended_at=NOON + 60)
     state = job_watch.load(paths)
     assert (state.status, state.exit_code, state.ended_at) == (
@@ -213,6 +214,15 @@ def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fa
     assert {task.ended_at for task in state.tasks} == {NOON + 60}
     assert state_of(paths) == state
     assert not list((home_dir / "leftovers").iterdir())
+
+
+def test_what_a_site_prints_is_quoted_only_without_a_reason(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake, *STARTED)
+    paths.coordinator_log.write_text("== welcome ==\n")
+    fake.states[paths.run_id] = JobState(Phase.OVER)
+    reason = job_watch.load(paths).reason
+    assert reason is not None
+    assert reason.endswith("; its log ends with: == welcome ==")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.relayed import STARTER
-from tfcluster.backends.slurm import KIND, slurm_nodes, slurm_own_job
+from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes, slurm_own_job
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
@@ -122,6 +122,12 @@ def test_lines_of_srun_that_explain_nothing_are_left_out(line: str, shown: str) 
     assert SlurmNodes.clean(line) == shown
 
 
+def test_a_cluster_without_pyxis_is_named_with_the_way_that_works() -> None:
+    node = NodePlan("node-0", "slurm", None, "/", destination="n1", wrap=("--container-image=x",))
+    why = "srun: unrecognized option '--container-image=x'\nTry \"srun --help\""
+    assert "this Slurm has no Pyxis" in SlurmNodes.fix(node, SlurmNodes.clean(why))
+
+
 @pytest.mark.parametrize(
     ("stderr", "is_over"),
     [
@@ -181,6 +187,43 @@ def test_a_warning_that_comes_before_the_coordinator_is_ready_does_not_kill_the_
         ["sh", "-c", format_script(job)], capture_output=True, text=True, check=True
     )
     assert done.stdout == "alive\n"
+
+
+def test_the_users_lines_come_before_the_coordinator_and_may_fail(tmp_path: Path) -> None:
+    (tmp_path / "state.json").touch()
+
+    def run(*setup: str) -> subprocess.CompletedProcess[str]:
+        settings = Slurm.model_construct(setup=setup, python="echo")
+        job = submission(tmp_path)
+        job = replace(job, runtime=job.runtime.model_copy(update={"slurm": settings}))
+        script = format_script(job)
+        assert script.startswith("#!/bin/bash -l\n#SBATCH ")
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+    done = run("load() { A=$1; }", 'load "it\'s"; export A', "cd /", "true  # nothing")
+    assert (done.returncode, done.stdout) == (0, "it's $HOME\n")
+    done = run("true", "module load 'no such'")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.endswith("tfcluster: runtime.slurm.setup fails: module load 'no such'\n")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "is_said"),
+    [
+        ({}, True),
+        ({"extra": ["--constraint=a100"]}, True),
+        ({"cpus_per_task": 4}, False),
+        ({"extra": ["--exclusive"]}, False),
+        ({"extra": ["-c8"]}, False),
+        ({"extra": ["--cpus-per-gpu=8"]}, False),
+    ],
+)
+def test_one_core_for_each_task_is_said(
+    slurm: dict[str, Any], tmp_path: Path, *, is_said: bool
+) -> None:
+    runtime = Runtime.model_validate({"backend": "slurm", "slurm": slurm})
+    job = jobs.submission_of(plan_of(), runtime, tmp_path)
+    assert bool(slurm_jobs.hints(job)) == is_said
 
 
 def test_a_line_break_in_an_option_is_no_line_of_the_script(tmp_path: Path) -> None:

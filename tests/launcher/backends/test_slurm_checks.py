@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.slurm import slurm_checks, slurm_jobs
 from tfcluster.backends.slurm.slurm_commands import parse_pairs
 from tfcluster.errors import SetupError
+from tfcluster.plans.build import make_plan
+from tfcluster.plans.context import PlanContext
+from tfcluster.spec.model import ClusterSpec
 from tfcluster.spec.sections import Runtime
 
 PARTITION = (
@@ -302,6 +306,28 @@ def test_what_slurm_takes_is_refused_only_for_its_time_limit(commands: Path) -> 
         "a job in partition hid runs for at most 5m, not 60m",
         True,
     )
+
+
+@pytest.mark.parametrize(
+    ("environ", "extra", "what"),
+    [
+        ({}, [], ""),
+        ({"SBATCH_EXPORT": "NONE"}, [], "SBATCH_EXPORT=NONE keeps PIN of your shell from the job"),
+        ({"SBATCH_EXPORT": "NONE"}, ["--export=ALL"], ""),
+        ({"SBATCH_EXPORT": "HOME,PIN"}, [], ""),
+        ({"SBATCH_EXPORT": "ALL,A=1"}, [], ""),
+        ({}, ["--export=NIL"], "--export=NIL keeps PIN of your shell from the job"),
+    ],
+    ids=str,
+)
+def test_a_secret_that_the_job_would_not_get_is_named(
+    environ: dict[str, str], extra: list[str], what: str
+) -> None:
+    spec = {"cluster": {"worker": 1}, "job": {"script": "t.py", "secrets": ["PIN"]}}
+    context = PlanContext(environ={"PIN": "1234"}, spec_dir="/specs")
+    plan = make_plan(ClusterSpec.model_validate(spec), context)
+    job = replace(submission(extra=extra), plan=plan)
+    assert [o.what for o in slurm_checks._check_export(job, environ)] == [what][: bool(what)]
 
 
 def test_a_refusal_is_explained(commands: Path) -> None:

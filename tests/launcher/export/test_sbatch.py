@@ -86,6 +86,13 @@ def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: P
     ]
 
 
+def test_the_lines_of_the_user_come_first(exported: Exporter, tmp_path: Path) -> None:
+    runtime = {"slurm": {"setup": ["module() { :; }", "module load cuda"]}}
+    made = exported("sbatch", {"runtime": runtime}, tfcluster=(str(tmp_path / "tfcluster"),))
+    assert made.text.startswith("#!/bin/bash -l\n")
+    assert made.text.index("module load cuda\n") < made.text.index("exec ")
+
+
 def test_the_folder_of_runs_is_kept(exported: Exporter, cache: Path) -> None:
     environ = {"HOME": str(cache), "PATH": "/usr/bin:/bin", "TFCLUSTER_HOME": "/shared/my runs"}
     made = exported("sbatch", environ=environ)

@@ -52,6 +52,14 @@ def test_a_task_has_the_address_on_the_interface_of_the_spec(
     assert replay(state, paths, [held]).task("worker:0").address == "[2001:db8::1]:4000"
 
 
+def test_a_run_that_goes_back_into_the_queue_gathers_nothing(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    state.gathering = {"files": 3}
+    queued = ev.RunQueued(reason="it was preempted", again=True)
+    assert replay(state, paths, [*STARTED, queued]).gathering is None
+
+
 def test_a_lost_node_s_tasks_use_nothing_that_is_known(state: RunSnapshot, paths: RunPaths) -> None:
     used = {"rss_bytes": 5, "cores": 1.0, "gpu": 0.5, "gpu_memory_bytes": 7}
     usage = ev.Usage(node="local", tasks={"worker:0": used})

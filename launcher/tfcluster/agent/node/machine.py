@@ -58,7 +58,8 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return all facts about this machine.
 
     `order` has ``folder``, whose disk is measured, ``folders`` that have to be writable,
-    ``script``, which is hashed if it exists, and ``mine``, the tasks with their ``host``.
+    ``shared`` paths that have to be there, ``script``, which is hashed if it exists, and ``mine``,
+    the tasks with their ``host``.
     """
     names, trouble = gpus()
     return {
@@ -78,6 +79,7 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "port_range": port_range(),
         "proxies": proxies(os.environ),
         "unwritable": unwritable(order.get("folders", ())),
+        "absent": [path for path in order.get("shared", ()) if not os.path.exists(path)],
         "script_sha256": sha256(order.get("script")),
     }
 

@@ -21,7 +21,13 @@ from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.jobs import FAR_S, Obstacle, Outlook, Submission
-from tfcluster.backends.slurm.batch_script import format_script, job_options, resource_options
+from tfcluster.backends.slurm.batch_script import (
+    explain_cores,
+    format_script,
+    format_setup,
+    job_options,
+    resource_options,
+)
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmSilentError,
     ask,
@@ -31,6 +37,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     refusal,
 )
 from tfcluster.errors import SetupError, join_first
+from tfcluster.plans.environment import FROM_LAUNCHER
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
@@ -63,6 +70,8 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
     """Have Slurm test the job, and explain its refusal; see `backends.jobs.Jobs.check`."""
     try:
         partitions, nodes = _read_partitions(), _read_nodes()
+        if without := _check_export(job, os.environ):
+            return Outlook(tuple(without))
         said, refused = _test(job)
         found = judge(job, partitions, nodes, groups=_own_groups())
         if refused is None:
@@ -70,6 +79,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
             found += _check_time_where_it_starts(job, said, partitions)
         if thorough:
             found += [*_check_folder(job, nodes), *_check_associations(job)]
+            found += _check_cores(job) if refused is None else ()
     except SetupError as error:
         return Outlook((Obstacle("scheduler", error.message, error.fix),))
     is_explained = any(obstacle.is_fatal for obstacle in found)
@@ -274,6 +284,27 @@ def _requests(job: Submission) -> Iterator[tuple[str, str, int, str]]:
         yield "MB of memory", "mem", int(int(number) * _UNITS[unit or "m"]), "memory_mb"
 
 
+def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]:
+    """Return the obstacle of a job that does not get variables without which it cannot begin."""
+    settings = job.runtime.slurm
+    given = [word.partition("=")[2] for word in settings.extra if word.startswith("--export=")]
+    exported = (given or [environ.get("SBATCH_EXPORT", "ALL")])[-1]
+    words = {word.partition("=")[0] for word in exported.split(",")}
+    tasks = job.plan.tasks if job.plan is not None else ()
+    variables = (variable for task in tasks for variable in task.command.env)
+    needed = {v.name for v in variables if v.source.endswith(FROM_LAUNCHER)}
+    if "ALL" in words or not (lacking := sorted(needed - words)):
+        return []
+    option = "--export" if given else "SBATCH_EXPORT"
+    what = f"{option}={exported} keeps {join_first(lacking)} of your shell from the job"
+    return [Obstacle("scheduler", what, 'add "--export=ALL" to runtime.slurm.extra')]
+
+
+def _check_cores(job: Submission) -> Iterator[Obstacle]:
+    if sentence := explain_cores(job):
+        yield Obstacle("limits", sentence, "--set runtime.slurm.cpus_per_task=16", is_fatal=False)
+
+
 def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle]:
     """Judge the file system of the run folder, where tasks run on other machines than this one."""
     own = socket.gethostname().partition(".")[0]
@@ -356,6 +387,9 @@ def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     short = settings.model_copy(update={"time": time_s})
     brief = replace(job, runtime=job.runtime.model_copy(update={"slurm": short}))
     lines: list[str] = []
+    if settings.setup:
+        script = "".join([*format_setup(settings), 'exec "$@"'])
+        argv = ["bash", "-lc", script, "bash", *argv]
     with subprocess.Popen(
         ["salloc", "--no-bell", *resource_options(brief), "--", *argv],
         stdin=subprocess.DEVNULL,

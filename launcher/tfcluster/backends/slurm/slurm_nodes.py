@@ -54,6 +54,11 @@ _NOISE = re.compile(
 _POLL_S = 5.0
 _FIXES = (
     (
+        "unrecognized option '--(container|no-container)",
+        "this Slurm has no Pyxis, whose options runtime.wrap has: use Apptainer,"
+        ' "wrap": ["apptainer", "exec", "--nv", "image.sif"]',
+    ),
+    (
         "not found|No such file or directory|execve",
         "the node does not see this Python: set runtime.python to one that it has",
     ),
