@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import selectors
 import signal
@@ -88,7 +89,7 @@ class TaskRunner:
         if order.attempt > 0 and self._host_spawner is not None:
             self._host_spawner.close()
         self._end_leftovers([task.task for task in order.tasks])
-        forked = [self._fork(task, order.attempt) for task in order.tasks]
+        forked = [self._fork(task, order) for task in order.tasks]
         for task in filter(None, forked):
             self._confirm(task)
 
@@ -107,12 +108,16 @@ class TaskRunner:
             if stuck:
                 self.link.send(msg.Unkillable(pids=stuck))
 
-    def _fork(self, order: msg.TaskOrder, attempt: int) -> Task | None:
+    def _fork(self, order: msg.TaskOrder, start: msg.Start) -> Task | None:
+        attempt = start.attempt
         try:
             if order.task in self._tasks:
                 raise StartError("it is still running")
             if attempt > 0:
                 env = {**order.env, EVENTS_SOCKET: self._children.open()}
+                if order.place is not None:
+                    cluster = {**start.cluster, **order.place["cluster"]}
+                    env["TF_CONFIG"] = json.dumps({**order.place, "cluster": cluster})
                 order = replace(order, env=env)
             task = Task(order, attempt, self._choose_fork(order, attempt))
         except (OSError, StartError) as error:
