@@ -24,6 +24,8 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX, command_line, first_environment
 
+_DRAWS = 100
+"""Ports that are drawn at most for a task: another run may keep one that it does not use now."""
 _Held = tuple[int, socket.socket, int]
 """The port, the socket bound to it, and the descriptor that holds its lock file."""
 
@@ -70,14 +72,17 @@ class PortHolder:
         return {name: self._held[name][0] for name in names}
 
     def _hold_one(self, requested: msg.PortRequest) -> None:
-        bound = _bind_exclusively(requested.port)
-        if bound is None:
-            raise self._in_use(requested, requested.port)
-        port = bound.getsockname()[1]
-        lock = self._lock(port)
-        if lock is None:
-            bound.close()
-            raise self._in_use(requested, port)
+        with contextlib.ExitStack() as refused:
+            for _ in range(1 if requested.port else _DRAWS):
+                bound = _bind_exclusively(requested.port)
+                if bound is None:
+                    raise self._in_use(requested, requested.port)
+                port = bound.getsockname()[1]
+                if (lock := self._lock(port)) is not None:
+                    break
+                refused.enter_context(bound)  # the kernel must choose another one
+            else:
+                raise self._in_use(requested, port)
         if IS_LINUX:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

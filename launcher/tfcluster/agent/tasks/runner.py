@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -262,7 +263,9 @@ class TaskRunner:
                     last_step.take(fd)
                 continue
             if not raw:
-                return False
+                if _has_ended(source):
+                    return False
+                continue  # an empty packet
             if self._has_room(task, raw):
                 with contextlib.suppress(ValueError):
                     event = parse_json_object(raw)
@@ -493,6 +496,13 @@ class TaskRunner:
     def _unwatch(self, source: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
+
+
+def _has_ended(source: socket.socket) -> bool:
+    """Return whether nothing will follow what was read: an empty packet is no end."""
+    poll = select.poll()
+    poll.register(source, 0)
+    return bool(poll.poll(0))  # POLLHUP or an error, which are always reported
 
 
 def _is_new(task: Task) -> bool:
