@@ -107,11 +107,15 @@ class TaskOrder(Process):
     """True if the task is to be a fork of the preloading process."""
     secrets: Strings = ()
     """Names in `env` whose values are masked in the log."""
+    place: Json | None = None
+    """The part of TF_CONFIG that is this task's own: `task`, and `cluster` for an evaluator."""
 
 class Start(Order):
     """Each task is answered by `TaskStarted` or `StartFailed`."""
     attempt: int
     tasks: list[TaskOrder]
+    cluster: Json = EMPTY
+    """Job → addresses: `cluster` in the TF_CONFIG of each task, sent once for all of a node."""
 
 class Preload(Order):
     """Answered by `PreloadReady` or `PreloadFailed`."""

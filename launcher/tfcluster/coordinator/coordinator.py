@@ -72,7 +72,7 @@ class Coordinator:
         lease_s, settings = plan.supervision.lease_s, launch.node_settings
         warn, note = self._warn, self._note_queued
         self._hub = Hub(self.paths, lease_s, warn, note, open_nodes, plan=plan, runtime=settings)
-        self._supervisor = Supervisor(plan)
+        self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
         self._supervisor.gathers = run_gathering.is_gathering
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub

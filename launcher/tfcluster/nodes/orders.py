@@ -50,7 +50,7 @@ from tfcluster.plans.resources import (
     thread_env,
 )
 from tfcluster.plans.secrets import MIN_LENGTH
-from tfcluster.plans.tf_config import Attempt, environment
+from tfcluster.plans.tf_config import Attempt, environment, place_of
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 
@@ -239,6 +239,7 @@ def start(
             tuner_dir=str(paths.tuner),
             restored_step=restored_step,
             holds_ports=holds_ports,
+            has_cluster=False,
         )
         extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
         extra += chaos.environment(task.command, faults, task.id, attempt.number)
@@ -247,8 +248,10 @@ def start(
         order = _task_order(str(task.id), command, log, share.env + extra)
         is_fork = preloaded is not None and str(task.id) in preloaded.tasks
         cores = None if share.cores is None else list(share.cores)
-        tasks.append(replace(order, cores=cores, preload=is_fork))
-    return msg.Start(attempt=attempt.number, tasks=tasks)
+        place = place_of(attempt, task.id) if attempt.forms_cluster else None
+        tasks.append(replace(order, cores=cores, preload=is_fork, place=place))
+    cluster = attempt.cluster.addresses if attempt.forms_cluster else {}
+    return msg.Start(attempt=attempt.number, tasks=tasks, cluster=dict(cluster))
 
 
 def preload(found: Preload, node: NodePlan, site: Site) -> msg.Preload:

@@ -182,7 +182,8 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
                 lose_node(state, node, "its agent does not answer", now)
         case "run" if state.ending is None:
             stall = state.silence.describe_stall(now)
-            outcome = verdicts.run_deadline_outcome(state.policy.run_deadline_s or 0.0, stall)
+            deadline_s = state.policy.run_deadline_s or 0.0
+            outcome = verdicts.run_deadline_outcome(deadline_s, stall, state.run_id)
             state.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
         case "start":
             missing = verdicts.find_missing(state.gang.core(), state.absent)

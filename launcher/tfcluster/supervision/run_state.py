@@ -64,6 +64,8 @@ class RunState:
     plan: Plan
     jitter: Callable[[], float] = field(default=random.random, compare=False)
     """Returns a random number for `restart_policy.decide`."""
+    run_id: str = "RUN"
+    """The run's id, for the commands in its messages."""
     gang: Gang = field(init=False)
     restarts: Restarts = field(init=False)
     membership: Membership = field(init=False)
@@ -248,7 +250,7 @@ class RunState:
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self._end(verdicts.outcome_of(cause, why, self.plan))
+        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, loss: Failure, why: str) -> None:
@@ -266,7 +268,8 @@ class RunState:
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
-            self.outcome = verdicts.outcome_of(self.cause(), "it is not restarted", self.plan)
+            why = "it is not restarted"
+            self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
     # -- causes -----------------------------------------------------------------------------
 

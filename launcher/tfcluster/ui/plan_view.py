@@ -312,10 +312,12 @@ def _task_grid(plan: Plan) -> Grid:
     def threads(task: TaskPlan) -> str:
         return "".join(v.value for v in task.command.env if v.name == "TF_NUM_INTRAOP_THREADS")
 
-    columns = _TASK_COLUMNS | {
-        "threads": threads,
-        "env": lambda task: len(all_variables(plan, task.id)),
-    }
+    of_attempt = {var.name for var in preview(plan, plan.tasks[0].id)}  # the same for all tasks
+
+    def variables(task: TaskPlan) -> int:
+        return len(of_attempt.union(var.name for var in task.command.env))
+
+    columns = _TASK_COLUMNS | {"threads": threads, "env": variables}
     return Grid.of(plan.tasks, columns, ("threads", "env"))
 
 

@@ -124,7 +124,7 @@ def test_a_spec_without_a_file_cannot_be_started_later(
     assert made.text
     text = (tmp_path / "spec.json").read_bytes()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tfcluster.spec.source._read_stdin", lambda: text)
+    monkeypatch.setattr("tfcluster.spec.source.read_stdin", lambda what: text.decode())
     with pytest.raises(UsageError, match="reads the spec from its file"):
         exported("sbatch", spec="-")
 

@@ -25,6 +25,8 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX, command_line, first_environment
 
+_DRAWS = 100
+"""Ports that are drawn at most for a task: another run may keep one that it does not use now."""
 _Held = tuple[int, socket.socket, int]
 """The port, the socket bound to it, and the descriptor that holds its lock file."""
 
@@ -76,23 +78,27 @@ class PortHolder:
     def _hold_one(self, requested: msg.PortRequest, candidates: Iterable[int]) -> None:
         """Hold the first free port of `candidates`; 0 is any that the kernel chooses."""
         port = requested.port
-        for candidate in candidates:
-            bound = _bind_exclusively(candidate)
-            if bound is None:
-                continue
-            chosen = bound.getsockname()[1]
-            lock = self._lock(chosen)
-            if lock is None:
-                bound.close()
-                port = port if candidate else chosen
-                continue
-            if IS_LINUX:
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            else:
-                bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
-            self._held[requested.task] = (chosen, bound, lock)
-            return
+        with contextlib.ExitStack() as refused:
+            for candidate in candidates:
+                bound = _bind_exclusively(candidate)
+                if bound is None:
+                    continue
+                chosen = bound.getsockname()[1]
+                lock = self._lock(chosen)
+                if lock is None:
+                    if candidate:
+                        bound.close()
+                    else:
+                        refused.enter_context(bound)  # the kernel must choose another one
+                        port = chosen
+                    continue
+                if IS_LINUX:
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                else:
+                    bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
+                self._held[requested.task] = (chosen, bound, lock)
+                return
         raise self._in_use(requested, port)
 
     def _in_use(self, requested: msg.PortRequest, port: int) -> PortInUse:
@@ -155,8 +161,10 @@ def remove_left(folder: str, run_id: str, node: str) -> None:
 
 def _candidates(port: int, among: Sequence[int]) -> Iterable[int]:
     """Return the ports to try: the requested one, or all of `among` from a random one on."""
-    if port or not among:
+    if port:
         return [port]
+    if not among:
+        return [0] * _DRAWS
     first, last = among
     start = first + int.from_bytes(os.urandom(4), "big") % (last - first + 1)
     return [*range(start, last + 1), *range(first, start)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -88,7 +90,7 @@ class TaskRunner:
         if order.attempt > 0 and self._host_spawner is not None:
             self._host_spawner.close()
         self._end_leftovers([task.task for task in order.tasks])
-        forked = [self._fork(task, order.attempt) for task in order.tasks]
+        forked = [self._fork(task, order) for task in order.tasks]
         for task in filter(None, forked):
             self._confirm(task)
 
@@ -107,12 +109,16 @@ class TaskRunner:
             if stuck:
                 self.link.send(msg.Unkillable(pids=stuck))
 
-    def _fork(self, order: msg.TaskOrder, attempt: int) -> Task | None:
+    def _fork(self, order: msg.TaskOrder, start: msg.Start) -> Task | None:
+        attempt = start.attempt
         try:
             if order.task in self._tasks:
                 raise StartError("it is still running")
             if attempt > 0:
                 env = {**order.env, EVENTS_SOCKET: self._children.open()}
+                if order.place is not None:
+                    cluster = {**start.cluster, **order.place["cluster"]}
+                    env["TF_CONFIG"] = json.dumps({**order.place, "cluster": cluster})
                 order = replace(order, env=env)
             task = Task(order, attempt, self._choose_fork(order, attempt))
         except (OSError, StartError) as error:
@@ -257,7 +263,9 @@ class TaskRunner:
                     last_step.take(fd)
                 continue
             if not raw:
-                return False
+                if _has_ended(source):
+                    return False
+                continue  # an empty packet
             if self._has_room(task, raw):
                 with contextlib.suppress(ValueError):
                     event = parse_json_object(raw)
@@ -488,6 +496,13 @@ class TaskRunner:
     def _unwatch(self, source: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
+
+
+def _has_ended(source: socket.socket) -> bool:
+    """Return whether nothing will follow what was read: an empty packet is no end."""
+    poll = select.poll()
+    poll.register(source, 0)
+    return bool(poll.poll(0))  # POLLHUP or an error, which are always reported
 
 
 def _is_new(task: Task) -> bool:

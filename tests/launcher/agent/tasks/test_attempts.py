@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 import time
@@ -77,6 +78,25 @@ def test_a_task_that_cannot_start_does_not_block_the_others(rig: Rig) -> None:
     assert [rig.exited(f"worker:{i}")["exit_code"] for i in (0, 2)] == [0, 3]
     start(rig, 2, order(rig, 2, "true", task="worker:1"))
     assert rig.exited("worker:1")["attempt"] == 2
+
+
+def test_the_tf_config_has_the_addresses_of_the_order_and_the_place_of_the_task(rig: Rig) -> None:
+    cluster = {"worker": ["a:1", "b:2"]}
+    places = {
+        "worker:1": {"cluster": {}, "task": {"type": "worker", "index": 1}},
+        "evaluator:0": {"cluster": {"evaluator": ["c:3"]}, "task": {"type": "evaluator"}},
+    }
+    tasks = [
+        order(rig, 1, "sh", "-c", 'echo "$TF_CONFIG"', task=task) | {"place": place}
+        for task, place in places.items()
+    ]
+    rig.peer.send("start", attempt=1, tasks=tasks, cluster=cluster)
+    found = {}
+    for task in places:
+        assert rig.exited(task)["exit_code"] == 0
+        found[task] = json.loads((rig.folder / "attempt-1" / f"{task}.log").read_text())
+    assert found["worker:1"] == {"cluster": cluster, "task": {"type": "worker", "index": 1}}
+    assert found["evaluator:0"]["cluster"] == {**cluster, "evaluator": ["c:3"]}
 
 
 def test_a_gang_that_exits_on_sigterm_is_restarted_without_its_grace_period(rig: Rig) -> None:

@@ -118,6 +118,17 @@ def test_events_of_a_task_come_before_its_exit_in_order(rig: Rig) -> None:
     assert (events[-1]["type"], len(events[-1]["traceback"])) == ("error", 60000)
 
 
+def test_an_empty_packet_does_not_end_the_reports(rig: Rig) -> None:
+    code = EVENTS + (
+        "line.send(b''); line.send(json.dumps({'type': 'progress', 'step': 7}).encode())\n"
+        "line.send(b'')"
+    )
+    rig.start_python(code)
+    rig.exited()
+    (report,) = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
+    assert report["step"] == 7
+
+
 def test_a_malformed_report_is_dropped(rig: Rig) -> None:
     code = (
         "import os, socket\n"
