@@ -31,7 +31,7 @@ from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import JobSubmitted, Warned
+from tfcluster.rundir.events import Hint, JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
@@ -56,9 +56,12 @@ def main(run_id: str) -> int:
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
+    has_folder = kube_own_job.has_started(paths.root)
+    is_replaced = not (has_folder or kube_own_job.is_first(job))
     if is_replaced:
         _rescue(paths)
+    elif has_folder:
+        _gather_newer(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
     if kube_own_job.is_stopped(job):
@@ -128,6 +131,18 @@ def _rescue(paths: RunPaths) -> None:
     writer.record(Warned(message=why))
     writer.save()
     writer.close(keeps_reserve=True)
+
+
+def _gather_newer(paths: RunPaths) -> None:
+    """Gather what the chief's pod has saved since the coordinator before this one was killed."""
+    _, found = rescue.restore(paths, kube_own_job.around_pod(), Path(RUN_FOLDER, TOKEN))
+    if found:
+        state = open_folder(paths)
+        writer = RunWriter(state, paths)
+        why = f"the coordinator has started again: the run goes on from {', '.join(found)}"
+        writer.record(Hint(message=f"{why}, which the chief's pod had"))
+        writer.save()
+        writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:

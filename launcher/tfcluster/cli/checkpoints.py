@@ -32,6 +32,7 @@ def command(run: str | None, only_path: bool, target: Path | None, as_json: bool
     terminal = Terminal()
     found = get_run(run)
     state = found.state()  # it copies first what a cluster has
+    found.gather_left(terminal.say_wrapped)
     checkpoints = found.checkpoints
     if target is not None:
         _copy_newest(found, target, terminal)

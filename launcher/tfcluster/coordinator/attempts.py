@@ -180,6 +180,9 @@ class Attempts:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._part_from_leaving()
         await self._reconnect()
+        if self.run_gathering.has_missed:
+            for event in await self.loop.run_alongside(self.run_gathering.gather_missed()):
+                self.record(event)
         if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
                 self.record(Warned(message=sentence))
