@@ -31,7 +31,7 @@ from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import JobSubmitted, Warned
+from tfcluster.rundir.events import Hint, JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
@@ -70,6 +70,8 @@ def main(run_id: str) -> int:
     leadership.take()
     if is_replaced:
         _rescue(paths)
+    elif not is_fresh:
+        _gather_newer(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
     if kube_own_job.is_stopped(job):
@@ -138,6 +140,18 @@ def _rescue(paths: RunPaths) -> None:
     writer.record(Warned(message=why))
     writer.save()
     writer.close(keeps_reserve=True)
+
+
+def _gather_newer(paths: RunPaths) -> None:
+    """Gather what the chief's pod has saved since the coordinator before this one was killed."""
+    _, found = rescue.restore(paths, kube_own_job.around_pod(), Path(RUN_FOLDER, TOKEN))
+    if found:
+        state = open_folder(paths)
+        writer = RunWriter(state, paths)
+        why = f"the coordinator has started again: the run goes on from {', '.join(found)}"
+        writer.record(Hint(message=f"{why}, which the chief's pod had"))
+        writer.save()
+        writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:

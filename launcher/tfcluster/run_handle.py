@@ -122,6 +122,12 @@ class Run:
         """The last diagnosis: `root_cause` (task, reason, hint …), `collateral`, `attempt`."""
         return self.state().diagnosis
 
+    def gather_left(self, say: Callable[[str], None]) -> None:
+        """Gather what a run that is over has left where its tasks saved; `say` gets sentences."""
+        from tfcluster.coordinator.late_gathering import gather_left
+
+        gather_left(self.paths, say)
+
     @property
     def checkpoints(self) -> tuple[Gathered, ...]:
         """The gathered checkpoints, oldest first."""

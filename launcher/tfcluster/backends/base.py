@@ -102,6 +102,14 @@ class Nodes(ABC):
         """
         return f"scp -r {shlex.quote(f'{node}:{folder}')} ."
 
+    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
+        """Copy `folder` of a node whose agent is gone into the empty folder `into`.
+
+        For nodes whose files end with the node when it is replaced. Raises SetupError if they
+        cannot be copied, or, as here, if the node's next agent finds them.
+        """
+        raise NodeLostError(f"the agent of {node} is gone")
+
     async def examine(self) -> Outlook:
         """Return what only nodes that are open show, for `doctor --deep`. Raises SetupError."""
         return Outlook(())

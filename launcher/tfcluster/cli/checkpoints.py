@@ -41,6 +41,7 @@ def command(
     terminal = Terminal()
     found = find_run(run, backend, context, namespace)
     state = found.state()  # it copies first what a cluster has
+    found.gather_left(terminal.say_wrapped)
     checkpoints = found.checkpoints
     if target is not None:
         _copy_newest(found, target, terminal)

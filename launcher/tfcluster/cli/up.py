@@ -68,8 +68,9 @@ def command(
     resumed = None
     if resume is not None:
         from tfcluster.coordinator.resume import find
+        from tfcluster.ui.terminal import Terminal
 
-        resumed = find(resume)
+        resumed = find(resume, Terminal().say_wrapped)
     stored = resumed.source if resumed is not None and spec is None else None
     planned = plan_file(
         stored or spec,

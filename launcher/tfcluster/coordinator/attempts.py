@@ -198,6 +198,9 @@ class Attempts:
         await self._reconnect(again)
         if not self._is_next(again):
             return  # the run ends, or another gang is to start
+        if self.run_gathering.has_missed:
+            for event in await self.loop.run_alongside(self.run_gathering.gather_missed()):
+                self.record(event)
         if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
                 self.record(Warned(message=sentence))

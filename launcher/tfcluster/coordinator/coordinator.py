@@ -6,6 +6,7 @@ The supervisor decides what to do; the coordinator does it and supplies the time
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -45,6 +46,7 @@ from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
+_LATE_STOP = "the tasks have ended, and their files are being copied; stop again to leave them"
 
 
 class Coordinator:
@@ -91,6 +93,8 @@ class Coordinator:
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
+        self._stopped_late: Stop | None = None
+        """The last request to stop since the tasks have ended."""
         self._preload_failures: set[str] = set()
         """The reported reasons why tasks start without preloading."""
 
@@ -100,9 +104,18 @@ class Coordinator:
         return self._startup.plan
 
     def stop(self, stop: Stop) -> None:
-        """End the run early; a second call kills at once, a call after the end stops copying."""
-        if self._is_closing:
+        """End the run early; a second call kills at once.
+
+        Once the tasks have ended, the first call lets the copying finish, and the second stops it.
+        """
+        if self._stopped_late is not None:
+            self._stopped_late = stop
             self._run_gathering.cancel()
+        elif self._is_closing:
+            self._stopped_late = stop
+            self._put_event(ev.Hint(message=_LATE_STOP))
+            if facts := self._run_gathering.gathering():
+                self._put_event(ev.Gathering(**facts))
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
@@ -390,12 +403,20 @@ class Coordinator:
         self._is_closing = True
         try:
             needs_agents = self._run_gathering.needs_agents
+            await self._reach_chief_again()
             return await self._loop.run_to_end(self._finish()) if needs_agents else None
         finally:  # no agent and no task may stay, even after an internal error
             ending = await self._ending if self._ending is not None else None
             loses_folder = ending is not None and ending.loses_folder
             await self._hub.close(keeps_folders=self._run_gathering.is_incomplete or loses_folder)
             self._curves.close()
+
+    async def _reach_chief_again(self) -> None:
+        """Connect once more to a lost host that has saved what is not gathered."""
+        name = self._run_gathering.lost_node
+        if name and self.plan.node(name).capabilities.has_addresses:
+            with contextlib.suppress(SetupError):
+                await self._loop.run_to_end(self._connect(self.plan.node(name)))
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
@@ -412,7 +433,7 @@ class Coordinator:
         if outcome is None:
             assert error is not None
             outcome = Outcome.of(error)
-        outcome = await self._explain(outcome)
+        outcome = self._doubt(await self._explain(outcome))
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
         lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
@@ -421,6 +442,22 @@ class Coordinator:
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome
+
+    def _doubt(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of a run whose newest checkpoint may not be gathered: no success."""
+        why = self._run_gathering.missed
+        self.run_writer.state.missed = why or None
+        if outcome.status is not Status.SUCCEEDED or not why:
+            return outcome
+        run = self.paths.run_id
+        error = SetupError(
+            f"the tasks have succeeded, but the newest checkpoint was not gathered: {why}",
+            fix=f"`tfcluster checkpoints {run}` gathers it if its node still has it",
+        )
+        if self._stopped_late is None:
+            return Outcome.of(error)
+        error.exit_code = self._stopped_late.exit_code
+        return Outcome(Status.INTERRUPTED, error.exit_code, error)
 
     async def _explain(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose job may be what its scheduler has ended.

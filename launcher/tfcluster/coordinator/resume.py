@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,14 +42,18 @@ class Resume:
         return [resumed, *(Warned(message=f"{run}: {damaged}") for damaged in self.damaged)]
 
 
-def find(text: str) -> Resume:
+def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resume:
     """Return the state that ``RUN[@STEP]`` names.
 
+    What the run has left where its tasks saved is gathered first; `say` gets sentences about it.
     Raises UnknownRunError or UsageError (exit 2) if there is none.
     """
+    from tfcluster.coordinator.late_gathering import gather_left  # slow: only this needs psutil
+
     run, at, number = text.rpartition("@")
     has_place = bool(at) and number.isdecimal()
     source = registry.resolve((run if has_place else text) or None)
+    gather_left(source, say)
     held, damaged = read(source.checkpoints)
     place = int(number) if has_place else None
     while True:

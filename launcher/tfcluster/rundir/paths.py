@@ -103,6 +103,8 @@ class RunPaths:
     logs = _InRunFolder("logs")
     checkpoints = _InRunFolder("checkpoints")
     """The checkpoints gathered from the chief."""
+    saves = _InRunFolder(".saves.jsonl")
+    """The saves that the chief has reported, for a gathering after this coordinator."""
     outputs = _InRunFolder("outputs")
     curves = _InRunFolder("tensorboard")
     """The TensorBoard folders of all tasks."""

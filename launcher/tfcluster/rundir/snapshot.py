@@ -230,6 +230,8 @@ class RunSnapshot:
     """Node → connecting, connected, lost or gone."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
+    missed: str | None = None
+    """The reason why the chief's last checkpoints were not gathered; None if they were."""
     trials: list[TrialRecord] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.privileges import without_override
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Kind, Newest
+from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.restore import newest_of, put_back
@@ -163,6 +164,50 @@ def test_the_last_model_of_a_script_that_trains_twice_is_kept(
     gatherer.gather_last()
 
     assert [one.save for one in gatherer.store.held] == [5, 20, 30, 40]
+
+
+def test_a_gatherer_knows_whether_the_newest_checkpoint_is_missing(
+    chief: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, fails = Store.add, set[str]()
+
+    def add_or_fail(store: Store, checkpoint: Checkpoint, *args: Any, **how: Any) -> Any:
+        if checkpoint.path in fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return add(store, checkpoint, *args, **how)
+
+    monkeypatch.setattr(Store, "add", add_or_fail)
+    write_prefix(chief, "ckpt-1")
+    gatherer.saved(Saved(path="ckpt-1", step=10))
+    assert gatherer.misses_newest(), "only the report is known"
+    gatherer.gather_last()
+    assert not gatherer.misses_newest()
+
+    write_prefix(chief, "ckpt-2")
+    write_prefix(chief, "ckpt-3")
+    fails.add("ckpt-2")
+    gatherer.gather_last()
+    assert not gatherer.misses_newest(), "it has ckpt-3"
+
+    write_prefix(chief, "ckpt-4")
+    fails.add("ckpt-4")
+    gatherer.gather_last()
+    assert gatherer.misses_newest()
+
+
+def test_a_later_gatherer_knows_the_steps_that_were_reported_to_the_one_before(
+    chief: Path, tmp_path: Path
+) -> None:
+    first = Gatherer(chief, Store(tmp_path / "store"), saves=tmp_path / "saves")
+    for step in (1, 2):
+        write_prefix(chief, f"ckpt-{step}", saved=step)
+        first.saved(Saved(path=str(chief / f"ckpt-{step}"), step=10 * step))
+    with (tmp_path / "saves").open("a") as file:
+        file.write('{"path": "ckpt-3", "st')
+
+    later = Gatherer(chief, first.store, saves=tmp_path / "saves")
+
+    assert [one.step for one in later.gather_last()] == [10, 20]
 
 
 def test_names_that_are_not_utf_8_are_gathered(chief: Path, gatherer: Gatherer) -> None:

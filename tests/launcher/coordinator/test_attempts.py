@@ -65,6 +65,7 @@ class FakeGathering:
     def __init__(self) -> None:
         self.during_restore: Callable[[], object] = int
         self.calls: list[str] = []
+        self.has_missed = False
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         self.calls.append("put back")

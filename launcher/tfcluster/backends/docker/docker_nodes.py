@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Self
 
 from tfcluster.backends import past_runs, relayed
@@ -32,6 +32,8 @@ from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer,
 from tfcluster.backends.docker.leftovers import Sweeper, labels
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import Container, NodePlan
+from tfcluster.plans.remote_paths import NodePaths, node_folder
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.link import AgentLink
 
 _START_S = 120.0
@@ -84,7 +86,7 @@ class DockerNodes(Nodes):
         argv = container.exec_argv(node.python)
         try:
             seat = relayed.container_socket_name(self.run.run_id, node.name)
-            return await relayed.connect(
+            link = await relayed.connect(
                 node.name, argv, self.run, token=token, place=container, settings={"seat": seat}
             )
         except relayed.Unreached as error:
@@ -92,9 +94,29 @@ class DockerNodes(Nodes):
             await container.end()
             why = container.explanation or error
             raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
+        self._have_copied(node, container, link.welcome.cache)
+        return link
+
+    def _have_copied(self, node: NodePlan, container: RunningContainer, cache: str | None) -> None:
+        """Have the chief's checkpoints copied here if this coordinator is killed."""
+        plan = self.run.plan
+        if plan is None or cache is None or plan.task(plan.chief).node != node.name:
+            return
+        assert self._sweeper is not None
+        run = self.run.run_id
+        there = RunPaths(Path(NodePaths(cache, run).folder(node_folder(node.name))))
+        here = RunPaths.of(run).task_checkpoints(plan.chief)
+        self._sweeper.keep_copy(container.name, there.task_checkpoints(plan.chief), here)
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
         return f"docker cp {shlex.quote(f'{self.run.run_id}-{node}:{folder}')} ."
+
+    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
+        """Copy from a container that may have ended: its files stay until it is removed."""
+        container = self._containers.get(node)
+        if container is None:
+            raise NodeLostError(f"{node} has no container")
+        await container.copy(folder, into)
 
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""

@@ -24,6 +24,7 @@ from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
 from tfcluster.backends.jobs import Outlook
 from tfcluster.backends.kubernetes import (
+    pod_files,
     pod_reasons,
     policy_probe,
     run_objects,
@@ -139,6 +140,16 @@ class KubeNodes(Nodes):
         pod = self._pods.get(node)
         name = pod.name if pod else run_pods.pod_name(self._pod_run, node, self._generation[node])
         return f"kubectl {where} exec {name} -- tar -C {shlex.quote(str(folder))} -c . | tar -x"
+
+    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
+        """Copy from a pod whose agent is gone: its seat still answers."""
+        pod = self._pods.get(node)
+        if pod is None:
+            raise NodeLostError(f"{node} has no pod")
+        sender = pod_files.sender_argv(self.run.run_id, os.devnull, str(folder))
+        argv = await self._argv_of(pod, sender)
+        if not await asyncio.to_thread(pod_files.receive, argv, into):
+            raise NodeLostError(f"the pod {pod.name} does not send its files")
 
     async def examine(self) -> Outlook:
         """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""
@@ -363,15 +374,22 @@ class KubeNodes(Nodes):
         await self._ask(self._cluster.patch, f"batch/jobs/{self._job}", body)
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
-        """Return the transport to a pod."""
-        starter = ["python", "-I", "-S", "-c", STARTER]
+        """Return the transport to a pod, once its name is known."""
+        if self._outside is None:
+            await self._await_name(self.hosts[node.name], await self._address(pod))
+        return await self._argv_of(pod, ["python", "-I", "-S", "-c", STARTER])
+
+    async def _argv_of(self, pod: TaskPod, argv: Sequence[str]) -> list[str]:
+        """Return the command that runs `argv` in a pod."""
         if self._outside is not None:
             path = self._outside.forwarder.path
-            return pod_dial.through_argv(path, pod.name, self._token, starter)
+            return pod_dial.through_argv(path, pod.name, self._token, argv)
+        address = f"{await self._address(pod)}:{PORT}"
+        return pod_dial.address_argv(address, self._token, argv)
+
+    async def _address(self, pod: TaskPod) -> str:
         found = await self._ask(self._cluster.get, f"pods/{pod.name}")
-        address = str(found["status"]["podIP"])
-        await self._await_name(self.hosts[node.name], address)
-        return pod_dial.address_argv(f"{address}:{PORT}", self._token, starter)
+        return str(found["status"]["podIP"])
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the pod of this generation."""

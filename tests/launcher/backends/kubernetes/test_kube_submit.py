@@ -15,7 +15,7 @@ from tests.documentation import ROOT
 from tfcluster import in_pod
 from tfcluster.api import make_launch
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import run_pods
+from tfcluster.backends.kubernetes import pod_files, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
@@ -302,11 +302,11 @@ def test_a_living_pod_with_files_is_asked_until_it_answers(
 def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
     tmp_path: Path,
 ) -> None:
-    assert not rescue._receive(["sh", "-c", "echo no archive"], tmp_path)
+    assert not pod_files.receive(["sh", "-c", "echo no archive"], tmp_path)
     leads_out = (
         "import sys, tarfile; tar = tarfile.open(fileobj=sys.stdout.buffer, mode='w|');"
         "tar.addfile(tarfile.TarInfo('../outside')); tar.close()"
     )
     (inner := tmp_path / "inner").mkdir()
-    assert not rescue._receive([sys.executable, "-c", leads_out], inner)
+    assert not pod_files.receive([sys.executable, "-c", leads_out], inner)
     assert not [*tmp_path.glob("outside")]
