@@ -56,7 +56,10 @@ class TaskFolders:
 
     def is_remote(self, node: str) -> bool:
         """Return whether the node was reached and is another machine."""
-        return self._hub.has_reached(node) and self._hub.site(node).is_remote
+        try:
+            return self._hub.site(node).is_remote
+        except KeyError:
+            return False
 
     def is_lost(self, node: str) -> bool:
         """Return whether the node has no agent now."""
