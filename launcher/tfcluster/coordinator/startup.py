@@ -161,7 +161,9 @@ class Startup:
             return ()
         answers = Answers(self.hub, self.until)
         if not self.launch.options.runs_preflight:
-            shared = [name for name in remote if name in orders.shared_nodes(self.plan)]
+            several = orders.shared_nodes(self.plan)
+            if not (shared := [name for name in remote if name in several]):
+                return ()
             found, warnings = await probes.probe_shared_nodes(
                 self.plan, self.paths, answers, shared
             )

@@ -97,17 +97,17 @@ def own_addresses() -> frozenset[str]:
 def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
     """Return this machine's GPUs, and named parts of GPUs, that CUDA_VISIBLE_DEVICES shows.
 
-    None if the driver does not answer: such a machine may have GPUs.
+    None if the driver does not answer, and nothing names GPUs: such a machine may have some.
     """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     try:
         code, lines, _ = machine.query_driver("index,uuid", environ.get("PATH", os.defpath))
     except TimeoutError:
-        return None
+        return None if visible is None else tuple(machine.visible_gpus(visible))
     except OSError:
         return ()
     rows = [line.replace(" ", "").split(",") for line in lines] if code == 0 else []
     present = {int(row[0]): "".join(row[1:]) for row in rows if row[0].isdecimal()}
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(present) if visible is None else tuple(_parse_visible(visible, present))
 
 
@@ -115,7 +115,7 @@ def _parse_visible(visible: str, present: Mapping[int, str]) -> Iterator[Gpu]:
     """Parse CUDA_VISIBLE_DEVICES as CUDA does; yields indexes of `present` (index → UUID).
 
     Its parts are indexes or prefixes of UUIDs; the first that is neither ends the list. A MIG
-    slice has no index, and keeps its name.
+    slice has no index and keeps its name, and so do all where the driver lists none.
     """
     for gpu in machine.visible_gpus(visible):
         matches: list[Gpu] = [
@@ -123,7 +123,7 @@ def _parse_visible(visible: str, present: Mapping[int, str]) -> Iterator[Gpu]:
             for index, uuid in present.items()
             if gpu == index or (isinstance(gpu, str) and uuid.startswith(gpu))
         ]
-        if isinstance(gpu, str) and gpu.startswith("MIG-") and present:
+        if isinstance(gpu, str) and (gpu.startswith("MIG-") or not present):
             matches = [gpu]
         if len(matches) != 1:
             return
