@@ -144,7 +144,10 @@ class Session:
 
     async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
         launch = self._launch
-        gathering = RunGathering(launch.plan, self.paths, enabled=launch.options.gathers)
+        options = launch.options
+        gathering = RunGathering(
+            launch.plan, self.paths, enabled=options.gathers, keeps_files=options.keeps_files
+        )
         coordinator = Coordinator(
             launch, self.run_writer, gathering, announce=announce, job=self._job
         )
