@@ -125,11 +125,17 @@ def start(
         source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
     elif sets or hosts or python or args:
         raise UsageError("sets, hosts, python and args belong to `plan`, which made this plan")
-    options = LaunchOptions(detach, gather, prepare, preflight, chaos=tuple(chaos))
-    return _launch_and_leave(make_launch(source, options, resume=resumed))
+    options = LaunchOptions(
+        detach=detach,
+        gathers=gather,
+        prepares=prepare,
+        runs_preflight=preflight,
+        chaos=tuple(chaos),
+    )
+    return start_launch(make_launch(source, options, resume=resumed))
 
 
-def _launch_and_leave(made: Launch) -> Run:
+def start_launch(made: Launch) -> Run:
     """Start the run in a job, another process or a thread; return it once it has a folder."""
     if made.runtime is not None:
         from tfcluster.coordinator.submitting import submit

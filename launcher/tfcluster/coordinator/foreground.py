@@ -110,7 +110,10 @@ class Session:
         heartbeat.claim(self.paths, asdict(registry.this_process()))
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
-        self._gathering = RunGathering(launch.plan, self.paths, enabled=launch.options.gathers)
+        options = launch.options
+        self._gathering = RunGathering(
+            launch.plan, self.paths, enabled=options.gathers, keeps_files=options.keeps_files
+        )
         if self._job is None:
             return
         if opened is None:

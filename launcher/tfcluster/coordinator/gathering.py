@@ -44,8 +44,14 @@ _REPORT_AFTER, _REPORT_EVERY = 5, 30
 class RunGathering:
     """The gathering of one run in a thread; before an attempt it puts the newest state back."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, *, enabled: bool = True) -> None:
-        """Prepare the gathering; `enabled` is false with ``--no-gather``."""
+    def __init__(
+        self, plan: Plan, paths: RunPaths, *, enabled: bool = True, keeps_files: bool = True
+    ) -> None:
+        """Prepare the gathering.
+
+        `enabled` is false with ``--no-gather``. Without `keeps_files` nothing is copied at the end,
+        and nothing that the tasks have saved stays on other machines.
+        """
         self._plan, self._paths = plan, paths
         self._workdir = Path(plan.workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
@@ -57,6 +63,7 @@ class RunGathering:
         self._runs_chief = any(task.id == plan.chief for task in plan.tasks)
         """True if this run starts the chief; otherwise another machine gathers its checkpoints."""
         self._gathers = enabled and plan.checkpoints.gather and not self._is_shared
+        self._keeps_files = keeps_files
         self._chief: TaskId | None = None
         self._gatherer: Gatherer | None = None
         """The chief's gatherer; None until tasks were ordered to start."""
@@ -396,7 +403,7 @@ class RunGathering:
         Where `needs_agents`, to be called before the agents end.
         """
         self._folders.use_full_speed()
-        if not self._runs_chief:
+        if not (self._runs_chief and self._keeps_files):
             return []
         self.is_incomplete = True  # stays so if this raises
         is_salvaged = bool(self.lost_node) and not await self._salvage()

@@ -181,6 +181,19 @@ def test_remote_checkpoints_that_are_not_gathered_are_kept_and_reported(
     assert [event.to_json()["message"] for event in events] == [words] * stays
 
 
+def test_what_nobody_needs_is_neither_copied_nor_kept(paths: RunPaths, tmp_path: Path) -> None:
+    plan = replace(plan_of(), workdir=str(tmp_path))
+    run_gathering = RunGathering(plan, paths, enabled=False, keeps_files=False)
+    folders = LocalFolders(paths)
+    remote = RemoteFolder(Entry("model.keras", 9, 1))
+    folders.checkpoints = lambda task: remote  # type: ignore[assignment, method-assign, return-value]
+    run_gathering.use(folders)  # type: ignore[arg-type]
+    run_gathering.follow_chief(plan.chief)
+
+    assert asyncio.run(run_gathering.finish()) == []
+    assert not run_gathering.is_incomplete, "the folders on the nodes are removed"
+
+
 def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     run_gathering: RunGathering, paths: RunPaths
 ) -> None:
