@@ -124,14 +124,18 @@ class Agent:
         return Agent(config, self._recorder, self._guard_alive, previous=self), peer
 
     def _turn(self) -> None:
-        watched = self._selector.get_map()
-        for key, events in self._selector.select(self._select_timeout()):
+        watched, timeout = self._selector.get_map(), self._select_timeout()
+        self._link.note_turn()
+        ready = self._selector.select(timeout)
+        self._link.note_turn(timeout)
+        for key, events in ready:
             current = watched.get(key.fd)
             if current is not None and current.fileobj == key.fileobj:  # not closed in this turn
                 key.data(events)
         moment = time.monotonic()
         self._runner.on_time(moment)
         self._link.on_time(moment)
+        self._runner.hold(self._link.is_in_doubt)
         if self._cache_use is not None:
             self._cache_use.on_time(moment)
         if self._files is not None:

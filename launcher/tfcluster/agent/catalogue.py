@@ -247,6 +247,12 @@ class EndAnnounced(Report):
 
     signal: Unsigned
 
+class WasStopped(Report):
+    """The agent was stopped for longer than its lease, and asks whether it is still needed: the
+    acknowledgement is the answer."""
+
+    seconds: float
+
 class GuardLost(Report): ...
 
 class Bye(Report):

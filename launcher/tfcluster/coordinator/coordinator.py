@@ -23,6 +23,7 @@ from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
+from tfcluster.coordinator.run_loop import RunLoop
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
@@ -47,6 +48,8 @@ from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
 _LATE_STOP = "the tasks have ended, and their files are being copied; stop again to leave them"
+_SUSPENDED_S = 10.0
+"""A shorter stop of this process is no suspension of its job: a file server may have kept it."""
 
 
 class Coordinator:
@@ -142,6 +145,8 @@ class Coordinator:
 
         A failure of the job or its environment is part of the outcome, not an exception.
         """
+        if isinstance(loop := asyncio.get_running_loop(), RunLoop):
+            loop.on_stopped = self._on_stopped
         async with (
             control.serve(
                 self.paths.control_socket,
@@ -201,6 +206,12 @@ class Coordinator:
             leave_if_replaced(self.paths)
             heartbeat.beat(self.paths)
             await asyncio.sleep(heartbeat.BEAT_S)
+
+    def _on_stopped(self, seconds: float) -> None:
+        """Go on after this process was stopped, with the run's other processes or alone."""
+        leave_if_replaced(self.paths)
+        if self.job is not None and seconds >= _SUSPENDED_S:
+            self._hub.put(lambda: self._supervisor.suspended(seconds, self._now()))
 
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         self._hub.put(lambda: self.run_writer.note_gathering(facts))

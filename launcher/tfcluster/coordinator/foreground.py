@@ -18,6 +18,7 @@ from tfcluster.backends import jobs
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.resume import Resume, seed
+from tfcluster.coordinator.run_loop import RunLoop
 from tfcluster.coordinator.starter import (
     SIGNALS,
     WARNING,
@@ -136,7 +137,8 @@ class Session:
                 seed(resume, self.paths.checkpoints)
                 announce = self._announcing(resume, announce)
             self._require_progress()
-            outcome = asyncio.run(self._run(announce, handles_signals))
+            with asyncio.Runner(loop_factory=RunLoop) as runner:
+                outcome = runner.run(self._run(announce, handles_signals))
             if outcome.comes_back:
                 outcome = self._go_back(outcome)
         except (SetupError, NoProgressError) as error:

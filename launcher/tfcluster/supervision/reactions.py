@@ -52,6 +52,8 @@ TRAINS_IN_CHILD: Final = (
     " tfcluster's hooks: `{command}`. Start that script directly: `tfcluster run SCRIPT`, or"
     " job.script in the spec (`tfcluster help guides/your_own_script#child-process`)"
 )
+AFTER_SUSPENSION_S: Final = 60.0
+"""The time after a suspension in which it explains that tasks lose each other."""
 STACKS_S: Final = 1.0
 """The time that tasks get to write their stacks before they are stopped."""
 
@@ -60,6 +62,7 @@ def react(state: RunState, now: float) -> None:
     """React to an input: every input ends with this."""
     if state.outcome is not None:
         return
+    _blame_suspension(state, now)
     _probe_links_once(state)
     if state.next_attempt is None:
         if state.is_training and "stacks" not in state.timers:
@@ -68,6 +71,19 @@ def react(state: RunState, now: float) -> None:
             _set_deadlines(state)
         state.enter_next_stage()
     state.watch_agents()
+
+
+def _blame_suspension(state: RunState, now: float) -> None:
+    """Blame the end of a suspension if tasks take each other for dead soon after it."""
+    failures = state.gang.failures
+    if state.resumed_at is None or now > state.resumed_at + AFTER_SUSPENSION_S or not failures:
+        return
+    if state.forms_gang and all(failure.is_collateral for failure in failures):
+        description = (
+            f"the run was suspended for {state.suspended_s:.0f} s, and its tasks then took each"
+            " other for dead"
+        )
+        state.gang.blame(state.gang[failures[0].task], Kind.SUSPENDED, description)
 
 
 def _probe_links_once(state: RunState) -> None:

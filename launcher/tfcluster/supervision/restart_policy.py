@@ -1,12 +1,12 @@
 """Decides whether a failure leads to a restart, after which delay, and if not, why (pure).
 
 By default, failures that a restart can fix are restarted: a lost node, a signal, a lack of memory.
-Preemption and a taken port do not count against the budget, but three in a row without progress
-end the run: TensorFlow's PreemptionCheckpointHandler exits with 42 after saving (143 on GCE;
-tensorflow/python/distribute/failure_handling/failure_handling.py). An exception would occur again
-unless something has changed, so a restart needs ``restart_on_error`` or a checkpoint newer than
-the attempt, and the same exception never gets a third try from the same checkpoint. Failures that
-no restart can fix are permanent.
+Preemption, suspension and a taken port do not count against the budget, but three in a row without
+progress end the run: TensorFlow's PreemptionCheckpointHandler exits with 42 after saving (143 on
+GCE; tensorflow/python/distribute/failure_handling/failure_handling.py). An exception would occur
+again unless something has changed, so a restart needs ``restart_on_error`` or a checkpoint newer
+than the attempt, and the same exception never gets a third try from the same checkpoint. Failures
+that no restart can fix are permanent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ FREE_IN_A_ROW: Final = 3
 _JITTER: Final = 0.25
 """The largest random addition, as a fraction of a delay: runs that lost the same machine should
 not all return at once."""
-_FREE: Final = {Kind.PREEMPTED: "preempted", Kind.PORT_TAKEN: "a port was taken"}
+_FREE: Final = {
+    Kind.PREEMPTED: "preempted",
+    Kind.PORT_TAKEN: "a port was taken",
+    Kind.SUSPENDED: "suspended",
+}
 _SCRIPT_ERRORS: Final = frozenset({Kind.EXCEPTION, Kind.EXIT_CODE})
 _NOT_RESTARTED: Final = frozenset({Kind.PERMANENT, Kind.START_FAILED})
 _RESTARTS_ARE_OFF: Final = "restarts are off: supervision.max_restarts is 0"

@@ -82,6 +82,9 @@ class RunState:
     positions: dict[str, Position | None] | None = None
     """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
     has_probed_links: bool = False
+    resumed_at: float | None = None
+    """The time at which the run went on after it was suspended for `suspended_s`."""
+    suspended_s: float = 0.0
     absent: tuple[str, ...] = ()
     """The tasks that are not started from here and cannot be reached, each with the reason."""
     gone: dict[str, str] = field(default_factory=dict)

@@ -181,6 +181,11 @@ class Supervisor(RunState):
             self.gang.put(replace(member, frozen_by=None))
             self.set_timer(f"frozen {task}", None)
 
+    def suspended(self, seconds: float, now: float) -> None:
+        """Note that nothing of the run has run for so long, until now; `now` does not count it."""
+        self.resumed_at, self.suspended_s = now, seconds
+        self.record(ev.Suspended(seconds=round(seconds, 1)))
+
     def node_lost(self, node: str, reason: str, now: float) -> None:
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         self.membership.lost.add(node)

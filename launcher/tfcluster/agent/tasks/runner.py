@@ -20,7 +20,7 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
-from tfcluster.agent.processes import catches, kill_descendants
+from tfcluster.agent.processes import catches, kill_descendants, signal_group
 from tfcluster.agent.tasks import stacks, stray_processes
 from tfcluster.agent.tasks.children import Child, ChildSocket, belongs_to, find_unhooked
 from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
@@ -82,6 +82,7 @@ class TaskRunner:
         """Task → the marks of its last attempt's processes (`stray_processes.marks`)."""
         self._gang_started = 0
         """The start time of the gang's first task; 0: only `prepare` has run."""
+        self._is_held = False
         self.other_children: set[int] = set()
         """The agent's children that are neither tasks nor started by tasks."""
 
@@ -165,6 +166,15 @@ class TaskRunner:
                 task.killed_by_order = task.killed_by_order or order.signal == signal.SIGKILL
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.pid, order.signal)
+
+    def hold(self, is_held: bool) -> None:
+        """Stop all tasks, or let them go on, if they are not in that state already."""
+        if is_held == self._is_held:
+            return
+        self._is_held, number = is_held, signal.SIGSTOP if is_held else signal.SIGCONT
+        for task in self._tasks.values():
+            if task.usage is None:
+                signal_group(task.pid, task.start_time, number)
 
     def take_stacks(self, order: msg.TakeStacks) -> None:
         """Have tasks write their stacks, and report these once they are in the logs."""
