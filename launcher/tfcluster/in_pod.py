@@ -54,13 +54,9 @@ def main(run_id: str) -> int:
     lease.take()
     lease.keep()
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
+    kube_own_job.note_clock(job, paths)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    if not kube_own_job.has_started(paths.root):
-        submitted_at = foreign_json.parse_json(
-            (paths.root / kube_package.SUBMITTED_AT).read_bytes()
-        )
-        kube_own_job.note_clock(job, paths, submitted_at)
     is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
     if is_replaced:
         _rescue(paths)

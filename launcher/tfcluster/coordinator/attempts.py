@@ -15,7 +15,7 @@ from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
-from tfcluster.rundir.events import Event, Hint, NodeLost, NodesAllocated, Warned
+from tfcluster.rundir.events import Event, NodeLost, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
@@ -252,9 +252,7 @@ class Attempts:
         now, until = self.loop.now(), self.hub.fenced_until(node)
         if until <= now:
             return False
-        what = f"the lease of {node}: its tasks may run for {until - now:.0f} s"
-        self.run_writer.wait_for(what)
-        self.record(Hint(message=f"waiting for {what}"))
+        self.run_writer.wait_for(f"the lease of {node}: its tasks may run for {until - now:.0f} s")
         await self.loop.pause(until)
         return True
 

@@ -27,7 +27,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
-from tfcluster.rundir.events import Event, Hint
+from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
@@ -88,7 +88,6 @@ class Scene:
         paths = RunPaths(tmp_path)
         self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
         self.on_connect: Callable[[], object] = int
-        self.recorded: list[Event] = []
         run_writer: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
         coordinator_loop = Loop(
             self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.take_orders())
@@ -103,12 +102,7 @@ class Scene:
             announce=ignore,
         )
         self.attempts = Attempts(
-            self.supervisor,
-            startup,
-            run_writer,
-            coordinator_loop,
-            self._connect,
-            self.recorded.append,
+            self.supervisor, startup, run_writer, coordinator_loop, self._connect, ignore
         )
 
     async def _connect(self, node: NodePlan) -> None:
@@ -289,8 +283,6 @@ def test_connecting_to_a_node_is_retried_once_after_its_lease(
     scene.play(lambda: scene.attempts._reconnect())
     assert len(tries) == 2
     assert tries[1] >= lease["ends"]
-    (said,) = [event.message for event in scene.recorded if isinstance(event, Hint)]
-    assert "waiting for the lease of local: its tasks may run for" in said
     assert scene.attempts._given_up == (set() if comes_back else {"local"})
 
 

@@ -86,6 +86,7 @@ class KubeNodes(Nodes):
         self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         """The name by which pods are claimed; a coordinator that starts again has another."""
         self._token, self._is_open, self._is_slow_end_told = _TOKEN, False, False
+        self._said: set[str] = set()
         self._owner: Object
         self._cluster: Cluster
         self._outside: Outside | None = None
@@ -170,6 +171,10 @@ class KubeNodes(Nodes):
             if not await pod.end(_UNUSED_S if is_fenced else None):
                 if not is_fenced and pod.name in self._reached:
                     why = pod.explanation or "its kubelet has not reported its end"
+                    self._say_once(
+                        f"{node.name} is replaced once its tasks have certainly ended, within its"
+                        f" lease of {self.run.lease_s:g} s: {why}"
+                    )
                     raise NodeLostError(f"{node.name} may still run: {why}")
                 await pod.force()
             self._pods.pop(node.name, None)
@@ -402,12 +407,17 @@ class KubeNodes(Nodes):
             self.run.warn_at_end(f"no kubelet has confirmed the end of the deleted pods {names}")
 
     def _note_slow_end(self, pod: str) -> None:
-        """Say once that the cluster does not confirm the end of a pod."""
+        """Say that the cluster does not confirm the end of a pod; one pod stands for all."""
         if not self._is_slow_end_told:
             self._is_slow_end_told = True
             self.run.tell(
                 f"the cluster has not confirmed the end of the pod {pod} yet; tfcluster waits"
             )
+
+    def _say_once(self, sentence: str) -> None:
+        if sentence not in self._said:
+            self._said.add(sentence)
+            self.run.tell(sentence)
 
 
 async def _end_all(pods: Sequence[TaskPod], within_s: float | None = None) -> list[TaskPod]:
