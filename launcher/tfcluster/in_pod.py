@@ -56,15 +56,11 @@ def main(run_id: str) -> int:
     lease.take()
     lease.keep()
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
+    kube_own_job.note_clock(job, paths)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
     is_fresh, former = not kube_own_job.has_started(paths.root), leadership.leader()
     is_replaced = is_fresh and former not in (None, leadership.pod)
-    if is_fresh:
-        submitted_at = foreign_json.parse_json(
-            (paths.root / kube_package.SUBMITTED_AT).read_bytes()
-        )
-        kube_own_job.note_clock(job, paths, submitted_at)
     if is_replaced:
         kube_own_job.await_predecessors(job)
     leadership.take()

@@ -300,7 +300,7 @@ class Attempts:
             )
             self.run_writer.wait_for(what)
             if since is None:
-                self.record(Hint(message=f"waiting for {what}"))
+                self.record(Hint(message=f"{error.message}; waiting for {what}"))
             return [at for at in (fence, end) if at > began]
         self.supervisor.node_back(name, self.loop.now())
         return []

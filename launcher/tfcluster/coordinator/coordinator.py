@@ -310,7 +310,11 @@ class Coordinator:
         self._put_event(ev.RunQueued(reason=reason))
 
     def _put_event(self, event: Event) -> None:
-        self._hub.put(lambda: self._record(event))
+        """Record an event once the present input is handled; while nodes close none is."""
+        if self._is_closing:
+            self._record(event)
+        else:
+            self._hub.put(lambda: self._record(event))
 
     def _record(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):

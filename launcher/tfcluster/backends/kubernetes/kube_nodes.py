@@ -55,8 +55,6 @@ _RESOLVE_S, _DIAL_S = 30.0, 60.0
 _UNUSED_S = 5.0
 """Seconds that a pod without a living task may take to end, before its object is removed."""
 _KILL_S = 3.0
-_QUIET_S = 4.0
-"""Seconds of the end that need no explanation."""
 _TOKEN = Path("/tfcluster/run/token")
 """The run's token in the coordinator's pod."""
 _P = ParamSpec("_P")
@@ -88,7 +86,7 @@ class KubeNodes(Nodes):
         """Pods that had an agent."""
         self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         """The name by which pods are claimed; a coordinator that starts again has another."""
-        self._token, self._is_open = _TOKEN, False
+        self._token, self._is_open, self._is_slow_end_told = _TOKEN, False, False
         self._owner: Object
         self._cluster: Cluster
         self._outside: Outside | None = None
@@ -130,6 +128,7 @@ class KubeNodes(Nodes):
         if pod.user != self._user:
             await self._persist(partial(pod.claim, self._user))
         self._reached.add(pod.name)
+        pod.say_slow = self._note_slow_end
         return await self._dial(node, pod, token)
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
@@ -432,32 +431,29 @@ class KubeNodes(Nodes):
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 
-    async def _saying(self, work: Awaitable[_T], sentence: str) -> _T:
-        """Return what `work` returns; if that takes long, say why the run does not end."""
-        task = asyncio.ensure_future(work)
-        if not (await asyncio.wait([task], timeout=_QUIET_S))[0]:
-            self.run.tell(sentence)
-        return await task
-
     async def _end_pods(self) -> None:
-        silence = (
-            "the Kubernetes API server does not answer; tfcluster keeps asking it for the run's"
-        )
-        listing = soon(self._cluster.list, "pods", labels=self._labels)
-        listed = await self._saying(listing, f"{silence} pods, which are to be removed")
+        listed = await soon(self._cluster.list, "pods", labels=self._labels)
         # Another coordinator's pods are not ours to delete, though they have the run's labels.
         found = [TaskPod(self._cluster, each) for each in listed]
         pods = [pod for pod in found if pod.user in (None, self._user)]
-        unused = [pod for pod in pods if pod.name not in self._reached]
-        used = [pod for pod in pods if pod.name in self._reached]
-        ending = asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))
-        names = join_first([pod.name for pod in used])
-        waits = f"waiting until the end of the pods is reported by their kubelets: {names}"
-        silent, unended = await self._saying(ending, waits)
+        waited = {pod.name for pod in self._pods.values() if pod.has_no_end}
+        unused = [pod for pod in pods if pod.name not in self._reached or pod.name in waited]
+        used = [pod for pod in pods if pod not in unused]
+        silent, unended = await asyncio.gather(_end_all(used), _end_all(unused, _UNUSED_S))
         for pod in unended:
-            await pod.force()
+            if pod.name not in waited:
+                await pod.force()
+        silent += [pod for pod in unended if pod.name in waited]
         if names := ", ".join(pod.name for pod in silent):
             self.run.warn_at_end(f"no kubelet has confirmed the end of the deleted pods {names}")
+
+    def _note_slow_end(self, pod: str) -> None:
+        """Say that the cluster does not confirm the end of a pod; one pod stands for all."""
+        if not self._is_slow_end_told:
+            self._is_slow_end_told = True
+            self.run.tell(
+                f"the cluster has not confirmed the end of the pod {pod} yet; tfcluster waits"
+            )
 
 
 async def _end_all(pods: Sequence[TaskPod], within_s: float | None = None) -> list[TaskPod]:

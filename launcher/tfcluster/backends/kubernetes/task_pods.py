@@ -25,6 +25,8 @@ from tfcluster.errors import SetupError
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
 _END_POLL_S = 0.3
 _GONE_S = 30.0
+_QUIET_S = 4.0
+"""Seconds that the end of a pod may take without a word."""
 _GRACE_S = 1
 _EXPLAIN_S = 2.0
 """Seconds after which pods that wait are explained by their events, again and again."""
@@ -47,6 +49,8 @@ class TaskPod:
         self.user: str | None = metadata.get("annotations", {}).get(CLAIMED)
         """The coordinator that uses it, if any does."""
         self.explanation = ""
+        self.say_slow: Callable[[str], None] = lambda pod: None
+        """Called with its name if its end is not confirmed for `_QUIET_S`."""
         self._leaves_orderly = self._is_gone = self._is_left = False
         """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first.
         `_is_left`: we end it."""
@@ -85,6 +89,7 @@ class TaskPod:
         so the object is removed as soon as the kubelet has reported the end.
         """
         self._is_left = True
+        slow = asyncio.get_running_loop().call_later(_QUIET_S, self.say_slow, self.name)
         try:
             async with asyncio.timeout(_GONE_S if within_s is None else within_s):
                 pod = await self._find()
@@ -99,7 +104,14 @@ class TaskPod:
                     await self.force()
         except (KubeError, TimeoutError):
             pass
+        finally:
+            slow.cancel()
         return self._is_gone
+
+    @property
+    def has_no_end(self) -> bool:
+        """True if its end was waited for in vain."""
+        return self._is_left and not self._is_gone
 
     async def force(self) -> None:
         """Remove its object; to be called once certainly no task in it is alive."""

@@ -158,10 +158,16 @@ def test_a_coordinator_that_was_killed_for_memory_says_so_and_what_to_raise() ->
     """The last line of its log is what the seat has written at its start."""
     ended = {"exitCode": 137, "reason": "OOMKilled", "message": "listening on port 7077\n"}
     killed = json.loads(json.dumps(RESTARTING))
-    killed["status"]["containerStatuses"][0]["lastState"] = {"terminated": ended}
-    said = describe(job(), killed).reason
-    assert "ended 3 times: it was killed for lack of memory (OOMKilled)" in said
-    assert "runtime.kubernetes.coordinator.resources" in said
+    status = killed["status"]["containerStatuses"][0]
+    # A kubelet calls it waiting only some seconds later.
+    for shown in ({"lastState": {"terminated": ended}}, {"state": {"terminated": ended}}):
+        status |= shown
+        state = describe(job(), killed)
+        assert state.phase is Phase.QUEUED
+        assert "ended 3 times: it was killed for lack of memory (OOMKilled)" in state.reason
+        assert "runtime.kubernetes.coordinator.resources" in state.reason
+    status["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
+    assert describe(job(), killed).phase is Phase.RUNNING
 
 
 def test_the_end_is_the_one_that_the_coordinator_has_left() -> None:

@@ -29,6 +29,7 @@ from tfcluster.backends.kubernetes.run_objects import (
 )
 from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
 from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY
+from tfcluster.backends.kubernetes.submitted.kube_package import SUBMITTED_AT
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
 from tfcluster.rundir import events as ev
@@ -349,7 +350,8 @@ def test_the_times_of_a_run_are_those_of_the_submitters_clock_however_wrong_it_i
     submitted_at = began + wrong_s
     state = first_state(plan_of(), paths, registry.this_process(), submitted_at)
     RunWriter(state, paths).close()
-    kube_own_job.note_clock("lab-1", paths, submitted_at)
+    (paths.root / SUBMITTED_AT).write_text(str(submitted_at))
+    kube_own_job.note_clock("lab-1", paths)
     now = [began + 5]
     writer = RunWriter(registry.load_recorded(paths), paths, clock=lambda: now[0])
     writer.record(ev.RunStarted(version="1", run="lab-1"))

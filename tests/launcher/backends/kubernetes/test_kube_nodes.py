@@ -134,6 +134,7 @@ class Desk:
         self.plan, self.cluster = planned.plan, FakeCluster()
         self.queued: list[str] = []
         self.told: list[str] = []
+        self.warned: list[str] = []
         self.slept: list[float] = []
         self.on_poll: Callable[[], None] = lambda: None
         self.on_pause: Callable[[], None] = lambda: None
@@ -144,6 +145,7 @@ class Desk:
             folder,
             queued=self.queued.append,
             tell=self.told.append,
+            warn_at_end=self.warned.append,
             plan=planned.plan,
             runtime=planned.spec.runtime,
         )
@@ -528,18 +530,25 @@ def test_a_pod_is_replaced_only_once_it_is_gone_or_fenced(
     asyncio.run(use())
 
 
-def test_a_kubelet_that_is_away_at_the_end_is_said_while_it_is_waited_for(
+def test_a_kubelet_that_is_away_at_the_end_is_said_and_waited_for_once(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use() -> None:
         async with desk.nodes() as nodes:
-            await nodes.connect(nodes.planned[1], token="t")
+            place: Any = await nodes.connect(nodes.planned[1], token="t")
             silence_kubelets(desk, monkeypatch)
-            monkeypatch.setattr(kube_nodes, "_QUIET_S", 0.0)
+            monkeypatch.setattr(task_pods, "_QUIET_S", 0.0)
+            assert not await place.end()  # as its link does when it is closed
+            monkeypatch.setattr(task_pods, "_GONE_S", 60.0)
+            monkeypatch.setattr(kube_nodes, "_UNUSED_S", 0.05)
 
     asyncio.run(use())
-    (said,) = [line for line in desk.told if "reported by their kubelets" in line]
-    assert said.endswith(f": {desk.name(1, 1)}")
+    name = desk.name(1, 1)
+    assert [line for line in desk.told if "has not confirmed" in line] == [
+        f"the cluster has not confirmed the end of the pod {name} yet; tfcluster waits"
+    ]
+    assert name not in desk.cluster.forced  # nobody knows whether it still runs
+    assert desk.warned == [f"no kubelet has confirmed the end of the deleted pods {name}"]
 
 
 def test_the_class_of_a_loss_is_in_its_explanation(desk: Desk) -> None:

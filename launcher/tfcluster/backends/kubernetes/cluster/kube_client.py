@@ -7,6 +7,7 @@ what `tfcluster export` prints.
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -314,8 +315,9 @@ def _is_away(status: int, problem: Object, body: Object | None) -> bool:
 
 
 def _plain(error: Exception) -> str:
-    """Return urllib3's message without the object it is about."""
-    return str(error).rpartition(">: ")[2] or type(error).__name__
+    """Return urllib3's message without the object it is about, the same for each try."""
+    text = re.sub(r"^HTTPS?ConnectionPool\(.*?\): |\. \(read timeout=.*\)$", "", str(error))
+    return text.rpartition(">: ")[2] or type(error).__name__
 
 
 def _status(answer: bytes) -> Object:

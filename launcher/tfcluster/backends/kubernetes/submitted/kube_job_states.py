@@ -87,14 +87,18 @@ def _waiting(
 def _starts_again(pod: Object) -> str:
     """Return why the coordinator's container ended that waits for its next start; else nothing."""
     for each in pod["status"].get("containerStatuses") or ():
-        if "waiting" in (each.get("state") or {}):
+        state = each.get("state") or {}
+        ended = state.get("terminated") or {}
+        if "waiting" in state:
             ended = (each.get("lastState") or {}).get("terminated", {})
-            last = str(ended.get("message") or "").strip().rpartition("\n")[2]
-            why = last or f"exit code {ended.get('exitCode')}, {ended.get('reason')}"
-            if ended.get("reason") == "OOMKilled":  # its last line says nothing about that
-                why = _OUT_OF_MEMORY
-            times = each.get("restartCount", 0) + 1
-            return f"the coordinator's container has ended {times} times: {why}"
+        elif not ended.get("exitCode"):
+            continue
+        last = str(ended.get("message") or "").strip().rpartition("\n")[2]
+        why = last or f"exit code {ended.get('exitCode')}, {ended.get('reason')}"
+        if ended.get("reason") == "OOMKilled":  # its last line says nothing about that
+            why = _OUT_OF_MEMORY
+        times = each.get("restartCount", 0) + 1
+        return f"the coordinator's container has ended {times} times: {why}"
     return ""
 
 

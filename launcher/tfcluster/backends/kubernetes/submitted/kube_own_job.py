@@ -21,6 +21,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeSilen
 from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
+from tfcluster.backends.kubernetes.submitted.kube_package import SUBMITTED_AT
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
@@ -159,12 +160,15 @@ def count_start(folder: Path, *, unknown: int) -> int:
     return count
 
 
-def note_clock(job: str, paths: RunPaths, submitted_at: float) -> None:
-    """Note in the run's state by how much the submitter's clock is wrong, if that is more than the
-    time in which a Job is made.
+def note_clock(job: str, paths: RunPaths) -> None:
+    """Note in a new folder's state by how much the submitter's clock is wrong, if that is more than
+    the time in which a Job is made.
 
     The clock of the cluster, by which a Job is dated, counts as right.
     """
+    if has_started(paths.root):
+        return
+    submitted_at = foreign_json.parse_json((paths.root / SUBMITTED_AT).read_bytes())
     made = around_pod().get(f"batch/jobs/{job}")["metadata"]["creationTimestamp"]
     ahead_s = submitted_at - datetime.fromisoformat(made).timestamp()
     if abs(ahead_s) > _SAME_CLOCK_S:
