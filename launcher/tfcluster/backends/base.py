@@ -129,6 +129,14 @@ class Nodes(ABC):
         """Give all links this rate from now on; raises SetupError if it is not simulated."""
         await refuse_rate(bits_per_s)
 
+    @classmethod
+    async def fetch_left(cls, node: NodePlan, run_id: str, folder: PurePath, into: Path) -> None:
+        """Copy `folder` of a node that a run has left, because its files were not gathered.
+
+        For nodes that are made for a run. Raises SetupError.
+        """
+        raise NodeLostError(f"{node.name} is gone, with its files")
+
     @staticmethod
     async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
         """End the leftover processes of a run whose coordinator was killed; return the node's

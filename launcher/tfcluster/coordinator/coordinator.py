@@ -462,6 +462,7 @@ class Coordinator:
         """Return the outcome of a run whose newest checkpoint may not be gathered: no success."""
         why = self._run_gathering.missed
         self.run_writer.state.missed = why or None
+        self.run_writer.state.missed_in = self._run_gathering.remote_folder if why else None
         if outcome.status is not Status.SUCCEEDED or not why:
             return outcome
         run = self.paths.run_id

@@ -236,6 +236,12 @@ class RunGathering:
         return self._chief_node if self._is_chief_lost else ""
 
     @property
+    def remote_folder(self) -> str | None:
+        """The chief's checkpoint folder if that is on another machine."""
+        place = self._folders.checkpoints(self._chief or self._plan.chief)
+        return None if isinstance(place, Path) else str(place.folder)
+
+    @property
     def _chief_node(self) -> str:
         return self._plan.task(self._chief or self._plan.chief).node
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from tfcluster import backends
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends import job_watch
+from tfcluster.backends import job_watch, past_runs
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.sources import Source
@@ -35,6 +37,8 @@ from tfcluster.rundir.run_writer import require_json
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.restart_policy import chief_among
+
+_COPY_S, _POLL_S = 60.0, 0.5
 
 
 def gather_left(paths: RunPaths, say: Callable[[str], None]) -> None:
@@ -87,13 +91,28 @@ def _gather(
         with _saying(say):
             cleanup.end_everywhere(paths, lambda sentence: None)
         state = registry.load(paths)
+        if node.capabilities.in_containers:
+            _await_copy(paths.run_id)
     for folder in (paths.task_checkpoints(chief), _in_shared_home(paths, node, chief)):
         if folder.is_dir():
             _gather_from(folder, paths, store, say)
             return
-    if node.capabilities.has_addresses and node.name in state.agents:
+    if node.capabilities.in_containers and state.missed_in is not None:
+        with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
+            fetch = backends.class_of(node).fetch_left
+            there = PurePosixPath(state.missed_in)
+            cleanup.run_in_loop(fetch(node, paths.run_id, there, Path(copy)))
+            _gather_from(Path(copy), paths, store, say)
+    elif node.capabilities.has_addresses and node.name in state.agents:
         gathering = _gather_from_host(node, chief, paths, state, plan, store, say)
         cleanup.run_in_loop(gathering)
+
+
+def _await_copy(run_id: str) -> None:
+    """Wait until what removes the nodes of a lost run has copied the chief's files, and is done."""
+    until = time.monotonic() + _COPY_S
+    while past_runs.find_leftovers_of(run_id).leftovers and time.monotonic() < until:
+        time.sleep(_POLL_S)
 
 
 def _in_shared_home(paths: RunPaths, node: NodePlan, chief: TaskId) -> Path:

@@ -232,6 +232,8 @@ class RunSnapshot:
     """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
     missed: str | None = None
     """The reason why the chief's last checkpoints were not gathered; None if they were."""
+    missed_in: str | None = None
+    """The folder on the chief's node that they are in, where it is another machine."""
     trials: list[TrialRecord] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""

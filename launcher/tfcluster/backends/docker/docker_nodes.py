@@ -118,6 +118,10 @@ class DockerNodes(Nodes):
             raise NodeLostError(f"{node} has no container")
         await container.copy(folder, into)
 
+    @classmethod
+    async def fetch_left(cls, node: NodePlan, run_id: str, folder: PurePath, into: Path) -> None:
+        await _container_of(run_id, node).copy(folder, into)
+
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""
         repaired = await asyncio.gather(*(one.repair() for one in self._containers.values()))
@@ -151,7 +155,7 @@ class DockerNodes(Nodes):
         await asyncio.shield(self._network)
         if (before := self._containers.get(node.name)) is not None:
             await before.end()  # container names are unique
-        container = RunningContainer(f"{run}-{node.name}", node.name, run)
+        container = _container_of(run, node)
         self._containers[node.name] = container
         answer = await self._run(run_argv(node, container, run, self._users[node.name]))
         if not answer.is_ok:
@@ -209,6 +213,10 @@ class DockerNodes(Nodes):
         if container.user is not None:
             return as_user(container.user)
         return caller or (() if image_user else as_user(NOBODY))
+
+
+def _container_of(run_id: str, node: NodePlan) -> RunningContainer:
+    return RunningContainer(f"{run_id}-{node.name}", node.name, run_id)
 
 
 async def _find_caller(container: Container) -> tuple[str, ...]:
