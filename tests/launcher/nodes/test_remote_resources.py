@@ -19,7 +19,7 @@ TWO = ["10.0.0.1:2222", "10.0.0.1:2223"]
 NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 
 
-def plan_of(workers: list[Any], **sections: Any) -> Plan:
+def plan_of(workers: list[Any] | int, **sections: Any) -> Plan:
     job = {"script": "train.py"}
     spec = ClusterSpec.model_validate({"cluster": {"worker": workers}, "job": job} | sections)
     return make_plan(spec, PlanContext(environ={}, spec_dir="/specs"))
