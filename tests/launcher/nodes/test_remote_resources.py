@@ -76,11 +76,15 @@ def test_named_gpus_and_parts_of_gpus_are_divided(trouble: str) -> None:
 @pytest.mark.parametrize(
     ("seen", "gpus", "why"),
     [
-        ({"gpus": ("H100",)}, None, "worker:0, worker:1 share 1 GPU: there are no more"),
+        (
+            {"gpus": ("H100",)},
+            None,
+            "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks",
+        ),
         (
             {"named": ("CUDA_VISIBLE_DEVICES",), "visible_gpus": ("MIG-1",)},
             None,
-            "worker:0, worker:1 share 1 GPU: there are no more",
+            "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks",
         ),
         (
             {"gpus": (), "gpu_trouble": "no answer"},
