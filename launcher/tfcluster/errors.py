@@ -104,11 +104,21 @@ class SetupError(TfclusterError):
 
 
 class PortInUseError(SetupError):
-    """A fixed port of the spec that another process holds."""
+    """A fixed port of the spec that another process holds, or a range of which none is free."""
 
     def __init__(
-        self, address: str, *, pid: int | None, run_id: str | None, command: str | None
+        self,
+        address: str,
+        *,
+        pid: int | None,
+        run_id: str | None,
+        command: str | None,
+        is_range: bool = False,
     ) -> None:
+        if is_range:
+            fix = "widen the range; a node needs a port for each of its tasks"
+            super().__init__(f"no port of runtime.ports is free: {address}", fix=fix)
+            return
         holder = f"pid {pid}" if pid else "a process this user cannot see"
         if command:
             holder += f" ({command})"
@@ -120,15 +130,6 @@ class PortInUseError(SetupError):
         else:
             fix = "write another port in the spec (0: any free port)"
         super().__init__(f"port {address} is in use: held by {holder}", fix=fix)
-
-
-class NoFreePortError(PortInUseError):
-    """A range of ports in the spec of which no port is free on a node."""
-
-    def __init__(self, task: str, host: str) -> None:
-        where = f" on {host}" if host else ""
-        fix = "widen the range; a node needs a port for each of its tasks"
-        SetupError.__init__(self, f"no port of runtime.ports is free for {task}{where}", fix=fix)
 
 
 class InterpreterError(SetupError):

@@ -16,7 +16,6 @@ from tfcluster.agent.node import probe
 from tfcluster.backends import bundle
 from tfcluster.errors import (
     NodeLostError,
-    NoFreePortError,
     PortInUseError,
     PrepareError,
     SetupError,
@@ -196,10 +195,15 @@ def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
 
 
 def port_error(taken: msg.PortTaken) -> PortInUseError:
-    if not taken.port:
-        return NoFreePortError(taken.task, taken.host)
-    where = f"{taken.host}:{taken.port} ({taken.task})"
-    return PortInUseError(where, pid=taken.pid, run_id=taken.run_id, command=taken.command)
+    place = f"{taken.host}:{taken.port}" if taken.port else taken.host
+    where = f"{place} ({taken.task})"
+    return PortInUseError(
+        where,
+        pid=taken.pid,
+        run_id=taken.run_id,
+        command=taken.command,
+        is_range=taken.port == 0,
+    )
 
 
 def held_ports(hub: Hub, nodes: Iterable[str]) -> dict[TaskId, int]:

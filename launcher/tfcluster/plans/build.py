@@ -297,6 +297,8 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
         yield f"TF_CONFIG gets each node's address on {plan.interface}, which its agent finds"
     elif spec.runtime.interface is not None:
         yield "runtime.interface has no effect without other hosts or nodes of Slurm"
+    if spec.runtime.ports is not None and plan.images:
+        yield "runtime.ports has no effect in containers, which have all ports to themselves"
     for kind in dict.fromkeys(kinds.get(node.backend) for node in plan.nodes):
         if sentence := kind.explain_unused(spec.runtime, context.environ):
             yield sentence

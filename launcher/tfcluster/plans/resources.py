@@ -192,7 +192,8 @@ def explain_sharing(found: Mapping[TaskId, Share]) -> str:
     if not sharing:
         return ""
     number = len(shared_gpus(found[task].gpus for task in sharing))
-    return f"{join_first(sharing)} share {number} GPU{'s' * (number > 1)}: there are no more"
+    gpus = f"{number} GPU{'s' * (number > 1)}"
+    return f"{join_first(sharing)} share {gpus}, because there are fewer GPUs than tasks"
 
 
 def _flatten(given: Iterable[tuple[Gpu, ...] | None]) -> list[Gpu]:

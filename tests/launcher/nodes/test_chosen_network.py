@@ -57,6 +57,12 @@ def test_without_other_hosts_no_interface_is_asked_for_and_that_is_said() -> Non
     assert "runtime.interface has no effect without other hosts or nodes of Slurm" in plan.notes
 
 
+def test_containers_have_all_ports_to_themselves() -> None:
+    plan = plan_of(2, runtime={"backend": "docker", "ports": "60001-63000"})
+    assert hold_ports(plan, plan.nodes[0].name).among == []
+    assert any(note.startswith("runtime.ports has no effect") for note in plan.notes)
+
+
 def test_a_start_of_several_parts_writes_the_addresses_itself() -> None:
     plan = plan_of(HOSTS, runtime={"interface": "ib0"})
     with pytest.raises(UsageError, match="needs one start of all tasks"):
@@ -65,4 +71,4 @@ def test_a_start_of_several_parts_writes_the_addresses_itself() -> None:
 
 def test_a_range_without_a_free_port_is_said() -> None:
     error = port_error(msg.PortTaken(task="worker:0", host="10.0.0.1", port=0))
-    assert error.message == "no port of runtime.ports is free for worker:0 on 10.0.0.1"
+    assert error.message == "no port of runtime.ports is free: 10.0.0.1 (worker:0)"

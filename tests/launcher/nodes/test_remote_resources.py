@@ -19,7 +19,7 @@ TWO = ["10.0.0.1:2222", "10.0.0.1:2223"]
 NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 
 
-def plan_of(workers: list[Any], **sections: Any) -> Plan:
+def plan_of(workers: list[Any] | int, **sections: Any) -> Plan:
     job = {"script": "train.py"}
     spec = ClusterSpec.model_validate({"cluster": {"worker": workers}, "job": job} | sections)
     return make_plan(spec, PlanContext(environ={}, spec_dir="/specs"))
@@ -76,11 +76,15 @@ def test_named_gpus_and_parts_of_gpus_are_divided(trouble: str) -> None:
 @pytest.mark.parametrize(
     ("seen", "gpus", "why"),
     [
-        ({"gpus": ("H100",)}, None, "worker:0, worker:1 share 1 GPU: there are no more"),
+        (
+            {"gpus": ("H100",)},
+            None,
+            "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks",
+        ),
         (
             {"named": ("CUDA_VISIBLE_DEVICES",), "visible_gpus": ("MIG-1",)},
             None,
-            "worker:0, worker:1 share 1 GPU: there are no more",
+            "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks",
         ),
         (
             {"gpus": (), "gpu_trouble": "no answer"},
