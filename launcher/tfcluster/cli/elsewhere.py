@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from tfcluster.backends.jobs import Jobs, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.cli.completion import backend_names
 from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
-from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.paths import RUN_ID, RunPaths
 
 if TYPE_CHECKING:
     from tfcluster.run_handle import Run
@@ -112,6 +111,8 @@ class Scheduler:
         from tfcluster.run_handle import Run
 
         found, state = self._find(run)
+        if not RUN_ID.fullmatch(found) or "/" in found:  # others may name objects of the namespace
+            raise UnknownRunError(f"{found!r} is not the id of a run of tfcluster")
         _remove_old_copies()
         if RunPaths.of(found).root.exists():
             return Run(RunPaths.of(found))
@@ -166,6 +167,8 @@ def option_of(paths: RunPaths, backend: str) -> str:
 
 def _remove_old_copies() -> None:
     """Remove the copies of runs that no command has shown for `_KEPT_S`."""
+    import shutil
+
     for folder in RunPaths.of_copy("any").root.parent.glob("*"):
         with contextlib.suppress(OSError):
             if time.time() - folder.stat().st_mtime > _KEPT_S:

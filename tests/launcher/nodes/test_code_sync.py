@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.privileges import without_override
@@ -194,6 +196,14 @@ def test_too_many_bytes_are_refused_with_the_heaviest_folders(
     message = "15 MB to send to other hosts, more than 10: "
     heaviest = "data/images/train/ (10 MB), notes.pdf (3 MB), logs/ (2 MB)"
     assert message + heaviest in str(caught.value)
+    assert "runtime.hosts.H.data_dir" in str(caught.value)
+    plan: Any = SimpleNamespace(
+        workdir=str(workdir), include=(), withheld=(), nodes=[SimpleNamespace(backend="kubernetes")]
+    )
+    with pytest.raises(SetupError) as caught:
+        code_sync.snapshot_of(plan)
+    assert "runtime.kubernetes.volumes" in str(caught.value)
+    assert "data_dir" not in str(caught.value)
 
 
 def test_too_many_files_are_refused_with_the_fullest_folders(
@@ -267,6 +277,8 @@ def test_credentials_that_git_tracks_are_sent(workdir: Path) -> None:
 SHOW = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from tfcluster.nodes import code_sync as code
 found = code.snapshot(Path(sys.argv[1]))
 print([file.path for file in found.files])
