@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from tfcluster.errors import InterpreterError as InterpreterError
     from tfcluster.errors import JobEndedError as JobEndedError
     from tfcluster.errors import NodeLostError as NodeLostError
-    from tfcluster.errors import NoFreePortError as NoFreePortError
     from tfcluster.errors import NoProgressError as NoProgressError
     from tfcluster.errors import PortInUseError as PortInUseError
     from tfcluster.errors import PreflightError as PreflightError
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     *("CollateralError", "DeadlineError", "FunctionError", "InterpreterError"),
-    *("JobEndedError", "NodeLostError", "NoFreePortError", "NoProgressError"),
+    *("JobEndedError", "NodeLostError", "NoProgressError"),
     *(
         "PortInUseError",
         "PreflightError",
