@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -36,7 +37,8 @@ def kill(run: Live, *who: str, number: int = signal.SIGKILL) -> None:
     agent, guard = run.agents()
     pids = {"coordinator": run.process.pid, "agent": agent, "guard": guard}
     for name in who:
-        os.kill(pids[name], number)
+        with contextlib.suppress(ProcessLookupError):  # the agent may have ended its own life first
+            os.kill(pids[name], number)
 
 
 def assert_all_gone(run: Live, family: Family) -> float:
