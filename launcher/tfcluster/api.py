@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -49,10 +49,10 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     from tfcluster.spec.load import from_value, load_file
 
     _require_lists(sets=sets)
-    choice = HostChoice(hosts=hosts)
+    choice = HostChoice(hosts=_text_of("hosts", hosts))
     if isinstance(source, Mapping):
         return from_value(source, where="spec", sets=sets, hosts=choice)
-    return load_file(os.fspath(source), sets=sets, hosts=choice)
+    return load_file(_text("the spec", source), sets=sets, hosts=choice)
 
 
 def plan(
@@ -60,7 +60,7 @@ def plan(
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
 ) -> Planned:
     """Return what `start` would start: `.plan` has nodes, tasks and commands.
@@ -81,14 +81,35 @@ def plan(
         source = load(source, sets=sets, hosts=hosts)
     elif sets or hosts:
         raise UsageError("sets and hosts belong to `load`, which made this spec")
-    return plan_spec(source, python=python, args=args, calling_python=sys.executable)
+    chosen = _text_of("python", python)
+    return plan_spec(source, python=chosen, args=args, calling_python=sys.executable)
 
 
-def _require_lists(**arguments: object) -> None:
-    """Raise UsageError for a string, which would be taken for a list of its characters."""
+def _require_lists(*, of_strings: bool = True, **arguments: object) -> None:
+    """Raise UsageError for a string, which would be taken for a list of its characters.
+
+    Also for what is no list, and with `of_strings` for a list of something else.
+    """
     for name, value in arguments.items():
         if isinstance(value, str | bytes):
             raise UsageError(f"{name} is a string", fix=f"write a list: {name}=[{value!r}]")
+        if not isinstance(value, Iterable):
+            raise UsageError(f"{name} is a {type(value).__name__}", fix=f"write a list: {name}=[…]")
+        if of_strings and (wrong := [one for one in value if not isinstance(one, str)]):
+            kind = type(wrong[0]).__name__
+            raise UsageError(f"{name} is a list with a {kind}", fix="write strings")
+
+
+def _text(name: str, value: object) -> str:
+    """Return a string or a path as a string; raise UsageError for anything else."""
+    path = value.__fspath__() if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise UsageError(f"{name} is a {type(value).__name__}", fix="pass a string or a path")
+    return path
+
+
+def _text_of(name: str, value: object) -> str | None:
+    return None if value is None else _text(name, value)
 
 
 @delaying_exit()
@@ -97,7 +118,7 @@ def start(
     *,
     detach: bool = False,
     resume: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
     sets: Sequence[str] = (),
     hosts: str | None = None,
@@ -120,7 +141,7 @@ def start(
     from tfcluster.discovery.planning import Planned
 
     _require_lists(chaos=chaos)
-    resumed = find(resume) if resume is not None else None
+    resumed = find(_text("resume", resume)) if resume is not None else None
     if not isinstance(source, Planned):
         source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
     elif sets or hosts or python or args:
@@ -160,7 +181,7 @@ def run(
     name: str | None = None,
     sets: Sequence[str] = (),
     hosts: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Run a script or a function as the workers of one cluster to its end.
 
@@ -171,7 +192,9 @@ def run(
     Ctrl-C stops the run. Raises JobFailed unless the run succeeds, FunctionError for a function or
     argument that cannot be sent, and what `start` raises.
     """
-    _require_lists(args=args)
+    _require_lists(of_strings=not callable(program), args=args)
+    if not isinstance(kwargs or {}, Mapping):
+        raise UsageError(f"kwargs is a {type(kwargs).__name__}", fix="pass a dictionary")
     if callable(program):
         from tfcluster import functions
 
@@ -179,7 +202,7 @@ def run(
             return _finish(start_package(package, workers, sets=sets, hosts=hosts, python=python))
     if kwargs:
         raise UsageError("kwargs are for a function; a script gets args")
-    spec = spec_of_program(os.fspath(program), args, workers=workers, name=name)
+    spec = spec_of_program(_text("the program", program), args, workers=workers, name=name)
     return _finish(start(spec, sets=sets, hosts=hosts, python=python))
 
 
@@ -200,7 +223,7 @@ def start_package(
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
     spec = {"cluster": {"worker": workers}, **package.spec()}
@@ -216,12 +239,12 @@ def runs(*, live_only: bool = False) -> list[Run]:
     return [Run(paths) for paths, state in found if not (live_only and state.status.is_final)]
 
 
-def get_run(run: str | None = None, *, live_only: bool = False) -> Run:
+def get_run(run: str | os.PathLike[str] | None = None, *, live_only: bool = False) -> Run:
     """Return the run that `run` names: an id, its last four characters, a name or a spec file.
 
     None means the latest run, with `live_only` the only live one. Raises UnknownRunError.
     """
-    return Run(registry.resolve(run, live_only=live_only))
+    return Run(registry.resolve(_text_of("run", run), live_only=live_only))
 
 
 def launch(made: Launch, watcher: Watcher) -> End | None:
