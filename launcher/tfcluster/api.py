@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster import kinds, run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
-from tfcluster.errors import TfclusterError, UsageError
+from tfcluster.errors import SetupError, TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
 from tfcluster.spec import LaunchOptions, run_name
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
 
+_OPEN_FILES, _OPEN_FILES_OF_A_TASK = 20, 4
+"""The least that an agent needs; with less it cannot even say so."""
 LEASE_S: Final = 3600.0
 """``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
 
@@ -284,18 +287,32 @@ def spec_of_program(
     }
 
 
+def _require_open_files(tasks: int) -> None:
+    """Raise SetupError if the hard limit on open files cannot be enough for so many tasks here."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _OPEN_FILES + _OPEN_FILES_OF_A_TASK * tasks
+    if limit != resource.RLIM_INFINITY and limit < least:
+        raise SetupError(
+            f"this shell allows {limit} open files, and this run needs at least {least}",
+            fix="raise the hard limit: `ulimit -n`, or /etc/security/limits.conf",
+        )
+
+
 def make_launch(
     planned: Planned, options: LaunchOptions, *, resume: Resume | None = None
 ) -> Launch:
     """Return everything that a coordinator needs; `resume` is the state to start from.
 
     Raises UsageError for an invalid fault and for options that such a run cannot have,
-    InterpreterError without a TensorBoard, and what `Planned.require` raises.
+    SetupError for a limit on open files that is too low, InterpreterError without a TensorBoard,
+    and what `Planned.require` raises.
     """
     from tfcluster.coordinator.starter import Launch
+    from tfcluster.plans.context import LOCAL
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
+    _require_open_files(sum(task.node == LOCAL for task in plan.tasks))
     is_submitted = _is_submitted(plan.nodes[0].backend, options)
     faults = parse(options.chaos, plan)
     if options.warm:
