@@ -293,10 +293,13 @@ def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     assert replay.supervisor.next_attempt is not None
 
     replay = replay_of(max_restarts=0)
+    replay.supervisor.run_id = "demo-1"
     replay.supervisor.node_lost("local", "its agent went away", replay.now)
     replay._take()
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
+    assert replay.supervisor.outcome is not None
+    assert "`tfcluster up --resume demo-1`" in str(replay.supervisor.outcome.error)
 
 
 def leave(replay: Replay, node: str, why: str = "") -> Replay:
