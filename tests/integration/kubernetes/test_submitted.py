@@ -61,7 +61,8 @@ def test_a_run_that_was_left_is_known_elsewhere_attached_and_fetched(desk: Desk)
     assert other.run("checkpoints", left.id, *at, "--copy", str(copied)).code == 0
     assert (copied / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"
     assert desk.shell.run("attach", left.id, timeout=HANG_S).code == 0
-    assert other.run("status", left.id, *at).code == 2  # it is gone from the cluster
+    gone = ("status", left.id, *at)
+    wait_for(lambda: other.run(*gone).code == 2, timeout=HANG_S, what="its end in the cluster")
     assert b"released" in desk.shell.run("logs", left.id).out
     assert checkpoint(left, "ckpt-1") == "weights 1"
     assert (to / "ckpt-1.data-00000-of-00001").read_text() == "weights 1"

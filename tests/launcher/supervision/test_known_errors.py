@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tfcluster import kinds
 from tfcluster.plans.keras_settings import KerasPatch
 from tfcluster.supervision import known_errors
 from tfcluster.supervision.failure import (
@@ -776,6 +777,14 @@ def test_the_hint_for_a_task_in_a_pod_is_what_helps_there(
     hint = str(Failure("worker:0", **end, backend="kubernetes").hint)
     assert in_a_pod in hint
     assert here not in hint
+
+
+def test_hints_of_backends_are_about_known_errors() -> None:
+    known = {row.anchor for row in ROWS}
+    for backend in kinds.REGISTRY:
+        assert set(kinds.get(backend).hints) <= known, backend
+    ended = Failure("worker:0", None, 9, out_of_memory="the kernel killed it", backend="slurm")
+    assert "runtime.slurm.mem" in str(ended.hint)
 
 
 @pytest.mark.parametrize("error", UNREACHABLE)

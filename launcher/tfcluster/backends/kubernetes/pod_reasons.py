@@ -291,7 +291,7 @@ def _waits(pod: Object, events: Sequence[Object]) -> Reason | None:
         return None  # what failed before has worked since
     for word in ("FailedMount", "FailedAttachVolume", "FailedMapVolume", "FailedCreatePodSandBox"):
         if texts := _texts(events, word):
-            telling = [text for text in texts if pod_words.LATE_MOUNT not in text]
+            telling = [text for text in texts if not re.match(pod_words.LATE_MOUNT, text)]
             return _from_table(pod_words.STARTS, (telling or texts)[-1])
     return None
 

@@ -192,7 +192,10 @@ CONFIGS: Table = (
         ),
     ),
 )
-LATE_MOUNT: Final = "timed out waiting for the condition"
+LATE_MOUNT: Final = (
+    r"Unable to attach or mount volumes: .*: (timed out waiting for the condition"
+    r"|context deadline exceeded)"
+)
 """The end of a later event of the kubelet, which does not say why a mount has failed."""
 STARTS: Table = (
     (
