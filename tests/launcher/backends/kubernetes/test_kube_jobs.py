@@ -235,6 +235,27 @@ def test_a_slow_kubelet_and_a_late_garbage_collector_leave_no_job_and_no_pod(
     ]
 
 
+def test_pods_that_have_run_nothing_are_not_waited_for(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graces = dict[str, object]()
+
+    def delete(path: str, **how: object) -> None:
+        graces.setdefault(path, how.get("grace_s"))
+        place.objects.pop(path, None)
+
+    monkeypatch.setattr(place, "delete", delete)
+    waiting = {"state": {"waiting": {"reason": "ErrImageNeverPull"}}}
+    running: Object = {"state": {"running": {}}}
+    place.add("batch/jobs/lab-1")
+    for name, status in (("x", waiting), ("worker-0", waiting), ("worker-1", running)):
+        pod = place.add(f"pods/lab-1-{name}", uid=name)
+        pod["status"] = {"phase": "Pending", "containerStatuses": [status]}
+    kube_jobs._delete_all(cast("Cluster", place), "lab-1", now=True)
+    del graces["batch/jobs/lab-1"]
+    assert [graces[f"pods/lab-1-{name}"] for name in ("x", "worker-0", "worker-1")] == [0, 0, 1]
+
+
 def find(place: FakePlace, run: str | None = None) -> Mapping[str, Any]:
     return kube_jobs.find("https://k/vision", run, patience_s=1)
 

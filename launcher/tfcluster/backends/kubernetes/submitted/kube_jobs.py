@@ -366,14 +366,15 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bo
     labels, until = {RUN: owner["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
     if now:  # first: a kubelet that has begun to wait for a grace does not shorten it
         for pod in place.list("pods", labels={**labels, ROLE: "task"}):
-            _delete_pod(place, pod, grace_s=1)
+            _delete_pod(place, pod, grace_s=0 if _has_run_nothing(pod) else 1)
     place.delete(path, background=False)
     while pods := place.list("pods", labels=labels):
         is_late = time.monotonic() >= until
         for pod in pods:
             is_free = is_late and is_released and _is_coordinator(pod)
             if has_terminated(pod) or is_free or now:
-                _delete_pod(place, pod, grace_s=0 if has_terminated(pod) or is_free else 1)
+                is_dead = has_terminated(pod) or is_free or _has_run_nothing(pod)
+                _delete_pod(place, pod, grace_s=0 if is_dead else 1)
         if is_late:
             break
         time.sleep(_POLL_S)
@@ -384,6 +385,13 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bo
 
 def _is_coordinator(pod: Object) -> bool:
     return bool(pod["metadata"]["labels"].get(ROLE) == "coordinator")
+
+
+def _has_run_nothing(pod: Object) -> bool:
+    """Return whether no container of a pod has started: its kubelet is slow to let go of it."""
+    status = pod.get("status", {})
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    return status.get("phase") == "Pending" and all(state.keys() <= {"waiting"} for state in states)
 
 
 def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:
