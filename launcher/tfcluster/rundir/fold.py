@@ -184,8 +184,7 @@ class _Changes:
             stays = task.task.startswith("evaluator") and task.state != "lost"
             if event.members is not None and task.task not in event.members:
                 # It was among them in an earlier event of this restart, before its node was gone.
-                is_lost = self.state.nodes.get(task.node) == "lost"
-                _move_task(task, "node_lost" if is_lost else "left_out")
+                _move_task(task, "node_lost" if self._has_lost_node(task) else "left_out")
             elif not stays:
                 _move_task(task, event.type)
         self._move_run(event.type)
@@ -305,12 +304,15 @@ class _Changes:
         )
         state.reason, state.hint = event.reason, event.hint
         state.waits_for = state.gathering = state.tensorboard = state.stall = None
-        for node in self.state.nodes:
-            self._move_node(node, event.type)
         for task in self.state.tasks:
-            _move_task(task, event.type)
+            _move_task(task, "node_lost" if self._has_lost_node(task) else event.type)
             if task.pid is not None:
                 task.ended_at = task.ended_at or self.now
+        for node in self.state.nodes:
+            self._move_node(node, event.type)
+
+    def _has_lost_node(self, task: TaskSnapshot) -> bool:
+        return self.state.nodes.get(task.node) == "lost"
 
     def _move_run(self, trigger: str) -> None:
         self.state.status = states.after(states.RUN, self.state.status, trigger)

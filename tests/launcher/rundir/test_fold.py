@@ -266,6 +266,18 @@ def test_tasks_that_the_next_attempt_does_without_do_not_stay_restarting(
     assert tasks(state)["worker:1"] == "restarting"
 
 
+def test_a_run_that_ends_because_a_node_stays_away_has_lost_its_tasks(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    state.task("worker:1").node = "far"
+    lost = ev.NodeLost(node="far", reason="no answer")
+    restart = ev.Restarting(reason="worker:1: no answer", attempt=2, of=2)
+    end = ev.RunFinished(status="failed", exit_code=3)
+    replay(state, paths, [*STARTED, lost, EXITED, restart, end])
+    assert tasks(state) == {"worker:0": "stopped", "worker:1": "lost"}
+    assert state.nodes == {"local": "gone", "far": "gone"}
+
+
 def test_a_failure_that_the_run_has_recovered_from_is_not_its_diagnosis(
     state: RunSnapshot, paths: RunPaths
 ) -> None:
