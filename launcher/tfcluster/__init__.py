@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tfcluster.errors import InterpreterError as InterpreterError
     from tfcluster.errors import JobEndedError as JobEndedError
     from tfcluster.errors import NodeLostError as NodeLostError
+    from tfcluster.errors import NoProgressError as NoProgressError
     from tfcluster.errors import PortInUseError as PortInUseError
     from tfcluster.errors import PreflightError as PreflightError
     from tfcluster.errors import PrepareError as PrepareError
@@ -42,8 +43,16 @@ if TYPE_CHECKING:
 
 _ERRORS = (
     *("CollateralError", "DeadlineError", "FunctionError", "InterpreterError"),
-    *("JobEndedError", "NodeLostError", "PortInUseError"),
-    *("PreflightError", "PrepareError", "Problem", "RunFolderError", "SetupError", "SpecError"),
+    *("JobEndedError", "NodeLostError", "NoProgressError"),
+    *(
+        "PortInUseError",
+        "PreflightError",
+        "PrepareError",
+        "Problem",
+        "RunFolderError",
+        "SetupError",
+        "SpecError",
+    ),
     *("TfclusterError", "UnknownRunError", "UsageError"),
 )
 _MODULES = {

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster import kinds, run_handle
 from tfcluster.coordinator.exit_delay import delaying_exit
-from tfcluster.errors import TfclusterError, UsageError
+from tfcluster.errors import SetupError, TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
 from tfcluster.spec import LaunchOptions, run_name
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from tfcluster.plans.plan import Plan
     from tfcluster.spec.load import LoadedSpec
 
+_OPEN_FILES, _OPEN_FILES_OF_A_TASK = 20, 4
+"""The least that an agent needs; with less it cannot even say so."""
 LEASE_S: Final = 3600.0
 """``supervision.lease_s`` of a background run on other machines, unless the spec sets it."""
 
@@ -49,10 +52,10 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     from tfcluster.spec.load import from_value, load_file
 
     _require_lists(sets=sets)
-    choice = HostChoice(hosts=hosts)
+    choice = HostChoice(hosts=_text_of("hosts", hosts))
     if isinstance(source, Mapping):
         return from_value(source, where="spec", sets=sets, hosts=choice)
-    return load_file(os.fspath(source), sets=sets, hosts=choice)
+    return load_file(_text("the spec", source), sets=sets, hosts=choice)
 
 
 def plan(
@@ -60,7 +63,7 @@ def plan(
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
 ) -> Planned:
     """Return what `start` would start: `.plan` has nodes, tasks and commands.
@@ -81,14 +84,35 @@ def plan(
         source = load(source, sets=sets, hosts=hosts)
     elif sets or hosts:
         raise UsageError("sets and hosts belong to `load`, which made this spec")
-    return plan_spec(source, python=python, args=args, calling_python=sys.executable)
+    chosen = _text_of("python", python)
+    return plan_spec(source, python=chosen, args=args, calling_python=sys.executable)
 
 
-def _require_lists(**arguments: object) -> None:
-    """Raise UsageError for a string, which would be taken for a list of its characters."""
+def _require_lists(*, of_strings: bool = True, **arguments: object) -> None:
+    """Raise UsageError for a string, which would be taken for a list of its characters.
+
+    Also for what is no list, and with `of_strings` for a list of something else.
+    """
     for name, value in arguments.items():
         if isinstance(value, str | bytes):
             raise UsageError(f"{name} is a string", fix=f"write a list: {name}=[{value!r}]")
+        if not isinstance(value, Iterable):
+            raise UsageError(f"{name} is a {type(value).__name__}", fix=f"write a list: {name}=[…]")
+        if of_strings and (wrong := [one for one in value if not isinstance(one, str)]):
+            kind = type(wrong[0]).__name__
+            raise UsageError(f"{name} is a list with a {kind}", fix="write strings")
+
+
+def _text(name: str, value: object) -> str:
+    """Return a string or a path as a string; raise UsageError for anything else."""
+    path = value.__fspath__() if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str):
+        raise UsageError(f"{name} is a {type(value).__name__}", fix="pass a string or a path")
+    return path
+
+
+def _text_of(name: str, value: object) -> str | None:
+    return None if value is None else _text(name, value)
 
 
 @delaying_exit()
@@ -97,7 +121,7 @@ def start(
     *,
     detach: bool = False,
     resume: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
     args: Sequence[str] = (),
     sets: Sequence[str] = (),
     hosts: str | None = None,
@@ -120,16 +144,22 @@ def start(
     from tfcluster.discovery.planning import Planned
 
     _require_lists(chaos=chaos)
-    resumed = find(resume) if resume is not None else None
+    resumed = find(_text("resume", resume)) if resume is not None else None
     if not isinstance(source, Planned):
         source = plan(source, sets=sets, hosts=hosts, python=python, args=args)
     elif sets or hosts or python or args:
         raise UsageError("sets, hosts, python and args belong to `plan`, which made this plan")
-    options = LaunchOptions(detach, gather, prepare, preflight, chaos=tuple(chaos))
-    return _launch_and_leave(make_launch(source, options, resume=resumed))
+    options = LaunchOptions(
+        detach=detach,
+        gathers=gather,
+        prepares=prepare,
+        runs_preflight=preflight,
+        chaos=tuple(chaos),
+    )
+    return start_launch(make_launch(source, options, resume=resumed))
 
 
-def _launch_and_leave(made: Launch) -> Run:
+def start_launch(made: Launch) -> Run:
     """Start the run in a job, another process or a thread; return it once it has a folder."""
     if made.runtime is not None:
         from tfcluster.coordinator.submitting import submit
@@ -154,7 +184,7 @@ def run(
     name: str | None = None,
     sets: Sequence[str] = (),
     hosts: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
 ) -> Result:
     """Run a script or a function as the workers of one cluster to its end.
 
@@ -165,7 +195,9 @@ def run(
     Ctrl-C stops the run. Raises JobFailed unless the run succeeds, FunctionError for a function or
     argument that cannot be sent, and what `start` raises.
     """
-    _require_lists(args=args)
+    _require_lists(of_strings=not callable(program), args=args)
+    if not isinstance(kwargs or {}, Mapping):
+        raise UsageError(f"kwargs is a {type(kwargs).__name__}", fix="pass a dictionary")
     if callable(program):
         from tfcluster import functions
 
@@ -173,7 +205,7 @@ def run(
             return _finish(start_package(package, workers, sets=sets, hosts=hosts, python=python))
     if kwargs:
         raise UsageError("kwargs are for a function; a script gets args")
-    spec = spec_of_program(os.fspath(program), args, workers=workers, name=name)
+    spec = spec_of_program(_text("the program", program), args, workers=workers, name=name)
     return _finish(start(spec, sets=sets, hosts=hosts, python=python))
 
 
@@ -194,7 +226,7 @@ def start_package(
     *,
     sets: Sequence[str] = (),
     hosts: str | None = None,
-    python: str | None = None,
+    python: str | os.PathLike[str] | None = None,
 ) -> Run:
     """Start a function or a cell, as `start` does; `package` must stay until the run has ended."""
     spec = {"cluster": {"worker": workers}, **package.spec()}
@@ -210,12 +242,12 @@ def runs(*, live_only: bool = False) -> list[Run]:
     return [Run(paths) for paths, state in found if not (live_only and state.status.is_final)]
 
 
-def get_run(run: str | None = None, *, live_only: bool = False) -> Run:
+def get_run(run: str | os.PathLike[str] | None = None, *, live_only: bool = False) -> Run:
     """Return the run that `run` names: an id, its last four characters, a name or a spec file.
 
     None means the latest run, with `live_only` the only live one. Raises UnknownRunError.
     """
-    return Run(registry.resolve(run, live_only=live_only))
+    return Run(registry.resolve(_text_of("run", run), live_only=live_only))
 
 
 def launch(made: Launch, watcher: Watcher) -> End | None:
@@ -255,18 +287,32 @@ def spec_of_program(
     }
 
 
+def _require_open_files(tasks: int) -> None:
+    """Raise SetupError if the hard limit on open files cannot be enough for so many tasks here."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    least = _OPEN_FILES + _OPEN_FILES_OF_A_TASK * tasks
+    if limit != resource.RLIM_INFINITY and limit < least:
+        raise SetupError(
+            f"this shell allows {limit} open files, and this run needs at least {least}",
+            fix="raise the hard limit: `ulimit -n`, or /etc/security/limits.conf",
+        )
+
+
 def make_launch(
     planned: Planned, options: LaunchOptions, *, resume: Resume | None = None
 ) -> Launch:
     """Return everything that a coordinator needs; `resume` is the state to start from.
 
     Raises UsageError for an invalid fault and for options that such a run cannot have,
-    InterpreterError without a TensorBoard, and what `Planned.require` raises.
+    SetupError for a limit on open files that is too low, InterpreterError without a TensorBoard,
+    and what `Planned.require` raises.
     """
     from tfcluster.coordinator.starter import Launch
+    from tfcluster.plans.context import LOCAL
     from tfcluster.rundir.chaos import parse
 
     plan = planned.require()
+    _require_open_files(sum(task.node == LOCAL for task in plan.tasks))
     is_submitted = _is_submitted(plan.nodes[0].backend, options)
     faults = parse(options.chaos, plan)
     if options.warm:
@@ -305,6 +351,15 @@ def _is_submitted(backend: str, options: LaunchOptions) -> bool:
             fix="leave it out, and serve the curves here: tfcluster tensorboard RUN",
         )
     return is_submitted
+
+
+def require_scheduler(plan: Plan) -> None:
+    """Raise UsageError unless the nodes of `plan` are those of a scheduler (``--submit``)."""
+    backend = plan.nodes[0].backend
+    if kinds.get(backend).jobs is None:
+        raise UsageError(
+            f"--submit: {backend} has no jobs", fix="name a scheduler: --backend slurm"
+        )
 
 
 def _tensorboard_python(plan: Plan) -> str:

@@ -16,6 +16,7 @@
     │   └── RunFolderError           3  the run folder cannot be written
     ├── DeadlineError                4  a deadline of the spec passed
     ├── CollateralError              5  `join`: a task on another machine failed first
+    ├── NoProgressError              1  the scheduler ends the job again and again before it saves
     └── JobEndedError              143  the scheduler ended the job that the run was in
 
 A message says what is wrong, where, and what to do. It is built in the exception class and
@@ -30,6 +31,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+from tfcluster.control_characters import remove_controls
+
 
 class TfclusterError(Exception):
     """The base of all errors: a message, what the user can do (`fix`), and an exit code."""
@@ -38,9 +41,9 @@ class TfclusterError(Exception):
     """The exit code of the command that ends with this error."""
 
     def __init__(self, message: str, *, fix: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+        self.message = remove_controls(message)  # Python prints what a program does not catch
+        self.fix = remove_controls(fix)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message}\n  → {self.fix}" if self.fix else self.message
@@ -101,11 +104,21 @@ class SetupError(TfclusterError):
 
 
 class PortInUseError(SetupError):
-    """A fixed port of the spec that another process holds."""
+    """A fixed port of the spec that another process holds, or a range of which none is free."""
 
     def __init__(
-        self, address: str, *, pid: int | None, run_id: str | None, command: str | None
+        self,
+        address: str,
+        *,
+        pid: int | None,
+        run_id: str | None,
+        command: str | None,
+        is_range: bool = False,
     ) -> None:
+        if is_range:
+            fix = "widen the range; a node needs a port for each of its tasks"
+            super().__init__(f"no port of runtime.ports is free: {address}", fix=fix)
+            return
         holder = f"pid {pid}" if pid else "a process this user cannot see"
         if command:
             holder += f" ({command})"
@@ -175,6 +188,25 @@ class JobEndedError(TfclusterError):
     """The scheduler ended the job that the run was in, and the run does not come back by itself."""
 
     exit_code = 143
+
+
+class NoProgressError(TfclusterError):
+    """The job was ended again and again without a newer checkpoint: it would go on for ever."""
+
+    exit_code = 1
+
+    def __init__(self, job: str, run_id: str, *, starts: int, limit: str, has_saved: bool) -> None:
+        """Build the message; `limit`: the field of the spec whose time was over, if it was one."""
+        newer = "newer " if has_saved else ""
+        within = f" within {limit}" if limit else ""
+        fix = "save more often (`tfcluster help guides/checkpoints`)"
+        fix += f", or set {limit} to a longer time" if limit else ""
+        resume = f"; `tfcluster up --resume {run_id}` continues from the newest checkpoint"
+        super().__init__(
+            f"no {newer}checkpoint{within}: {starts} starts of job {job} in a row were ended before"
+            " they had saved one",
+            fix=fix + (resume if has_saved else ""),
+        )
 
 
 def join_first(names: Collection[object], most: int = 8) -> str:

@@ -31,7 +31,7 @@ from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import JobSubmitted, Warned
+from tfcluster.rundir.events import Hint, JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
@@ -50,6 +50,8 @@ def main(run_id: str) -> int:
         if not RunPaths.of(run_id, folder).state.exists():
             _release_seat()
         return 0
+    leadership = kube_own_job.leadership(job)
+    leadership.require_lasting_pod()
     lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
     lease.take()
     lease.keep()
@@ -57,9 +59,15 @@ def main(run_id: str) -> int:
     kube_own_job.note_clock(job, paths)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
-    is_replaced = not (kube_own_job.has_started(paths.root) or kube_own_job.is_first(job))
+    is_fresh, former = not kube_own_job.has_started(paths.root), leadership.leader()
+    is_replaced = is_fresh and former not in (None, leadership.pod)
+    if is_replaced:
+        kube_own_job.await_predecessors(job)
+    leadership.take()
     if is_replaced:
         _rescue(paths)
+    elif not is_fresh:
+        _gather_newer(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
     if kube_own_job.is_stopped(job):
@@ -114,7 +122,6 @@ def stop(run_id: str) -> int:
 
 def _rescue(paths: RunPaths) -> None:
     """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
-    kube_own_job.await_predecessors(os.environ[JOB_VARIABLE])
     token = Path(RUN_FOLDER, TOKEN)
     attempt, found = rescue.restore(paths, kube_own_job.around_pod(), token)
     what = f"the run goes on from {', '.join(found)}" if found else "training starts again"
@@ -129,6 +136,18 @@ def _rescue(paths: RunPaths) -> None:
     writer.record(Warned(message=why))
     writer.save()
     writer.close(keeps_reserve=True)
+
+
+def _gather_newer(paths: RunPaths) -> None:
+    """Gather what the chief's pod has saved since the coordinator before this one was killed."""
+    _, found = rescue.restore(paths, kube_own_job.around_pod(), Path(RUN_FOLDER, TOKEN))
+    if found:
+        state = open_folder(paths)
+        writer = RunWriter(state, paths)
+        why = f"the coordinator has started again: the run goes on from {', '.join(found)}"
+        writer.record(Hint(message=f"{why}, which the chief's pod had"))
+        writer.save()
+        writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:

@@ -8,7 +8,7 @@ makes and reaches the nodes (`tfcluster.backends.base`), is imported at the star
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
@@ -69,6 +69,11 @@ class Capabilities:
         return not (self.shares_filesystem or self.makes_nodes)
 
     @property
+    def uses_host_network(self) -> bool:
+        """True if tasks listen on the addresses of a machine, and not of a container's network."""
+        return not (self.in_containers or self.on_one_machine)
+
+    @property
     def outlives_coordinator(self) -> bool:
         """True if tasks run on, for as long as their lease, after the coordinator was killed."""
         return self.has_lease and not self.clears_up
@@ -122,6 +127,16 @@ class Kind:
         """Return whether a process with `environ` runs in an allocation, whose nodes it uses."""
         return any(name in environ for name, its in ALLOCATIONS.items() if get(its) is self)
 
+    def explain_unused(self, runtime: Any, environ: Mapping[str, str]) -> str:
+        """Return a sentence about settings that the allocation of `environ` overrules, or none."""
+        return ""
+
+    def leave(self, environ: MutableMapping[str, str]) -> None:
+        """Remove from `environ` what makes a process part of an allocation of this backend."""
+        for name, its in ALLOCATIONS.items():
+            if get(its) is self:
+                environ.pop(name, None)
+
     def is_here(self, environ: Mapping[str, str]) -> bool:
         """Return whether tasks use the cores and GPUs of this machine."""
         return self.capabilities.shares_filesystem
@@ -150,6 +165,17 @@ def adopt(runtime: Any, tasks: int, environ: Mapping[str, str]) -> Any:
     return (
         runtime if runtime.backend == AUTO else get(runtime.backend).adopt(runtime, tasks, environ)
     )
+
+
+def leave_allocation(environ: MutableMapping[str, str]) -> str | None:
+    """Make `environ` that of a process outside of any allocation; return the allocation's backend.
+
+    None if it was outside already.
+    """
+    around = [name for variable, name in ALLOCATIONS.items() if variable in environ]
+    for name in around:
+        get(name).leave(environ)
+    return around[0] if around else None
 
 
 def resolve(backend: str, *, is_local: bool) -> str:

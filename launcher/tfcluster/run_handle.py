@@ -28,7 +28,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.rundir.waiting import Waiting, block, each, each_async, pause
 
 if TYPE_CHECKING:
-    from tfcluster.checkpoints.store import Gathered
+    from tfcluster.checkpoints.store import Damaged, Gathered
     from tfcluster.rundir.series import History
 
 _threads: dict[RunPaths, threading.Thread] = {}
@@ -122,12 +122,25 @@ class Run:
         """The last diagnosis: `root_cause` (task, reason, hint …), `collateral`, `attempt`."""
         return self.state().diagnosis
 
+    def gather_left(self, say: Callable[[str], None]) -> None:
+        """Gather what a run that is over has left where its tasks saved; `say` gets sentences."""
+        from tfcluster.coordinator.late_gathering import gather_left
+
+        gather_left(self.paths, say)
+
     @property
     def checkpoints(self) -> tuple[Gathered, ...]:
         """The gathered checkpoints, oldest first."""
         from tfcluster.checkpoints.store import open_for_reading
 
         return open_for_reading(self.paths.checkpoints)
+
+    @property
+    def damaged_checkpoints(self) -> tuple[Damaged, ...]:
+        """The gathered checkpoints that a file is missing of, or that were set aside."""
+        from tfcluster.checkpoints.store import read
+
+        return read(self.paths.checkpoints)[1]
 
     @property
     def newest_checkpoint(self) -> Gathered | None:

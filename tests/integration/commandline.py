@@ -235,12 +235,12 @@ class Screen:
         deadline = time.monotonic() + timeout
         while self.read(0.2):
             assert time.monotonic() < deadline, self.seen[-2000:]
-        return self.process.wait(10)
+        return self.process.wait(60)
 
     def close(self) -> None:
         os.close(self._user)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(10)
+            self.process.wait(60)
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
             self.process.wait()

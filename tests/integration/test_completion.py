@@ -77,7 +77,7 @@ class Shell:
     def close(self) -> None:
         os.close(self._terminal)  # the shell gets SIGHUP
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         finally:
             self.process.kill()
             self.process.wait()

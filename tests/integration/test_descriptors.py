@@ -16,3 +16,11 @@ def test_many_tasks_run_under_a_low_soft_limit_and_keep_it(shell: CommandLine) -
     assert done.code == 0, done.err
     lines = done.out.decode().splitlines()
     assert sorted(line.partition("│ ")[2] for line in lines) == [f"limit {SOFT}"] * TASKS
+
+
+def test_a_limit_that_cannot_be_enough_is_an_error_of_the_environment(shell: CommandLine) -> None:
+    spec = shell.spec("few.json", {"command": ["true"]}, workers=TASKS)
+    done = shell.shell(f"ulimit -n {SOFT}; tfcluster up {spec.name}")
+    assert done.code == 3, done.err
+    assert "this shell allows 100 open files, and this run needs at least 180" in done.err
+    assert "ulimit -n" in done.err

@@ -45,7 +45,7 @@ def test_run_d_returns_when_all_tasks_have_started_and_prints_only_the_id(
     family = Family(run)
     shell.script("finish", "")
     assert shell.run("wait", run.id).code == 0
-    family.assert_gone(2.0)
+    family.assert_gone()
     assert run.state()["status"] == "succeeded"
     assert not (run.folder / "coordinator.log").exists(), "nothing was said"
 
@@ -82,7 +82,7 @@ def test_a_detached_run_outlives_its_terminal_and_down_stops_it_from_another(
     done = shell.run("down", run_id)
 
     assert done.code == 0, done.err
-    assert waiting.wait(10) == 143
+    assert waiting.wait(60) == 143
     assert the_status(shell, run_id)["status"] == "interrupted"
 
 
@@ -175,7 +175,7 @@ def test_a_signal_before_up_d_returns_stops_the_run(
 
     run.process.send_signal(number)
 
-    assert run.end(10) == code
+    assert run.end() == code
     assert run.out.read_text() == ""
     assert run.state()["status"] == "interrupted"
     assert f"{run.run_id} ended before all of its tasks had started" in run.said()
@@ -192,7 +192,7 @@ def test_ctrl_c_during_the_start_either_stops_the_run_or_leaves_it_running(
 
     run.process.send_signal(signal.SIGINT)
 
-    code = run.end(10)
+    code = run.end()
     assert code in (0, 130), run.said()
     if code == 0:
         assert run.out.read_text() == f"{run.run_id}\n"
@@ -209,7 +209,7 @@ def test_a_coordinator_killed_during_the_start_is_reported(shell: CommandLine) -
 
     os.kill(run.state()["pid"], signal.SIGKILL)
 
-    assert run.end(10) == 3
+    assert run.end() == 3
     assert "died before all tasks ran" in run.said()
     assert shell.run("down", run.run_id).code == 0
     wait_for(lambda: not shell.left())

@@ -76,7 +76,7 @@ def test_a_forked_command_looks_like_the_installed_one_to_the_kernel(waiting: Co
     wait_for(lambda: facts(forked) == facts(installed), what="no difference")
     waiting.script("finish", "")
     for process in waiting.started:
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
 
 
 @pytest.mark.parametrize("forks", [True, False])
@@ -94,7 +94,7 @@ def test_the_end_of_a_command_is_reported_as_to_its_parent(
         reader.wait(0.2)
     assert reader.poll() is None
     reader.kill()
-    assert reader.wait(10) == reader.poll() == -signal.SIGKILL
+    assert reader.wait(60) == reader.poll() == -signal.SIGKILL
 
 
 def test_threads_that_start_the_first_commands_at_once_share_one_server(
@@ -124,7 +124,7 @@ def test_threads_that_start_the_first_commands_at_once_share_one_server(
         wait_for(lambda proc=proc, name=name: os.readlink(proc / "cwd").endswith(name))  # type: ignore[misc]
         parents.add((proc / "stat").read_text().rpartition(")")[2].split()[1])
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     assert len(parents) == 1
     new.close()
 

@@ -62,7 +62,7 @@ def test_down_ends_leftover_processes_and_records_the_end(
     assert f"{run.id} is lost: its coordinator died" in done.err
     assert "worker:1 (pid " in done.err
     assert f"agent (pid {agents[0]})" in done.err
-    family.assert_gone(0.5)
+    family.assert_gone()
     assert not any(map(is_alive, agents))
     assert f"{run.id}"[-40:] in done.err, "the sockets that were removed"
     state = run.state()
@@ -79,7 +79,7 @@ def test_down_removes_the_socket_that_is_left_after_agent_and_guard_ended(
 ) -> None:
     family = Family(run)
     lose(run, stopped=False)
-    family.assert_gone(2.0)
+    family.assert_gone()
 
     done = shell.run("down", run.id)
 
@@ -134,7 +134,7 @@ def test_down_never_touches_foreign_processes(shell: CommandLine, run: InBackgro
     assert stranger.poll() is None
     stranger.kill()
     stranger.wait()
-    family.assert_gone(0.5)
+    family.assert_gone()
     assert not is_alive(agent), "found without its recorded number"
     assert len(others.living()) == 3
     assert the_status(shell, other.id)["status"] == "running"

@@ -216,7 +216,7 @@ def in_terminal(shell: CommandLine, source: str) -> tuple[int, str]:
         while block := os.read(user, 1 << 16):
             seen += block
     os.close(user)
-    return process.wait(10), seen.decode().replace("\r", "")
+    return process.wait(60), seen.decode().replace("\r", "")
 
 
 def plain(text: str) -> str:

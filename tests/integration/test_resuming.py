@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
 import pytest
+from tests.launcher.checkpoints.files import flip_a_bit
 
 from .commandline import CommandLine, read_events, wait_for
 from .live import Live
@@ -119,6 +121,28 @@ def test_resume_of_a_missing_step_names_the_steps_that_exist(
         assert len(shell.runs()) == count
 
 
+def test_a_copied_run_whose_newest_checkpoint_is_damaged_goes_on_from_the_one_before(
+    shell: CommandLine, first: Path
+) -> None:
+    """`shutil.copy` loses the files' times, as `cp -r` and `scp -r` do."""
+    copy = first.with_name(f"{first.name}-copy")
+    shutil.copytree(first, copy, copy_function=shutil.copy)
+    for name in ("state.json", "plan.json"):
+        (copy / name).write_text((copy / name).read_text().replace(first.name, copy.name))
+    flip_a_bit(copy / "checkpoints" / "ckpt-3" / "ckpt-3.data-00000-of-00001")
+    damage = "the gathered checkpoint ckpt-3 is damaged: ckpt-3.data-00000-of-00001:"
+
+    copied = shell.run("checkpoints", copy.name, "--copy", "copied")
+    refused = shell.run("up", "--resume", f"{copy.name}@3")
+    resumed = shell.run("up", "--resume", copy.name, "--name", "second")
+
+    assert (copied.code, refused.code, resumed.code) == (0, 2, 0), resumed.err
+    for done in (copied, refused, resumed):
+        assert damage in " ".join(done.err.split())
+    assert "copied ckpt-2" in copied.err
+    assert shell.log("worker:1").startswith(b"begins at 2 with")
+
+
 def test_a_checkpoint_without_a_reported_step_is_resumed_by_its_save_number(
     shell: CommandLine,
 ) -> None:
@@ -138,7 +162,7 @@ def test_a_checkpoint_without_a_reported_step_is_resumed_by_its_save_number(
     assert re.search(r"resumes +first-\S+ at ckpt-2\n", done.err)
     found = b"['checkpoint', 'ckpt-2.data-00000-of-00001', 'ckpt-2.index']"
     assert shell.log("worker:0").startswith(b"begins at 0 with " + found), "no step is known"
-    assert "it has the saves 1, 2, 3" in shell.run("up", "--resume", "first@9").err
+    assert "it has the saves 2, 3" in shell.run("up", "--resume", "first@9").err
 
 
 def test_a_run_without_a_spec_file_resumes_in_its_own_folder(shell: CommandLine) -> None:

@@ -52,7 +52,7 @@ def test_the_second_run_is_refused_and_the_first_is_undisturbed(shell: CommandLi
     assert "Traceback" not in second.err
     shell.script("finish", "")
     assert first.end() == 0, first.said()
-    family.assert_gone(2.0)
+    family.assert_gone()
     assert {task["state"] for task in first.state()["tasks"]} == {"succeeded"}
 
 

@@ -448,7 +448,7 @@ def test_training_continues_after_the_reader_of_stdout_has_left(line: CommandLin
     assert run.stderr is not None
     said = run.stderr.read().decode()
 
-    assert run.wait(10) == 0, said
+    assert run.wait(60) == 0, said
     assert at.stat().st_size == 1500
     assert said.count("stdout is closed; training continues") == 1
     assert "succeeded after" in said

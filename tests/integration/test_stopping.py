@@ -67,7 +67,7 @@ def test_a_signal_ends_the_run_as_interrupted_with_the_exit_code_of_a_shell(
     run.process.send_signal(number)
 
     assert run.end() == STOPPED_CODES[number], run.said()
-    family.assert_gone(0.5)
+    family.assert_gone()
     status = the_status(shell, run.run_id)
     assert (status["status"], status["exit_code"]) == ("interrupted", STOPPED_CODES[number])
     assert status["diagnosis"] is None, "nobody is to blame"
@@ -153,9 +153,9 @@ def test_closing_the_terminal_stops_the_run(shell: CommandLine) -> None:
     with screen(shell, "run", "-n", "2", "--name", "r", "family.py") as shown:
         wait_for(lambda: shown.read(0.1) and shown.seen.count(b"family") >= 2)
     # The end of the block has closed the terminal.
-    wait_for(lambda: shell.state()["status"] == "interrupted", timeout=10)
+    wait_for(lambda: shell.state()["status"] == "interrupted")
 
-    assert shown.process.wait(10) == 129
+    assert shown.process.wait(60) == 129
     assert shell.state()["exit_code"] == 129
 
 
@@ -186,7 +186,7 @@ def test_ctrl_c_at_any_moment_of_the_start_ends_the_run_and_leaves_nothing(
 
     run.process.send_signal(signal.SIGINT)
 
-    assert run.end(10) == 130, run.said()
+    assert run.end() == 130, run.said()
     assert "Traceback" not in run.said()
     assert run.state()["status"] == "interrupted"
 
@@ -202,9 +202,9 @@ def test_down_from_another_terminal_stops_the_run(shell: CommandLine, now: bool)
 
     assert done.code == 0, done.err
     assert f"{run.run_id} has ended: interrupted" in done.err
-    assert run.end(5) == 143
+    assert run.end() == 143
     assert "stopping the run: tfcluster down" in run.said()
-    assert waiting.wait(10) == 143
+    assert waiting.wait(60) == 143
     assert ("heard SIGTERM" in run.log("worker:0")) is not now
     if not now:
         assert took >= 2.0
@@ -221,7 +221,7 @@ def test_wait_returns_the_code_of_a_run_that_succeeds(shell: CommandLine) -> Non
     shell.script("finish", "")
 
     assert run.end() == 0
-    assert waiting.wait(10) == 0
+    assert waiting.wait(60) == 0
 
 
 def test_a_stopped_task_gets_sigterm_at_once(shell: CommandLine) -> None:

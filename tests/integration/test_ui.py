@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import signal
 import socket
 import stat
@@ -27,6 +28,8 @@ from tests.browser import browser
 from .commandline import CommandLine, wait_for
 
 HANG_S = 60.0
+IDLE = 256
+"""More connections than a process of the test may have open."""
 TRAIN = """
 import time
 from tfcluster_workers import reporting
@@ -305,3 +308,23 @@ def test_nothing_that_is_sent_to_the_port_ends_the_server(shell: CommandLine) ->
         assert server.get("/api/runs")["runs"] == []
         printed = server.end()
         assert "Traceback" not in printed
+
+
+def test_idle_connections_of_others_neither_exhaust_the_page_nor_print(
+    shell: CommandLine,
+) -> None:
+    """Any user of the machine can connect, and once held all connections of the process."""
+    with serving(shell) as server, contextlib.ExitStack() as held:
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (IDLE, IDLE))
+        host, _, port = server.place.partition(":")
+        for _ in range(IDLE):
+            held.enter_context(socket.create_connection((host, int(port)), HANG_S))
+        with socket.create_connection((host, int(port)), HANG_S) as stranger:
+            stranger.sendall(b"no request at all\r\n\r\n")
+            assert stranger.recv(4096).startswith(b"HTTP/1.1 400")
+
+        with httpx.Client(base_url=f"http://{server.place}", trust_env=False) as new:
+            assert new.get(server.url).status_code == 303
+            assert new.get("/api/runs").json() == {"runs": []}
+        held.close()
+        assert server.end().split("; ")[1:] == ["Ctrl-C ends the page, the runs continue\n\n"]

@@ -102,7 +102,7 @@ class Machine:
     def power_off(self) -> None:
         """Cut the network and kill everything, so that no connection is closed properly."""
         if self.process.poll() is None:
-            command(*self._in_network("ip", "link", "set", CARD, "down"))
+            command(*self.in_network("ip", "link", "set", CARD, "down"))
         self.end()
 
     def end(self) -> None:
@@ -116,12 +116,12 @@ class Machine:
     def drop(self, sender: Machine, *, port: int | None) -> None:
         """Drop packets from `sender` silently, like a firewall: all, or those of one TCP port."""
         for rule in self._drop_rules(sender, port):
-            command(*self._in_network("ip", "rule", "add", *rule))
+            command(*self.in_network("ip", "rule", "add", *rule))
 
     def accept(self, sender: Machine, *, port: int | None) -> None:
         """Undo a `drop` with the same arguments."""
         for rule in self._drop_rules(sender, port):
-            command(*self._in_network("ip", "rule", "delete", *rule))
+            command(*self.in_network("ip", "rule", "delete", *rule))
 
     def share(self, folder: Path, where: str) -> None:
         """Mount `folder` at `where` below its home, like a network file system."""
@@ -131,16 +131,16 @@ class Machine:
 
     def shape(self, mbit: float) -> None:
         """Limit what it sends to `mbit` Mbit/s; see `Lab.shape`."""
-        command(*self._in_network("tc", *bucket(CARD, mbit)))
+        command(*self.in_network("tc", *bucket(CARD, mbit)))
 
     def plug_in(self) -> None:
         """Configure its network card and its address."""
-        command(*self._in_network("ip", "address", "add", f"{self.address}/24", "dev", CARD))
-        command(*self._in_network("ip", "link", "set", CARD, "up"))
-        command(*self._in_network("ip", "link", "set", "lo", "up"))
+        command(*self.in_network("ip", "address", "add", f"{self.address}/24", "dev", CARD))
+        command(*self.in_network("ip", "link", "set", CARD, "up"))
+        command(*self.in_network("ip", "link", "set", "lo", "up"))
         # The rules of `drop` must precede the rule that delivers packets to the machine itself.
-        command(*self._in_network("ip", "rule", "add", "pref", "100", "lookup", "local"))
-        command(*self._in_network("ip", "rule", "delete", "pref", "0"))
+        command(*self.in_network("ip", "rule", "add", "pref", "100", "lookup", "local"))
+        command(*self.in_network("ip", "rule", "delete", "pref", "0"))
 
     def _drop_rules(self, sender: Machine, port: int | None) -> list[list[str]]:
         rule = ["pref", "10", "iif", CARD, "from", sender.address]
@@ -149,7 +149,7 @@ class Machine:
         ends = ("sport", "dport")
         return [[*rule, "ipproto", "tcp", end, str(port), "blackhole"] for end in ends]
 
-    def _in_network(self, *argv: str) -> list[str]:
+    def in_network(self, *argv: str) -> list[str]:
         return ["nsenter", "--target", str(self.pid), "--net", "--", *argv]
 
 

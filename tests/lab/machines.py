@@ -109,6 +109,15 @@ class Lab:
             _wait_until(lambda: (folder / "sshd.pid").exists(), f"the sshd of {name}")
         return machine
 
+    def add_card(self, machine: Machine, name: str, address: str) -> None:
+        """Give a machine one more network card, such as ib0 with the address 10.88.0.1/24."""
+        link = f"{name}-{machine.name}"
+        self.in_switch("ip", "link", "add", link, "type", "veth", "peer", "name", name,
+                       "netns", str(machine.pid))  # fmt: skip
+        self.in_switch("ip", "link", "set", link, "master", "lab", "up")
+        command(*machine.in_network("ip", "address", "add", address, "dev", name))
+        command(*machine.in_network("ip", "link", "set", name, "up"))
+
     def remove(self, machine: Machine) -> None:
         """Switch a machine off and remove its folder; its name and number become free."""
         with contextlib.suppress(LabError):  # its network may have ended with it

@@ -26,9 +26,11 @@ _BY_NAME: Mapping[str, Any] = {
 _BY_TYPE: Mapping[str, Any] = {
     **{"bool": False, "int": 5, "float": 1.5, "str": "a", "Strings": ["a"], "Env": {"A": "1"}},
     **{"Json": {}, "Unsigned": 5, "Ports": {"worker:1": 2222}, "Text": "a", "NodeName": "agent"},
+    **{"Host": "10.20.0.1"},
     **{"Path": "/a", "Entry": ["ckpt-1.index", 1, 2], "Integer": 3, "Step": 7, "Real": 0.5},
     **{"Name": "a", "Line": "one line", "LongText": "a.py", "Traceback": "Traceback …"},
-    **{"Metrics": {"loss": 0.5}, "Values": {"lr": 0.1}},
+    **{"Metrics": {"loss": 0.5}, "Values": {"lr": 0.1}, "Folder": "/home/a/.cache/tfcluster"},
+    **{"LoadCall": "model.load_weights({path})"},
 }
 
 

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +250,35 @@ def test_a_string_where_a_list_is_meant_is_refused(folder: Path, name: str) -> N
             tfcluster.run("sleeps.py", **given)
         with pytest.raises(tfcluster.UsageError, match=f"{name} is a string"):
             tfcluster.run(lambda text: text, **given)
+
+
+UNTYPED: Any = tfcluster
+RECURSIVE: dict[str, Any] = {}
+RECURSIVE["cluster"] = RECURSIVE
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: UNTYPED.load(5), "the spec is a int"),
+        (lambda: UNTYPED.load({"cluster": {"worker": {1}}}), "spec: not JSON: .* set"),
+        (lambda: UNTYPED.load(RECURSIVE), "spec: not JSON: Circular"),
+        (lambda: UNTYPED.load("s.json", sets=[5]), "sets is a list with a int"),
+        (lambda: UNTYPED.load("s.json", sets=None), "sets is a NoneType"),
+        (lambda: UNTYPED.plan("s.json", python=5), "python is a int"),
+        (lambda: UNTYPED.plan("s.json", args=[5]), "args is a list with a int"),
+        (lambda: UNTYPED.start("s.json", resume=5), "resume is a int"),
+        (lambda: UNTYPED.run(None), "the program is a NoneType"),
+        (lambda: UNTYPED.run(print, kwargs=5), "kwargs is a int"),
+        (lambda: UNTYPED.get_run(5), "run is a int"),
+    ],
+)
+def test_an_argument_of_another_type_is_a_usage_error(
+    folder: Path, call: Callable[[], object], message: str
+) -> None:
+    (folder / "s.json").write_text('{"cluster": {"worker": 1}, "job": {"script": "sleeps.py"}}')
+    with pytest.raises(tfcluster.UsageError, match=message):
+        call()
 
 
 def test_local_tasks_run_in_the_python_that_calls(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.api import with_lease
+from tfcluster.cli.launch import _say_lease
 from tfcluster.discovery.planning import Planned
 from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.spec.model import ClusterSpec
@@ -30,3 +32,13 @@ def test_the_lease_is_an_hour_on_hosts_unless_the_spec_sets_it(
     plan = replace(plan, nodes=(*plan.nodes, *nodes), supervision=Supervision(lease_s=60.0))
     planned = Planned(ClusterSpec.model_validate(job), plan, context)
     assert with_lease(planned).supervision.lease_s == lease_s
+
+
+@pytest.mark.parametrize(("backend", "is_said"), [("ssh", True), ("simulated", False)])
+def test_only_a_run_on_other_machines_goes_on_while_this_one_sleeps(
+    backend: str, is_said: bool
+) -> None:
+    said: list[str] = []
+    terminal: Any = SimpleNamespace(say_wrapped=said.append)
+    _say_lease(replace(plan_of(), nodes=(replace(HOST, backend=backend),)), terminal)
+    assert ("the hosts keep training for" in "".join(said)) == is_said

@@ -98,6 +98,13 @@ def test_only_the_chief_writes_its_value(tmp_path: Path, boot: Boot, task: str) 
         assert value(placed) == {"error": "its function has not returned"}
 
 
+def test_a_function_may_change_the_folder(tmp_path: Path, boot: Boot) -> None:
+    names = defined(tmp_path / "f.py", "import os\ndef f():\n    os.chdir('/')\n    return 7\n")
+    with functions.package(names["f"]) as placed:
+        assert call(boot, placed).code == 0
+        assert pickle.loads(value(placed)["content"]) == 7
+
+
 def test_a_value_that_cannot_be_returned_does_not_fail_the_job(tmp_path: Path, boot: Boot) -> None:
     names = defined(tmp_path / "f.py", "import threading\ndef f(): return threading.Lock()\n")
     with functions.package(names["f"]) as placed:

@@ -29,6 +29,7 @@ def main(folder: str) -> None:
 
     `__main__` is the module that the user's classes and cells belong to, not this one.
     """
+    value_path = os.path.abspath(os.path.join(folder, VALUE))  # the function may change the folder
     try:
         with open(os.path.join(folder, CALL), "rb") as file:
             call = pickle.load(file)
@@ -46,7 +47,7 @@ def main(folder: str) -> None:
         function, args, kwargs = content
         value = function(*args, **kwargs)
     if is_chief():
-        write(os.path.join(folder, VALUE), dump(value, call["max_bytes"]))
+        write(value_path, dump(value, call["max_bytes"]))
 
 
 def import_cloudpickle(folder: str) -> None:

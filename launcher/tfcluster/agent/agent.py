@@ -124,14 +124,18 @@ class Agent:
         return Agent(config, self._recorder, self._guard_alive, previous=self), peer
 
     def _turn(self) -> None:
-        watched = self._selector.get_map()
-        for key, events in self._selector.select(self._select_timeout()):
+        watched, timeout = self._selector.get_map(), self._select_timeout()
+        self._link.note_turn()
+        ready = self._selector.select(timeout)
+        self._link.note_turn(timeout)
+        for key, events in ready:
             current = watched.get(key.fd)
             if current is not None and current.fileobj == key.fileobj:  # not closed in this turn
                 key.data(events)
         moment = time.monotonic()
         self._runner.on_time(moment)
         self._link.on_time(moment)
+        self._runner.hold(self._link.is_in_doubt)
         if self._cache_use is not None:
             self._cache_use.on_time(moment)
         if self._files is not None:
@@ -202,9 +206,11 @@ class Agent:
 
     def _hold_ports(self, order: msg.HoldPorts) -> None:
         try:
-            self._link.send(msg.PortsHeld(ports=self._ports.hold(order.ports)))
+            ports = self._ports.hold(order.ports, among=order.among)
         except PortInUse as error:
             self._link.send(error.report)
+        else:
+            self._link.send(msg.PortsHeld(ports=ports, **_find_host(order.interface)))
 
     def _shut_down(self, order: msg.Shutdown) -> None:
         is_warm = order.stays and self._config.get("warm") is not None
@@ -227,6 +233,17 @@ def _cache_use(cache: str, run_id: str) -> CacheUse:
     up = [os.pardir] * 4  # from agent/tfcluster/agent/agent.py
     bundle = os.path.abspath(os.path.join(__file__, *up))
     return CacheUse(bundle, os.path.join(cache, "nodes", run_id))
+
+
+def _find_host(interface: str | None) -> dict[str, Any]:
+    """Return the `host` of this node on an interface, or all its `interfaces` if it has no such."""
+    if interface is None:
+        return {}
+    from tfcluster.agent.net.interfaces import find_host, find_interfaces
+
+    found = find_interfaces()
+    host = find_host(interface, found, socket.gethostname())
+    return {"host": host} if host else {"interfaces": [" ".join(pair) for pair in found]}
 
 
 def _announces(config: dict[str, Any]) -> bool:

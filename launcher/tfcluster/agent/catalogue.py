@@ -25,8 +25,11 @@ if TYPE_CHECKING:
     Text = str
     Path = str
     NodeName = str
+    Host = str
     Name = str
+    Folder = str
     Line = str
+    LoadCall = str
     LongText = str
     Traceback = str
     Unsigned = int
@@ -84,6 +87,10 @@ class PortRequest(Record):
 class HoldPorts(Order):
     """Answered by `PortsHeld` or `PortTaken`."""
     ports: list[PortRequest]
+    among: list[int] = ()  # type: ignore[assignment]
+    """The first and the last port that may be chosen; empty: any."""
+    interface: str | None = None
+    """The interface whose address `PortsHeld` has: its name, a subnet or a pattern of names."""
 
 class Process(Record):
     argv: Strings
@@ -100,11 +107,15 @@ class TaskOrder(Process):
     """True if the task is to be a fork of the preloading process."""
     secrets: Strings = ()
     """Names in `env` whose values are masked in the log."""
+    place: Json | None = None
+    """The part of TF_CONFIG that is this task's own: `task`, and `cluster` for an evaluator."""
 
 class Start(Order):
     """Each task is answered by `TaskStarted` or `StartFailed`."""
     attempt: int
     tasks: list[TaskOrder]
+    cluster: Json = EMPTY
+    """Job → addresses: `cluster` in the TF_CONFIG of each task, sent once for all of a node."""
 
 class Preload(Order):
     """Answered by `PreloadReady` or `PreloadFailed`."""
@@ -222,7 +233,7 @@ class Welcome(Report):
     python: Text = ""
     executable: Path | None = None
     last_seen: Unsigned = 0
-    cache: Text | None = None
+    cache: Folder | None = None
     """The folder where a remote node keeps what it is sent."""
 
 class Refused(Report):
@@ -236,6 +247,12 @@ class EndAnnounced(Report):
 
     signal: Unsigned
 
+class WasStopped(Report):
+    """The agent was stopped for longer than its lease, and asks whether it is still needed: the
+    acknowledgement is the answer."""
+
+    seconds: float
+
 class GuardLost(Report): ...
 
 class Bye(Report):
@@ -244,11 +261,16 @@ class Bye(Report):
 class PortsHeld(Report):
     ports: Ports
     """Task → port, for all tasks of the node."""
+    host: Host | None = None
+    """The node's address on the requested interface."""
+    interfaces: list[Text] = ()  # type: ignore[assignment]
+    """The node's interfaces with their addresses, if none of them is the requested one."""
 
 class PortTaken(Report):
     task: Text
     host: Text
     port: Unsigned
+    """0: no port of the range is free."""
     pid: Unsigned | None = None
     run_id: Text | None = None
     command: Text | None = None
@@ -425,7 +447,7 @@ class Saved(TaskReport):
     path: LongText
     step: Step | None = None
     at_ns: Integer | None = None
-    load: Line | None = None
+    load: LoadCall | None = None
     """Python that loads it, with `{path}` for the path."""
 
 class SavedElsewhere(TaskReport):

@@ -1,16 +1,16 @@
 """JSON from outside this process, parsed so that any defect is a ValueError.
 
-`json.loads` raises RecursionError for deeply nested text, and a path may name a device or a pipe
-that never ends. All JSON from a run folder, a host, a daemon, a task or a cache is read here.
+`json.loads` raises RecursionError for deeply nested text. All JSON from a run folder, a host, a
+daemon, a task or a cache is read here.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import stat
 
 from tfcluster.agent import Any
+from tfcluster.agent.regular_files import open_regular
 
 LARGEST_FILE = 256 << 20
 """The largest file that is read, in bytes: ten times the state of ten thousand tasks."""
@@ -34,11 +34,8 @@ def parse_json_object(text: str | bytes | bytearray) -> dict[str, Any]:
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the JSON object in a file. Raises OSError, and ValueError for anything else."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is not a regular file")
-        if found.st_size > LARGEST_FILE:
-            raise ValueError(f"it has {found.st_size:,} bytes, more than {LARGEST_FILE:,}")
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > LARGEST_FILE:
+            raise ValueError(f"it has {size:,} bytes, more than {LARGEST_FILE:,}")
         return parse_json_object(file.read())

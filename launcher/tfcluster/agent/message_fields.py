@@ -34,6 +34,14 @@ UNREADABLE = -1
 _LIMIT = 1 << 63
 _SHOWN_CHARACTERS = 80
 _NODE_NAME = re.compile(r"[\w:.-]{1,80}", re.ASCII)
+_FOLDER = re.compile(r"/[^\x00-\x1f\x7f-\x9f]*")
+_LOAD_CALL = re.compile(
+    r"(?:tf\.train\.Checkpoint\([\w=, ]*\)\.restore|(?:tf_)?keras\.models\.load_model"
+    r"|model\.load_weights)\(\{path\}\)(?:\.expect_partial\(\))?"
+)
+"""The calls of the workers' `save_hooks`. The user pastes them, so a host cannot send others."""
+_HOST = re.compile(r"[\w.-]{1,253}|\[[\da-f:.]{2,45}\]", re.ASCII | re.IGNORECASE)
+"""A name or an address; that of IPv6 in brackets."""
 
 
 def _type_of(name: str) -> str:
@@ -245,7 +253,11 @@ _READERS: dict[str, Read] = {
     "Ports": _mapping_of(_integer(1, 1 << 16)),
     "Text": _text(budgets.MESSAGE_TEXT),
     "NodeName": _valid(lambda value: isinstance(value, str) and _NODE_NAME.fullmatch(value)),
+    "Host": _valid(lambda value: isinstance(value, str) and _HOST.fullmatch(value)),
     "Path": _valid(lambda value: isinstance(value, str) and b"\0" not in os.fsencode(value)),
+    "Folder": _valid(
+        lambda value: _READERS["Text"](value) and _FOLDER.fullmatch(value)  # shown in commands
+    ),
     "Entry": _entry,
     # What a task sends; long strings are cut.
     "Integer": _rounded(1 - _LIMIT),
@@ -253,6 +265,7 @@ _READERS: dict[str, Read] = {
     "Real": _number(-1e15),
     "Name": _cut_text(budgets.REPORT_NAME),
     "Line": _cut_text(budgets.NOTE_TEXT),
+    "LoadCall": _valid(lambda value: _READERS["Line"](value) and _LOAD_CALL.fullmatch(value)),
     "LongText": _cut_text(budgets.REPORT_TEXT),
     "Traceback": _cut_text(budgets.REPORT_TRACEBACK),
     "Metrics": _metrics,

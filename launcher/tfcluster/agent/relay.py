@@ -47,6 +47,9 @@ class RelayError(Exception):
 def main(config: dict[str, Any]) -> None:
     """Relay until one side closes. `config` is the agent's (`agent.Agent`).
 
+    With ``job`` in it (id, restarts) the coordinator runs in that job of Slurm: once the lease is
+    over, the job is watched (`node.slurm_job`).
+
     With ``ends`` in it the run's coordinator is gone: end what the run left on this node and print
     `fencing.end_lost_run`'s result as a line of JSON. Exit with `NOT_REACHED`, and the reason on
     stderr, where there is no agent to relay to.
@@ -63,11 +66,14 @@ def main(config: dict[str, Any]) -> None:
     if config.get("is_tied"):  # its end is the agent's, which reports such signals
         for number in REQUESTS:
             signal.signal(number, signal.SIG_IGN)
+    silence_s = 0.0
     try:
-        join(agent, 0, 1)
+        silence_s = join(agent, 0, 1)
     finally:
         if config.get("is_tied"):
             _await_agent()
+    if "job" in config and silence_s >= config["lease_s"]:
+        _watch_job(config["job"])
 
 
 def with_local_paths(config: dict[str, Any]) -> dict[str, Any]:
@@ -262,20 +268,34 @@ def _await_agent() -> None:
             time.sleep(0.01)
 
 
-def join(agent: socket.socket, incoming: int, outgoing: int) -> None:
-    """Copy both ways, with blocking writes, until either side closes."""
+def _watch_job(job: dict[str, Any]) -> None:
+    """Have the scheduler start the job again if the coordinator is gone with its node."""
+    from tfcluster.agent.node import slurm_job
+
+    for number in REQUESTS:
+        signal.signal(number, signal.SIG_DFL)
+    slurm_job.watch(job["id"], job["restarts"], connection=0)
+
+
+def join(agent: socket.socket, incoming: int, outgoing: int) -> float:
+    """Copy both ways, with blocking writes, until either side closes.
+
+    Return the seconds since the last bytes from `incoming`.
+    """
+    heard_at = time.monotonic()
     with agent:
         while True:
             readable, _, _ = select.select([incoming, agent.fileno()], [], [])
             if incoming in readable:
                 data = os.read(incoming, _CHUNK)
+                heard_at = time.monotonic()
                 if not data:
-                    return
+                    return 0.0
                 agent.sendall(data)
             if agent.fileno() in readable:
                 data = agent.recv(_CHUNK)
                 if not data:
-                    return
+                    return time.monotonic() - heard_at
                 view = memoryview(data)
                 while view:
                     view = view[os.write(outgoing, view) :]

@@ -3,6 +3,7 @@ closed (`Nodes`)."""
 
 from __future__ import annotations
 
+import shlex
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -95,8 +96,19 @@ class Nodes(ABC):
         """
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        """Return the command by which the user copies `folder` from a node that was reached."""
-        return f"scp -r {node}:{folder} ."
+        """Return the command by which the user copies `folder` from a node that was reached.
+
+        The user pastes it, and the node has chosen the folder: each such word is quoted.
+        """
+        return f"scp -r {shlex.quote(f'{node}:{folder}')} ."
+
+    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
+        """Copy `folder` of a node whose agent is gone into the empty folder `into`.
+
+        For nodes whose files end with the node when it is replaced. Raises SetupError if they
+        cannot be copied, or, as here, if the node's next agent finds them.
+        """
+        raise NodeLostError(f"the agent of {node} is gone")
 
     async def examine(self) -> Outlook:
         """Return what only nodes that are open show, for `doctor --deep`. Raises SetupError."""
@@ -116,6 +128,14 @@ class Nodes(ABC):
     async def set_rate(self, bits_per_s: float) -> None:
         """Give all links this rate from now on; raises SetupError if it is not simulated."""
         await refuse_rate(bits_per_s)
+
+    @classmethod
+    async def fetch_left(cls, node: NodePlan, run_id: str, folder: PurePath, into: Path) -> None:
+        """Copy `folder` of a node that a run has left, because its files were not gathered.
+
+        For nodes that are made for a run. Raises SetupError.
+        """
+        raise NodeLostError(f"{node.name} is gone, with its files")
 
     @staticmethod
     async def end_run(node: NodePlan, *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:

@@ -115,7 +115,11 @@ def explain(error: BaseException, code: int | None, stderr: str, *, logs_in: boo
         why = f"no answer for {SILENCE_S:.0f} s"
         why += ": does its login hang?" if logs_in else "."
     elif not logs_in:
-        return text or str(error) or f"exit code {code}"
+        # What a container or a prolog has printed before is no reason.
+        if code is None or not isinstance(error, EOFError):
+            return text or str(error) or f"exit code {code}"
+        printed = f"; its output: {error}" if str(error) else ""
+        return text or f"it ended with exit code {code}{printed}"
     elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
         why = (
             f"its login ended with exit code {code} before tfcluster's code ran:"

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,8 @@ _ENDED_ELSEWHERE = (
     "the scheduler has nothing of the run any more: the machine that has started it has fetched its"
     " files, and knows how it ended"
 )
+_REASON = re.compile(r"(tfcluster|slurmstepd|srun|/\S+): |[\w.]*(Error|Exception)\b")
+"""The beginning of a line in which a program says why it ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,20 +237,34 @@ class _News:
 
 def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return what the folder says, corrected by the state of the job."""
-    if state.phase is Phase.OVER:
+    if state.phase is Phase.OVER or state.end is not None:
         return _conclude(paths, found, state)
     if state.phase is Phase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
         return replace(found, status=Status.QUEUED, waits_for=waits_for)
+    if state.phase is Phase.SUSPENDED:
+        waits_for = "the scheduler, which has suspended its job"
+        return replace(found, status=Status.SUSPENDED, waits_for=waits_for)
     if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
         return replace(found, waits_for="its coordinator, which is starting")
+    if state.phase is Phase.RUNNING and _follow(paths, found) is None:
+        return _correct_silent(paths, found)
     return found
+
+
+def _correct_silent(paths: RunPaths, found: RunSnapshot) -> RunSnapshot:
+    """Return the state of a run whose job runs; have the job start again if its node is lost."""
+    shown = registry.correct_silent(paths, found)
+    if shown is not found and (its := jobs.of_run(found)) is not None:
+        with contextlib.suppress(SilentError, SetupError):
+            its[0].restart_orphaned(its[1], cluster=(found.job or {}).get("cluster", ""))
+    return shown
 
 
 def format_wait(state: JobState, now: float) -> str:
     """Return ``Priority, starts about 14:05``; with the day if that is not within a day."""
     reason = state.reason or "not scheduled yet"
-    if state.starts_at is None or state.starts_at < now:
+    if state.starts_at is None or not now <= state.starts_at <= now + jobs.FAR_S:
         return reason
     left_s = state.starts_at - now
     form = "%H:%M" if left_s < _DAY_S else "%A %H:%M" if left_s < 6 * _DAY_S else "%Y-%m-%d"
@@ -255,15 +272,15 @@ def format_wait(state: JobState, now: float) -> str:
 
 
 def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
-    """Record the end of a run whose job is over, unless that has been recorded meanwhile."""
+    """Record the end of a run whose job is over or can never start, unless that has been done."""
     from tfcluster.rundir.events import RunFinished  # `ps` does not need them
     from tfcluster.rundir.run_writer import RunWriter
 
-    its = jobs.of_run(found)
-    assert its is not None
+    of_run = jobs.of_run(found)
+    assert of_run is not None
+    (its, job), cluster = of_run, (found.job or {}).get("cluster", "")
     try:
-        cluster = (found.job or {}).get("cluster", "")
-        end = its[0].explain_end(its[1], cluster=cluster, patience_s=PATIENCE_S)
+        end = state.end or its.explain_end(job, cluster=cluster, patience_s=PATIENCE_S)
         if paths.is_copy and end.exit_code is None:
             end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
@@ -289,7 +306,11 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
-    if _followings.get(paths) is None:  # else the cluster may keep what was not copied
+    if state.end is not None:
+        with contextlib.suppress(SilentError, SetupError):  # `ps` lists what is left of it
+            its.stop(job, cluster=cluster, now=True)
+            past_runs.forget(paths.run_id)
+    elif _followings.get(paths) is None:  # else the cluster may keep what was not copied
         past_runs.forget(paths.run_id)
     return found
 
@@ -318,13 +339,18 @@ def _reason(end: JobEnd, paths: RunPaths) -> str | None:
 
 
 def _last_words(paths: RunPaths) -> str:
-    """Return the last line that the coordinator, or the scheduler about it, wrote to its log."""
+    """Return the last line that the coordinator, or the scheduler about it, wrote to its log.
+
+    What a site's prolog or epilog prints is quoted only where there is no reason.
+    """
     try:
         lines = paths.coordinator_log.read_text(errors="replace").split("\n")
     except OSError:
         return ""
-    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    return f": {last[-300:]}" if last else ""
+    printed = [line.strip() for line in reversed(lines) if line.strip()]
+    if (reason := next(filter(_REASON.match, printed), None)) is not None:
+        return f": {reason[-300:]}"
+    return f"; its log ends with: {printed[0][-300:]}" if printed else ""
 
 
 def load(paths: RunPaths) -> RunSnapshot:

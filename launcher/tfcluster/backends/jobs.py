@@ -42,9 +42,27 @@ class Phase(StrEnum):
 
     QUEUED = "queued"
     RUNNING = "running"
+    SUSPENDED = "suspended"
+    """The state while the scheduler has stopped its processes, which it will continue."""
     ENDING = "ending"
     """The state while its processes are being ended; it may come back."""
     OVER = "over"
+
+
+FAR_S = 300 * 86400.0
+"""Estimates beyond are none: for Slurm, a job without a time limit takes a year."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """The end of a job whose coordinator could not record it."""
+
+    reason: str
+    fix: str = ""
+    status: Status = Status.FAILED
+    """The status of the run."""
+    exit_code: int | None = None
+    """The exit code that the coordinator has left; None if it has left none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,18 +78,8 @@ class JobState:
     """Seconds since 1970; None where it is not known."""
     job: str = field(default="", compare=False)
     """The scheduler's id of the job."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobEnd:
-    """The end of a job whose coordinator could not record it."""
-
-    reason: str
-    fix: str = ""
-    status: Status = Status.FAILED
-    """The status of the run."""
-    exit_code: int | None = None
-    """The exit code that the coordinator has left; None if it has left none."""
+    end: JobEnd | None = None
+    """The end of the run of a job that can never start; the job is then removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,8 @@ class Ending:
     """True if the job can go back into the queue, or is there already."""
     loses_folder: bool = False
     """True if the run folder ends with this process: its successor needs what the nodes have."""
+    limit: str = ""
+    """The field of the spec whose time is over, if it ends for that: ``runtime.slurm.time``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +196,10 @@ class Jobs(Protocol):
 
     def explain_end(self, job: str, *, cluster: str, patience_s: float) -> JobEnd:
         """Return how a job ended, which the scheduler may not know any more."""
+
+    def restart_orphaned(self, job: str, *, cluster: str) -> None:
+        """Put a job back into the queue that the scheduler keeps although the node of its
+        coordinator is gone. Nothing happens to any other job."""
 
     def stop(self, job: str, *, cluster: str, now: bool) -> None:
         """Have the coordinator in the job stop its run; end the job at once if it is only queued,

@@ -215,7 +215,7 @@ def _path(run_id: str) -> Path:
 def _notes() -> Iterator[tuple[str, Place, str]]:
     """Yield (run, place, coordinator) of each complete note of a backend that exists."""
     folder = home() / _NOTES
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(folder.iterdir()) if os.path.isdir(folder) else ():
         with contextlib.suppress(OSError, ValueError):
             backend, endpoint, coordinator, end = path.read_text().split("\n")
             if not end and backend in kinds.REGISTRY:

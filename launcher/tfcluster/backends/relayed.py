@@ -376,7 +376,7 @@ class RelayedNodes(Words, Nodes):
         except Unreached as error:
             message = f"{node.name} cannot be reached: {error}"
             fix = cls.fix(node, str(error))
-            if node.wrap:
+            if node.wrap and not node.wrap[0].startswith("-"):  # else options of the transport
                 words = shlex.join((*node.wrap, node.python))
                 fix += f"\n  → or correct runtime.wrap: what does `{words} -V` say there?"
             raise NodeLostError(message, fix=fix) from error

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from posixpath import basename, dirname
+from typing import TypeVar
 
 from tfcluster.agent.message_fields import UNREADABLE
+
+T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -99,6 +102,11 @@ class Checkpoint:
         """The newest mtime of its files, in ns."""
         return max(entry.mtime_ns for entry in self.files)
 
+    def age(self, *, step: int | None, saved_ns: int) -> Age:
+        """Return what decides which checkpoints are older; see `oldest_first`."""
+        is_numbered = self.kind is not Kind.BACKUP and "#" in basename(self.series)
+        return Age(self.series, is_numbered, step, self.number, saved_ns)
+
     @property
     def all_files(self) -> tuple[Entry, ...]:
         return self.files + self.companions
@@ -106,6 +114,18 @@ class Checkpoint:
     @property
     def bytes(self) -> int:
         return sum(entry.size for entry in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Age:
+    """The facts that decide which of several checkpoints is older."""
+
+    series: str
+    is_numbered: bool
+    """True if the names of the series have numbers; else each save replaces the one before."""
+    step: int | None
+    number: int | None
+    saved_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +174,36 @@ def find(now: Iterable[Entry], before: Iterable[Entry] | None) -> tuple[Checkpoi
     if before is not None:
         earlier = set(before)
         found = [c for c in found if c.kind is Kind.BACKUP or earlier.issuperset(c.files)]
-    return tuple(sorted(found, key=lambda c: (c.saved_ns, c.number or 0, c.path)))
+    found.sort(key=lambda checkpoint: checkpoint.path)
+    return tuple(oldest_first(found, lambda c: c.age(step=c.step, saved_ns=c.saved_ns)))
+
+
+def oldest_first(items: Iterable[T], age: Callable[[T], Age]) -> list[T]:
+    """Return `items` from the oldest to the newest.
+
+    Of a series with numbers in its names, the newest has the highest step, or the highest number
+    if not all steps are known: a clock may be set back while a job trains. The time decides
+    between series, and never puts a checkpoint before an earlier one of its series.
+    """
+    aged = [(age(item), item) for item in items]
+    series: dict[str, list[tuple[Age, T]]] = defaultdict(list)
+    for one in aged:
+        series[one[0].series].append(one)
+    timed = list[tuple[int, T]]()
+    for members in series.values():
+        has_steps = all(found.step is not None for found, _ in members)
+        members.sort(key=lambda one: _place_in_series(one[0], has_steps=has_steps))
+        saved_ns = 0
+        for found, item in members:
+            saved_ns = max(saved_ns, found.saved_ns)
+            timed.append((saved_ns, item))
+    timed.sort(key=lambda one: one[0])  # stable, so that each series stays in order
+    return [item for _, item in timed]
+
+
+def _place_in_series(age: Age, *, has_steps: bool) -> tuple[int, int]:
+    number = (age.step if has_steps else age.number) or 0
+    return (number, age.saved_ns) if age.is_numbered else (age.saved_ns, number)
 
 
 def number_in_name(name: str, *, is_folder: bool = False) -> int | None:

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.files.blobs import write_at
@@ -23,6 +24,8 @@ CHUNK = 4 * 1024 * 1024
 
 PARTIAL = ".partial-"
 """The prefix of names of incomplete files and folders, which a crash may leave behind."""
+
+NOT_AS_GATHERED = "it is not what was gathered (SHA-512)"
 
 Stopped = Callable[[], bool]
 
@@ -39,6 +42,10 @@ class Prefix:
 
 class SourceChangedError(Exception):
     """A file was rewritten, truncated or deleted while it was copied; a retry may succeed."""
+
+
+class DamagedError(SourceChangedError):
+    """A gathered file is missing, or is no longer what was gathered."""
 
 
 class CancelledError(Exception):
@@ -64,36 +71,54 @@ def copy_verified(source: Path, target: Path, expected: Entry, *, stopped: Stopp
     The copy gets the mtime of `expected`, so that later listings recognise it. Raises
     SourceChangedError, CancelledError, or OSError for the target's disk.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise SourceChangedError(f"{expected.path}: {reason_of(error)}") from error
-    with open(descriptor, "rb") as reader, target.open("wb") as writer:
-        digest, copied = hashlib.sha512(), 0
-        while chunk := _read(reader.read, expected, stopped):
-            digest.update(chunk)
-            write_at(writer.fileno(), chunk, copied)
-            copied += len(chunk)
-        os.fsync(writer.fileno())
+    with open(descriptor, "rb") as reader:
+        digest, copied = _write_copy(reader, target, expected, stopped)
         if copied != expected.size or not _is_still(source, descriptor, expected):
             raise SourceChangedError(f"{expected.path}: changed while it was copied")
-    os.utime(target, ns=(expected.mtime_ns, expected.mtime_ns))
-    if sha512(target, stopped=stopped) != digest.hexdigest():
-        raise OSError(f"{target}: the data read back differ from the data written")
-    return digest.hexdigest()
+    _check_copy(target, digest, expected, stopped)
+    return digest
+
+
+def copy_gathered(
+    source: Path, target: Path, entry: Entry, digest: str | None, *, stopped: Stopped = never
+) -> None:
+    """Copy a file of a store, which has the SHA-512 `digest`, as the task's file `entry`.
+
+    Its own time says nothing: the store may have been copied. Raises DamagedError,
+    CancelledError, or OSError for the target's disk.
+    """
+    try:
+        reader = source.open("rb")
+    except OSError as error:
+        raise DamagedError(f"{source.name}: {reason_of(error)}") from error
+    with reader:
+        found, copied = _write_copy(reader, target, entry, stopped)
+    if copied != entry.size or digest not in (None, found):
+        raise DamagedError(f"{source.name}: {NOT_AS_GATHERED}")
+    _check_copy(target, found, entry, stopped)
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[Path]:
+    """Yield a free path beside `target`, whose file then replaces it: it may be read meanwhile."""
+    partial = target.with_name(f"{PARTIAL}{target.name}-{os.getpid()}")
+    try:
+        yield partial
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def replace_verified(
     source: Path, target: Path, expected: Entry, *, stopped: Stopped = never
 ) -> None:
-    """Copy like `copy_verified`, but replace `target` atomically: it may be read meanwhile."""
-    partial = target.with_name(f"{PARTIAL}{target.name}-{os.getpid()}")
-    try:
+    """Copy like `copy_verified`, but replace `target` atomically."""
+    with replacing(target) as partial:
         copy_verified(source, partial, expected, stopped=stopped)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def sha512(path: Path, *, stopped: Stopped = never) -> str:
@@ -138,8 +163,12 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
-    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes` (oldest first)."""
+    """Write the ``checkpoint`` file of `folder`, or remove it without `prefixes` (oldest first).
+
+    It is UTF-8, so that it cannot name all files.
+    """
     path = folder / "checkpoint"
+    prefixes = [prefix for prefix in prefixes if _is_utf8(prefix.path)]
     if not prefixes:
         path.unlink(missing_ok=True)
         return
@@ -150,6 +179,34 @@ def write(folder: Path, prefixes: Sequence[Prefix]) -> None:
         *(f"all_model_checkpoint_timestamps: {prefix.saved:.6f}\n" for prefix in prefixes),
     ]
     write_atomically(path, "".join(lines))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _write_copy(reader: BinaryIO, target: Path, entry: Entry, stopped: Stopped) -> tuple[str, int]:
+    """Write what `reader` has to `target`; return its SHA-512 and size."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest, copied = hashlib.sha512(), 0
+    with target.open("wb") as writer:
+        while chunk := _read(reader.read, entry, stopped):
+            digest.update(chunk)
+            write_at(writer.fileno(), chunk, copied)
+            copied += len(chunk)
+        os.fsync(writer.fileno())
+    return digest.hexdigest(), copied
+
+
+def _check_copy(target: Path, digest: str, entry: Entry, stopped: Stopped) -> None:
+    """Set the time of a copy and read it back."""
+    os.utime(target, ns=(entry.mtime_ns, entry.mtime_ns))
+    if sha512(target, stopped=stopped) != digest:
+        raise OSError(f"{target}: the data read back differ from the data written")
 
 
 def _read(read: Callable[[int], bytes], expected: Entry, stopped: Stopped) -> bytes:

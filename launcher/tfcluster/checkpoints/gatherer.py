@@ -7,23 +7,26 @@ after a task reported a save, and `cancel` from any thread to make a running cal
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from posixpath import dirname
 
-from tfcluster.agent import budgets
+from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find
+from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find, oldest_first
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
 from tfcluster.checkpoints.restore import Follower, LocalFollower
 from tfcluster.checkpoints.sources import Source, source_of
-from tfcluster.checkpoints.store import Gathered, IncompleteError, Store
+from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store, worth_keeping
 
+_MOST_SAVES_BYTES = 4 << 20
+"""The size from which the file of reported saves is written anew."""
 LEAST_GAP_S = 0.5
 """Seconds between two listings that can prove that a file is not being written."""
 _LOST_AND_FOUND = "lost+found/"
@@ -56,18 +59,25 @@ class Gatherer:
         store: Store,
         *,
         followers: Iterable[Path | Follower] = (),
+        saves: Path | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """Prepare; `saves`: the file with the reported saves, for a later gatherer."""
         self.store = store
         self._source = source_of(directory)
         self._followers = [LocalFollower(f) if isinstance(f, Path) else f for f in followers]
         self._clock = clock
         self._before: tuple[float, tuple[Entry, ...]] | None = None
-        self._reported: dict[str, ReportedSave] = {}
+        self._saves = saves
+        self._reported: dict[str, ReportedSave] = _read_saves(saves)
         self._failed: dict[Checkpoint, float] = {}
         self._notes: list[str] = []
         self._noted: set[str] = set()
         self._backups: set[str] = set()
+        self._left = list[Checkpoint]()
+        """The checkpoints that the last call found and could not copy."""
+        self._is_complete = False
+        """True if `gather_last` has left nothing, and nothing was saved since."""
         self._cancelled = threading.Event()
         self._done_bytes = self._all_bytes = 0
         self.beats = 0
@@ -88,22 +98,54 @@ class Gatherer:
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
             self._before = (now, listing)
-            return self._copy_new(listing, find(listing, before[1]), reported)
+            return self._copy_new(listing, find(listing, before[1]), reported, self._source)
 
-    def gather_last(self) -> list[Gathered]:
-        """Gather after the writer has exited: one listing is enough, and failures are noted."""
+    def gather_last(self, salvaged: Path | None = None) -> list[Gathered]:
+        """Gather after the writer has exited: one listing is enough, and failures are noted.
+
+        `salvaged`: a folder of this machine with a copy of the directory, which is lost.
+        """
+        source = self._source if salvaged is None else source_of(salvaged)
         self._cancelled.clear()
+        self._is_complete, self._left = False, []
         with self._gathering:  # the wait for it may be cancelled, too
             self._failed.clear()
             self._noted.clear()  # notes from now on are about what is missing in the end
             reported = self._copy_of_reported()
-            listing = self._source.scan(stopped=self._is_cancelled)
-            gathered = self._copy_new(listing, find(listing, None), reported)
+            listing = source.scan(stopped=self._is_cancelled)
+            gathered = self._copy_new(listing, find(listing, None), reported, source)
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
                     self._note(f"{checkpoint.path} was not gathered: it is incomplete")
-            self._before = None
+            self._before, self._is_complete = None, not self._left
             return gathered
+
+    def misses_newest(self) -> bool:
+        """Return whether the store may lack the newest checkpoint after `gather_last`.
+
+        If that could not list the directory, what the tasks reported decides.
+        """
+        if self._is_complete:
+            return False
+        if self._left:
+            return any(map(self._is_newest, self._left))
+        saved = [report.step for report in self._reported.values()]
+        held = [one.step for one in self.store.held if one.step is not None]
+        if None in saved or not held:
+            return bool(saved)
+        return any(step > max(held) for step in saved if step is not None)
+
+    def _is_newest(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a checkpoint at the source is newer than all of its series here."""
+        step, _ = _reported_of(checkpoint, self._reported)
+        ages = [one.age for one in self.store.held if one.checkpoint.series == checkpoint.series]
+        age = self.store.age_of(checkpoint, step)
+        return oldest_first([*ages, age], lambda each: each)[-1] is age
+
+    def set_aside_damaged(self) -> list[Damaged]:
+        """Set aside damaged checkpoints of the store (`Store.set_aside_damaged`)."""
+        with self._gathering:
+            return self.store.set_aside_damaged(stopped=self._is_cancelled)
 
     def saved(self, report: Saved) -> None:
         """Remember what a task reported of a save; its time is by the clock of the task's files."""
@@ -116,8 +158,20 @@ class Gatherer:
             before = self._reported.get(name, ReportedSave(None, None, ""))
             step = before.step if report.step is None else report.step
             self._reported[name] = ReportedSave(step, report.at_ns, report.load or before.load)
+            self._is_complete = False
+            self._note_save(name)
             if len(self._reported) > budgets.REPORTED_CHECKPOINTS:
                 del self._reported[next(iter(self._reported))]
+
+    def _note_save(self, name: str) -> None:
+        if self._saves is None:
+            return
+        with contextlib.suppress(OSError):  # a full disk: only a later gatherer misses its step
+            fits = self._saves.exists() and self._saves.stat().st_size < _MOST_SAVES_BYTES
+            names = [name] if fits else [*self._reported]
+            rows = ({"path": each, **asdict(self._reported[each])} for each in names)
+            with self._saves.open("a" if fits else "w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def cancel(self) -> None:
         """Make the call in progress, and later ones, return soon without partial copies.
@@ -149,6 +203,7 @@ class Gatherer:
         listing: Sequence[Entry],
         found: Sequence[Checkpoint],
         reported: Mapping[str, ReportedSave],
+        source: Source,
     ) -> list[Gathered]:
         """Copy the checkpoints worth keeping and return the gathered or corrected ones.
 
@@ -156,33 +211,42 @@ class Gatherer:
         """
         self._note_unreadable(listing)
         self._drop_finished_backups(listing)
-        gathered, worth = self._correct_steps(listing, reported), self._worth_copying(found)
+        gathered, worth = (
+            self._correct_steps(listing, reported),
+            self._worth_copying(found, reported),
+        )
         self._done_bytes, self._all_bytes = 0, sum(checkpoint.bytes for checkpoint in worth)
+        self._left = []
         for checkpoint in worth:
             if self._cancelled.is_set():
-                break
-            if one := self._copy(checkpoint, reported.get(checkpoint.path)):
+                self._left.append(checkpoint)
+            elif one := self._copy(checkpoint, reported, source):
                 gathered.append(one)
             self._done_bytes += checkpoint.bytes
         self._remember_backups(listing)
         for follower in self._followers:
             self._bring_up_to_date(follower)
-        kept = set(self.store.held)
-        return sorted((g for g in gathered if g in kept), key=lambda g: g.checkpoint.saved_ns)
+        return [held for held in self.store.held if held in gathered]
 
-    def _worth_copying(self, found: Sequence[Checkpoint]) -> list[Checkpoint]:
+    def _worth_copying(
+        self, found: Sequence[Checkpoint], reported: Mapping[str, ReportedSave]
+    ) -> list[Checkpoint]:
         """Return new checkpoints that the store would keep, newest first: jobs delete old ones."""
+        ages = {held.checkpoint: held.age for held in self.store.held}
+        new = [one for one in found if one not in ages]
+        for one in new:
+            step, _ = _reported_of(one, reported)
+            ages[one] = self.store.age_of(one, step)
         series: dict[str, list[Checkpoint]] = defaultdict(list)
-        for one in {*found, *(held.checkpoint for held in self.store.held)}:
+        for one in (ordered := oldest_first(ages, ages.__getitem__)):
             series[one.series].append(one)
-        worth = []
+        worth = set[Checkpoint]()
         for members in series.values():
-            members.sort(key=lambda one: one.saved_ns, reverse=True)
-            worth += members[: 1 if members[0].kind is Kind.BACKUP else self.store.keep]
-        new = [one for one in worth if one in found and not self.store.has(one)]
-        new = [one for one in new if self._failed.get(one, 0.0) <= self._clock()]
-        new.sort(key=lambda one: one.saved_ns, reverse=True)
-        return self._limit_names(new)
+            keep = 1 if members[0].kind is Kind.BACKUP else self.store.keep
+            worth.update(worth_keeping(members, ages.__getitem__, keep))
+        worth.intersection_update(new)
+        worth = {one for one in worth if self._failed.get(one, 0.0) <= self._clock()}
+        return self._limit_names([one for one in reversed(ordered) if one in worth])
 
     def _limit_names(self, new: Sequence[Checkpoint]) -> list[Checkpoint]:
         """Drop checkpoints with new names once the store is full.
@@ -217,21 +281,22 @@ class Gatherer:
                     corrected.append(self.store.correct(held, step=step, load=report.load))
         return corrected
 
-    def _copy(self, checkpoint: Checkpoint, reported: ReportedSave | None) -> Gathered | None:
-        step, load = checkpoint.step, ""
-        if reported is not None:
-            step, load = step if reported.step is None else reported.step, reported.load
+    def _copy(
+        self, checkpoint: Checkpoint, reported: Mapping[str, ReportedSave], source: Source
+    ) -> Gathered | None:
+        step, load = _reported_of(checkpoint, reported)
         try:
             return self.store.add(
-                checkpoint, self._source, step=step, load=load, stopped=self._is_cancelled
+                checkpoint, source, step=step, load=load, stopped=self._is_cancelled
             )
         except IncompleteError:
             self._failed[checkpoint] = float("inf")
         except SourceChangedError:
             pass  # rotated or rewritten meanwhile: take the next newest, or wait for the next call
         except CancelledError:
-            pass
+            self._left.append(checkpoint)
         except OSError as error:
+            self._left.append(checkpoint)
             self._failed[checkpoint] = self._clock() + RETRY_S
             self._note(f"{checkpoint.path} was not gathered: {reason_of(error)}")
         return None
@@ -269,6 +334,29 @@ class Gatherer:
         if text not in self._noted:
             self._noted.add(text)
             self._notes.append(text)
+
+
+def _read_saves(path: Path | None) -> dict[str, ReportedSave]:
+    """Return path → the last save of each path that an earlier gatherer has noted."""
+    found: dict[str, ReportedSave] = {}
+    if path is None:
+        return found
+    with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
+        for line in file:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # cut by a full disk
+                row = foreign_json.parse_json_object(line)
+                saved_path = row.pop("path")
+                found[saved_path] = ReportedSave(**row)
+    return found
+
+
+def _reported_of(
+    checkpoint: Checkpoint, reported: Mapping[str, ReportedSave]
+) -> tuple[int | None, str]:
+    """Return the step of a checkpoint, and the Python that loads it, "" if not reported."""
+    if (report := reported.get(checkpoint.path)) is None:
+        return checkpoint.step, ""
+    return checkpoint.step if report.step is None else report.step, report.load
 
 
 def _folder_of(checkpoint: Checkpoint) -> str:

@@ -17,14 +17,8 @@ from posixpath import basename
 from typing import Protocol
 
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find
-from tfcluster.checkpoints.copying import (
-    Stopped,
-    copy_verified,
-    never,
-    replace_verified,
-    sync_folder,
-)
+from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find, oldest_first
+from tfcluster.checkpoints.copying import Stopped, never, replacing, sync_folder
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
 
@@ -61,10 +55,13 @@ def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> None:
 
 
 def newest_of(state: Iterable[Gathered]) -> Newest:
-    """Return the newest checkpoint with a known step, else the newest; a backup only if alone."""
+    """Return the newest checkpoint with a known step, else the newest; a backup only if alone.
+
+    `state`: oldest first.
+    """
     best = max(
-        state,
-        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP, _saved(g)),
+        reversed([*state]),
+        key=lambda g: (g.step is not None, g.kind is not Kind.BACKUP),
         default=None,
     )
     return Newest(best.step, best.checkpoint.name) if best else Newest()
@@ -74,19 +71,19 @@ def fill(folder: Path, state: Sequence[Gathered]) -> None:
     """Copy `state` into `folder` under the chief's file names, with its ``checkpoint`` files."""
     for gathered in state:
         for entry in gathered.checkpoint.all_files:
-            copy_verified(gathered.file(entry), folder / entry.path, entry)
+            gathered.copy(entry, folder / entry.path)
     name_checkpoints(folder, state)
 
 
 def name_checkpoints(folder: Path, gathered: Iterable[Gathered]) -> None:
     """Write a ``checkpoint`` file into each folder below `folder` that holds a prefix."""
     by_folder: dict[str, list[copying.Prefix]] = defaultdict(list)
-    for one in sorted(gathered, key=_saved):
+    for one in oldest_first(gathered, lambda one: one.age):
         for entry in one.checkpoint.files:
             prefix = entry.path.removesuffix(".index")
             if one.kind is not Kind.SAVED_MODEL and prefix != entry.path:
                 inside, _, name = prefix.rpartition("/")
-                by_folder[inside].append(copying.Prefix(name, _saved(one) / 1e9))
+                by_folder[inside].append(copying.Prefix(name, one.saved_ns / 1e9))
     for inside, prefixes in by_folder.items():
         copying.write(folder / inside, prefixes)
 
@@ -100,11 +97,13 @@ def newest_in(shared: str | None, reported: Mapping[str, int]) -> Newest:
     """
     if shared is None or not os.path.isdir(shared):
         return newest_reported(reported)
+
+    def step(checkpoint: Checkpoint) -> int | None:
+        return reported.get(str(Path(shared) / checkpoint.path), checkpoint.step)
+
     found = find(scan(Path(shared)), None)
-    newest = max(found, key=lambda checkpoint: checkpoint.saved_ns, default=None)
-    if newest is None:
-        return Newest()
-    return Newest(reported.get(str(Path(shared) / newest.path), newest.step), newest.name)
+    ordered = oldest_first(found, lambda one: one.age(step=step(one), saved_ns=one.saved_ns))
+    return Newest(step(ordered[-1]), ordered[-1].name) if ordered else Newest()
 
 
 def newest_reported(reported: Mapping[str, int]) -> Newest:
@@ -143,7 +142,8 @@ class LocalFollower:
         for gathered in new:
             for entry in gathered.checkpoint.all_files:
                 target = self.directory / entry.path
-                replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+                with replacing(target) as partial:
+                    gathered.copy(entry, partial, stopped=stopped)
             self._placed.append(gathered)
         if new:
             last = self._placed[-KEPT_FOR_READERS:]
@@ -161,10 +161,6 @@ class LocalFollower:
             for entry in reversed(old.checkpoint.files):
                 if entry.path not in needed:
                     (self.directory / entry.path).unlink(missing_ok=True)
-
-
-def _saved(gathered: Gathered) -> int:
-    return gathered.checkpoint.saved_ns
 
 
 def _swap(new: Path, target: Path) -> None:

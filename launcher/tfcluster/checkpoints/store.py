@@ -13,32 +13,42 @@ load a checkpoint. Its layout, which may be moved as a whole::
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from posixpath import basename
-from typing import Any
+from typing import Any, TypeVar
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints import copying, file_formats
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.completeness import Age, Checkpoint, Entry, Kind, oldest_first
 from tfcluster.checkpoints.copying import (
+    NOT_AS_GATHERED,
     PARTIAL,
+    DamagedError,
     SourceChangedError,
     Stopped,
+    copy_gathered,
     never,
     replace_verified,
+    replacing,
     sync_folder,
     write_atomically,
 )
 from tfcluster.checkpoints.sources import Source, scan, source_of
 
+T = TypeVar("T")
+
 _NOTE = ".tfcluster.json"
+_NOTE_OF_DAMAGED = ".tfcluster-damaged.json"
+"""The note of a checkpoint that is set aside: nothing restores it."""
 _SAVE_COUNTER = re.compile(r"-(\d+)$")
 
 _LOADS = {
@@ -63,6 +73,8 @@ class Gathered:
     step: int | None
     digests: tuple[str, ...]
     """The SHA-512 of each of `checkpoint.files`."""
+    saved_ns: int
+    """The time of the save in ns, later than that of the save it has replaced at the same path."""
     load: str = ""
     """Python that loads it, with `{path}` for the path, as the task reported; "" if it did not."""
 
@@ -99,9 +111,41 @@ class Gathered:
         names = (entry.path for entry in self.checkpoint.files)
         return tuple(zip(names, self.digests, strict=True))
 
+    @property
+    def age(self) -> Age:
+        return self.checkpoint.age(step=self.step, saved_ns=self.saved_ns)
+
     def file(self, entry: Entry) -> Path:
         """Return the path of a file of the checkpoint in the store."""
         return self.folder / entry.path.removeprefix(self.checkpoint.base).lstrip("/")
+
+    def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> None:
+        """Copy a file of the checkpoint to `target`; see `copying.copy_gathered` for errors."""
+        digest = dict(zip(self.checkpoint.files, self.digests, strict=True)).get(entry)
+        copy_gathered(self.file(entry), target, entry, digest, stopped=stopped)
+
+    def find_damage(self, *, stopped: Stopped = never) -> str:
+        """Return which file is not what was gathered, or "". Raises CancelledError."""
+        for entry, digest in zip(self.checkpoint.files, self.digests, strict=True):
+            file = self.file(entry)
+            try:
+                if copying.sha512(file, stopped=stopped) != digest:
+                    return f"{file.name}: {NOT_AS_GATHERED}"
+            except OSError as error:
+                return f"{file.name}: {reason_of(error)}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """A checkpoint in the store that nothing can be restored from."""
+
+    folder: Path
+    why: str
+    is_set_aside: bool = False
+
+    def __str__(self) -> str:
+        return f"the gathered checkpoint {self.folder.name} is damaged: {self.why}"
 
 
 class IncompleteError(SourceChangedError):
@@ -119,6 +163,8 @@ class Store:
         self.root = root
         self.keep = keep
         self._held: list[Gathered] = []
+        self.damaged: list[Damaged] = []
+        """The checkpoints that this store has set aside."""
         if root.is_dir():
             self._recover()
 
@@ -139,6 +185,38 @@ class Store:
         """Return the checkpoints a restart starts from; see `newest_of_each`."""
         return newest_of_each(self._held)
 
+    def age_of(self, checkpoint: Checkpoint, step: int | None) -> Age:
+        """Return the age of a checkpoint that is not in the store, of which `step` is known."""
+        return checkpoint.age(step=step, saved_ns=self._saved_ns(checkpoint))
+
+    def _saved_ns(self, checkpoint: Checkpoint) -> int:
+        """Return the time of a save, which is later than those it replaced: clocks are set back."""
+        replaced = [held.saved_ns for held in self._held if held.checkpoint.path == checkpoint.path]
+        return max([checkpoint.saved_ns, *(saved_ns + 1 for saved_ns in replaced)])
+
+    def set_aside_damaged(self, *, stopped: Stopped = never) -> list[Damaged]:
+        """Set aside what a restart would start from but is not what was gathered; return it.
+
+        Raises CancelledError.
+        """
+        found = [
+            Damaged(gathered.folder, why)
+            for gathered in self.state()
+            if (why := gathered.find_damage(stopped=stopped))
+        ]
+        for damaged in found:
+            self._held = [held for held in self._held if held.folder != damaged.folder]
+            self._set_aside(damaged)
+        if found:
+            self._write_checkpoint_file()
+        return found
+
+    def _set_aside(self, damaged: Damaged) -> None:
+        """Keep a damaged checkpoint, for the user, where nothing restores it."""
+        self.damaged.append(damaged)
+        with contextlib.suppress(OSError):
+            (damaged.folder / _NOTE).rename(damaged.folder / _NOTE_OF_DAMAGED)
+
     def add(
         self,
         checkpoint: Checkpoint,
@@ -156,7 +234,8 @@ class Store:
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         try:
             gathered = _copy(checkpoint, source_of(source), partial, stopped=stopped)
-            gathered = replace(gathered, step=step, load=load)
+            saved_ns = self._saved_ns(checkpoint)
+            gathered = replace(gathered, step=step, load=load, saved_ns=saved_ns)
             if self._has_content_of(gathered):
                 return None
             gathered = self._place(gathered)
@@ -184,7 +263,8 @@ class Store:
         if same is None:
             return False
         companions = same.checkpoint.companions  # those in the store
-        self._renew(same, replace(same, checkpoint=replace(new.checkpoint, companions=companions)))
+        checkpoint = replace(new.checkpoint, companions=companions)
+        self._renew(same, replace(same, checkpoint=checkpoint, saved_ns=new.saved_ns))
         self._write_checkpoint_file()
         return True
 
@@ -218,8 +298,10 @@ class Store:
             series[held.checkpoint.series].append(held)
         for members in series.values():
             keep = 1 if members[0].kind is Kind.BACKUP else self.keep
-            for old in members[:-keep]:
-                self.forget(old)
+            kept = worth_keeping(members, lambda held: held.age, keep)
+            for old in members:
+                if old not in kept:
+                    self.forget(old)
         self._write_checkpoint_file()
 
     def _write_checkpoint_file(self) -> None:
@@ -232,27 +314,61 @@ class Store:
                 shutil.rmtree(leftover, ignore_errors=True)
             else:
                 leftover.unlink(missing_ok=True)
-        self._held = list(open_for_reading(self.root))
+        held, damaged = read(self.root)
+        self._held = list(held)
+        for found in damaged:
+            if not found.is_set_aside:
+                self._set_aside(found)
         self._write_checkpoint_file()
+
+
+def worth_keeping(members: Sequence[T], age: Callable[[T], Age], keep: int) -> Sequence[T]:
+    """Return those of one series, oldest first, that a store keeps.
+
+    These are the newest `keep`, and the one that was written last: a script may train again, from
+    step 0, and then its steps are lower.
+    """
+    newest = members[-keep:]
+    last = max(members, key=lambda member: age(member).saved_ns)
+    return newest if last in newest else [last, *newest]
 
 
 def newest_of_each(held: Sequence[Gathered], *, place: int | None = None) -> tuple[Gathered, ...]:
     """Return the newest checkpoint of each series, up to `place` if given (`Gathered.place`).
 
-    Raises KeyError if no checkpoint has that place.
+    They are in the order of `held`, oldest first. Raises KeyError if no checkpoint has that place.
     """
     chosen = {
         g.checkpoint.series: g for g in held if place is None or g.place is None or g.place <= place
     }
     if place is not None and all(g.place != place for g in chosen.values()):
         raise KeyError(place)
-    return tuple(chosen.values())
+    return tuple(gathered for gathered in held if gathered in chosen.values())
 
 
 def open_for_reading(root: Path) -> tuple[Gathered, ...]:
     """Return the checkpoints below `root`, oldest first, and change nothing there."""
-    notes = (path for path in root.glob(f"*/{_NOTE}") if not path.parent.name.startswith(PARTIAL))
-    return tuple(_by_age([gathered for note in notes if (gathered := _read_note(note))]))
+    held, _ = read(root)
+    return held
+
+
+def read(root: Path) -> tuple[tuple[Gathered, ...], tuple[Damaged, ...]]:
+    """Return the checkpoints below `root`, oldest first, and those that are damaged.
+
+    The contents of files are not read, and nothing is changed.
+    """
+    held, damaged = list[Gathered](), list[Damaged]()
+    for note in sorted(root.glob(f"*/{_NOTE}")):
+        if note.parent.name.startswith(PARTIAL):
+            continue
+        try:
+            held.append(_read_note(note))
+        except DamagedError as error:
+            if note.exists():  # else its run has just replaced it by a newer one
+                damaged.append(Damaged(note.parent, str(error)))
+    for note in sorted(root.glob(f"*/{_NOTE_OF_DAMAGED}")):
+        damaged.append(Damaged(note.parent, "it is set aside", is_set_aside=True))
+    return tuple(_by_age(held)), tuple(damaged)
 
 
 def deliver(
@@ -267,7 +383,8 @@ def deliver(
     if gathered:
         for entry in gathered.checkpoint.all_files:
             target = to / gathered.file(entry).relative_to(gathered.folder)
-            replace_verified(gathered.file(entry), target, entry, stopped=stopped)
+            with replacing(target) as partial:
+                gathered.copy(entry, partial, stopped=stopped)
             written.append(target)
         if prefixes := _prefixes([gathered], below=gathered.folder):
             copying.write(to, prefixes)
@@ -297,7 +414,7 @@ def load_hint(gathered: Gathered) -> str:
 
 def _copy(checkpoint: Checkpoint, source: Source, folder: Path, *, stopped: Stopped) -> Gathered:
     """Copy a checkpoint in the order of its files: data shards first, then the index."""
-    new = Gathered(checkpoint, folder, None, ())
+    new = Gathered(checkpoint, folder, None, (), checkpoint.saved_ns)
     digests = []
     for entry in checkpoint.files:
         target = new.file(entry)
@@ -324,9 +441,7 @@ def _copy_companion(companion: Entry, new: Gathered, source: Source, stopped: St
 
 
 def _by_age(gathered: Sequence[Gathered]) -> list[Gathered]:
-    return sorted(
-        gathered, key=lambda g: (g.checkpoint.saved_ns, g.checkpoint.number or 0, str(g.folder))
-    )
+    return oldest_first(sorted(gathered, key=lambda g: g.folder), lambda g: g.age)
 
 
 def _prefixes(gathered: Sequence[Gathered], *, below: Path) -> list[copying.Prefix]:
@@ -344,6 +459,7 @@ def _write_note(gathered: Gathered) -> None:
         "path": gathered.checkpoint.path,
         "step": gathered.step,
         "load": gathered.load,
+        "saved_ns": gathered.saved_ns,
         "files": [
             asdict(entry) | {"sha512": digest}
             for entry, digest in zip(gathered.checkpoint.files, gathered.digests, strict=True)
@@ -353,23 +469,35 @@ def _write_note(gathered: Gathered) -> None:
     write_atomically(gathered.folder / _NOTE, json.dumps(note, indent=1))
 
 
-def _read_note(note: Path) -> Gathered | None:
-    """Return the checkpoint of a note; None if the note is invalid or files are missing."""
+def _read_note(note: Path) -> Gathered:
+    """Return the checkpoint of a note.
+
+    Raises DamagedError if the note is invalid, or files are missing or have another size.
+    """
     try:
         data = foreign_json.read_json_object(note)
         path, step, load = data["path"], data["step"], data.get("load", "")
         if not (isinstance(path, str) and isinstance(step, int | None) and isinstance(load, str)):
-            return None
+            raise ValueError("a value has the wrong type")
         files, companions = _entries(data["files"]), _entries(data["companions"])
         checkpoint = Checkpoint(Kind(data["kind"]), path, files, companions)
         digests = tuple(str(f["sha512"]) for f in data["files"])
-        gathered = Gathered(checkpoint, note.parent, step, digests, load)
-        is_whole = all(
-            gathered.file(entry).stat().st_size == entry.size for entry in checkpoint.all_files
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return gathered if is_whole and files else None
+        saved_ns = int(data.get("saved_ns", checkpoint.saved_ns))
+        gathered = Gathered(checkpoint, note.parent, step, digests, saved_ns, load)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{note.name}: {reason_of(error)}") from error
+    if not files:
+        raise DamagedError(f"{note.name}: it names no file")
+    for entry in checkpoint.all_files:
+        try:
+            size = gathered.file(entry).stat().st_size
+        except (OSError, ValueError) as error:
+            raise DamagedError(f"{gathered.file(entry).name}: {reason_of(error)}") from error
+        if size != entry.size:
+            raise DamagedError(
+                f"{gathered.file(entry).name}: it has {size:,} bytes instead of {entry.size:,}"
+            )
+    return gathered
 
 
 def _entries(rows: Sequence[Mapping[str, Any]]) -> tuple[Entry, ...]:

@@ -9,8 +9,9 @@ import click
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.backends import job_watch
+from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.restore import fill
-from tfcluster.checkpoints.store import Gathered
+from tfcluster.checkpoints.store import Damaged, Gathered
 from tfcluster.cli.completion import run_names
 from tfcluster.cli.elsewhere import find_run, option_of, scheduler_options
 from tfcluster.errors import UsageError
@@ -40,11 +41,10 @@ def command(
     terminal = Terminal()
     found = find_run(run, backend, context, namespace)
     state = found.state()  # it copies first what a cluster has
+    found.gather_left(terminal.say_wrapped)
     checkpoints = found.checkpoints
     if target is not None:
-        newest = _require_newest(found)
-        _copy(newest, target)
-        terminal.say(f"copied {newest.path.name} to {target}")
+        _copy_newest(found, target, terminal)
     elif only_path:
         terminal.out(str(_require_newest(found).path))
     elif as_json:
@@ -61,6 +61,8 @@ def command(
         )
     else:
         terminal.say(f"{found.id} has gathered no checkpoint")
+    for damaged in () if target is not None else found.damaged_checkpoints:
+        terminal.say_wrapped(str(damaged))
     for sentence in job_watch.silences():
         terminal.say_wrapped(sentence)
 
@@ -74,12 +76,30 @@ def _require_newest(run: Run) -> Gathered:
     return newest
 
 
+def _copy_newest(run: Run, target: Path, terminal: Terminal) -> None:
+    """Copy the newest checkpoint that is not damaged, and say which newer ones are."""
+    _require_newest(run)
+    newest_first = [*reversed(run.checkpoints)]
+    newest_first.sort(key=lambda checkpoint: checkpoint.kind == "backup")
+    for checkpoint in newest_first:
+        if damage := checkpoint.find_damage():
+            terminal.say_wrapped(str(Damaged(checkpoint.folder, damage)))
+        else:
+            _copy(checkpoint, target)
+            terminal.say(f"copied {checkpoint.path.name} to {target}")
+            return
+    raise UsageError(
+        f"all checkpoints that {run.id} has gathered are damaged",
+        fix=f"what can be read of them is in {run.paths.checkpoints}",
+    )
+
+
 def _copy(checkpoint: Gathered, target: Path) -> None:
     if os.path.exists(target) and not (os.path.isdir(target) and not os.listdir(target)):
         raise UsageError(f"{target} is not an empty folder", fix="name a new or an empty folder")
     try:
         fill(target, [checkpoint])
-    except OSError as error:
+    except (SourceChangedError, OSError) as error:
         raise UsageError(f"cannot copy to {target}: {reason_of(error)}") from error
 
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import shlex
-import sys
-from pathlib import Path
 
 import click
 
-from tfcluster.agent.error_text import reason_of
 from tfcluster.cli.completion import files
-from tfcluster.errors import UsageError
 
 _TITLES = {
     "needed": "needed before a start",
@@ -31,11 +27,13 @@ def command(manifest: str, target: str) -> None:
     still needed is listed on stderr, each with its place in the manifest.
     """
     from tfcluster.cli.report import write_page
+    from tfcluster.spec.source import read_stdin, read_text
     from tfcluster.tfjob.conversion import convert
     from tfcluster.ui.terminal import Terminal
 
-    text, name = _read(manifest)
-    spec, notes = convert(text, name)
+    is_stdin = manifest == "-"
+    text = read_stdin("manifest") if is_stdin else read_text(manifest, "manifest", "check the path")
+    spec, notes = convert(text, "stdin" if is_stdin else manifest)
     write_page(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
     terminal = Terminal()
     for kind, title in _TITLES.items():
@@ -43,16 +41,3 @@ def command(manifest: str, target: str) -> None:
             terminal.say("\n".join([f"{title} ({len(found)}):", *(f"  {line}" for line in found)]))
     if target != "-":
         terminal.say(f"next: tfcluster plan {shlex.quote(target)}")
-
-
-def _read(manifest: str) -> tuple[str, str]:
-    """Return the text of the manifest and its name; raises UsageError if it cannot be read."""
-    try:
-        if manifest == "-":
-            return sys.stdin.buffer.read().decode("utf-8"), "stdin"
-        return Path(manifest).expanduser().read_text(encoding="utf-8"), manifest
-    except UnicodeDecodeError:
-        raise UsageError(f"{manifest} is not text in UTF-8", fix="name a TFJob in YAML") from None
-    except OSError as error:
-        fix = "check the path"
-        raise UsageError(f"{manifest} cannot be read: {reason_of(error)}", fix=fix) from None

@@ -164,7 +164,7 @@ def _say_lease(plan: Plan, terminal: Terminal) -> None:
     from tfcluster.coordinator.cleanup import outliving
     from tfcluster.ui.formats import format_duration
 
-    if outliving(plan):
+    if any(not node.capabilities.on_one_machine for node in outliving(plan)):
         terminal.say_wrapped(
             f"its coordinator runs on this machine ({gethostname()}): if this machine"
             " sleeps or loses its network, the hosts keep training for"

@@ -56,7 +56,8 @@ def _select(keep: int, age_s: float) -> list[RunPaths]:
     """Return ended or damaged runs, older than `age_s` seconds, not among the `keep` newest."""
     survey, before = job_watch.list_runs(), time.time() - age_s
     ended = [(s.started_at, s.ended_at, paths) for paths, s in survey.runs if s.status.is_final]
-    ended += [(run.changed_at, None, run.paths) for run in survey.damaged if _is_dead(run.paths)]
+    damaged = (run for run in survey.damaged if not run.is_foreign and _is_dead(run.paths))
+    ended += [(run.changed_at, None, run.paths) for run in damaged]
     ended.sort(key=lambda run: run[0])
     old = ended[: max(0, len(ended) - keep)]
     return [paths for started_at, ended_at, paths in old if (ended_at or started_at) <= before]

@@ -79,8 +79,7 @@ def _remarks(survey: RunListing) -> Iterator[str]:
     for error in survey.damaged:
         name = error.paths.run_id
         yield (
-            f"{name} is damaged, {error.paths.state.name} cannot be read: {error.why};"
-            f" `tfcluster rm {name[-4:]}` removes it"
+            f"{name} is damaged, {error.paths.state.name} cannot be read: {error.why}; {error.fix}"
         )
     for process in warm_agents.find(runtime_dir()):
         yield (

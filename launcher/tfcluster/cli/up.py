@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from tfcluster.cli.completion import files, run_names, task_names
@@ -23,6 +25,8 @@ from tfcluster.spec import HostChoice, LaunchOptions
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @backend_option
+@click.option("--submit", "submits", is_flag=True,
+              help="Submit a job of its own, also inside an allocation.")  # fmt: skip
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,
@@ -37,6 +41,7 @@ def command(
     sets: tuple[str, ...],
     hosts: HostChoice,
     backend: str | None,
+    submits: bool,
     python: str | None,
     name: str | None,
     resume: str | None,
@@ -53,15 +58,19 @@ def command(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-    from tfcluster.api import make_launch
+    from tfcluster.api import make_launch, require_scheduler
     from tfcluster.cli.launch import launch, preimport
     from tfcluster.discovery.planning import plan_file
+    from tfcluster.kinds import leave_allocation
 
+    if submits:
+        backend = leave_allocation(os.environ) or backend
     resumed = None
     if resume is not None:
         from tfcluster.coordinator.resume import find
+        from tfcluster.ui.terminal import Terminal
 
-        resumed = find(resume)
+        resumed = find(resume, Terminal().say_wrapped)
     stored = resumed.source if resumed is not None and spec is None else None
     planned = plan_file(
         stored or spec,
@@ -73,4 +82,6 @@ def command(
         meanwhile=preimport,
     )
     planned = planned.without_tasks(excepted)
+    if submits:
+        require_scheduler(planned.plan)
     return launch(make_launch(planned, options, resume=resumed), display)

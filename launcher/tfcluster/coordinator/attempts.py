@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from tfcluster.backends.base import NoPlaceError
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
-from tfcluster.errors import NodeLostError, PortInUseError, SetupError
+from tfcluster.errors import NodeLostError, PortInUseError, PrepareError, SetupError
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
-from tfcluster.rundir.events import Event, NodeLost, NodesAllocated, Warned
+from tfcluster.rundir.events import Event, Hint, NodeLost, NodesAllocated, Warned
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
@@ -24,8 +25,15 @@ from tfcluster.supervision.supervisor import Supervisor
 
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
-"""The pause between two tries doubles up to this."""
 _POLL_S: Final = 0.2
+
+
+def pauses() -> Iterator[float]:
+    """Yield the pauses in seconds between two tries to reach a node, which double up to a limit."""
+    pause_s = FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
 
 
 @dataclass(slots=True)
@@ -86,17 +94,18 @@ class Attempts:
             restarts=state.restarts,
         )
         self._require(await self.loop.run_alongside(self._connect_all(self.plan.nodes)))
-        await self.loop.run_alongside(self.startup.find_code(self.plan.nodes))
-        self.startup.preload(self.plan.nodes)
-        await self.startup.hold_ports(self.plan.nodes)
-        for finding in await self.startup.preflight():
+        nodes = [node for node in self.plan.nodes if node.name not in self._lost]
+        await self.loop.run_alongside(self.startup.find_code(nodes))
+        self.startup.preload(nodes)
+        await self.startup.hold_ports(nodes)
+        for finding in await self.startup.preflight(nodes):
             self.record(Warned(message=f"{finding.node}: {finding.what}; {finding.fix}"))
-        for warning in await self.loop.run_alongside(self.startup.send_code(self.plan.nodes)):
+        for warning in await self.loop.run_alongside(self.startup.send_code(nodes)):
             self.record(Warned(message=warning))
-        await self.startup.prepare(self.plan.nodes)
-        await self._await_preload(self.plan.nodes)
+        await self.startup.prepare(nodes)
+        await self._await_preload(nodes)
         number = self.run_writer.state.attempt + 1  # not 1 for a run that its scheduler requeued
-        await self._start(number, tuple(task.id for task in self.plan.tasks))
+        await self._start(number, self.supervisor.membership.members)
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> Mapping[str, SetupError]:
         """Connect to `nodes` at once; return node → error, for those that cannot be reached."""
@@ -108,11 +117,18 @@ class Attempts:
         return {node: result for node, result in found if isinstance(result, SetupError)}
 
     def _require(self, errors: Mapping[str, SetupError]) -> None:
-        """Raise `errors` as one; where the supervisor has the job start again, that counts."""
+        """Raise `errors` as one, unless the run can start without these nodes.
+
+        Where the supervisor has the job start again, that counts.
+        """
         if errors and all(isinstance(error, NodeLostError) for error in errors.values()):
             reasons = {node: error.message for node, error in errors.items()}
             is_lost = any(isinstance(error, NoPlaceError) for error in errors.values())
             self.supervisor.nodes_unreached(reasons, self.loop.now(), is_lost=is_lost)
+            if errors.keys() <= self.supervisor.gone.keys():
+                for node in reasons:
+                    self._give_up(node)
+                return
         NodeLostError.raise_all([*errors.values()])
 
     async def _await_preload(self, nodes: Sequence[NodePlan]) -> None:
@@ -139,7 +155,8 @@ class Attempts:
         self._lost.add(node)
         self.supervisor.node_lost(node, reason, self.loop.now())
         if self.supervisor.is_spare(node):  # no restart has to wait for it
-            self._give_up(node, reason)
+            self.supervisor.node_gone(node, reason, self.loop.now())
+            self._give_up(node)
 
     async def leave(self, node: str, signal: str) -> None:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
@@ -157,11 +174,16 @@ class Attempts:
         self.due_alone.clear()
         # Tasks that the user starts by hand restore the same state as the others.
         by_hand = [task.id for task in self.plan.by_hand if self.hub.uses_run_folder(task.node)]
-        step = await self.loop.run_alongside(
-            self.run_gathering.put_state_back([*to_start, *by_hand])
-        )
+        step = await self.loop.run_alongside(self._put_state_back([*to_start, *by_hand]))
         self.run_gathering.follow_chief(self.supervisor.gang.chief)
         self._order_start(number, members, to_start, step)
+
+    async def _put_state_back(self, tasks: Sequence[TaskId]) -> int | None:
+        try:
+            return await self.run_gathering.put_state_back(tasks)
+        finally:  # it may have found damaged checkpoints
+            for event in self.run_gathering.take_events():
+                self.hub.put(partial(self.record, event))
 
     def _order_start(
         self, number: int, members: Sequence[TaskId], tasks: Sequence[TaskId], step: int | None
@@ -173,28 +195,32 @@ class Attempts:
     async def _restart(self, again: NextAttempt) -> None:
         await self.loop.pause(self.loop.now() + again.delay_s)
         await self._part_from_leaving()
-        await self._reconnect()
+        await self._reconnect(again)
+        if not self._is_next(again):
+            return  # the run ends, or another gang is to start
+        if self.run_gathering.has_missed:
+            for event in await self.loop.run_alongside(self.run_gathering.gather_missed()):
+                self.record(event)
         if any(node.capabilities.makes_nodes for node in self.plan.nodes):
             for sentence in await self.loop.run_alongside(self.hub.repair()):
                 self.record(Warned(message=sentence))
-        if again.fresh_ports and self.supervisor.next_attempt is again:
+        if again.fresh_ports and self._is_next(again):
             connected = [node for node in self.plan.nodes if node.name not in self._lost]
             await self.startup.hold_ports(connected, is_lost=self._lost.__contains__)
-            await self._reconnect()
-        if self.supervisor.next_attempt is again:  # else the run ends, or another gang is to start
+            await self._reconnect(again)
+        if self._is_next(again):
             await self._start(again.number, again.members)
 
     async def _restart_alone(self, order: StartAlone) -> None:
         await self._part_from_leaving()
-        await self._reconnect()
+        await self._reconnect(None, only=self.plan.task(order.task).node)
         if order.task == self.supervisor.gang.chief:  # it continues from what it saved last
             gather = self.run_gathering.gather_latest(others_train=True)
             for event in await self.loop.run_alongside(gather):
                 self.record(event)
         members = tuple(member.id for member in self.supervisor.gang)
-        put_back = self.run_gathering.put_state_back([order.task])
         try:
-            step = await self.loop.run_alongside(put_back)
+            step = await self.loop.run_alongside(self._put_state_back([order.task]))
         except SetupError as error:
             task, number = str(order.task), order.attempt
             self.supervisor.start_failed(task, number, error.message, self.loop.now())
@@ -208,34 +234,83 @@ class Attempts:
             self._lost.add(node)
             await self.loop.run_alongside(self.hub.part_from(node))
 
-    async def _reconnect(self) -> None:
-        """Give lost nodes a new agent; once it answers, no old task lives on the node.
+    async def _reconnect(self, again: NextAttempt | None, *, only: str = "") -> None:
+        """Give the lost nodes, or `only` this one, new agents for the attempt `again`.
 
-        A node where that fails is tried once more after the lease of its old agent has ended:
-        until then the old agent itself may be the reason.
+        Once a new agent answers, no old task lives on its node. Each node is tried until then, or
+        until the supervisor has no more patience, or wants another attempt: a host may be down for
+        minutes, and as long as the lease of its old agent lasts, that agent may be the reason.
         """
-        waited = set[str]()
-        while lost := self._lost - self._given_up:
-            node = next(node for node in self.plan.nodes if node.name in lost)
-            self.run_writer.wait_for(f"the agent of {node.name}")
-            try:
-                await self._replace_agent(node)
-                self.supervisor.node_back(node.name, self.loop.now())
-            except PortInUseError:
-                raise
-            except SetupError as error:
-                is_reached = node.name not in self._lost  # then the old agent is not the reason
-                if is_reached or node.name in waited or not await self._await_lease(node.name):
-                    self._give_up(node.name, error.message)
-                waited.add(node.name)
+        began, waits = dict[str, float](), pauses()
+        while self._is_next(again) and (lost := self._awaited(only)):
+            due = list[float]()
+            for node in lost:
+                if self._is_next(again):
+                    since = began.get(node.name)
+                    began.setdefault(node.name, self.loop.now())
+                    due += await self._try(node, since)
+            if due:
+                await self._pause_for(again, min(self.loop.now() + next(waits), *due))
+            elif only:
+                return
+
+    def _is_next(self, again: NextAttempt | None) -> bool:
+        """Return whether the supervisor still wants this attempt, or with None no other one."""
+        return self.supervisor.next_attempt is again
+
+    async def _pause_for(self, again: NextAttempt | None, until: float) -> None:
+        """Pause until that moment, at most as long as the attempt is wanted."""
+        await self.loop.until(
+            lambda: self.loop.now() >= until or not self._is_next(again), at=until
+        )
+
+    def _awaited(self, only: str) -> list[NodePlan]:
+        """Return the lost nodes to reconnect; those that the next attempt does without are left."""
+        for name in sorted(self._lost - self._given_up):
+            if not (only or self.supervisor.membership.uses(name)):
+                self.supervisor.node_gone(name, "the gang does without it", self.loop.now())
+                self._give_up(name)
+        lost = self._lost - self._given_up
+        return [node for node in self.plan.nodes if node.name in lost and only in ("", node.name)]
+
+    async def _try(self, node: NodePlan, since: float | None) -> list[float]:
+        """Try to give a lost node a new agent; the first such try, if not this, was at `since`.
+
+        Return the moments at which another try must be made; none if there is to be no other one.
+        """
+        name, began = node.name, self.loop.now()
+        self.run_writer.wait_for(f"the agent of {name}")
+        try:
+            await self._replace_agent(node)
+        except PortInUseError:
+            raise
+        except SetupError as error:
+            # Its old agent may be the reason, unless the node was reached.
+            fence = self.hub.fenced_until(name) if name in self._lost else 0.0
+            end = max(began if since is None else since, fence) + self.supervisor.patience_s(name)
+            self._lost.add(name)
+            if began >= end or isinstance(error, PrepareError | NoPlaceError):
+                self._note_unreached(name, error.message)
+                return []
+            now = self.loop.now()
+            what = (
+                f"the lease of {name}: its tasks may run for {fence - now:.0f} s"
+                if fence > now
+                else f"{name} to answer: it is tried for {max(0.0, end - now):.0f} s more"
+            )
+            self.run_writer.wait_for(what)
+            if since is None:
+                self.record(Hint(message=f"{error.message}; waiting for {what}"))
+            return [at for at in (fence, end) if at > began]
+        self.supervisor.node_back(name, self.loop.now())
+        return []
 
     async def _replace_agent(self, node: NodePlan) -> None:
         """Give a lost node a new agent, set up like the old one; raises SetupError."""
         await self.loop.run_alongside(self._connect_with_code(node))
         self.startup.preload([node])
         await self.startup.hold_ports([node], is_lost=self._lost.__contains__)
-        if node.capabilities.in_containers:  # the new one lacks what prepare made in the old one
-            await self.startup.prepare([node], is_lost=self._lost.__contains__)
+        await self.startup.prepare([node], is_lost=self._lost.__contains__)
         await self._await_preload([node])
         if node.name in self._lost:
             raise NodeLostError(f"the new agent of {node.name} was lost at once")
@@ -247,23 +322,19 @@ class Attempts:
         self._leaving.discard(node.name)
         self._lost.discard(node.name)  # here, before an input can report it lost again
 
-    async def _await_lease(self, node: str) -> bool:
-        """Wait until nothing can live on the node; return whether that was necessary."""
-        now, until = self.loop.now(), self.hub.fenced_until(node)
-        if until <= now:
-            return False
-        self.run_writer.wait_for(f"the lease of {node}: its tasks may run for {until - now:.0f} s")
-        await self.loop.pause(until)
-        return True
+    def _note_unreached(self, node: str, why: str) -> None:
+        """Report to the supervisor that the next attempt could not reach the node."""
+        self.supervisor.node_unreached(node, why, self.loop.now())
+        if node in self.supervisor.gone:
+            self._give_up(node)
 
-    def _give_up(self, node: str, why: str) -> None:
-        """Report to the supervisor that nothing can live on the node any more.
+    def _give_up(self, node: str) -> None:
+        """Let no attempt wait any more for a node that is gone for the supervisor.
 
         A gang that goes on without it may grow again: the node is tried again in the background.
         """
         self._lost.add(node)
         self._given_up.add(node)
-        self.supervisor.node_gone(node, why, self.loop.now())
         if can_resize(self.plan):
             self.returning.give_up(node)
 
@@ -315,16 +386,16 @@ class Returning:
 
     async def _bring_back(self, node: str) -> None:
         """Try until the node is set up."""
-        pause_s, planned = FIRST_PAUSE_S, self.startup.plan.node(node)
-        while True:
-            await asyncio.sleep(pause_s)
-            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        planned, least_s = self.startup.plan.node(node), 0.0
+        for pause_s in pauses():
+            await asyncio.sleep(max(pause_s, least_s))
             self._broken.pop(node, None)
+            least_s = 0.0
             with contextlib.suppress(SetupError):
                 await self.connect(planned)
                 if await self._is_set_up(planned):
                     return
-                pause_s = max(pause_s, self.startup.plan.supervision.grow_every_s)
+                least_s = self.startup.plan.supervision.grow_every_s
 
     async def _is_set_up(self, node: NodePlan) -> bool:
         """Set up a node that answers; return whether that succeeded. Else its agent is ended."""
@@ -345,8 +416,8 @@ class Returning:
         await startup.send_code([node], again=True)
         startup.preload([node])
         await startup.hold_ports([node], is_lost=self._is_lost)
-        if node.capabilities.in_containers:  # the new one lacks what prepare made in the old one
-            await startup.prepare([node], is_lost=self._is_lost)
+        await startup.preflight([node])
+        await startup.prepare([node], is_lost=self._is_lost)
         await startup.await_preload([node], is_lost=self._is_lost)
         if self._is_lost(node.name):
             raise NodeLostError(f"its new agent was lost at once: {self._why(node.name)}")

@@ -19,7 +19,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -36,6 +36,8 @@ from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.rundir.run_writer import require_json
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
+
+T = TypeVar("T")
 
 _GUARD_S = 2.0
 """Time for a guard to end the processes it knows, before it is killed too."""
@@ -86,20 +88,20 @@ def end_nodes(paths: RunPaths) -> list[NodeEnd]:
     open_until = {node: at for node, at in state.leases.items() if at > time.time()}
     if plan is None or not open_until:
         return []
-    ends = _run_loop(_end_all(plan, state, open_until))
+    ends = run_in_loop(_end_all(plan, state, open_until))
     state.leases = {end.node: end.until for end in ends if end.trouble}
     require_json(paths.state, state_json(state))
     return ends
 
 
-def _run_loop(ending: Coroutine[Any, Any, list[NodeEnd]]) -> list[NodeEnd]:
-    """Run `ending` in a loop of its own, also in a thread whose loop runs: a notebook's cell."""
+def run_in_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in a loop of its own, also in a thread whose loop runs: a notebook's cell."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(ending)
+        return asyncio.run(work)
     with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, ending).result()
+        return thread.submit(asyncio.run, work).result()
 
 
 def end_on_hosts(paths: RunPaths, say: Callable[[str], None]) -> None:

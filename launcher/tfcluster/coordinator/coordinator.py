@@ -6,6 +6,7 @@ The supervisor decides what to do; the coordinator does it and supplies the time
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -22,8 +23,10 @@ from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop, RunOver
+from tfcluster.coordinator.run_loop import RunLoop
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
+from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
@@ -32,7 +35,7 @@ from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.preflight.probes import follow_peers, probe_links
-from tfcluster.rundir import chaos, control
+from tfcluster.rundir import chaos, control, heartbeat
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, follows, state_json
@@ -44,6 +47,9 @@ from tfcluster.supervision.failure import signal_name
 from tfcluster.supervision.supervisor import Supervisor
 
 _SHOWN = 3
+_LATE_STOP = "the tasks have ended, and their files are being copied; stop again to leave them"
+_SUSPENDED_S = 10.0
+"""A shorter stop of this process is no suspension of its job: a file server may have kept it."""
 
 
 class Coordinator:
@@ -71,7 +77,7 @@ class Coordinator:
         lease_s, settings = plan.supervision.lease_s, launch.node_settings
         warn, note = self._warn, self._note_queued
         self._hub = Hub(self.paths, lease_s, warn, note, open_nodes, plan=plan, runtime=settings)
-        self._supervisor = Supervisor(plan)
+        self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
         self._supervisor.gathers = run_gathering.is_gathering
         self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
         until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
@@ -90,6 +96,8 @@ class Coordinator:
         self._probing: asyncio.Task[None] | None = None
         self._background: asyncio.TaskGroup
         self._is_closing = False
+        self._stopped_late: Stop | None = None
+        """The last request to stop since the tasks have ended."""
         self._preload_failures: set[str] = set()
         """The reported reasons why tasks start without preloading."""
 
@@ -99,9 +107,18 @@ class Coordinator:
         return self._startup.plan
 
     def stop(self, stop: Stop) -> None:
-        """End the run early; a second call kills at once, a call after the end stops copying."""
-        if self._is_closing:
+        """End the run early; a second call kills at once.
+
+        Once the tasks have ended, the first call lets the copying finish, and the second stops it.
+        """
+        if self._stopped_late is not None:
+            self._stopped_late = stop
             self._run_gathering.cancel()
+        elif self._is_closing:
+            self._stopped_late = stop
+            self._put_event(ev.Hint(message=_LATE_STOP))
+            if facts := self._run_gathering.gathering():
+                self._put_event(ev.Gathering(**facts))
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
 
@@ -128,6 +145,8 @@ class Coordinator:
 
         A failure of the job or its environment is part of the outcome, not an exception.
         """
+        if isinstance(loop := asyncio.get_running_loop(), RunLoop):
+            loop.on_stopped = self._on_stopped
         async with (
             control.serve(
                 self.paths.control_socket,
@@ -144,9 +163,14 @@ class Coordinator:
             self._background = background
             if self.job is not None:
                 self._supervisor.can_come_back = await self.job.can_come_back()
-            showing = background.create_task(
-                gathering.show(self._run_gathering.gathering, self._note_gathering, self._put_event)
-            )
+            lasting = [
+                background.create_task(self._beat()),
+                background.create_task(
+                    gathering.show(
+                        self._run_gathering.gathering, self._note_gathering, self._put_event
+                    )
+                ),
+            ]
             try:
                 error = await self._run_attempts()
             finally:
@@ -154,7 +178,8 @@ class Coordinator:
             try:
                 return await self._conclude(error, gathered)
             finally:
-                showing.cancel()
+                for task in lasting:
+                    task.cancel()
 
     async def _run_attempts(self) -> SetupError | None:
         """Run all attempts; return the error that ended them, if the supervisor did not."""
@@ -175,12 +200,26 @@ class Coordinator:
             await asyncio.gather(*following[-1:], return_exceptions=True)  # it connects to nodes
         return None
 
+    async def _beat(self) -> None:
+        """Show other machines that this coordinator lives, until cancelled."""
+        while True:
+            leave_if_replaced(self.paths)
+            heartbeat.beat(self.paths)
+            await asyncio.sleep(heartbeat.BEAT_S)
+
+    def _on_stopped(self, seconds: float) -> None:
+        """Go on after this process was stopped, with the run's other processes or alone."""
+        leave_if_replaced(self.paths)
+        if self.job is not None and seconds >= _SUSPENDED_S:
+            self._hub.put(lambda: self._supervisor.suspended(seconds, self._now()))
+
     def _note_gathering(self, facts: Mapping[str, Any] | None) -> None:
         self._hub.put(lambda: self.run_writer.note_gathering(facts))
 
     # -- actions ----------------------------------------------------------------------------
 
     async def _connect(self, node: NodePlan) -> None:
+        leave_if_replaced(self.paths)
         await self._hub.connect(
             node,
             on_message=self._on_message,
@@ -379,12 +418,20 @@ class Coordinator:
         self._is_closing = True
         try:
             needs_agents = self._run_gathering.needs_agents
+            await self._reach_chief_again()
             return await self._loop.run_to_end(self._finish()) if needs_agents else None
         finally:  # no agent and no task may stay, even after an internal error
             ending = await self._ending if self._ending is not None else None
             loses_folder = ending is not None and ending.loses_folder
             await self._hub.close(keeps_folders=self._run_gathering.is_incomplete or loses_folder)
             self._curves.close()
+
+    async def _reach_chief_again(self) -> None:
+        """Connect once more to a lost host that has saved what is not gathered."""
+        name = self._run_gathering.lost_node
+        if name and self.plan.node(name).capabilities.has_addresses:
+            with contextlib.suppress(SetupError):
+                await self._loop.run_to_end(self._connect(self.plan.node(name)))
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
@@ -401,7 +448,7 @@ class Coordinator:
         if outcome is None:
             assert error is not None
             outcome = Outcome.of(error)
-        outcome = await self._explain(outcome)
+        outcome = self._doubt(await self._explain(outcome))
         missed = chaos.not_injected(self._launch.faults, self.run_writer.state)
         gang, of_nodes = self._supervisor.gang, self._hub.closing_warnings()
         lost = gang.lost_model(os.path.exists) if outcome.status is Status.SUCCEEDED else None
@@ -410,6 +457,23 @@ class Coordinator:
             self.run_writer.record(ev.Warned(message=warning, closing=True))
         self.run_writer.record(outcome.event())
         return outcome
+
+    def _doubt(self, outcome: Outcome) -> Outcome:
+        """Return the outcome of a run whose newest checkpoint may not be gathered: no success."""
+        why = self._run_gathering.missed
+        self.run_writer.state.missed = why or None
+        self.run_writer.state.missed_in = self._run_gathering.remote_folder if why else None
+        if outcome.status is not Status.SUCCEEDED or not why:
+            return outcome
+        run = self.paths.run_id
+        error = SetupError(
+            f"the tasks have succeeded, but the newest checkpoint was not gathered: {why}",
+            fix=f"`tfcluster checkpoints {run}` gathers it if its node still has it",
+        )
+        if self._stopped_late is None:
+            return Outcome.of(error)
+        error.exit_code = self._stopped_late.exit_code
+        return Outcome(Status.INTERRUPTED, error.exit_code, error)
 
     async def _explain(self, outcome: Outcome) -> Outcome:
         """Return the outcome of a run whose job may be what its scheduler has ended.
@@ -423,7 +487,7 @@ class Coordinator:
         if ending is None or self.paths.cancelled.exists():
             return outcome
         if ending.comes_back:
-            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why)
+            return Outcome(Status.INTERRUPTED, 143, comes_back=ending.why, limit=ending.limit)
         error = JobEndedError(
             f"job {self.job.id} was ended: {ending.why}",
             fix="to continue from the newest gathered checkpoint:"

@@ -9,13 +9,16 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from tfcluster.backends import jobs
 from tfcluster.coordinator.coordinator import Coordinator
-from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.resume import Resume, seed
+from tfcluster.coordinator.run_loop import RunLoop
 from tfcluster.coordinator.starter import (
     SIGNALS,
     WARNING,
@@ -26,11 +29,12 @@ from tfcluster.coordinator.starter import (
     open_folder,
     signals_held_back,
 )
-from tfcluster.errors import JobEndedError, SetupError, TfclusterError
+from tfcluster.coordinator.takeover import leave_if_replaced
+from tfcluster.errors import JobEndedError, NoProgressError, SetupError, TfclusterError
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
-from tfcluster.rundir import registry
+from tfcluster.rundir import heartbeat, registry
 from tfcluster.rundir.events import JobJoined, RunContinued
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -38,6 +42,8 @@ from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Outcome
 
+VAIN_STARTS: Final = 3
+"""The starts of a job in a row that may be ended without a newer checkpoint."""
 Announce = Callable[[Plan], None]
 """A function that is called before the first start with the plan, now with every host and port."""
 
@@ -48,6 +54,18 @@ def _continuation(state: RunSnapshot, restarts: int, last_event_at: float) -> Ru
     began_at = last_event_at if state.began_at is None else state.began_at
     ran_s = round(before + max(0.0, last_event_at - began_at), 3)
     return RunContinued(restarts=restarts, attempt=state.attempt + 1, ran_s=ran_s)
+
+
+def count_vain_starts(state: RunSnapshot, newest: str) -> int:
+    """Return how many starts of the run's job in a row, the last one included, saved nothing newer.
+
+    `newest`: what `RunGathering.mark_newest` returns now. A start that ends because a node is lost
+    has another limit, `max_restarts`.
+    """
+    last = state.restarts[-1] if state.restarts else {}
+    if last.get("attempt", 0) > state.attempt and last.get("counts") is not False:
+        return state.vain_starts
+    return state.vain_starts + 1 if newest and newest == state.newest_at_start else 0
 
 
 def find_interrupted(plan: Plan, home_dir: Path) -> RunPaths | None:
@@ -90,8 +108,13 @@ class Session:
         else:
             self.paths, state = opened, open_folder(opened)
             last_event_at = opened.events.stat().st_mtime
+        heartbeat.claim(self.paths, asdict(registry.this_process()))
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
+        options = launch.options
+        self._gathering = RunGathering(
+            launch.plan, self.paths, enabled=options.gathers, keeps_files=options.keeps_files
+        )
         if self._job is None:
             return
         if opened is None:
@@ -113,21 +136,55 @@ class Session:
             if resume is not None and self.run_writer.state.attempt == 0:
                 seed(resume, self.paths.checkpoints)
                 announce = self._announcing(resume, announce)
-            outcome = asyncio.run(self._run(announce, handles_signals))
+            self._require_progress()
+            with asyncio.Runner(loop_factory=RunLoop) as runner:
+                outcome = runner.run(self._run(announce, handles_signals))
             if outcome.comes_back:
                 outcome = self._go_back(outcome)
-        except SetupError as error:
+        except (SetupError, NoProgressError) as error:
             outcome = self._fail(error)
         except Exception as fault:
             outcome = self._note_internal_error(fault)
         finally:
+            self._gathering.close()
             unrecorded = self.run_writer.close()
         redact_error(outcome.error, self._secrets)
         return End(self.paths, self.run_writer.state, outcome, unrecorded)
 
-    def _go_back(self, outcome: Outcome) -> Outcome:
-        """Put the job back into the queue; return the outcome, another one if that fails."""
+    def _require_progress(self) -> None:
+        """Raise NoProgressError if the last starts of the job have saved nothing."""
+        if self._job is None:
+            return
+        state, newest = self.run_writer.state, self._gathering.mark_newest()
+        if self._job.restarts:
+            state.vain_starts = count_vain_starts(state, newest)
+        state.newest_at_start = newest
+        self.run_writer.touch()
+        if state.vain_starts >= VAIN_STARTS:
+            raise self._no_progress(state.vain_starts, newest, "")
+
+    def _no_progress(self, starts: int, newest: str, limit: str) -> NoProgressError:
         assert self._job is not None
+        return NoProgressError(
+            self._job.id,
+            self.paths.run_id,
+            starts=starts,
+            limit=limit,
+            has_saved=newest != NOTHING,
+        )
+
+    def _go_back(self, outcome: Outcome) -> Outcome:
+        """Put the job back into the queue; return the outcome, another one if that fails.
+
+        A job that was ended too often without a newer checkpoint does not go back. A script of the
+        user's own would start another run if the scheduler did that by itself, so it does.
+        """
+        assert self._job is not None
+        leave_if_replaced(self.paths)
+        state, newest = self.run_writer.state, self._gathering.mark_newest()
+        starts = count_vain_starts(state, newest)
+        if starts >= VAIN_STARTS and state.job is not None:
+            raise self._no_progress(starts, newest, outcome.limit)
         self.run_writer.save()
         try:
             self._job.its.requeue(self._job.id)
@@ -143,20 +200,16 @@ class Session:
         return outcome
 
     async def _run(self, announce: Announce, handles_signals: bool) -> Outcome:
-        launch = self._launch
-        gathering = RunGathering(launch.plan, self.paths, enabled=launch.options.gathers)
         coordinator = Coordinator(
-            launch, self.run_writer, gathering, announce=announce, job=self._job
+            self._launch, self.run_writer, self._gathering, announce=announce, job=self._job
         )
         with _handling_signals(coordinator) if handles_signals else contextlib.nullcontext():
-            try:
-                return await coordinator.run()
-            finally:
-                gathering.close()
+            return await coordinator.run()
 
     def _announcing(self, resume: Resume, announce: Announce) -> Announce:
         def record_and_announce(plan: Plan) -> None:
-            self.run_writer.record(resume.event())
+            for event in resume.events():
+                self.run_writer.record(event)
             announce(plan)
 
         return record_and_announce

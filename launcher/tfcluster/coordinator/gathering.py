@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from hashlib import sha512
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
@@ -21,7 +23,7 @@ from tfcluster.checkpoints.gatherer import LEAST_GAP_S, Gatherer
 from tfcluster.checkpoints.restore import newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
-from tfcluster.errors import RunFolderError
+from tfcluster.errors import RunFolderError, SetupError
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
@@ -29,6 +31,8 @@ from tfcluster.rundir.events import Event, Gathering
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import FilesStalledError
 
+NOTHING: Final = "nothing"
+"""`RunGathering.mark_newest` where nothing was saved."""
 _GATHER_EVERY_S = 2.0
 _TENSORBOARD_EVERY_S = 10.0
 _PUT_BACK_TRIES = 3
@@ -40,8 +44,14 @@ _REPORT_AFTER, _REPORT_EVERY = 5, 30
 class RunGathering:
     """The gathering of one run in a thread; before an attempt it puts the newest state back."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, *, enabled: bool = True) -> None:
-        """Prepare the gathering; `enabled` is false with ``--no-gather``."""
+    def __init__(
+        self, plan: Plan, paths: RunPaths, *, enabled: bool = True, keeps_files: bool = True
+    ) -> None:
+        """Prepare the gathering.
+
+        `enabled` is false with ``--no-gather``. Without `keeps_files` nothing is copied at the end,
+        and nothing that the tasks have saved stays on other machines.
+        """
         self._plan, self._paths = plan, paths
         self._workdir = Path(plan.workdir)
         self._store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
@@ -53,6 +63,7 @@ class RunGathering:
         self._runs_chief = any(task.id == plan.chief for task in plan.tasks)
         """True if this run starts the chief; otherwise another machine gathers its checkpoints."""
         self._gathers = enabled and plan.checkpoints.gather and not self._is_shared
+        self._keeps_files = keeps_files
         self._chief: TaskId | None = None
         self._gatherer: Gatherer | None = None
         """The chief's gatherer; None until tasks were ordered to start."""
@@ -66,11 +77,14 @@ class RunGathering:
         self._is_due = asyncio.Event()
         self._chief_is_over = False
         self._is_cancelled = threading.Event()
-        self._problem = self._awaited = ""
+        self._problem = self._awaited = self._missed = ""
+        """`_missed`: why the last gathering after a chief's end failed."""
         self._beats, self._threads = 0, FileThreads(self._moved)
-        self._found, self._notes = deque[Event](), deque[str]()
+        self._found, self._notes = deque[Event](), deque(map(str, self._store.damaged))
         self.is_incomplete = self._is_incomplete = False
         """True if something could not be copied in the end."""
+        self.missed = ""
+        """The reason why the newest checkpoint was not gathered in the end; "" if it was."""
 
     def use(self, folders: TaskFolders) -> None:
         """Set the tasks' folders; to be called before anything else."""
@@ -86,6 +100,28 @@ class RunGathering:
         """The state an attempt would start from now; for a shared directory, the one that
         `gather_latest` found."""
         return self._shared_newest if self._is_shared else newest_of(self._store.state())
+
+    def mark_newest(self) -> str:
+        """Return what differs once a newer checkpoint is saved; empty if nobody can tell.
+
+        It is the step, or the contents where no step is known. Storage that is not mounted here,
+        or that has no file of a known form, says nothing.
+        """
+        if self._is_shared:
+            return self._mark_shared(Path(self._plan.checkpoints.dir or ""))
+        state = self._store.state()
+        if (step := newest_of(state).step) is not None:
+            return f"step {step}"
+        digests = sorted(digest for gathered in state for digest in gathered.digests)
+        return sha512("".join(digests).encode()).hexdigest()[:16] if digests else NOTHING
+
+    def _mark_shared(self, folder: Path) -> str:
+        try:
+            step = newest_in(str(folder), self._reported_saves).step
+            is_empty = folder.is_dir() and not any(folder.iterdir())
+        except OSError:
+            return ""
+        return f"step {step}" if step is not None else NOTHING if is_empty else ""
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         """Make the tasks' directories hold the newest complete state; nothing on a fresh start.
@@ -118,6 +154,8 @@ class RunGathering:
             try:
                 return await self._folders.put_back(self._store.state(), tasks)
             except (SourceChangedError, OSError) as error:
+                if await self._set_aside_damaged():
+                    continue
                 # While the others train, a newer checkpoint may replace the newest one: try again.
                 tries += 1
                 is_stalled = isinstance(error, FilesStalledError)
@@ -127,6 +165,23 @@ class RunGathering:
                         f"the saved state cannot be restored: {describe_error(error)}",
                         fix=f"check the disks {place}, then `tfcluster up --resume RUN`",
                     ) from error
+
+    async def _set_aside_damaged(self) -> bool:
+        """Set aside gathered checkpoints that are damaged; return whether there were any.
+
+        The chief's folder may still have them, intact.
+        """
+        gatherer = self._gatherer
+        set_aside = (gatherer or self._store).set_aside_damaged
+        try:
+            found = await self._threads.run(set_aside, "the check of checkpoints")
+            self._notes.extend(map(str, found))
+            if found and gatherer is not None:
+                gather = partial(self._gather_with, gatherer, is_final=True)
+                self._note_problem(await self._threads.run(gather, "the gathering of checkpoints"))
+        except StalledError:
+            return False
+        return bool(found)
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         """Gather what the chief saved last, which the next attempt starts from.
@@ -141,9 +196,79 @@ class RunGathering:
         if not others_train:
             self._folders.use_full_speed()
         self._await("checkpoints")
-        await self._gather_in_thread(is_final=True)
+        self._missed = await self._try_to_gather(is_final=True)
+        if self._missed and self._is_chief_lost:
+            self._missed = await self._salvage()
+        else:
+            self._note_problem(self._missed)
         self._await("")
         self._is_settled = not others_train
+        return self.take_events()
+
+    @property
+    def has_missed(self) -> bool:
+        """True if the last gathering after a chief's end failed."""
+        return bool(self._missed)
+
+    async def gather_missed(self) -> list[Event]:
+        """Gather what `gather_latest` could not, now that lost nodes may have new agents.
+
+        To be called before an attempt fills the chief's folder; returns the events to record.
+        """
+        before = self.newest
+        missed = await self._try_to_gather(is_final=True)
+        if self._plan.node(self._chief_node).capabilities.in_containers:  # it is another one
+            missed = self._missed
+        self._missed = ""
+        self._note_problem(missed)
+        events = self.take_events()
+        if self.newest != before:
+            place = self.newest.name if self.newest.step is None else f"step {self.newest.step}"
+            what = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
+            events.append(ev.Hint(message=what))
+        return events
+
+    @property
+    def lost_node(self) -> str:
+        """The chief's node if that has no agent and has saved what is not gathered; else empty."""
+        if self._gatherer is None or not self._gathers or not self._gatherer.misses_newest():
+            return ""
+        return self._chief_node if self._is_chief_lost else ""
+
+    @property
+    def remote_folder(self) -> str | None:
+        """The chief's checkpoint folder if that is on another machine."""
+        place = self._folders.checkpoints(self._chief or self._plan.chief)
+        return None if isinstance(place, Path) else str(place.folder)
+
+    @property
+    def _chief_node(self) -> str:
+        return self._plan.task(self._chief or self._plan.chief).node
+
+    @property
+    def _is_chief_lost(self) -> bool:
+        """True if the chief's folder is on a node that has no agent now."""
+        return self._folders.is_remote(self._chief_node) and self._folders.is_lost(self._chief_node)
+
+    async def _salvage(self) -> str:
+        """Gather from a copy of the folder of a chief whose node is lost; return why it failed."""
+        assert self._gatherer is not None
+        assert self._chief is not None
+        with tempfile.TemporaryDirectory(
+            prefix=".salvaged-", dir=self._paths.root, ignore_cleanup_errors=True
+        ) as folder:
+            try:
+                await self._folders.salvage_checkpoints(self._chief, Path(folder))
+            except (SetupError, OSError) as error:
+                return describe_error(error)
+            gather = partial(self._gather_with, self._gatherer, is_final=True, salvaged=folder)
+            try:
+                return await self._threads.run(gather, "the gathering of checkpoints")
+            except StalledError as error:
+                return describe_error(error)
+
+    def take_events(self) -> list[Event]:
+        """Return what was gathered since the last call, and what the user should know of it."""
         found, notes = self._take_results()
         return [*found, *(ev.Warned(message=note) for note in notes)]
 
@@ -164,12 +289,21 @@ class RunGathering:
         Nothing is new after an attempt that ended before its tasks were started. A disk that
         fails does not end the run.
         """
-        gatherer, why = self._gatherer, ""
+        gatherer = self._gatherer
         if gatherer is None or self._is_filling:
-            return why
+            return ""
+        return self._gather_with(gatherer, is_final=is_final)
+
+    def _gather_with(
+        self, gatherer: Gatherer, *, is_final: bool, salvaged: str | None = None
+    ) -> str:
+        why = ""
         try:
-            found = gatherer.gather_last() if is_final else gatherer.gather()
-            self._found.extend(map(self._event, found))
+            if salvaged is not None:
+                found = gatherer.gather_last(Path(salvaged))
+            else:
+                found = gatherer.gather_last() if is_final else gatherer.gather()
+            self._found.extend(_event(gathered, self._paths) for gathered in found)
         except CancelledError:
             pass  # `_finish` notes it
         except OSError as error:
@@ -177,12 +311,13 @@ class RunGathering:
         self._notes.extend(gatherer.take_notes())
         return why
 
-    async def _gather_in_thread(self, *, is_final: bool) -> None:
+    async def _try_to_gather(self, *, is_final: bool) -> str:
+        """Gather what is new in the chief's directory; return why that failed, or ""."""
         gather = partial(self._gather_new, is_final=is_final)
         try:
-            self._note_problem(await self._threads.run(gather, "the gathering of checkpoints"))
+            return await self._threads.run(gather, "the gathering of checkpoints")
         except StalledError as error:
-            self._note_problem(describe_error(error))
+            return describe_error(error)
 
     def _note_problem(self, why: str) -> None:
         """Note why gathering failed, once per reason."""
@@ -203,7 +338,10 @@ class RunGathering:
             evaluators = (task.id for task in self._plan.tasks if task.id.job == "evaluator")
             followers = map(self._folders.follower, evaluators)
             source = self._folders.checkpoints(chief)
-            self._chief, self._gatherer = chief, Gatherer(source, self._store, followers=followers)
+            self._chief = chief
+            self._gatherer = Gatherer(
+                source, self._store, followers=followers, saves=self._paths.saves
+            )
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled: every 2 s, and soon after a task reported a save.
@@ -223,9 +361,8 @@ class RunGathering:
                     await asyncio.sleep(LEAST_GAP_S)
             self._is_due.clear()
             if not self._is_settled:
-                await self._gather_in_thread(is_final=self._chief_is_over)
-            found, notes = self._take_results()
-            for event in [*found, *(ev.Warned(message=note) for note in notes)]:
+                self._note_problem(await self._try_to_gather(is_final=self._chief_is_over))
+            for event in self.take_events():
                 report(event)
 
     async def _follow_tensorboard(self) -> None:
@@ -272,13 +409,16 @@ class RunGathering:
         Where `needs_agents`, to be called before the agents end.
         """
         self._folders.use_full_speed()
-        if not self._runs_chief:
+        if not (self._runs_chief and self._keeps_files):
             return []
         self.is_incomplete = True  # stays so if this raises
+        is_salvaged = bool(self.lost_node) and not await self._salvage()
         try:
-            events = await self._threads.run(self._finish, "the final copying")
+            finish = partial(self._finish, is_salvaged=is_salvaged)
+            events = await self._threads.run(finish, "the final copying")
         except StalledError as error:
             self._await("")
+            self._note_missed(describe_error(error))
             events, notes = self._take_results()
             return events + [
                 ev.Warned(message=n, closing=True) for n in (*notes, describe_error(error))
@@ -286,7 +426,7 @@ class RunGathering:
         self.is_incomplete = self._is_incomplete
         return events
 
-    def _finish(self) -> list[Event]:
+    def _finish(self, *, is_salvaged: bool) -> list[Event]:
         last = FinalCopies(
             self._plan,
             self._paths,
@@ -298,8 +438,10 @@ class RunGathering:
         )
         if self._gathers:
             self._await("checkpoints")
-            if why := self._gather_new(is_final=True):
+            why = "" if is_salvaged else self._gather_new(is_final=True)
+            if why:
                 last.note_missed_checkpoints(why)
+            self._note_missed(why)
         elif not self._is_shared and self._chief is not None:
             last.note_remote_checkpoints()
         events, notes = self._take_results()
@@ -315,6 +457,11 @@ class RunGathering:
         notes += [*last.notes, *self._note_uncopied_files(copied)]
         self._is_incomplete = last.is_incomplete
         return events + [ev.Warned(message=note, closing=True) for note in notes]
+
+    def _note_missed(self, why: str) -> None:
+        if self._gathers and self._gatherer is not None and self._gatherer.misses_newest():
+            cancelled = "gathering was stopped" if self._is_cancelled.is_set() else ""
+            self.missed = why or cancelled or "not all of its files could be copied"
 
     def _note_uncopied_files(self, copied: Sequence[str]) -> list[str]:
         """Note new files of the workdir that were not copied, if the run has no checkpoint."""
@@ -349,13 +496,21 @@ class RunGathering:
 
     def list_gathered(self) -> list[dict[str, Any]]:
         """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
-        return [self._event(g).to_json() | {"bytes": g.bytes} for g in self._store.held]
+        return list_held(self._store, self._paths)
 
-    def _event(self, gathered: Gathered) -> ev.CheckpointGathered:
-        path = str(gathered.path.relative_to(self._paths.root))
-        return ev.CheckpointGathered(
-            path=path, step=gathered.step, save=gathered.save, kind=str(gathered.kind)
-        )
+
+def list_held(store: Store, paths: RunPaths) -> list[dict[str, Any]]:
+    """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
+    return [_event(held, paths).to_json() | {"bytes": held.bytes} for held in store.held]
+
+
+def _event(gathered: Gathered, paths: RunPaths) -> ev.CheckpointGathered:
+    return ev.CheckpointGathered(
+        path=str(gathered.path.relative_to(paths.root)),
+        step=gathered.step,
+        save=gathered.save,
+        kind=str(gathered.kind),
+    )
 
 
 async def show(

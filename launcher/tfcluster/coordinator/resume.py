@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,10 +13,10 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Kind, Newest
 from tfcluster.checkpoints.copying import PARTIAL
 from tfcluster.checkpoints.restore import newest_of
-from tfcluster.checkpoints.store import Gathered, newest_of_each, open_for_reading
+from tfcluster.checkpoints.store import Damaged, Gathered, newest_of_each, read
 from tfcluster.errors import RunFolderError, UsageError
 from tfcluster.rundir import registry
-from tfcluster.rundir.events import Resumed
+from tfcluster.rundir.events import Event, Resumed, Warned
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 
@@ -28,37 +28,53 @@ class Resume:
     source: RunPaths
     newest: Newest
     state: tuple[Gathered, ...]
+    damaged: tuple[Damaged, ...] = ()
+    """Newer checkpoints that it does not start from."""
 
     @property
     def checkpoint(self) -> str | None:
         """The name of the newest checkpoint if its step is not known, else None."""
         return self.newest.name if self.newest.step is None else None
 
-    def event(self) -> Resumed:
-        return Resumed(run=self.source.run_id, step=self.newest.step, checkpoint=self.checkpoint)
+    def events(self) -> list[Event]:
+        run = self.source.run_id
+        resumed = Resumed(run=run, step=self.newest.step, checkpoint=self.checkpoint)
+        return [resumed, *(Warned(message=f"{run}: {damaged}") for damaged in self.damaged)]
 
 
-def find(text: str) -> Resume:
+def find(text: str, say: Callable[[str], None] = lambda sentence: None) -> Resume:
     """Return the state that ``RUN[@STEP]`` names.
 
+    What the run has left where its tasks saved is gathered first; `say` gets sentences about it.
     Raises UnknownRunError or UsageError (exit 2) if there is none.
     """
+    from tfcluster.coordinator.late_gathering import gather_left  # slow: only this needs psutil
+
     run, at, number = text.rpartition("@")
     has_place = bool(at) and number.isdecimal()
     source = registry.resolve((run if has_place else text) or None)
-    held = open_for_reading(source.checkpoints)
-    if not held:
-        raise UsageError(
-            f"resume: {source.run_id} has gathered no checkpoint", fix=_fix_for_none(source)
-        )
-    try:
-        state = newest_of_each(held, place=int(number) if has_place else None)
-    except KeyError:
-        raise UsageError(
-            f"resume: {source.run_id} has gathered no checkpoint of step or save {number}",
-            fix=f"it has {_list_available(held)}",
-        ) from None
-    return Resume(source, newest_of(state), state)
+    gather_left(source, say)
+    held, damaged = read(source.checkpoints)
+    place = int(number) if has_place else None
+    while True:
+        if not held:
+            raise UsageError(
+                f"resume: {source.run_id} has gathered no checkpoint",
+                fix="; ".join(map(str, damaged)) or _fix_for_none(source),
+            )
+        try:
+            state = newest_of_each(held, place=place)
+        except KeyError:
+            raise UsageError(
+                f"resume: {source.run_id} has gathered no checkpoint of step or save {number}",
+                fix="; ".join([f"it has {_list_available(held)}", *map(str, damaged)]),
+            ) from None
+        found = [Damaged(one.folder, why) for one in state if (why := one.find_damage())]
+        if not found:
+            return Resume(source, newest_of(state), state, damaged)
+        damaged += tuple(one for one in found if one.folder.exists())  # else just replaced
+        folders = {one.folder for one in found}
+        held = tuple(one for one in held if one.folder not in folders)
 
 
 def seed(resume: Resume, store: Path) -> None:

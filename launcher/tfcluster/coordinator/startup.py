@@ -18,6 +18,7 @@ from tfcluster.errors import SetupError
 from tfcluster.nodes import code_sync, orders, shared_workdirs
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until, never
+from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
@@ -54,6 +55,9 @@ class Startup:
     """Node → variables that keep gRPC between the tasks off its proxies."""
     _assigned: dict[TaskId, AssignedResources] = field(default_factory=dict)
     """Resources of tasks that share a remote node, which only the probe knows."""
+    _probed: dict[str, ProbeAnswer] = field(default_factory=dict)
+    _prepared: set[str] = field(default_factory=set)
+    """The nodes on which ``job.prepare`` has run."""
     _is_announced: bool = False
 
     def __post_init__(self) -> None:
@@ -73,8 +77,9 @@ class Startup:
     ) -> None:
         """Have the nodes' agents hold the ports of their tasks for as long as the agents live.
 
-        A second call chooses new ports where the spec leaves the choice. A node that `is_lost`
-        meanwhile is not waited for. Raises PortInUseError for a taken port.
+        They answer with the nodes' addresses on the interface that the spec names, too. A second
+        call chooses new ports where the spec leaves the choice. A node that `is_lost` meanwhile is
+        not waited for. Raises PortInUseError for a taken port, SetupError without the interface.
         """
         if self.plan.kind == "plain":
             return
@@ -87,6 +92,7 @@ class Startup:
         for name in names:
             if (taken := self.hub.answer(name, msg.PortTaken)) is not None:
                 raise orders.port_error(taken)
+        self.plan = orders.at_interface(self.plan, self.hub, names)
 
     def preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have one process per node import what its tasks import, while other steps go on."""
@@ -140,29 +146,45 @@ class Startup:
                 fix=f"set runtime.hosts.{node}.workdir to another folder",
             ) from error
 
-    async def preflight(self) -> Sequence[Finding]:
-        """Check all nodes at once and return the warnings; the report goes to the run folder.
+    async def preflight(self, nodes: Iterable[NodePlan]) -> Sequence[Finding]:
+        """Check the `nodes` that were not checked yet, and whether all that were are alike.
 
-        Raises PreflightError if there are fatal findings.
+        Without checks, nodes that several tasks share are only asked what there is to divide.
+        Return the warnings; the report goes to the run folder. Raises PreflightError if there are
+        fatal findings.
         """
-        names = [node.name for node in self.plan.nodes]
+        names = [node.name for node in nodes if node.name not in self._probed]
         remote = [name for name in names if self.hub.site(name).is_remote]
         for name in remote:  # a login there may set a proxy that is not known here
             self._proxy_env[name] = probes.default_proxy_env(self.plan)
-        if not self.launch.options.runs_preflight:
+        if not names:
             return ()
+        answers = Answers(self.hub, self.until)
+        if not self.launch.options.runs_preflight:
+            several = orders.shared_nodes(self.plan)
+            if not (shared := [name for name in remote if name in several]):
+                return ()
+            found, warnings = await probes.probe_shared_nodes(
+                self.plan, self.paths, answers, shared
+            )
+            for answer in found:
+                self._probed[answer.node] = answer
+                self._assigned.update(orders.assign_resources(self.plan, answer))
+            return warnings
         if remote:
-            ports = orders.held_ports(self.hub, names)
-            answers = Answers(self.hub, self.until)
-            report = await probes.probe_nodes(self.plan, self.paths, answers, names, ports)
+            ports, before = orders.held_ports(self.hub, names), [*self._probed.values()]
+            report = await probes.probe_nodes(
+                self.plan, self.paths, answers, names, ports, before=before
+            )
         else:
             report = await self._probe_this_node()
         run_writer.write_json(self.paths.preflight, report.to_json())
+        report.require()
         for answer in report.answers:
+            self._probed[answer.node] = answer
             self._proxy_env[answer.node] = probes.proxy_env(self.plan, answer)
             if answer.node in remote:
                 self._assigned.update(orders.assign_resources(self.plan, answer))
-        report.require()
         return report.warnings
 
     async def _probe_this_node(self) -> PreflightReport:
@@ -190,12 +212,18 @@ class Startup:
     ) -> None:
         """Run ``job.prepare`` once per node; a node that `is_lost` meanwhile is not waited for.
 
-        Raises PrepareError.
+        It runs again in a new container, which lacks what it made in the old one. Raises
+        PrepareError.
         """
         if not self.launch.options.prepares:
             return
         start_replies = (msg.TaskStarted, *END_REPLIES)
-        names = [node.name for node in nodes if node.name in self.plan.prepare]
+        names = [
+            node.name
+            for node in nodes
+            if node.name in self.plan.prepare
+            and (node.capabilities.in_containers or node.name not in self._prepared)
+        ]
         for node in names:
             self.hub.forget(node, *start_replies, step=PREPARE)
             command = self.plan.prepare[node]
@@ -208,6 +236,7 @@ class Startup:
             )
             if (reply := self.hub.answer(node, *END_REPLIES, step=PREPARE)) is not None:
                 orders.check_prepared(node, reply, self.paths.prepare_log(node))
+                self._prepared.add(node)
 
     def start_tasks(
         self,

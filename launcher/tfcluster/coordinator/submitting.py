@@ -62,8 +62,8 @@ def submit(launch: Launch) -> RunPaths:
             writer.record(Warned(message=warning))
         for hint in its.hints(submission):
             writer.record(Hint(message=hint))
-        if launch.resume is not None:
-            writer.record(launch.resume.event())
+        for event in launch.resume.events() if launch.resume is not None else ():
+            writer.record(event)
         cluster = its.cluster(launch.runtime, patience_s=job_watch.PATIENCE_S)
         past_runs.note(paths.run_id, backend, cluster)
         writer.save()  # the job may start at once: what is written after that is `record_job`

@@ -22,7 +22,7 @@ from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.environment import parse_env_file
 from tfcluster.plans.imports import Code
 from tfcluster.plans.placement import by_node, place_tasks
-from tfcluster.plans.plan import Interpreter
+from tfcluster.plans.plan import Gpu, Interpreter
 from tfcluster.plans.resources import Cores
 from tfcluster.spec.cluster import is_loopback
 
@@ -94,35 +94,37 @@ def own_addresses() -> frozenset[str]:
     return frozenset(found)
 
 
-def visible_gpus(environ: Mapping[str, str]) -> tuple[int, ...] | None:
-    """Return the indexes of this machine's GPUs that CUDA_VISIBLE_DEVICES does not hide.
+def visible_gpus(environ: Mapping[str, str]) -> tuple[Gpu, ...] | None:
+    """Return this machine's GPUs, and named parts of GPUs, that CUDA_VISIBLE_DEVICES shows.
 
-    None if the driver does not answer: such a machine may have GPUs.
+    None if the driver does not answer, and nothing names GPUs: such a machine may have some.
     """
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     try:
         code, lines, _ = machine.query_driver("index,uuid", environ.get("PATH", os.defpath))
     except TimeoutError:
-        return None
+        return None if visible is None else tuple(machine.visible_gpus(visible))
     except OSError:
         return ()
     rows = [line.replace(" ", "").split(",") for line in lines] if code == 0 else []
     present = {int(row[0]): "".join(row[1:]) for row in rows if row[0].isdecimal()}
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
     return tuple(present) if visible is None else tuple(_parse_visible(visible, present))
 
 
-def _parse_visible(visible: str, present: Mapping[int, str]) -> Iterator[int]:
+def _parse_visible(visible: str, present: Mapping[int, str]) -> Iterator[Gpu]:
     """Parse CUDA_VISIBLE_DEVICES as CUDA does; yields indexes of `present` (index → UUID).
 
-    Parts are indexes or prefixes of UUIDs; the first that is neither ends the list. A MIG slice
-    has no index: tasks inherit the variable.
+    Its parts are indexes or prefixes of UUIDs; the first that is neither ends the list. A MIG
+    slice has no index and keeps its name, and so do all where the driver lists none.
     """
-    for part in map(str.strip, visible.split(",")):
-        matches = [
+    for gpu in machine.visible_gpus(visible):
+        matches: list[Gpu] = [
             index
             for index, uuid in present.items()
-            if part == str(index) or (part.startswith("GPU-") and uuid.startswith(part))
+            if gpu == index or (isinstance(gpu, str) and uuid.startswith(gpu))
         ]
+        if isinstance(gpu, str) and (gpu.startswith("MIG-") or not present):
+            matches = [gpu]
         if len(matches) != 1:
             return
         yield matches[0]

@@ -168,8 +168,8 @@ def _limits(container: Container) -> Iterator[tuple[str, Any]]:
         yield "shm_size", SHM
 
 
-def _device_ids(gpus: Sequence[int]) -> dict[str, list[str]]:
-    return {"device_ids": [str(index) for index in gpus]}
+def _device_ids(gpus: Sequence[object]) -> dict[str, list[str]]:
+    return {"device_ids": list(map(str, gpus))}
 
 
 def _mounts(container: Container) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from tfcluster import __version__
 from tfcluster.backends.jobs import submission_of
-from tfcluster.backends.slurm.batch_script import sbatch_options
+from tfcluster.backends.slurm.batch_script import first_line, format_setup, sbatch_options
 from tfcluster.errors import UsageError
 from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
 
@@ -46,7 +46,7 @@ def render(subject: Subject, request: Request) -> Exported:
     name, needs = subject.plan.name, tuple(_needs(subject, subject.path, request))
     file = shlex.quote(request.file or f"{name}.sbatch")
     lines = [
-        "#!/bin/sh",
+        first_line(subject.spec.runtime.slurm),
         f"# {name}: the job of `tfcluster up --backend slurm`, to be submitted by hand:",
         "#",
         f"#   sbatch {file if file.isprintable() else 'FILE'}",
@@ -56,7 +56,7 @@ def render(subject: Subject, request: Request) -> Exported:
         "",
         *_options(subject),
         "",
-        _body(subject.path, request, name),
+        "".join(format_setup(subject.spec.runtime.slurm)) + _body(subject.path, request, name),
     ]
     return Exported("\n".join(lines), needs)
 

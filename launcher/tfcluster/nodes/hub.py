@@ -8,7 +8,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from posixpath import dirname
 from typing import TYPE_CHECKING, TypeVar
 
@@ -196,9 +196,13 @@ class Hub:
         """Return the folders of this run on the node, which must have been reached before."""
         return self._sites[node]
 
+    def has_reached(self, node: str) -> bool:
+        """Return whether the node was reached at any time: its `site` is known."""
+        return node in self._sites
+
     def uses_run_folder(self, node: str) -> bool:
         """Return whether the node was reached and uses the run folder itself."""
-        return node in self._sites and not self._sites[node].is_remote
+        return self.has_reached(node) and not self._sites[node].is_remote
 
     def share_code(self, node: NodePlan, folder: str) -> None:
         """Have the node's tasks run in our workdir, which it sees as `folder`."""
@@ -236,6 +240,10 @@ class Hub:
     def fetch_command(self, node: NodePlan, folder: PurePath) -> str:
         """Return the command by which the user copies `folder` from a node that was reached."""
         return self._nodes[node.backend].fetch_command(node.name, folder)
+
+    async def salvage(self, node: NodePlan, folder: PurePath, into: Path) -> None:
+        """Copy `folder` of a node whose agent is gone; see `Nodes.salvage`. Raises SetupError."""
+        await self._nodes[node.backend].salvage(node.name, folder, into)
 
     async def set_rate(self, bits_per_s: float, *, record: Callable[[ev.Event], None]) -> None:
         """Give all links of simulated nodes this rate; raises SetupError for other nodes."""

@@ -14,26 +14,42 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.node import probe
 from tfcluster.backends import bundle
-from tfcluster.errors import NodeLostError, PortInUseError, PrepareError
+from tfcluster.errors import (
+    NodeLostError,
+    PortInUseError,
+    PrepareError,
+    SetupError,
+    join_first,
+)
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
 from tfcluster.nodes.task_reports import last_text
 from tfcluster.plans import preloading, remote_paths
-from tfcluster.plans.plan import Command, EnvVar, Interpreter, NodePlan, Plan, TaskId, TaskPlan
+from tfcluster.plans.plan import (
+    Command,
+    EnvVar,
+    Gpu,
+    Interpreter,
+    NodePlan,
+    Plan,
+    TaskId,
+    TaskPlan,
+)
 from tfcluster.plans.preloading import Preload, preload_on
 from tfcluster.plans.resources import (
     EVEN_SHARE,
     Cores,
     Share,
     background_tasks,
+    explain_sharing,
     gpu_env,
     shares,
     thread_env,
 )
 from tfcluster.plans.secrets import MIN_LENGTH
-from tfcluster.plans.tf_config import Attempt, environment
+from tfcluster.plans.tf_config import Attempt, environment, place_of
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 
@@ -58,31 +74,64 @@ def assign_resources(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Assigne
     Empty for a node with one task. Variables that the node's own environment sets are kept; of its
     CUDA_VISIBLE_DEVICES, as a scheduler sets it, each task gets a part.
     """
-    tasks = {task.id: task for task in plan.tasks if task.node == answer.node}
-    if len(tasks) < 2 or not answer.core_nodes:
-        return {}
-    first = next(iter(tasks.values()))
-    set_by_node = set(answer.named) - {var.name for var in first.command.env}
-    gpus: Sequence[int] = range(len(answer.gpus))
-    if "CUDA_VISIBLE_DEVICES" in set_by_node and answer.visible_gpus:
-        gpus, set_by_node = answer.visible_gpus, set_by_node - {"CUDA_VISIBLE_DEVICES"}
-    hides_gpus = answer.gpu_trouble or "CUDA_VISIBLE_DEVICES" in set_by_node
-    assigns_gpus = plan.resources.gpus is None and not hides_gpus
-    found = shares(
-        list(tasks),
-        plan.resources,
-        cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),
-        gpus=gpus if assigns_gpus else None,
-        task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
-        background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
-    )
+    found, set_by_node = _divide(plan, answer), _set_by_node(plan, answer)
+    if _scheduled_gpus(plan, answer):
+        set_by_node -= {"CUDA_VISIBLE_DEVICES"}
     peers = sum(task.serves and task.id.job == "worker" for task in plan.tasks)
     return {
         name: AssignedResources(
-            _resource_env(task, found[name], set_by_node, peers), found[name].cores
+            _resource_env(plan.task(name), share, set_by_node, peers), share.cores
         )
-        for name, task in tasks.items()
+        for name, share in found.items()
     }
+
+
+def explain_shared_gpus(plan: Plan, answer: ProbeAnswer) -> str:
+    """Return why tasks of a probed node see the same GPUs although the spec names none; ""."""
+    found = _divide(plan, answer) if plan.resources.gpus is None else {}
+    even = {task: share for task, share in found.items() if plan.task(task).gpus is None}
+    if answer.gpu_trouble and any(share.gpus is None for share in even.values()):
+        return f"{join_first(even)} all see every GPU: the GPUs of this node are not known"
+    return explain_sharing(even)
+
+
+def _divide(plan: Plan, answer: ProbeAnswer) -> Mapping[TaskId, Share]:
+    """Return the share of each task of a node that several tasks share."""
+    tasks = shared_nodes(plan).get(answer.node, {})
+    if not tasks or not answer.core_nodes:
+        return {}
+    gpus: Sequence[Gpu] | None = _scheduled_gpus(plan, answer)
+    if not gpus:
+        is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
+        gpus = None if answer.gpu_trouble or is_set else range(len(answer.gpus))
+    return shares(
+        list(tasks),
+        plan.resources,
+        cores=Cores(tuple(map(tuple, answer.core_nodes)), answer.core_limit),
+        gpus=gpus if plan.resources.gpus is None else None,
+        task_gpus={task.id: task.gpus for task in tasks.values() if task.gpus is not None},
+        background=background_tasks(list(tasks), is_search=plan.kind == "tuner"),
+    )
+
+
+def shared_nodes(plan: Plan) -> dict[str, dict[TaskId, TaskPlan]]:
+    """Return node → its tasks, for each node with several."""
+    found: dict[str, dict[TaskId, TaskPlan]] = {}
+    for task in plan.tasks:
+        found.setdefault(task.node, {})[task.id] = task
+    return {node: tasks for node, tasks in found.items() if len(tasks) > 1}
+
+
+def _set_by_node(plan: Plan, answer: ProbeAnswer) -> set[str]:
+    """Return the variables that the node's own environment sets, and not the spec."""
+    first = next(task for task in plan.tasks if task.node == answer.node)
+    return set(answer.named) - {var.name for var in first.command.env}
+
+
+def _scheduled_gpus(plan: Plan, answer: ProbeAnswer) -> Sequence[Gpu]:
+    """Return the GPUs in the node's own CUDA_VISIBLE_DEVICES; () if it has none to divide."""
+    is_set = "CUDA_VISIBLE_DEVICES" in _set_by_node(plan, answer)
+    return answer.visible_gpus if is_set else ()
 
 
 def _resource_env(
@@ -114,12 +163,47 @@ def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     ports = [
         msg.PortRequest(task=str(task.id), host=task.host, port=task.port or 0) for task in tasks
     ]
-    return msg.HoldPorts(ports=ports)
+    among = [] if plan.node(node).capabilities.in_containers else list(plan.port_range)
+    return msg.HoldPorts(ports=ports, among=among, interface=plan.interface)
+
+
+def interface_error(plan: Plan, node: str, held: msg.PortsHeld) -> SetupError | None:
+    """Return the error for a node without the interface that the spec names."""
+    if plan.interface is None or held.host is not None:
+        return None
+    return SetupError(
+        f"{node} has no interface or address {plan.interface}; it has"
+        f" {join_first(held.interfaces) or 'none'}",
+        fix="set runtime.interface to one that all nodes have, or leave it out",
+    )
+
+
+def at_interface(plan: Plan, hub: Hub, nodes: Iterable[str]) -> Plan:
+    """Return the plan with the nodes' addresses on the interface that the spec names.
+
+    Raises SetupError for a node that has no such interface.
+    """
+    hosts = {}
+    for node in nodes:
+        if (held := hub.answer(node, msg.PortsHeld)) is None:
+            continue
+        if (error := interface_error(plan, node, held)) is not None:
+            raise error
+        if held.host is not None:
+            hosts[node] = held.host
+    return plan.at(hosts)
 
 
 def port_error(taken: msg.PortTaken) -> PortInUseError:
-    where = f"{taken.host}:{taken.port} ({taken.task})"
-    return PortInUseError(where, pid=taken.pid, run_id=taken.run_id, command=taken.command)
+    place = f"{taken.host}:{taken.port}" if taken.port else taken.host
+    where = f"{place} ({taken.task})"
+    return PortInUseError(
+        where,
+        pid=taken.pid,
+        run_id=taken.run_id,
+        command=taken.command,
+        is_range=taken.port == 0,
+    )
 
 
 def held_ports(hub: Hub, nodes: Iterable[str]) -> dict[TaskId, int]:
@@ -159,6 +243,7 @@ def start(
             tuner_dir=str(paths.tuner),
             restored_step=restored_step,
             holds_ports=holds_ports,
+            has_cluster=False,
         )
         extra += tuple(EnvVar(name, value, "tfcluster") for name, value in proxy_env.items())
         extra += chaos.environment(task.command, faults, task.id, attempt.number)
@@ -167,8 +252,10 @@ def start(
         order = _task_order(str(task.id), command, log, share.env + extra)
         is_fork = preloaded is not None and str(task.id) in preloaded.tasks
         cores = None if share.cores is None else list(share.cores)
-        tasks.append(replace(order, cores=cores, preload=is_fork))
-    return msg.Start(attempt=attempt.number, tasks=tasks)
+        place = place_of(attempt, task.id) if attempt.forms_cluster else None
+        tasks.append(replace(order, cores=cores, preload=is_fork, place=place))
+    cluster = attempt.cluster.addresses if attempt.forms_cluster else {}
+    return msg.Start(attempt=attempt.number, tasks=tasks, cluster=dict(cluster))
 
 
 def preload(found: Preload, node: NodePlan, site: Site) -> msg.Preload:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.nodes.remote_folders import Site
-from tfcluster.plans.plan import Command, Plan
+from tfcluster.plans.plan import Command, Gpu, Plan
 from tfcluster.supervision.connectivity import DialPlan
 from tfcluster.typed_json import from_json
 
@@ -40,14 +40,17 @@ class ProbeAnswer:
     core_limit: float | None = None
     named: Sequence[str] = ()
     """Variables of `machine.SHARED_OUT` set on the node, or by the spec for its first task."""
-    visible_gpus: Sequence[int] = ()
-    """The indexes in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec.
-    """
+    visible_gpus: Sequence[Gpu] = ()
+    """The GPUs in the CUDA_VISIBLE_DEVICES of the node, as a scheduler sets it, or of the spec."""
+    interfaces: Sequence[tuple[str, str, bool]] = ()
+    """(interface, address, whether TF_CONFIG names it)."""
     shm_bytes: int | None = None
     port_range: Sequence[int] = ()
     proxies: Mapping[str, str] = field(default_factory=dict)
     unwritable: Sequence[tuple[str, str]] = ()
     """(folder, why)."""
+    absent: Sequence[str] = ()
+    """The `shared` paths of its order that it does not see."""
     script_sha256: str | None = None
     imported: Mapping[str, Any] | None = None
     """The result of `import tensorflow`, if it was requested (`machine.import_tensorflow`)."""
@@ -57,8 +60,13 @@ class ProbeAnswer:
     """Number of other nodes' tasks that it dialled: in a large run not all, see `DialPlan`."""
 
 
-def order_for(plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False) -> dict[str, Any]:
-    """Return the order for the probe of a node; see `agent.node.probe`."""
+def order_for(
+    plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False, shared: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the order for the probe of a node; see `agent.node.probe`.
+
+    `shared`: paths of this machine that the node should see.
+    """
     tasks = [task for task in plan.tasks if task.node == site.node]
     ports = dials.ports
     return {
@@ -73,6 +81,7 @@ def order_for(plan: Plan, site: Site, dials: DialPlan, *, deep: bool = False) ->
         "patience_s": PATIENCE_S,
         "folder": site.cache or str(site.paths.root),
         "folders": folders_of(plan, site.node),
+        "shared": list(shared),
         "script": _script(plan, site),
         "deep": deep,
     }

@@ -20,7 +20,6 @@ from tfcluster.checkpoints.copying import (
     CancelledError,
     SourceChangedError,
     Stopped,
-    copy_verified,
     never,
     raise_if_cancelled,
 )
@@ -219,7 +218,7 @@ def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
         digests = dict(zip(gathered.checkpoint.files, gathered.digests, strict=True))
         for entry in gathered.checkpoint.all_files:
             kept = folder / str(len(found))
-            _keep(gathered.file(entry), kept, entry)
+            _keep(gathered, entry, kept)
             known = digests.get(entry)
             found[entry.path] = Sent(entry.path, kept, mtime_ns=entry.mtime_ns, sha512=known)
     names = folder / "names"
@@ -232,11 +231,11 @@ def files_to_send(folder: Path, state: Sequence[Gathered]) -> list[Sent]:
     return list(found.values())
 
 
-def _keep(file: Path, kept: Path, entry: Entry) -> None:
+def _keep(gathered: Gathered, entry: Entry, kept: Path) -> None:
     try:
-        os.link(file, kept)
+        os.link(gathered.file(entry), kept)
     except OSError:  # another disk, or one without hard links
-        copy_verified(file, kept, entry)
+        gathered.copy(entry, kept)
 
 
 class RemoteFollower:

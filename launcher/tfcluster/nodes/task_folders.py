@@ -41,7 +41,7 @@ class TaskFolders:
     @property
     def any_are_remote(self) -> bool:
         """True if any task's folders are on another machine."""
-        return any(self._site(task.id).is_remote for task in self._plan.tasks)
+        return any(self.is_remote(task.node) for task in self._plan.tasks)
 
     def use_full_speed(self) -> None:
         """Copy without a rate limit from now on, because no task trains."""
@@ -61,6 +61,10 @@ class TaskFolders:
         except KeyError:
             return False
 
+    def is_lost(self, node: str) -> bool:
+        """Return whether the node has no agent now."""
+        return self._hub.is_lost(node)
+
     def fetch_command(self, node: str, folder: PurePath) -> str:
         """Return the command by which the user copies `folder` from a node that was reached."""
         return self._hub.fetch_command(self._plan.node(node), folder)
@@ -75,6 +79,15 @@ class TaskFolders:
         site = self._site(task)
         folder = site.paths.task_checkpoints(task)
         return self._source(site.node, folder) if site.is_remote else folder
+
+    async def salvage_checkpoints(self, task: TaskId, into: Path) -> None:
+        """Copy the folder where `task` saved from its node, whose agent is gone.
+
+        Raises SetupError where that is not possible, or not before the node has another agent.
+        """
+        site = self._site(task)
+        node, folder = self._plan.node(site.node), site.paths.task_checkpoints(task)
+        await self._hub.salvage(node, folder, into)
 
     def follower(self, evaluator: TaskId) -> Path | Follower:
         """Return the evaluator's folder, or what adds gathered checkpoints to a remote one."""

@@ -48,7 +48,7 @@ from tfcluster.plans.plan import (
     TaskId,
     TaskPlan,
 )
-from tfcluster.plans.resources import Share, background_tasks, shares
+from tfcluster.plans.resources import Share, background_tasks, explain_sharing, shares
 
 if TYPE_CHECKING:
     from tfcluster.plans.command import Program
@@ -96,8 +96,11 @@ def make_plan(
         settings=changed_settings(spec),
         preload=preloading.modules(spec, context.code),
         resources=builder.resources(),
+        interface=spec.runtime.interface if builder.has_other_hosts else None,
+        port_range=spec.runtime.port_range,
     )
-    return replace(plan, notes=tuple(dict.fromkeys(_find_notes(spec, plan, context))))
+    notes = (*_find_notes(spec, plan, context), *builder.explain_sharing())
+    return replace(plan, notes=tuple(dict.fromkeys(notes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +128,12 @@ class _PlanBuilder:
         workdir = command.resolve_path(spec.job.workdir, context.spec_dir, context.environ)
         of_tasks = dict(_shares(spec, context, placed_tasks))
         return cls(spec, context, tuple(args), placed_tasks, of_tasks, variables, workdir)
+
+    @property
+    def has_other_hosts(self) -> bool:
+        """True if tasks use the networks of several machines."""
+        used = [task.kind.capabilities for task in self.placed_tasks]
+        return any(its.uses_host_network and not its.shares_filesystem for its in used)
 
     def nodes(self) -> Iterator[NodePlan]:
         programs = command.programs(self.spec.job)
@@ -185,6 +194,15 @@ class _PlanBuilder:
         resources = _section(Resources, self.spec.resources)
         sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
         return replace(resources, gpus="all") if sees_all else resources
+
+    def explain_sharing(self) -> Iterator[str]:
+        """Yield a note where tasks of this machine share GPUs although the spec names none."""
+        if self.spec.resources.gpus is not None:
+            return
+        for tasks in by_machine(self.placed_tasks):
+            even = {task.id: self.shares[task.id] for task in tasks if task.gpus is None}
+            if sentence := explain_sharing(even):
+                yield sentence
 
     def _command(self, placed: PlacedTask, program: Program, share: Share) -> Command:
         argv = command.build_argv(
@@ -275,6 +293,15 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
     is_local = any(context.is_here(node.backend) for node in plan.nodes)
     if plan.resources.gpus == "all" and context.gpus == () and is_local:
         yield 'gpus is "all", but this machine has no GPU: its tasks train on the CPU'
+    if plan.interface is not None:
+        yield f"TF_CONFIG gets each node's address on {plan.interface}, which its agent finds"
+    elif spec.runtime.interface is not None:
+        yield "runtime.interface has no effect without other hosts or nodes of Slurm"
+    if spec.runtime.ports is not None and plan.images:
+        yield "runtime.ports has no effect in containers, which have all ports to themselves"
+    for kind in dict.fromkeys(kinds.get(node.backend) for node in plan.nodes):
+        if sentence := kind.explain_unused(spec.runtime, context.environ):
+            yield sentence
     if spec.runtime.user is not None and not plan.images:
         yield "runtime.user has no effect without containers (--backend docker)"
     yield from preloading.explain_cold_starts(spec, plan, context)

@@ -25,7 +25,7 @@ from tfcluster.plans.placement import (
     find_task_gpus,
     place_tasks,
 )
-from tfcluster.plans.plan import NodePlan, Plan, TaskId
+from tfcluster.plans.plan import Gpu, NodePlan, Plan, TaskId
 from tfcluster.plans.resources import requested_gpus, shared_gpus
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.job import UNKNOWN_PROGRAM
@@ -223,7 +223,7 @@ def _check_searches(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iter
 
 
 def _check_gpus(
-    spec: ClusterSpec, present: Sequence[int], context: PlanContext
+    spec: ClusterSpec, present: Sequence[Gpu], context: PlanContext
 ) -> Iterator[SetupError]:
     """Check that requested GPUs are present: TensorFlow would silently train on the CPU.
 
@@ -267,7 +267,7 @@ def _describe_requests(
 
 
 def _gpus_missing(
-    requests: Mapping[str, str], free: Sequence[int], context: PlanContext
+    requests: Mapping[str, str], free: Sequence[Gpu], context: PlanContext
 ) -> SetupError:
     """Return the error for `requests` (field → GPUs that it requests); `free`: the GPUs left."""
     requested = "; ".join(f"{field} requests {gpus}" for field, gpus in requests.items())
@@ -280,7 +280,7 @@ def _gpus_missing(
     return SetupError(f"{requested}, but this machine has {has}{in_shell}", fix=fix)
 
 
-def _numbers(indexes: Sequence[int]) -> str:
+def _numbers(indexes: Sequence[Gpu]) -> str:
     return ", ".join(map(str, indexes))
 
 
@@ -299,7 +299,7 @@ def _check_nccl(spec: ClusterSpec, plan: Plan) -> Iterator[SetupError]:
             f"strategy.communication is NCCL, but there is no GPU for {names}", fix=fix
         )
     elif shared := shared_gpus([t.gpus for t in trains]):
-        names = ", ".join(map(str, sorted(shared)))
+        names = ", ".join(sorted(map(str, shared)))
         yield SetupError(f"NCCL cannot run two tasks on one GPU ({names})", fix=fix)
 
 

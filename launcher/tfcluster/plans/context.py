@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tfcluster.plans import remote_paths
 from tfcluster.plans.imports import Code
-from tfcluster.plans.plan import Interpreter
+from tfcluster.plans.plan import Gpu, Interpreter
 from tfcluster.plans.resources import Cores
 
 LOCAL = "local"
@@ -26,8 +26,8 @@ class PlanContext:
     """The addresses of this machine's interfaces, and its host name."""
     cores: Cores = field(default_factory=Cores)
     """The cores that this process may use."""
-    gpus: tuple[int, ...] | None = ()
-    """Indexes of this machine's GPUs, in CUDA's order; None if the driver does not list them."""
+    gpus: tuple[Gpu, ...] | None = ()
+    """This machine's GPUs, in CUDA's order; None if the driver does not list them."""
     bundles: Mapping[str, str] = field(default_factory=dict)
     """Node name → folder of the bundle on that node; on `LOCAL` unpacked only if tasks need it."""
     interpreters: Mapping[str, Interpreter] = field(default_factory=dict)

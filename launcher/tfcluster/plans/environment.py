@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from tfcluster.errors import Problem, SpecError, UsageError
@@ -38,6 +39,8 @@ UNSET: Final = (
 )
 """Variables that a task never inherits: they belong to another cluster or another run."""
 
+FROM_LAUNCHER: Final = ", the launcher's value"
+"""The end of the source of a variable that is taken from the launcher's environment."""
 _PROXIES: Final = ("grpc_proxy", "https_proxy", "http_proxy", "HTTPS_PROXY", "HTTP_PROXY")
 
 
@@ -91,7 +94,7 @@ def resolve(
             is_hidden = is_secret(name, named=secrets, shown=not_secret)
             if value is None:
                 value = _take_from_launcher(name, launcher, field=source, is_secret=is_hidden)
-                source = f"{source}, the launcher's value"
+                source = f"{source}{FROM_LAUNCHER}"
             found[name] = EnvVar(name, value, source, secret=is_hidden)
     return found
 
@@ -166,7 +169,7 @@ def _take_from_launcher(
     raise UsageError(message, fix=fix if is_secret else f"{fix}, or write its value in the spec")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # no slots: `cached_property` needs a dict
 class Variables:
     """The builder of every environment of one plan; `placed_tasks` are all tasks of the cluster."""
 
@@ -231,7 +234,7 @@ class Variables:
         elif (home := inherited.get("HOME")) and name not in inherited:
             folder = f"{home}/tensorflow_datasets"
             found.setdefault(name, EnvVar(name, folder, SOURCE, origin="tfcluster"))
-        for name, value in proxy_guards(found, inherited, hosts_of(self.placed_tasks)).items():
+        for name, value in proxy_guards(found, inherited, self._hosts).items():
             found[name] = EnvVar(name, value, "tfcluster: no HTTP proxy between the tasks")
 
     def _add_threads(
@@ -239,7 +242,7 @@ class Variables:
     ) -> None:
         """Add the thread variables; inherited ones are added too, so that a plan shows them."""
         resources = self.spec.resources
-        values = thread_env(threads, serving_peers=self._serving_peers())
+        values = thread_env(threads, serving_peers=self._serving_peers)
         if resources.threads is not None:
             add_defaults(found, values, "resources.threads")
             return
@@ -275,6 +278,11 @@ class Variables:
         source = f"{current.source} + {SOURCE}" if current else SOURCE
         found["PYTHONPATH"] = EnvVar("PYTHONPATH", value, source, origin="tfcluster")
 
+    @cached_property
+    def _hosts(self) -> tuple[str, ...]:
+        return hosts_of(self.placed_tasks)
+
+    @cached_property
     def _serving_peers(self) -> int:
         if strategy_name(self.spec) != "parameter_server":
             return 0

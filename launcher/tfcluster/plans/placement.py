@@ -68,14 +68,16 @@ def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
 
 def by_node(tasks: Collection[PlacedTask]) -> dict[str, tuple[PlacedTask, ...]]:
     """Return the tasks of each node, by its name, in order."""
-    names = dict.fromkeys(task.node for task in tasks)
-    return {name: tuple(task for task in tasks if task.node == name) for name in names}
+    found: dict[str, list[PlacedTask]] = {}
+    for task in tasks:
+        found.setdefault(task.node, []).append(task)
+    return {name: tuple(placed) for name, placed in found.items()}
 
 
 def by_machine(tasks: Collection[PlacedTask]) -> list[tuple[PlacedTask, ...]]:
     """Return groups of tasks that share cores and GPUs: a node's, or all of one machine's."""
     together = tuple(task for task in tasks if task.kind.capabilities.on_one_machine)
-    nodes = by_node([task for task in tasks if task not in together])
+    nodes = by_node([task for task in tasks if not task.kind.capabilities.on_one_machine])
     return [*nodes.values(), *filter(None, [together])]
 
 
@@ -186,7 +188,13 @@ def exclude_tasks(plan: Plan, tasks: Collection[TaskId]) -> Plan:
 
 
 def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
-    """Return `plan` with `tasks` to start and all others elsewhere."""
+    """Return `plan` with `tasks` to start and all others elsewhere.
+
+    Raises UsageError where the others would not learn the addresses of this start.
+    """
+    if plan.interface is not None:
+        fix = "write the addresses of that network in the spec, without runtime.interface"
+        raise UsageError("runtime.interface needs one start of all tasks", fix=fix)
     started = tuple(task for task in plan.tasks if task.id in tasks)
     nodes = {task.node for task in started}
     return replace(

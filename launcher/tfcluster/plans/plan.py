@@ -87,7 +87,9 @@ class Interpreter:
     """The installed of tensorflow, keras, tf-keras, tensorflow-estimator, numpy and protobuf."""
 
 
-Gpus = int | tuple[int, ...] | Literal["all"] | None
+Gpu = int | str
+"""The index of a GPU, or the name of a GPU or of a part of one: ``GPU-…``, ``MIG-…``."""
+Gpus = int | tuple[Gpu, ...] | Literal["all"] | None
 """The spec's `gpus`: a number per task, indexes, "all", or None (an even share)."""
 
 
@@ -113,8 +115,8 @@ class Container:
     """The cores that it may use; None: all."""
     memory: str | None = None
     """The memory limit in docker's form: ``8g``."""
-    gpus: tuple[int, ...] | Literal["all"] | None = None
-    """Indexes of the machine's GPUs; inside the container they count from 0."""
+    gpus: tuple[Gpu, ...] | Literal["all"] | None = None
+    """The machine's GPUs; inside the container they count from 0."""
     data_dir: str | None = None
     """A folder mounted read-only, at the same path."""
     shared_dir: str | None = None
@@ -195,8 +197,8 @@ class TaskPlan:
     command: Command
     """The command, without an attempt's variables: TF_CONFIG, run id, folders of the run."""
     cores: tuple[int, ...] | None = None
-    gpus: tuple[int, ...] | None = None
-    """Indexes of the node's GPUs that this task sees; None: all."""
+    gpus: tuple[Gpu, ...] | None = None
+    """The node's GPUs that this task sees; None: all."""
     has_own_command: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if it starts without boot although the job has hooks, because it has its own command."""
     in_cluster: bool = True
@@ -281,6 +283,11 @@ class Plan:
     """The modules that one process per node imports for all its tasks (`plans.preloading`)."""
     resources: Resources = field(default_factory=Resources)
     """The resources by which `tfcluster.nodes.orders` divides a node that only its agent knows."""
+    interface: str | None = field(default=None, metadata=ONLY_IF_SET)
+    """The interface by which tasks reach each other: its name, a subnet or a pattern of names;
+    None: the address by which the node itself is reached."""
+    port_range: tuple[int, ...] = field(default=(), metadata=ONLY_IF_SET)
+    """The first and the last port that agents may choose; empty: any."""
     joins: bool = field(default=False, metadata=ONLY_IF_SET)
     """True if `tfcluster join` started it: a part of a cluster, which is never restarted here."""
     elsewhere: tuple[TaskPlan, ...] = field(default=(), metadata=ONLY_IF_SET)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from tfcluster.plans.plan import Gpus, Resources, TaskId
+from tfcluster.errors import join_first
+from tfcluster.plans.plan import Gpu, Gpus, Resources, TaskId
+
+T = TypeVar("T")
 
 EVEN_SHARE: Final = "resources: an even share of the cores"
 """The source of thread variables, for the user."""
@@ -36,8 +39,8 @@ class Share:
     """The cores to which the task is pinned; None: not pinned."""
     threads: int | None = None
     """Threads for each TensorFlow and NumPy pool; None: the library's default."""
-    gpus: tuple[int, ...] | None = None
-    """Indexes of the GPUs that it sees; (): none, None: all that are visible on the node."""
+    gpus: tuple[Gpu, ...] | None = None
+    """The GPUs that it sees; (): none, None: all that are visible on the node."""
     gpu_is_shared: bool = False
 
 
@@ -46,7 +49,7 @@ def shares(
     requested: Resources,
     *,
     cores: Cores | None,
-    gpus: Sequence[int] | None,
+    gpus: Sequence[Gpu] | None,
     task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
     background: Collection[TaskId] = (),
 ) -> dict[TaskId, Share]:
@@ -101,7 +104,7 @@ def deal(
     return divide(cores, parts, each=size)
 
 
-def divide(things: Sequence[int], parts: int, *, each: int | None = None) -> list[tuple[int, ...]]:
+def divide(things: Sequence[T], parts: int, *, each: int | None = None) -> list[tuple[T, ...]]:
     """Return `each` cores or GPUs for every part, or an even share; reuse them if they run out.
 
     Shares are disjoint if there are enough cores or GPUs.
@@ -130,10 +133,10 @@ def thread_env(threads: int, *, serving_peers: int = 0) -> dict[str, str]:
 
 def divide_gpus(
     tasks: Sequence[TaskId],
-    available: Sequence[int] | None,
+    available: Sequence[Gpu] | None,
     requested: Gpus,
     task_gpus: Mapping[TaskId, Gpus] = _NO_TASKS,
-) -> dict[TaskId, tuple[int, ...] | None]:
+) -> dict[TaskId, tuple[Gpu, ...] | None]:
     """Return the GPUs of each task of one node; `available` is None if only the node knows.
 
     `task_gpus` are requests of single tasks; the others divide the rest. GPUs are divided evenly
@@ -145,7 +148,7 @@ def divide_gpus(
     lists = {task: tuple(gpus) for task, gpus in requests.items() if isinstance(gpus, list | tuple)}
     numbers = {task: number for task, number in requests.items() if isinstance(number, int)}
     taken = lists | _take_numbers(numbers, all_gpus, _flatten(lists.values()))
-    given: dict[TaskId, tuple[int, ...] | None] = dict.fromkeys(tasks)
+    given: dict[TaskId, tuple[Gpu, ...] | None] = dict.fromkeys(tasks)
     given |= taken
     given |= {task: all_gpus for task, gpus in requests.items() if gpus == "all"}
     if all_gpus:
@@ -163,7 +166,7 @@ def requested_gpus(
     return found | dict(task_gpus)
 
 
-def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:
+def gpu_env(gpus: tuple[Gpu, ...] | None, *, shared: bool) -> dict[str, str]:
     """Return the GPU variables of a task.
 
     No GPU is ``-1``: CUDA reads an empty variable as set, some libraries as unset.
@@ -174,21 +177,34 @@ def gpu_env(gpus: tuple[int, ...] | None, *, shared: bool) -> dict[str, str]:
     return env | ({"TF_FORCE_GPU_ALLOW_GROWTH": "true"} if shared else {})
 
 
-def shared_gpus(given: Iterable[tuple[int, ...] | None]) -> frozenset[int]:
+def shared_gpus(given: Iterable[tuple[Gpu, ...] | None]) -> frozenset[Gpu]:
     """Return the GPUs that more than one task of the node sees."""
     gpus = _flatten(given)
     return frozenset(gpu for gpu in gpus if gpus.count(gpu) > 1)
 
 
-def _flatten(given: Iterable[tuple[int, ...] | None]) -> list[int]:
+def explain_sharing(found: Mapping[TaskId, Share]) -> str:
+    """Return a sentence about tasks that have to share GPUs; "" if there are none.
+
+    `found`: the shares of tasks for which the spec names no GPUs.
+    """
+    sharing = [task for task, share in found.items() if share.gpu_is_shared]
+    if not sharing:
+        return ""
+    number = len(shared_gpus(found[task].gpus for task in sharing))
+    gpus = f"{number} GPU{'s' * (number > 1)}"
+    return f"{join_first(sharing)} share {gpus}, because there are fewer GPUs than tasks"
+
+
+def _flatten(given: Iterable[tuple[Gpu, ...] | None]) -> list[Gpu]:
     return [gpu for gpus in given for gpu in gpus or ()]
 
 
 def _divide_evenly(
-    tasks: Sequence[TaskId], free: Sequence[int], all_gpus: Sequence[int]
-) -> dict[TaskId, tuple[int, ...]]:
+    tasks: Sequence[TaskId], free: Sequence[Gpu], all_gpus: Sequence[Gpu]
+) -> dict[TaskId, tuple[Gpu, ...]]:
     trains = [task for task in tasks if task.job in ("chief", "worker")]
-    given: dict[TaskId, tuple[int, ...]] = dict.fromkeys(tasks, ())
+    given: dict[TaskId, tuple[Gpu, ...]] = dict.fromkeys(tasks, ())
     if trains:
         given.update(zip(trains, divide(free or all_gpus, len(trains)), strict=True))
     used = _flatten(given.values())
@@ -199,8 +215,8 @@ def _divide_evenly(
 
 
 def _take_numbers(
-    numbers: Mapping[TaskId, int], available: Sequence[int] | None, listed: Collection[int]
-) -> dict[TaskId, tuple[int, ...]]:
+    numbers: Mapping[TaskId, int], available: Sequence[Gpu] | None, listed: Collection[Gpu]
+) -> dict[TaskId, tuple[Gpu, ...]]:
     """Return the GPUs of tasks that request a number of them.
 
     Listed GPUs are not used; the others are reused if there are too few.

@@ -88,13 +88,21 @@ def build(attempt: Attempt, task: TaskId) -> dict[str, Any]:
 
     Raises KeyError if `task` is not a member of the attempt.
     """
+    own = place_of(attempt, task)
+    return {**own, "cluster": {**attempt.cluster.addresses, **own["cluster"]}}
+
+
+def place_of(attempt: Attempt, task: TaskId) -> dict[str, Any]:
+    """Return what only the TF_CONFIG of `task` has; the rest is `Cluster.addresses`.
+
+    Raises KeyError if `task` is not a member of the attempt.
+    """
     common = attempt.cluster
     if task not in common.members:
         raise KeyError(str(task))
-    cluster = dict(common.addresses)
-    if task not in common.index:  # an evaluator is only in its own TF_CONFIG
-        cluster[task.job] = [attempt.address(task)]
-    return {"cluster": cluster, "task": {"type": task.job, "index": common.index.get(task, 0)}}
+    # An evaluator is only in its own TF_CONFIG.
+    own = {} if task in common.index else {task.job: [attempt.address(task)]}
+    return {"cluster": own, "task": {"type": task.job, "index": common.index.get(task, 0)}}
 
 
 def fixed(plan: Plan) -> Attempt:
@@ -143,8 +151,11 @@ def environment(
     tuner_dir: str,
     restored_step: int | None = None,
     holds_ports: bool = True,
+    has_cluster: bool = True,
 ) -> tuple[EnvVar, ...]:
     """Return the variables of `task` that this attempt adds to its `Command.env`.
+
+    `has_cluster`: False leaves out TF_CONFIG, which the agent then makes of `place_of`.
 
     `checkpoint_dir` is the task's folder; the spec's ``checkpoints.dir`` replaces it, and moves
     `tuner_dir`, which the tasks of a search share. `holds_ports`: the agent keeps a bound socket
@@ -161,8 +172,8 @@ def environment(
     if restored_step is not None:
         values["TFCLUSTER_RESTORED_STEP"] = str(restored_step)
     if attempt.forms_cluster:
-        # One line, as in all examples on the web.
-        values["TF_CONFIG"] = json.dumps(build(attempt, task))
+        if has_cluster:  # one line, as in all examples on the web
+            values["TF_CONFIG"] = json.dumps(build(attempt, task))
         if holds_ports:
             values["TF_GRPC_REUSE_PORT"] = "1"
     if attempt.plan.kind == "tuner":

@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +27,7 @@ from tfcluster.nodes import orders, shared_workdirs
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
 from tfcluster.nodes.reports import PREFLIGHT, why_lost
+from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import all_reduce, probes
@@ -97,11 +98,38 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
     return report.with_nodes(PreflightReport.from_json(made))
 
 
+def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
+    """Examine the nodes of an allocation, and whether they see the folder of the runs.
+
+    The coordinator of a submitted run starts on the first of them, in the run's folder.
+    """
+    runs = home() / "runs"
+    above = next(folder for folder in (runs, *runs.parents) if folder.is_dir())
+    with placed_mark(above) as mark:
+        if mark is None:
+            return asyncio.run(_examine(plan, scratch, deep=True))
+        path = f"{mark.folder}/{mark.name}"
+        report = asyncio.run(_examine(plan, scratch, deep=True, shared=[path]))
+    fix = "set TFCLUSTER_HOME to a folder on a file system that login node and nodes share"
+    first = plan.nodes[0].name
+    return report.with_more(
+        Finding(
+            answer.node,
+            "run folder",
+            f"it does not see the runs in {runs}, as the first node of a job has to",
+            fix,
+            is_fatal=answer.node == first,
+        )
+        for answer in report.answers
+        if path in answer.absent
+    )
+
+
 def main(scratch: Path) -> None:
     """Examine the nodes of the allocation that this process runs in, for `_examine_job`."""
     plan = from_json(Plan, foreign_json.read_json_object(scratch / _PLAN))
     run_writer.make_runtime_dir()
-    report = asyncio.run(_examine(plan, scratch, deep=True))
+    report = _examine_shared(plan, scratch)
     (scratch / _REPORT).write_text(json.dumps(report.to_json()))
 
 
@@ -139,8 +167,12 @@ async def _examine(
     runtime: Runtime | None = None,
     tell: Tell = ignore_event,
     known: PreflightReport | None = None,
+    shared: Sequence[str] = (),
 ) -> PreflightReport:
-    """Return what the nodes' agents find; `known`: the report of checks that are done already."""
+    """Return what the nodes' agents find.
+
+    `known`: the report of checks that are done already; `shared`: paths that the nodes look for.
+    """
     paths = RunPaths(scratch / new_run_id("doctor", time.time()))
     paths.logs.mkdir(parents=True)
     hub = Hub(paths, _LEASE_S, tell, tell, open_nodes, plan=plan, runtime=runtime)
@@ -153,9 +185,16 @@ async def _examine(
             reached = [plan.node(name) for name in visit.connected]
             await shared_workdirs.find_shared_workdirs(plan, visit.hub, reached)
             findings += await visit.hold_ports()
+            plan = visit.plan
             ports = orders.held_ports(visit.hub, visit.connected)
             report = known or await probe_nodes(
-                plan, paths, Answers(visit.hub, visit.until), visit.connected, ports, deep=deep
+                plan,
+                paths,
+                Answers(visit.hub, visit.until),
+                visit.connected,
+                ports,
+                deep=deep,
+                shared=shared,
             )
             if deep and visit.connected:
                 outlooks = await visit.examine(findings)
@@ -266,8 +305,20 @@ class _Visit:
         ):
             self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
-        replies = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
-        return lost + [probes.taken_port(node, taken) for node, taken in replies if taken]
+        taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
+        ports = [probes.taken_port(node, reply) for node, reply in taken if reply]
+        return [*lost, *ports, *self._take_addresses()]
+
+    def _take_addresses(self) -> Iterator[Finding]:
+        """Put the nodes' addresses on the spec's interface into the plan; yield what lacks it."""
+        held = ((name, self.hub.answer(name, msg.PortsHeld)) for name in self.connected)
+        for node, reply in held:
+            error = reply and orders.interface_error(self.plan, node, reply)
+            if error:
+                what = error.message.removeprefix(f"{node} ")
+                yield Finding(node, "interfaces", what, error.fix)
+            else:
+                self.plan = orders.at_interface(self.plan, self.hub, [node])
 
 
 if __name__ == "__main__":

@@ -44,17 +44,21 @@ async def probe_nodes(
     ports: Mapping[TaskId, int],
     *,
     deep: bool = False,
+    before: Sequence[ProbeAnswer] = (),
+    shared: Sequence[str] = (),
 ) -> PreflightReport:
     """Have the agents of all `nodes` run their probes at once, and judge the results.
 
-    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds. A node that
-    was lost after it was reached answers with a kept ``start_failed`` message.
+    `ports`: those that the agents hold; `deep`: import TensorFlow, which takes seconds; `before`:
+    the answers of nodes that were probed before, with which the others are compared; `shared`:
+    paths of this machine that they look for. A node that was lost after it was reached answers
+    with a kept ``start_failed`` message.
     """
     hub, nodes = answers.hub, tuple(nodes)
     built = await asyncio.to_thread(bundle.build)
     dials = between(plan, nodes, ports)
     for name in nodes:
-        order = order_for(plan, hub.site(name), dials, deep=deep)
+        order = order_for(plan, hub.site(name), dials, deep=deep, shared=shared)
         hub.send(name, orders.start_probe(plan, hub.site(name), order, built.digest))
     work_s = PROBE_S + (machine.IMPORT_S if deep else 0.0)
     what = "to run its checks"
@@ -65,10 +69,36 @@ async def probe_nodes(
         hub.keep(name, msg.StartFailed(task=PREFLIGHT, attempt=0, error=error))
     found = [_read_answer(plan, paths, hub, name, dials) for name in nodes]
     silent = [finding for finding in found if isinstance(finding, Finding)]
-    seen = tuple(answer for answer in found if isinstance(answer, ProbeAnswer))
+    seen = (*before, *(answer for answer in found if isinstance(answer, ProbeAnswer)))
     needs = rules.needs_of(plan, await asyncio.to_thread(_local_script_sha256, plan))
     findings = rules.judge(seen, needs, silent={finding.node for finding in silent})
-    return PreflightReport(nodes, seen, findings).with_more(silent)
+    every = (*(answer.node for answer in before), *nodes)
+    report = PreflightReport(every, seen, findings).with_more(silent)
+    return report.with_more(_find_shared_gpus(plan, seen))
+
+
+def _find_shared_gpus(plan: Plan, answers: Sequence[ProbeAnswer]) -> Iterator[Finding]:
+    for answer in answers:
+        if why := orders.explain_shared_gpus(plan, answer):
+            fix = "use fewer tasks for each node, or --set resources.gpus=0 to train on the CPU"
+            yield Finding(answer.node, "GPUs", why, fix, is_fatal=False)
+
+
+async def probe_shared_nodes(
+    plan: Plan, paths: RunPaths, answers: Answers, nodes: Sequence[str]
+) -> tuple[Sequence[ProbeAnswer], Sequence[Finding]]:
+    """Find out what nodes with several tasks can divide among them, and check nothing else.
+
+    Return the answers, and warnings about what is not divided.
+    """
+    report = await probe_nodes(plan, paths, answers, nodes, {})
+    answered = {answer.node for answer in report.answers}
+    undivided = [
+        replace(f, what=f"its tasks share all cores and GPUs: {f.what}", is_fatal=False)
+        for f in report.findings
+        if f.node not in answered
+    ]
+    return report.answers, [*undivided, *_find_shared_gpus(plan, report.answers)]
 
 
 def _read_answer(
@@ -118,7 +148,7 @@ async def probe_links(
     Nodes that do not answer in time, or before the run `is_over`, are left out.
     """
     built = await asyncio.to_thread(bundle.build)
-    names = [node.name for node in plan.nodes]
+    names = [node.name for node in plan.nodes if hub.has_reached(node.name)]
     dials = between(plan, names, orders.held_ports(hub, names))
     for name in names:
         order = connectivity.order_for(name, dials, attempt)

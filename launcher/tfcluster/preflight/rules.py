@@ -89,8 +89,9 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
     for task in plan.tasks:
         if plan.settings.get("communication") == "NCCL" and task.id.job in ("chief", "worker"):
             nccl.setdefault(task.node, []).append(str(task.id))
-        if task.gpus:
-            highest[task.node] = max(highest.get(task.node, 0), *task.gpus)
+        for index in task.gpus or ():
+            if isinstance(index, int):
+                highest[task.node] = max(highest.get(task.node, 0), index)
     return Needs(
         tensorflow=plan.needs_tensorflow,
         estimator=plan.needs_estimator,
@@ -159,7 +160,10 @@ def _check_network(answer: ProbeAnswer, silent: Collection[str]) -> Iterator[Fin
         if node in silent:
             continue
         what = f"cannot connect to {task} ({host}:{port}): {why}"
-        fix = "open that port between the two (firewall, security group), or write another port"
+        fix = (
+            "open that port between the two (firewall, security group), or write one that is open"
+            " (runtime.ports: a range)"
+        )
         if _WRONG_NAME.search(why):
             fix = "correct the name there (/etc/hosts, DNS); an IP address in the spec needs none"
         yield Finding(answer.node, "peers", what, fix)
@@ -199,8 +203,9 @@ def _check_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
 def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     """Compare the GPUs that TensorFlow registers with those of nvidia-smi that it may see."""
     imported = answer.imported or {}
-    is_hidden = "CUDA_VISIBLE_DEVICES" in answer.named
-    expected = len(answer.visible_gpus if is_hidden else answer.gpus)
+    expected = len(answer.gpus)
+    if "CUDA_VISIBLE_DEVICES" in answer.named:  # of several parts of GPUs, CUDA shows the first one
+        expected = sum(not str(gpu).startswith("MIG-") for gpu in answer.visible_gpus)
     found = list(imported.get("devices", ())).count("GPU")
     if "devices" not in imported or not answer.gpus or found >= expected:
         return

@@ -48,6 +48,20 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Spot:
+    """A single value with the range that it may have, such as the quartiles of a measurement."""
+
+    x: float
+    y: float
+    low: float
+    high: float
+    text: str
+    colour: int = 0
+    is_predicted: bool = False
+    """True for a ring, which nobody has measured, instead of a dot."""
+
+
+@dataclass(frozen=True, slots=True)
 class Mark:
     """Something that happened at `x`: a restart (a vertical line) or a checkpoint (a triangle)."""
 
@@ -65,11 +79,13 @@ class Chart:
     axis: Axis
     unit: Unit = "number"
     marks: tuple[Mark, ...] = ()
+    spots: tuple[Spot, ...] = ()
 
     @property
     def summary(self) -> str:
-        """The chart in words: for each line its first, least, greatest and last value."""
-        return "; ".join(_describe(line, self.unit) for line in self.lines)
+        """The chart in words: each line's first, least, greatest and last value, and each spot."""
+        lines = (_describe(line, self.unit) for line in self.lines)
+        return "; ".join([*lines, *(spot.text for spot in self.spots)])
 
     def to_svg(self, ident: str) -> str:
         """Return an ``<svg>`` element; `ident` is unique in its page."""
@@ -77,6 +93,7 @@ class Chart:
         title, description = _text(self.title), _text(self.summary)
         body = "".join([*_draw_axes(self, scale), *_draw_marks(self, scale)])
         body += "".join(_draw_line(line, scale) for line in self.lines)
+        body += "".join(_draw_spot(spot, scale) for spot in self.spots)
         return (
             f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"'
             f' aria-labelledby="{ident}-title {ident}-desc">'
@@ -105,10 +122,9 @@ def format_time(seconds: float) -> str:
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return about `count` round numbers from `low` to `high` (1, 2 or 5 times a power of ten)."""
-    span = high - low
-    if not (math.isfinite(span) and span > 0):
+    raw = (high - low) / count
+    if not (math.isfinite(raw) and raw > 0):
         return [low]
-    raw = span / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     return _multiples(low, high, step)
@@ -139,8 +155,11 @@ class _Scale:
 
     @classmethod
     def of(cls, chart: Chart) -> _Scale:
-        xs = [x for line in chart.lines for x, _ in line.points if math.isfinite(x)] or [0.0]
-        ys = [y for line in chart.lines for _, y in line.points if _is_drawn(y)] or [0.0, 1.0]
+        xs = [x for line in chart.lines for x, _ in line.points if math.isfinite(x)]
+        xs = [*xs, *(spot.x for spot in chart.spots)] or [0.0]
+        ys = [y for line in chart.lines for _, y in line.points]
+        ys += [y for spot in chart.spots for y in (spot.low, spot.y, spot.high)]
+        ys = list(filter(_is_drawn, ys)) or [0.0, 1.0]
         low, high = min(ys), max(ys)
         is_log = chart.unit == "number" and low > 0 and high / low > _LOG_FROM
         if is_log:
@@ -191,6 +210,8 @@ def _draw_axes(chart: Chart, scale: _Scale) -> Iterator[str]:
         yield f'<text class="tick end" x="{_LEFT - 6}" y="{y}" dy="4">{_text(label)}</text>'
     is_time = chart.axis == "time"
     found = (time_ticks if is_time else ticks)(scale.x_low, scale.x_high)
+    if chart.axis == "workers":
+        found = [value for value in found if value.is_integer()]
     labels = [format_time(value) for value in found] if is_time else format_ticks(found, "number")
     for value, label in zip(found, labels, strict=True):
         x = f"{scale.x(value):.1f}"
@@ -232,6 +253,18 @@ def _draw_line(line: Line, scale: _Scale) -> str:
     paths = {f"line c{colour}{dashes}": drawn, f"dot c{colour}": dots, f"cross c{colour}": cross}
     title = f"<title>{_text(line.label)}</title>"
     return "".join(f'<path class="{c}" d="{d}">{title}</path>' for c, d in paths.items() if d)
+
+
+def _draw_spot(spot: Spot, scale: _Scale) -> str:
+    """Return a dot or a ring on a bar from the least to the greatest value."""
+    low, y, high = (scale.y(value) for value in (spot.low, spot.y, spot.high))
+    x, colour = scale.x(spot.x), spot.colour % MOST_LINES
+    kind, radius = ("predicted", 3.5) if spot.is_predicted else ("measured", 1.5)
+    return (
+        f'<g class="{kind} c{colour}"><title>{_text(spot.text)}</title>'
+        f'<path d="M{x:.1f} {low:.1f}V{high:.1f}m-4 0h8M{x - 4:.1f} {low:.1f}h8"/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}"/></g>'
+    )
 
 
 def _pieces(points: Sequence[tuple[float, float]]) -> Iterator[list[tuple[float, float]]]:

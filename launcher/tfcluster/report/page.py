@@ -179,6 +179,7 @@ def _tone(report: RunReport) -> str:
             | Status.RESTARTING
             | Status.QUEUED
             | Status.STALLED
+            | Status.SUSPENDED
         ):
             return "warn"
         case Status.STARTING | Status.RUNNING:

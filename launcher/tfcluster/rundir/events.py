@@ -73,6 +73,12 @@ class RunContinued(Event):
     """The time for which the run ran before, without its time in queues."""
 
 
+class Suspended(Event):
+    """The run goes on after its scheduler had stopped all its processes, or their machines."""
+
+    seconds: float
+
+
 class NodesAllocated(Event):
     """The nodes are there: of a run that was queued, or with hosts that the plan did not know."""
 
@@ -141,6 +147,8 @@ class PortsHeld(Event):
     node: str
     ports: Mapping[str, int]
     """Task → port, held for the whole run."""
+    host: str | None = None
+    """The node's address on the interface that the spec names."""
 
 
 class PrepareStarted(Event):

@@ -77,7 +77,7 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
     lead = snapshot.leader
     if lead is None:
         return Figures(rss_bytes=rss_bytes, cores=used)
-    is_stalled = snapshot.status is Status.STALLED
+    is_stalled = snapshot.status in (Status.STALLED, Status.SUSPENDED)
     moves = not (snapshot.status.is_final or is_stalled)
     return Figures(
         task=lead.task,

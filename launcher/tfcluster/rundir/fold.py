@@ -114,6 +114,7 @@ class _Changes:
 
     def run_queued(self, event: ev.RunQueued) -> None:
         self._move_run(event.type)
+        self.state.gathering = self.state.tensorboard = None  # they ended with the coordinator
         self.state.waits_for = f"nodes: {event.reason}"
 
     def nodes_allocated(self, event: ev.NodesAllocated) -> None:
@@ -138,7 +139,7 @@ class _Changes:
                 self.state.by_hand[task] = _with_port(address, port)
             else:
                 snapshot = self.state.task(task)
-                snapshot.address = _with_port(snapshot.address, port)
+                snapshot.address = _with_port(snapshot.address, port, host=event.host)
 
     def task_started(self, event: ev.TaskStarted) -> None:
         task = self.state.task(event.task)
@@ -150,6 +151,8 @@ class _Changes:
         task.started_at, task.log = self.now, str(log.relative_to(self.paths.root))
         self.state.attempt = max(self.state.attempt, event.attempt)
         if not any(task.state in ("waiting", "restarting") for task in self.state.tasks):
+            if self.state.status is Status.RESTARTING:
+                self.state.diagnosis = None  # the run has recovered from that failure
             self._move_run("all_started")
             self.state.waits_for = None
 
@@ -179,7 +182,11 @@ class _Changes:
             )
         for task in self.state.tasks:
             stays = task.task.startswith("evaluator") and task.state != "lost"
-            if not stays and (event.members is None or task.task in event.members):
+            if event.members is not None and task.task not in event.members:
+                # It was among them in an earlier event of this restart, before its node was gone.
+                is_lost = self.state.nodes.get(task.node) == "lost"
+                _move_task(task, "node_lost" if is_lost else "left_out")
+            elif not stays:
                 _move_task(task, event.type)
         self._move_run(event.type)
         self.state.stall = None
@@ -338,8 +345,8 @@ def _set_usage(task: TaskSnapshot, used: Mapping[str, Any]) -> None:
     task.gpu, task.gpu_memory_bytes = used.get("gpu"), used.get("gpu_memory_bytes")
 
 
-def _with_port(address: str, port: int) -> str:
-    return f"{address.rpartition(':')[0]}:{port}"
+def _with_port(address: str, port: int, *, host: str | None = None) -> str:
+    return f"{host or address.rpartition(':')[0]}:{port}"
 
 
 def _facts(event: Event) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from pathlib import Path
 
+from tfcluster.agent.regular_files import open_regular
 from tfcluster.agent.tasks.output import TIMES_ENTRY, times_path
 
 _SIZE = TIMES_ENTRY.size
@@ -55,7 +56,7 @@ class LogTimes:
     def find(self, moment: float) -> int | None:
         """Return the first offset written at or after `moment`; None if none is known."""
         try:
-            with open(self._path, "rb", buffering=0) as file:
+            with open_regular(self._path) as file:
                 fd = file.fileno()
                 number = bisect_left(_numbers(fd), moment, key=lambda n: _entry(fd, n)[1])
                 return _entry(fd, number)[0] if number in _numbers(fd) else None
@@ -66,7 +67,7 @@ class LogTimes:
         """Read the part of the index that has the time of `offset`."""
         self._offsets, self._times, self._end = [], [], math.inf
         try:
-            with open(self._path, "rb", buffering=0) as file:
+            with open_regular(self._path) as file:
                 fd = file.fileno()
                 number = bisect_right(_numbers(fd), offset, key=lambda n: _entry(fd, n)[0])
                 first = max(0, number - _WINDOW // 2)  # lines before may be next, or lines after

@@ -90,6 +90,8 @@ class RunPaths:
     """The results of the checks before the start."""
     fault = _InRunFolder("fault.txt")
     """The traceback of an internal error (exit 70)."""
+    heartbeat = _InRunFolder(".coordinator")
+    """The file that the run's coordinator touches while it lives (`heartbeat`)."""
     coordinator_log = _InRunFolder("coordinator.log")
     """The output of a coordinator in the background; missing if it wrote nothing."""
     launch = _InRunFolder("launch.json")
@@ -101,6 +103,8 @@ class RunPaths:
     logs = _InRunFolder("logs")
     checkpoints = _InRunFolder("checkpoints")
     """The checkpoints gathered from the chief."""
+    saves = _InRunFolder(".saves.jsonl")
+    """The saves that the chief has reported, for a gathering after this coordinator."""
     outputs = _InRunFolder("outputs")
     curves = _InRunFolder("tensorboard")
     """The TensorBoard folders of all tasks."""

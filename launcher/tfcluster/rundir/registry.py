@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.errors import RunFolderError, UnknownRunError
+from tfcluster.rundir import heartbeat
 from tfcluster.rundir.paths import RUN_ID, RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
@@ -85,14 +87,21 @@ _COUNT_S = 0.3
 
 
 class DamagedRunError(RunFolderError):
-    """The error for a run whose ``state.json`` is missing or invalid."""
+    """The error for a run whose ``state.json`` is missing, invalid or another user's."""
 
-    def __init__(self, paths: RunPaths, why: str) -> None:
+    def __init__(self, paths: RunPaths, error: OSError | ValueError) -> None:
+        self.paths, self.why = paths, reason_of(error)
+        self.is_foreign = isinstance(error, PermissionError)
+        """True for a run that this user may not read: another user started it."""
+        self._has_no_state = isinstance(error, FileNotFoundError)
+        fix = f"`tfcluster rm {paths.run_id}` removes its folder with its checkpoints and logs"
+        if self.is_foreign:
+            owner = f"{os.getuid()}:{os.getgid()}"
+            folder = shlex.quote(str(paths.root))
+            fix = f"another user started it: `sudo chown -R {owner} {folder}` makes it yours"
         super().__init__(
-            f"the run {paths.run_id} is damaged: {paths.state} cannot be read: {why}",
-            fix=f"`tfcluster rm {paths.run_id}` removes its folder with its checkpoints and logs",
+            f"the run {paths.run_id} is damaged: {paths.state} cannot be read: {self.why}", fix=fix
         )
-        self.paths, self.why = paths, why
 
     @property
     def changed_at(self) -> float:
@@ -101,6 +110,11 @@ class DamagedRunError(RunFolderError):
             return self.paths.root.stat().st_mtime
         except OSError:
             return 0.0
+
+    @property
+    def may_be_new(self) -> bool:
+        """True if the run may just begin, or was just deleted."""
+        return self._has_no_state and not 0 < self.changed_at < time.time() - _NEW_RUN_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +143,7 @@ def load(paths: RunPaths) -> RunSnapshot:
     """
     snapshot = _read(paths)
     if not has_lost_coordinator(snapshot):
-        return snapshot
+        return correct_silent(paths, snapshot) if is_out_of_sight(snapshot) else snapshot
     # The coordinator may have ended the run, and then itself, since the state was read.
     snapshot = _read(paths)
     if not snapshot.status.is_final:
@@ -146,7 +160,7 @@ def _read(paths: RunPaths) -> RunSnapshot:
     try:
         return from_json(RunSnapshot, foreign_json.read_json_object(paths.state))
     except (OSError, ValueError) as error:
-        raise DamagedRunError(paths, reason_of(error)) from error
+        raise DamagedRunError(paths, error) from error
 
 
 def load_plan(paths: RunPaths) -> Plan:
@@ -171,6 +185,25 @@ def with_addresses(plan: Plan, snapshot: RunSnapshot) -> Plan:
     return plan.at(hosts, ports)
 
 
+def correct_silent(paths: RunPaths, snapshot: RunSnapshot) -> RunSnapshot:
+    """Return the state; `stalled` if nothing is heard of the coordinator, which must be alive.
+
+    For a coordinator that is on another machine, as far as this one knows.
+    """
+    if snapshot.status.is_final or snapshot.status is Status.QUEUED:
+        return snapshot
+    silent_s = heartbeat.silent_s(paths)
+    if silent_s is None or silent_s < heartbeat.SILENT_S:
+        return snapshot
+    stall = {
+        "since": time.time() - silent_s,
+        "what": f"nothing is heard of its coordinator on {snapshot.host}",
+        "causes": [],
+        "tasks": {},
+    }
+    return replace(snapshot, status=Status.STALLED, stall=stall)
+
+
 class StateFile:
     """A reader of ``state.json`` that parses it again only when it was replaced."""
 
@@ -178,22 +211,29 @@ class StateFile:
         self._paths = paths
         self._stamp: tuple[int, int] | None = None
         self._snapshot: RunSnapshot | None = None
+        self._shown: RunSnapshot | None = None
+        """The state, as it was last corrected."""
+        self._corrects_at = 0.0
 
     def read(self) -> RunSnapshot | None:
         """Return the newest readable state, or None if there has been none yet."""
         try:
             stat = self._paths.state.stat()
             if (stat.st_mtime_ns, stat.st_ino) != self._stamp:
-                self._snapshot = _read(self._paths)
+                self._snapshot = self._shown = _read(self._paths)
                 self._stamp = (stat.st_mtime_ns, stat.st_ino)
         except (OSError, DamagedRunError):
             pass
-        return self._snapshot
+        found, is_due = self._snapshot, time.monotonic() >= self._corrects_at
+        if found is not None and is_due and is_out_of_sight(found):
+            self._shown = correct_silent(self._paths, found)
+            self._corrects_at = time.monotonic() + heartbeat.BEAT_S
+        return self._shown
 
     def is_over(self) -> bool:
         """Return whether the run has ended, its coordinator has died, or its folder is gone."""
         snapshot = self.read()
-        if snapshot is None or snapshot.status.is_final or not self._paths.state.exists():
+        if snapshot is None or snapshot.status.is_final or not os.path.exists(self._paths.state):
             return True
         return has_lost_coordinator(snapshot)
 
@@ -220,6 +260,12 @@ def is_open(snapshot: RunSnapshot) -> bool:
         now = time.time()
         return snapshot.ended_at is None or any(at > now for at in snapshot.leases.values())
     return not snapshot.status.is_final
+
+
+def is_out_of_sight(snapshot: RunSnapshot) -> bool:
+    """Return whether only the heartbeat shows if the coordinator lives: it is on another host, and
+    no scheduler knows."""
+    return snapshot.job is None and is_on_other_host(snapshot)
 
 
 def is_on_other_host(snapshot: RunSnapshot) -> bool:
@@ -249,15 +295,14 @@ def runs(home_dir: Path | None = None) -> list[tuple[RunPaths, RunSnapshot]]:
 
 
 def list_runs(home_dir: Path | None = None) -> RunListing:
-    """Read the states of all runs, the damaged ones apart."""
+    """Read the states of all runs, the damaged ones apart. Raises RunFolderError."""
     found = RunListing()
     for folder in _folders((home_dir or home()) / "runs"):
         paths = RunPaths(folder)
         try:
             found.runs.append((paths, load(paths)))
         except DamagedRunError as error:
-            # A run without a state may just have been removed, or may just begin.
-            if paths.state.exists() or 0 < error.changed_at < time.time() - _NEW_RUN_S:
+            if not error.may_be_new:
                 found.damaged.append(error)
     found.runs.sort(key=lambda run: run[1].started_at)
     found.damaged.sort(key=lambda error: error.changed_at)
@@ -268,19 +313,40 @@ def _folders(folder: Path) -> list[Path]:
     try:
         with os.scandir(folder) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir()]
-    except OSError:
+    except FileNotFoundError:
         return []
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be read: {reason_of(error)}",
+            fix="make it readable, or set TFCLUSTER_HOME to a folder of yours",
+        ) from error
 
 
 def delete(paths: RunPaths) -> None:
-    """Remove the folder of a run that is over, and the socket of a killed coordinator."""
+    """Remove the folder of a run that is over, and the socket of a killed coordinator.
+
+    Another command may do the same meanwhile. Raises RunFolderError.
+    """
+    latest = paths.root.parent.parent / "latest"
+    try:
+        if latest.is_symlink() and latest.resolve() == paths.root.resolve():
+            latest.unlink(missing_ok=True)
+        _remove_tree(paths.root)
+        paths.control_socket.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"{paths.root} cannot be deleted: {describe_error(error)}",
+            fix=f"`sudo rm -r {shlex.quote(str(paths.root))}` deletes it",
+        ) from error
+
+
+def _remove_tree(folder: Path) -> None:
+    """Remove a folder. Where another process removes it too, each goes on with what is left."""
     import shutil
 
-    latest = paths.root.parent.parent / "latest"
-    if latest.is_symlink() and latest.resolve() == paths.root.resolve():
-        latest.unlink()
-    shutil.rmtree(paths.root)
-    paths.control_socket.unlink(missing_ok=True)
+    while os.path.lexists(folder):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)
 
 
 def resolve(run: str | None, *, live_only: bool = False) -> RunPaths:

@@ -17,6 +17,7 @@ from itertools import chain
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.regular_files import open_regular
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import choose_leader, to_json_numbers
@@ -120,7 +121,7 @@ def read_history(paths: RunPaths, *, most: int = 600) -> History:
     A file that cannot be read is an empty history.
     """
     try:
-        with open(paths.events, "rb", buffering=0) as file:
+        with open_regular(paths.events) as file:
             started_at = _time_of(_parse(os.pread(file.fileno(), _BLOCK, 0).partition(b"\n")[0]))
             collector = _Collector(started_at or 0.0)
             collector.read(file.fileno())

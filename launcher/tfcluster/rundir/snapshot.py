@@ -194,6 +194,11 @@ class RunSnapshot:
     continued: Record | None = None
     """The last time that the job was started again: `attempt`, the first one since; `ran_s`, the
     seconds for which the run ran before, without its time in queues."""
+    newest_at_start: str | None = None
+    """The result of `RunGathering.mark_newest` when the present start of the run's job began."""
+    vain_starts: int = 0
+    """The starts of the job in a row, before the present one, that were ended without saving
+    anything newer."""
     began_at: float | None = None
     """The time of the coordinator's last start, by its own clock."""
     clock_ahead_s: float = 0.0
@@ -225,6 +230,10 @@ class RunSnapshot:
     """Node → connecting, connected, lost or gone."""
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """The gathered checkpoints, oldest first: path (below the run folder), step, kind, bytes."""
+    missed: str | None = None
+    """The reason why the chief's last checkpoints were not gathered; None if they were."""
+    missed_in: str | None = None
+    """The folder on the chief's node that they are in, where it is another machine."""
     trials: list[TrialRecord] = field(default_factory=list)
     """The trials of a search in the order of their start: id, status, tuner, values, objective,
     direction, and where they are known score, best_step, message, started_at, ended_at."""

@@ -16,6 +16,8 @@ class Status(StrEnum):
     RUNNING = "running"
     STALLED = "stalled"
     """The state of a run that takes no step for much longer than usual."""
+    SUSPENDED = "suspended"
+    """The state of a run whose processes are all stopped, by a scheduler that continues them."""
     RESTARTING = "restarting"
     STOPPING = "stopping"
     SUCCEEDED = "succeeded"
@@ -60,6 +62,7 @@ RUN: Final[Mapping[Status, Mapping[str, Status]]] = {
         "run_stopping": Status.STOPPING,
         "run_continued": Status.STARTING,
     },
+    Status.SUSPENDED: {},
     Status.RESTARTING: {
         "all_started": Status.RUNNING,
         "run_stopping": Status.STOPPING,
@@ -86,7 +89,11 @@ NODE: Final[Mapping[str, Mapping[str, str]]] = {
         "node_lost": "lost",
         "run_finished": "gone",
     },
-    "lost": {"node_reconnected": "connected", "run_finished": "gone"},
+    "lost": {
+        "node_connected": "connected",
+        "node_reconnected": "connected",
+        "run_finished": "gone",
+    },
     "gone": {},
 }
 """The states of a node: state → event → next state."""
@@ -101,7 +108,7 @@ _AGAIN: Final = {"run_continued": "restarting"}
 _NOT_HEARD: Final = {"run_finished": "lost"}
 """The run ended without the task's own end: its coordinator was killed with its job."""
 TASK: Final[Mapping[str, Mapping[str, str]]] = {
-    "waiting": {"task_started": "starting"},
+    "waiting": {"task_started": "starting", "node_lost": "lost"},
     "starting": {"joined": "running", "task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
     "running": {"task_stopping": "stopping", **_ENDS, **_NOT_HEARD, **_AGAIN},
     "stopping": {**_ENDS, **_NOT_HEARD, **_AGAIN},
@@ -109,11 +116,17 @@ TASK: Final[Mapping[str, Mapping[str, str]]] = {
     "failed": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
     "stopped": {"restarting": "restarting", "task_started": "starting", **_AGAIN},
     "lost": {"restarting": "restarting", "task_started": "starting", **_ENDS, **_AGAIN},
-    "restarting": {"task_started": "starting", "run_finished": "stopped"},
+    "restarting": {
+        "task_started": "starting",
+        "run_finished": "stopped",
+        "left_out": "stopped",
+        "node_lost": "lost",
+    },
 }
 """The states of a task: state → event → next state.
 
-An exit may still be reported by a task whose node was lost."""
+An exit may still be reported by a task whose node was lost. ``left_out``: it is not among the
+members of the next attempt."""
 
 
 def after(table: Mapping[State, Mapping[str, State]], state: State, trigger: str) -> State:

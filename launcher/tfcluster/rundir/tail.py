@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from tfcluster.agent.regular_files import open_regular
+
 if TYPE_CHECKING:  # `--version` imports this module
     from pathlib import Path
 
@@ -170,7 +172,7 @@ class LogSource:
 
     def _pread(self, count: int, offset: int) -> bytes:
         try:
-            with open(self._name, "rb", buffering=0) as file:
+            with open_regular(self._name) as file:
                 return os.pread(file.fileno(), count, offset)
         except OSError:
             # The file does not exist yet, or the disk fails: the reader tries again later.
@@ -180,7 +182,7 @@ class LogSource:
 def start_of_line(path: Path, offset: int) -> int:
     """Return the offset at which the line begins that has the byte at `offset`."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _after_newline(file.fileno(), offset, 1)
     except OSError:
         return 0
@@ -209,7 +211,7 @@ def tail_offset(
             search = pattern.search
             starts = _last_matches(path, search, lines, may_match=search) if lines > 0 else None
             return starts[0] if starts else size
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             has_end = size > 0 and os.pread(file.fileno(), 1, size - 1) == b"\n"
             if lines <= 0 and not only_whole:
                 return size

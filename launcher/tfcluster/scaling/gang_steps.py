@@ -22,6 +22,7 @@ from tfcluster.discovery.planning import Planned, load_spec, plan_spec
 from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import Run
 from tfcluster.scaling.study import Measured
+from tfcluster.spec import LaunchOptions
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -36,6 +37,7 @@ BLOCK_S: Final = 1.0
 """Shortest time of a block, for steps of a few milliseconds."""
 FIRST_STEP_S: Final = 600.0
 """Longest wait for the first step of a gang, its start and compilation included."""
+_OPTIONS: Final = LaunchOptions(gathers=False, keeps_files=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,11 @@ def measure(
 
     `warn` gets each warning of the runs once: a communication that the job does not read, for
     example. Ctrl-C ends the run and raises KeyboardInterrupt. Raises JobFailed if a run fails,
-    UsageError if a job ends before its cells are measured, and what `api.start` raises.
+    UsageError if a job ends before its cells are measured, and what `api.make_launch` raises.
     """
     clock, found, warned = _Clock(gangs, request, tell), list[Measured](), set[str]()
     for gang in gangs:
-        run = api.start(gang.planned, gather=False)
+        run = api.start_launch(api.make_launch(gang.planned, _OPTIONS))
         try:
             found += _Measurement(run, gang, request, clock).cells()
         finally:

@@ -55,6 +55,8 @@ class LaunchOptions:
     """The run continues without the process that starts it."""
     gathers: bool = True
     """False with ``--no-gather``."""
+    keeps_files: bool = True
+    """False if nobody needs what the tasks save: the runs of a scaling study."""
     prepares: bool = True
     """False with ``--no-prepare``."""
     runs_preflight: bool = True

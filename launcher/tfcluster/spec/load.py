@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import NO_CHOICE, HostChoice, Path, jsonc, overrides, shorten
 from tfcluster.spec.fields import Mistake
@@ -65,7 +66,12 @@ def from_value(
     hosts: HostChoice = NO_CHOICE,
 ) -> LoadedSpec:
     """Return a spec made from options (`tfcluster run`); its problems begin with `where`."""
-    source = Source(json.dumps(value), where, None, FilePath.cwd(), has_places=False)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        fix = "use strings, numbers, booleans, None, lists and dictionaries"
+        raise SpecError([Problem(where, f"not JSON: {describe_error(error)}", fix)]) from None
+    source = Source(text, where, None, FilePath.cwd(), has_places=False)
     return _load(source, _overrides(sets, {}), hosts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
@@ -30,6 +31,9 @@ DEFAULT_IMAGE: Final = "tfcluster-worker:latest"
 
 Count = Annotated[int, Field(ge=1, le=1_000_000)]
 _USER = re.compile(r"[A-Za-z0-9_][\w.-]*(:[A-Za-z0-9_][\w.-]*)?", re.ASCII)
+_INTERFACE = re.compile(r"[\w.:@-]{1,15}", re.ASCII)
+_HOST_PATTERN = re.compile(r"[A-Za-z\d]([\w.-]*[A-Za-z\d])?", re.ASCII)
+_PORTS = re.compile(r"(\d{1,5})-(\d{1,5})", re.ASCII)
 _NODE_MEMORY = re.compile(r"\d{1,15}[kmgt]?", re.ASCII | re.IGNORECASE)
 """The value of sbatch's --mem; 0 is all memory of a node."""
 _MEMORY = re.compile(r"[1-9]\d{0,15}[bkmg]?", re.ASCII | re.IGNORECASE)
@@ -162,9 +166,44 @@ class Slurm(Section):
     )
     constraint: _Line | None = documented(None, "Features that the nodes must have.", "a100")
     reservation: _Line | None = documented(None, "Reservation to take the nodes from.", "course")
+    setup: Listed[_Line] = documented(
+        (),
+        "Lines of bash at the start of the job's script, before the coordinator: modules, "
+        "environments. Its tasks inherit what they set.",
+        ["module load cuda/12.4", "source ~/tf/bin/activate"],
+    )
+    python: _Line | None = documented(
+        None,
+        "Python of the coordinator on the job's first node, which must have tfcluster; null: the "
+        "one of `up`.",
+        "/shared/tf/bin/python",
+    )
     extra: Listed[Annotated[_Line, AfterValidator(_check_option)]] = documented(
         (), "More options of sbatch, one word each.", ["--exclusive"]
     )
+
+
+def _check_interface(value: str) -> str:
+    fix = 'write for example "ib0", "10.20.0.0/16" or "{node}-ib"'
+    if "{node}" in value:
+        if not _HOST_PATTERN.fullmatch(value.replace("{node}", "n", 1)):
+            raise field_error(f"{shorten(value)} is not a pattern of host names", fix)
+    elif "/" in value:
+        try:
+            ipaddress.ip_network(value, strict=False)
+        except ValueError:
+            raise field_error(f"{shorten(value)} is not a subnet", fix) from None
+    elif not _INTERFACE.fullmatch(value):
+        raise field_error(f"{shorten(value)} is not the name of an interface", fix)
+    return value
+
+
+def _check_ports(value: str) -> str:
+    ends = _PORTS.fullmatch(value)
+    if ends is None or not 1 <= int(ends[1]) < int(ends[2]) < 65536:
+        fix = 'write the first and the last port, for example "60001-63000"'
+        raise field_error(f"{shorten(value)} is not a range of ports", fix)
+    return value
 
 
 if TYPE_CHECKING:
@@ -214,6 +253,17 @@ class Runtime(Section):
         "this rate and delay.",
         "private",
     )
+    interface: Annotated[Text, AfterValidator(_check_interface)] | None = documented(
+        None,
+        "Network by which tasks of several hosts reach each other: an interface, a subnet, or a "
+        "pattern of host names such as `{node}-ib`; null: the address in the spec, or Slurm's.",
+        "ib0",
+    )
+    ports: Annotated[Text, AfterValidator(_check_ports)] | None = documented(
+        None,
+        "First and last port that may be chosen where the spec does not write one; null: any.",
+        "60001-63000",
+    )
     preload: Literal["auto", "on", "off"] = documented(
         "auto",
         "Import TensorFlow once for all tasks of a node and their restarts (Linux, not in "
@@ -242,6 +292,11 @@ class Runtime(Section):
         if isinstance(self.network, Network) and self.backend in (AUTO, "local"):
             return self.model_copy(update={"backend": SIMULATED})
         return self
+
+    @property
+    def port_range(self) -> tuple[int, ...]:
+        """The first and the last port of `ports`; empty if it is not set."""
+        return tuple(map(int, self.ports.split("-"))) if self.ports else ()
 
     def of_host(
         self, host: str, name: Literal["python", "data_dir", "ssh", "workdir"]
@@ -324,7 +379,7 @@ class Supervision(Section):
         "5m",
     )
     min_workers: Count | None = documented(
-        None, "Continue with at least this many workers if nodes are lost; null: all needed.", 2
+        None, "Start and go on with at least this many workers if nodes fail; null: all needed.", 2
     )
     grow: Literal["checkpoint", "off"] = documented(
         "checkpoint",

@@ -78,7 +78,7 @@ def read_source(source: str | Path | None) -> Source:
     if source is None:
         source = find_default(Path.cwd())
     if str(source) == "-":
-        return Source(_decode(_read_stdin(), "<stdin>", "spec"), "<stdin>", None, Path.cwd())
+        return Source(read_stdin("spec"), "<stdin>", None, Path.cwd())
     path = Path(os.path.expanduser(source)).absolute()
     name = _printable(str(source))
     _refuse_program(path, name)
@@ -154,11 +154,11 @@ def read_text(file: str | Path, what: str, fix_missing: str) -> str:
         raise SpecError([Problem(name, "not a valid path", "check the path")]) from None
 
 
-def _read_stdin() -> bytes:
+def read_stdin(what: str) -> str:
+    """Return the text of a `what` file from standard input. Raises SpecError."""
     if sys.stdin is None:
-        raise SpecError([Problem("<stdin>", "standard input is closed", "name a spec file")])
-    data: bytes = sys.stdin.buffer.read(MAX_BYTES + 1)
-    return data
+        raise SpecError([Problem("<stdin>", "standard input is closed", f"name a {what} file")])
+    return _decode(sys.stdin.buffer.read(MAX_BYTES + 1), "<stdin>", what)
 
 
 def _decode(data: bytes, name: str, what: str) -> str:

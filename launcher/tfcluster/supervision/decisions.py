@@ -142,6 +142,8 @@ class Outcome:
     """The fault of a run that was stopped on request: it stalled."""
     comes_back: str = ""
     """The reason for which the run goes back into its scheduler's queue; empty if it is over."""
+    limit: str = ""
+    """The field of the spec whose time is over, if `comes_back` for that."""
 
     @classmethod
     def of(cls, error: TfclusterError) -> Outcome:

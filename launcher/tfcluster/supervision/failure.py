@@ -93,6 +93,11 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         "a smaller learning rate, gradient clipping, or loss scaling with mixed_float16; continue"
         " from a checkpoint before that step: `tfcluster up --resume RUN@STEP`",
     ),
+    "suspended": KnownError(
+        "suspended",
+        "TensorFlow ends tasks that hear nothing of each other for 10 s, and the run goes on from"
+        " its newest checkpoint: save often, or use a partition that requeues jobs instead",
+    ),
     "frozen": KnownError("frozen", "something stopped the process: SIGSTOP, Ctrl-Z or a debugger"),
     "late": KnownError("late", "the end of its log shows what it did last and its threads' stacks"),
     "unfinished": KnownError(
@@ -157,6 +162,8 @@ class Kind(StrEnum):
     """No task reported anything for longer than the spec allows."""
     DIVERGED = "diverged"
     """A loss is NaN or infinite, and the spec ends such a run."""
+    SUSPENDED = "suspended"
+    """The whole run was suspended, for longer than its tasks wait for each other."""
     FROZEN = "frozen"
     """A signal stopped its process, which neither runs nor ends."""
     LATE = "late"
@@ -232,7 +239,7 @@ class Failure:
     """The evidence that the kernel killed it for lack of memory, in words."""
     observed: Kind | None = None
     """The kind where tfcluster itself observed the failure: NODE_LOST, LINK_LOST, FROZEN, LATE,
-    STALLED, UNFINISHED, START_FAILED or PERMANENT."""
+    SUSPENDED, STALLED, UNFINISHED, START_FAILED or PERMANENT."""
     description: str = ""
     """The observation in words, where `observed` is set."""
     saved: bool = False

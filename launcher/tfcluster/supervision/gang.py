@@ -301,11 +301,17 @@ class Gang:
         elif isinstance(report, msg.SavedModel) and member.id == self.chief:
             self.saved_model = report.path
 
-    def lose_node(self, node: str, reason: str) -> list[str]:
-        """Mark all tasks of `node` that have not ended as lost, and return them."""
+    def lose_node(self, node: str, reason: str, *, chief_done: bool = False) -> list[str]:
+        """Mark all tasks of `node` that have not ended as lost, and return them.
+
+        After the chief's success those that run are no longer needed, unless they are known to work
+        independently.
+        """
         lost = [member for member in self if member.node == node and not member.is_over]
+        unfinished = {member.name for member in self.unfinished()}
         for member in lost:
-            gone = replace(member, is_lost=True)
+            is_free = chief_done and member.is_running and member.name not in unfinished
+            gone = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
             self._note(gone, gone.fails(observed=Kind.NODE_LOST, description=reason))
         return [member.name for member in lost]
 

@@ -495,7 +495,8 @@ MESSAGES: tuple[KnownError, ...] = (
     ),
     KnownError(
         "disk-full",
-        "the disk is full; `tfcluster prune` removes old runs",
+        "a disk is full: `df -h` shows which; `tfcluster prune` removes old runs, which are in"
+        " TFCLUSTER_HOME",
         r"\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded|ENOSPC",
     ),
     KnownError(

@@ -52,7 +52,8 @@ class Member:
     is_restart_due: bool = False
     """True if it has ended and will be restarted alone."""
     is_cancelled: bool = False
-    """True if its start or restart was cancelled because it is no longer needed."""
+    """True if it is no longer needed: its start or restart was cancelled, or its node was lost
+    after the chief's success."""
     is_stopping: bool = False
     answer_by: float | None = None
     """The time by which its agent must report the ordered start or stop."""

@@ -27,6 +27,7 @@ from tfcluster.supervision.restarts import (
     loss_of,
     restart_alone,
     revive,
+    start_without,
 )
 from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState, Stage
 from tfcluster.supervision.silence import Silence
@@ -51,6 +52,8 @@ TRAINS_IN_CHILD: Final = (
     " tfcluster's hooks: `{command}`. Start that script directly: `tfcluster run SCRIPT`, or"
     " job.script in the spec (`tfcluster help guides/your_own_script#child-process`)"
 )
+AFTER_SUSPENSION_S: Final = 60.0
+"""The time after a suspension in which it explains that tasks lose each other."""
 STACKS_S: Final = 1.0
 """The time that tasks get to write their stacks before they are stopped."""
 
@@ -59,6 +62,7 @@ def react(state: RunState, now: float) -> None:
     """React to an input: every input ends with this."""
     if state.outcome is not None:
         return
+    _blame_suspension(state, now)
     _probe_links_once(state)
     if state.next_attempt is None:
         if state.is_training and "stacks" not in state.timers:
@@ -67,6 +71,19 @@ def react(state: RunState, now: float) -> None:
             _set_deadlines(state)
         state.enter_next_stage()
     state.watch_agents()
+
+
+def _blame_suspension(state: RunState, now: float) -> None:
+    """Blame the end of a suspension if tasks take each other for dead soon after it."""
+    failures = state.gang.failures
+    if state.resumed_at is None or now > state.resumed_at + AFTER_SUSPENSION_S or not failures:
+        return
+    if state.forms_gang and all(failure.is_collateral for failure in failures):
+        description = (
+            f"the run was suspended for {state.suspended_s:.0f} s, and its tasks then took each"
+            " other for dead"
+        )
+        state.gang.blame(state.gang[failures[0].task], Kind.SUSPENDED, description)
 
 
 def _probe_links_once(state: RunState) -> None:
@@ -181,7 +198,8 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
                 lose_node(state, node, "its agent does not answer", now)
         case "run" if state.ending is None:
             stall = state.silence.describe_stall(now)
-            outcome = verdicts.run_deadline_outcome(state.policy.run_deadline_s or 0.0, stall)
+            deadline_s = state.policy.run_deadline_s or 0.0
+            outcome = verdicts.run_deadline_outcome(deadline_s, stall, state.run_id)
             state.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
         case "start":
             missing = verdicts.find_missing(state.gang.core(), state.absent)
@@ -239,10 +257,11 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     if state.outcome is not None:
         return
     state.record(ev.NodeLost(node=node, reason=reason))
-    lost = state.gang.lose_node(node, reason)
+    lost = state.gang.lose_node(node, reason, chief_done=state.is_finishing)
+    needed = [state.gang[task] for task in lost if not state.gang[task].is_cancelled]
     if state.stage is Stage.STARTING:
         lose_start(state, loss_of(node, node, reason), now)
-    elif state.forms_gang and any(state.gang[task].is_core for task in lost):
+    elif state.forms_gang and any(member.is_core for member in needed):
         state.end_gang("a node is lost", now)
     for task in lost:
         revive(state, task, now)
@@ -255,7 +274,8 @@ def lose_unreached(
     """Act on nodes that the first start cannot connect to, if its job can start again.
 
     They are lost if earlier coordinators have reached them, or if one is a lost pod. Otherwise the
-    spec or the environment may be wrong, which the job's next start would not change.
+    spec or the environment may be wrong, which the job's next start would not change. A gang that
+    is large enough starts without them.
     """
     is_lost = is_lost or state.gang.number > 0 or any(map(kind_of_loss, reasons.values()))
     if state.can_come_back and is_lost:
@@ -264,6 +284,8 @@ def lose_unreached(
             state.record(ev.NodeLost(node=loss.node, reason=loss.description))
         lose_start(state, max(losses, key=lambda loss: loss.is_own_end), now)
         react(state, now)
+    else:
+        start_without(state, reasons, now)
 
 
 def leave_node(state: RunState, node: str, reason: str, now: float) -> None:

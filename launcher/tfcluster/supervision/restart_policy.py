@@ -1,17 +1,17 @@
 """Decides whether a failure leads to a restart, after which delay, and if not, why (pure).
 
 By default, failures that a restart can fix are restarted: a lost node, a signal, a lack of memory.
-Preemption and a taken port do not count against the budget, but three in a row without progress
-end the run: TensorFlow's PreemptionCheckpointHandler exits with 42 after saving (143 on GCE;
-tensorflow/python/distribute/failure_handling/failure_handling.py). An exception would occur again
-unless something has changed, so a restart needs ``restart_on_error`` or a checkpoint newer than
-the attempt, and the same exception never gets a third try from the same checkpoint. Failures that
-no restart can fix are permanent.
+Preemption, suspension and a taken port do not count against the budget, but three in a row without
+progress end the run: TensorFlow's PreemptionCheckpointHandler exits with 42 after saving (143 on
+GCE; tensorflow/python/distribute/failure_handling/failure_handling.py). An exception would occur
+again unless something has changed, so a restart needs ``restart_on_error`` or a checkpoint newer
+than the attempt, and the same exception never gets a third try from the same checkpoint. Failures
+that no restart can fix are permanent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -25,7 +25,11 @@ FREE_IN_A_ROW: Final = 3
 _JITTER: Final = 0.25
 """The largest random addition, as a fraction of a delay: runs that lost the same machine should
 not all return at once."""
-_FREE: Final = {Kind.PREEMPTED: "preempted", Kind.PORT_TAKEN: "a port was taken"}
+_FREE: Final = {
+    Kind.PREEMPTED: "preempted",
+    Kind.PORT_TAKEN: "a port was taken",
+    Kind.SUSPENDED: "suspended",
+}
 _SCRIPT_ERRORS: Final = frozenset({Kind.EXCEPTION, Kind.EXIT_CODE})
 _NOT_RESTARTED: Final = frozenset({Kind.PERMANENT, Kind.START_FAILED})
 _RESTARTS_ARE_OFF: Final = "restarts are off: supervision.max_restarts is 0"
@@ -41,8 +45,6 @@ class RestartHistory:
 
     spent: int = 0
     """Restarts that counted."""
-    free: int = 0
-    """Restarts that did not."""
     without_progress: int = 0
     """Restarts in a row since the last sign of progress: the delay doubles with each."""
     free_without_progress: int = 0
@@ -101,7 +103,6 @@ def decide(
     after = replace(
         history,
         spent=history.spent + (not free),
-        free=history.free + free,
         without_progress=history.without_progress + 1,
         free_without_progress=history.free_without_progress + free,
         signature=failure.signature,
@@ -133,9 +134,10 @@ def _refusal(
     return None
 
 
-def attempts_in_all(history: RestartHistory, policy: Supervision) -> int:
-    """Return how many attempts there can be as things stand: the 4 of "attempt 2 of 4"."""
-    return 1 + policy.max_restarts + history.free
+def last_attempt(attempt: int, history: RestartHistory, policy: Supervision) -> int:
+    """Return the number of the last attempt if all restarts that are left after `attempt` count:
+    the 4 of "attempt 2 of 4"."""
+    return attempt + max(0, policy.max_restarts - history.spent)
 
 
 def restarts_alone(plan: Plan, task: TaskId) -> bool:
@@ -175,17 +177,24 @@ def without(
     failures have used up the budget. After an error of the script the result is None, because it
     would occur on every other worker, too.
     """
-    least = plan.supervision.min_workers
-    if least is None or plan.kind != "training" or plan.strategy != "multi_worker_mirrored":
-        return None
     if not why.exhausted and cause.kind is not Kind.START_FAILED:
         return None
     lost = {TaskId.parse(cause.task)}
     if cause.kind is Kind.NODE_LOST:
         lost = {task.id for task in plan.tasks if task.node == cause.node}
-    remaining = tuple(task for task in members if task not in lost)
-    trainers = [task for task in remaining if task.job in TRAINERS]
-    return remaining if len(trainers) >= max(1, least) else None
+    return remaining(plan, members, lost)
+
+
+def remaining(
+    plan: Plan, members: tuple[TaskId, ...], lost: Collection[TaskId]
+) -> tuple[TaskId, ...] | None:
+    """Return `members` without the tasks that are `lost`, or None if the rest is too small."""
+    least = plan.supervision.min_workers
+    if least is None or plan.kind != "training" or plan.strategy != "multi_worker_mirrored":
+        return None
+    left = tuple(task for task in members if task not in lost)
+    trainers = [task for task in left if task.job in TRAINERS]
+    return left if len(trainers) >= max(1, least) else None
 
 
 @dataclass(slots=True)
@@ -238,18 +247,11 @@ class Restarts:
             self._histories[unit] = replace(
                 before,
                 spent=before.spent + counts,
-                free=before.free + (not counts),
                 free_without_progress=before.free_without_progress + is_vain,
             )
 
     def history(self, unit: TaskId | None) -> RestartHistory:
         return self._histories.get(unit, RestartHistory())
-
-    def add_free(self, unit: TaskId | None) -> RestartHistory:
-        """Add a restart for which nothing failed; return the history with it."""
-        before = self.history(unit)
-        self._histories[unit] = replace(before, free=before.free + 1)
-        return self._histories[unit]
 
     def decide(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from tfcluster.errors import join_first
 from tfcluster.plans.plan import TaskId
@@ -18,6 +19,8 @@ from tfcluster.supervision.restart_policy import TRAINERS, GiveUp, Restart
 from tfcluster.supervision.run_state import RunState, Stage
 
 NODE_GONE = GiveUp("its node is gone for good", exhausted=True)
+REACH_S: Final = 60.0
+"""The time in which an attempt tries to reach a node on which nothing lives any more."""
 
 
 def restart_gang(state: RunState, now: float) -> None:
@@ -34,7 +37,7 @@ def restart_gang(state: RunState, now: float) -> None:
         _give_up(state, cause, verdict, now)
         return
     state.membership.take_back(state.membership.due(now), now)  # it restarts anyway
-    if (loss := _loss(state)) is not None:
+    if (loss := _loss(state, state.gone)) is not None:
         _give_up(state, loss, NODE_GONE, now, verdict)
     else:
         state.diagnose()
@@ -43,10 +46,40 @@ def restart_gang(state: RunState, now: float) -> None:
 
 def restart_smaller_gang(state: RunState, next_one: NextAttempt, now: float) -> None:
     """Decide again after a node of the next gang is gone: it may have to do without the node."""
-    if (loss := _loss(state)) is not None:
+    if (loss := _loss(state, state.gone)) is not None:
         _give_up(state, loss, NODE_GONE, now)
     else:
         _order_gang(state, next_one.reason, now)
+
+
+def can_do_without(state: RunState, node: str) -> bool:
+    """Return whether the run can go on at once without a lost node: with fewer tasks, or because
+    its scheduler gives it another node."""
+    if state.can_come_back or state.next_attempt is None:
+        return state.can_come_back
+    loss, members = _loss(state, {node: ""}), state.membership.members
+    return loss is None or restart_policy.without(state.plan, members, loss, NODE_GONE) is not None
+
+
+def reach_again(state: RunState, node: str, reason: str, now: float) -> bool:
+    """Restart what needs a node that was not reached; return False if the node is given up.
+
+    The attempt that could not reach it counts against the budget of the gang, or of the tasks that
+    restart alone.
+    """
+    if state.next_attempt is None:
+        for task in state.gang.lose_node(node, reason):
+            revive(state, task, now)
+        return any(one.is_restart_due for one in state.gang if one.node == node)
+    loss = _loss(state, {node: reason})
+    assert loss is not None
+    state.restarts.begin()  # that attempt has not advanced
+    verdict = state.restarts.decide(None, loss, step=None, jitter=state.jitter)
+    if isinstance(verdict, GiveUp):
+        state.fail(loss, verdict.why, now)
+    else:
+        _order_gang(state, _reason_of(loss), now, verdict)
+    return True
 
 
 def grow(state: RunState, now: float) -> None:
@@ -81,7 +114,7 @@ def _order_planned(state: RunState, now: float) -> None:
         state.stage = Stage.TRAINING  # which ends now, as the chief has succeeded
         return
     state.membership.take_back(state.membership.due(now), now)
-    if (loss := _loss(state)) is not None:
+    if (loss := _loss(state, state.gone)) is not None:
         _give_up(state, loss, NODE_GONE, now)
     else:
         _order_gang(state, state.planned, now, _free(state))
@@ -89,16 +122,19 @@ def _order_planned(state: RunState, now: float) -> None:
 
 def _free(state: RunState) -> Restart:
     """Return a restart that nothing failed for: without delay, and not counted."""
-    return Restart(0.0, state.restarts.add_free(None), is_counted=False)
+    return Restart(0.0, state.restarts.history(None), is_counted=False)
 
 
-def _loss(state: RunState) -> Failure | None:
-    """Return the failure of a task that must start with the gang but lost its node, or None."""
-    for task in state.membership.members if state.gone else ():
+def _loss(state: RunState, lost: Mapping[str, str]) -> Failure | None:
+    """Return the failure of a task that must start with the gang but whose node is `lost`, or None.
+
+    `lost`: node → why.
+    """
+    for task in state.membership.members if lost else ():
         node = state.plan.task(task).node
-        why = state.gone.get(node)
+        why = lost.get(node)
         if why is not None and not restart_policy.restarts_alone(state.plan, task):
-            return loss_of(node, str(task), why)
+            return replace(loss_of(node, str(task), why), attempt=state.gang.number)
     return None
 
 
@@ -123,10 +159,30 @@ def _give_up(
     elif members is None:
         state.fail(cause, why.why, now)
     else:
-        state.diagnose(why.why)
+        state.diagnose(why.why, cause)
         absence = Absence.NODE if cause.kind is Kind.NODE_LOST else Absence.FAILED
         state.membership.leave_out([task for task in before if task not in members], absence, now)
         _order_gang(state, _reason_of(cause), now)
+
+
+def start_without(state: RunState, nodes: Mapping[str, str], now: float) -> None:
+    """Leave the tasks of `nodes`, which the first start has not reached, out of the gang.
+
+    Nothing happens if it would be too small, or a node has other tasks than workers. `nodes`: node
+    → why.
+    """
+    lost = {task.id for task in state.plan.tasks if task.node in nodes}
+    members = restart_policy.remaining(state.plan, state.membership.members, lost)
+    if members is None or any(task.job not in TRAINERS for task in lost):
+        return
+    for node, why in nodes.items():
+        state.gone[node] = why
+        state.membership.lost.add(node)
+        state.record(ev.NodeLost(node=node, reason=why))
+    state.membership.leave_out(lost, Absence.NODE, now)
+    names, count = join_first(sorted(lost)), len(state.membership.workers)
+    what = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
+    state.record(ev.Warned(message=f"{what}: {join_first([*nodes])} cannot be reached"))
 
 
 def lose_start(state: RunState, loss: Failure, now: float) -> None:
@@ -184,7 +240,7 @@ def _record(
         task=str(unit) if unit else None,
         reason=why,
         attempt=attempt,
-        of=max(attempt, restart_policy.attempts_in_all(verdict.history, state.policy)),
+        of=restart_policy.last_attempt(attempt, verdict.history, state.policy),
         from_step=newest.step,
         from_checkpoint=newest.name if newest.step is None else None,
         delay_s=round(verdict.delay_s, 3),
@@ -220,7 +276,7 @@ def _is_needed(state: RunState, member: Member) -> bool:
     An evaluator is needed as long as the run goes on: one that fails while the gang is being
     stopped starts again together with it.
     """
-    if not member.restarts_alone or not member.is_over:
+    if not member.restarts_alone or not member.is_over or member.is_cancelled:
         return False
     if member.is_core:
         return state.is_training and not state.is_finishing

@@ -64,6 +64,8 @@ class RunState:
     plan: Plan
     jitter: Callable[[], float] = field(default=random.random, compare=False)
     """Returns a random number for `restart_policy.decide`."""
+    run_id: str = "RUN"
+    """The run's id, for the commands in its messages."""
     gang: Gang = field(init=False)
     restarts: Restarts = field(init=False)
     membership: Membership = field(init=False)
@@ -80,6 +82,9 @@ class RunState:
     positions: dict[str, Position | None] | None = None
     """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
     has_probed_links: bool = False
+    resumed_at: float | None = None
+    """The time at which the run went on after it was suspended for `suspended_s`."""
+    suspended_s: float = 0.0
     absent: tuple[str, ...] = ()
     """The tasks that are not started from here and cannot be reached, each with the reason."""
     gone: dict[str, str] = field(default_factory=dict)
@@ -247,8 +252,8 @@ class RunState:
 
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
-        self.diagnose(why)
-        self._end(verdicts.outcome_of(cause, why, self.plan))
+        self.diagnose(why, cause)
+        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
     def fail_unbegun(self, loss: Failure, why: str) -> None:
@@ -266,7 +271,8 @@ class RunState:
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
-            self.outcome = verdicts.outcome_of(self.cause(), "it is not restarted", self.plan)
+            why = "it is not restarted"
+            self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
     # -- causes -----------------------------------------------------------------------------
 
@@ -290,11 +296,16 @@ class RunState:
         assert cause is not None
         return cause
 
-    def diagnose(self, not_restarted: str | None = None) -> None:
-        """Record the root cause, with the reason it is not restarted."""
+    def diagnose(self, not_restarted: str | None = None, cause: Failure | None = None) -> None:
+        """Record the root cause, with the reason it is not restarted.
+
+        It is `cause` if that is not among the failures of the attempt: a node was not reached
+        afterwards.
+        """
         core = [] if self.plan.kind == "plain" else self.gang.core()
+        failures = self._failures
         event = verdicts.diagnosis(
-            self._failures,
+            failures if cause is None or cause in failures else [cause],
             self.plan,
             core,
             not_restarted=not_restarted,

@@ -27,7 +27,10 @@ from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.membership import count_of
 from tfcluster.supervision.reactions import react
 from tfcluster.supervision.restarts import (
+    REACH_S,
+    can_do_without,
     grow,
+    reach_again,
     restart_as_planned,
     restart_gang,
     restart_smaller_gang,
@@ -178,6 +181,11 @@ class Supervisor(RunState):
             self.gang.put(replace(member, frozen_by=None))
             self.set_timer(f"frozen {task}", None)
 
+    def suspended(self, seconds: float, now: float) -> None:
+        """Note that nothing of the run has run for so long, until now; `now` does not count it."""
+        self.resumed_at, self.suspended_s = now, seconds
+        self.record(ev.Suspended(seconds=round(seconds, 1)))
+
     def node_lost(self, node: str, reason: str, now: float) -> None:
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         self.membership.lost.add(node)
@@ -188,8 +196,9 @@ class Supervisor(RunState):
     ) -> None:
         """Note that the first start cannot connect to nodes, each with the reason.
 
-        If one is lost and the run's job can start again, it does. Else nothing happens.
-        `is_lost`: one is, whatever the reasons say.
+        If one is lost and the run's job can start again, it does. Else the nodes are gone if the
+        gang may start without them, or nothing happens. `is_lost`: one is lost, whatever the
+        reasons say.
         """
         reactions.lose_unreached(self, reasons, now, is_lost=is_lost)
 
@@ -200,6 +209,22 @@ class Supervisor(RunState):
         no task trains later.
         """
         reactions.leave_node(self, node, reason, now)
+
+    def patience_s(self, node: str) -> float:
+        """Return for how long, in seconds, the next start tries to reach a lost node on which
+        nothing lives any more."""
+        has_lease = self.plan.node(node).capabilities.has_lease
+        return REACH_S if has_lease and not can_do_without(self, node) else 0.0
+
+    def node_unreached(self, node: str, reason: str, now: float) -> None:
+        """Note that the next start has not reached a lost node, on which nothing lives any more.
+
+        That is a failed attempt: if another one is left, it tries again. The node is gone for good
+        if none is, or if the run can go on without it.
+        """
+        if can_do_without(self, node) or not reach_again(self, node, reason, now):
+            self.node_gone(node, reason, now)
+        react(self, now)
 
     def node_gone(self, node: str, reason: str, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""

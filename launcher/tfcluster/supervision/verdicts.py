@@ -360,13 +360,13 @@ def blame_stalled(core: Sequence[Member], silent_s: float, stall: Stall | None) 
     return Verdict(Kind.STALLED, [(last, description)], why)
 
 
-def run_deadline_outcome(deadline_s: float, stall: str = "") -> Outcome:
+def run_deadline_outcome(deadline_s: float, stall: str, run_id: str) -> Outcome:
     """Return the outcome of a run whose deadline has passed, perhaps while it stalled."""
     error = DeadlineError(
         f"the run took longer than supervision.run_deadline_s = {deadline_s:g} s"
         + (f"; {stall}" if stall else ""),
         fix="for a longer one: --set supervision.run_deadline_s=SECONDS; "
-        "to continue from its newest checkpoint: `tfcluster up --resume RUN`",
+        f"to continue from its newest checkpoint: `tfcluster up --resume {run_id}`",
     )
     return Outcome.of(error)
 
@@ -381,19 +381,20 @@ def outcome_of_start(loss: Failure, why: str) -> Outcome:
     return Outcome.of(error)
 
 
-def outcome_of(cause: Failure, why: str, plan: Plan) -> Outcome:
+def outcome_of(cause: Failure, why: str, plan: Plan, run_id: str) -> Outcome:
     """Return the outcome of a run that `cause` has ended; `why` it is not restarted."""
     match cause.kind:
         case Kind.NODE_LOST:
             error: TfclusterError = NodeLostError(
                 f"node {cause.node} is lost: {cause.description}; its tasks were stopped ({why})",
-                fix="to continue from the newest gathered checkpoint: `tfcluster up --resume`",
+                fix="to continue from the newest gathered checkpoint:"
+                f" `tfcluster up --resume {run_id}`",
             )
         case Kind.LINK_LOST:
             error = NodeLostError(
                 f"{cause.description} ({why})",
                 fix="check the network between the hosts; then continue from the newest gathered"
-                " checkpoint: `tfcluster up --resume`",
+                f" checkpoint: `tfcluster up --resume {run_id}`",
             )
         case Kind.START_FAILED:
             error = SetupError(

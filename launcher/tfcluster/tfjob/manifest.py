@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +12,12 @@ import yaml
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
+from tfcluster.spec.formats.yaml_text import MOST_VALUES
 from tfcluster.tfjob import Note
 
 VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha2")
 """The versions whose fields are those of v1, or were moved by it into ``runPolicy``."""
+_TOO_MANY = f"more than {MOST_VALUES:,} values: use fewer aliases (*name)"
 _EXPECTED = {dict: "an object", list: "a list", str: "a string", int: "a number", bool: "a boolean"}
 
 
@@ -78,8 +82,8 @@ class Fields:
 def read(text: str, name: str) -> Fields:
     """Return the TFJob in `text`, which `name` names in messages; raises UsageError if none is."""
     try:
-        found = [one for one in yaml.safe_load_all(text) if one is not None]
-        documents = [_unshare(one) for one in found]
+        found = [one for one in yaml.load_all(text, _Loader) if one is not None]
+        documents = [_unshare(one, itertools.count(1)) for one in found]
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
@@ -100,12 +104,39 @@ def _show(value: Any) -> str:
     return json.dumps(value, default=str)[:60]
 
 
-def _unshare(value: Any) -> Any:
-    """Return a copy without values that aliases (``*name``) share, and with dates as strings."""
+class _Loader(yaml.SafeLoader):
+    """A loader that refuses a key that is written twice, and what aliases make too large."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._flattened: dict[int, yaml.MappingNode] = {}
+        """The objects that have their merged (``<<``) keys, too; some of them twice."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        seen = set[str]()
+        for key, _ in () if id(node) in self._flattened else node.value:
+            if key.value in seen:
+                message = f"the key {shorten(key.value)} is written twice"
+                raise yaml.constructor.ConstructorError(None, None, message, key.start_mark)
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        self._flattened[id(node)] = node
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_VALUES:
+            raise ValueError(_TOO_MANY)
+
+
+def _unshare(value: Any, count: Iterator[int]) -> Any:
+    """Return a copy without values that aliases (``*name``) share, and with dates as strings.
+
+    Raises ValueError if there are more than `MOST_VALUES` then: "a billion laughs" is not expanded.
+    """
+    if next(count) > MOST_VALUES:
+        raise ValueError(_TOO_MANY)
     if isinstance(value, dict):
-        return {str(key): _unshare(one) for key, one in value.items()}
+        return {str(key): _unshare(one, count) for key, one in value.items()}
     if isinstance(value, list):
-        return [_unshare(one) for one in value]
+        return [_unshare(one, count) for one in value]
     return value if isinstance(value, str | int | float | None) else str(value)
 
 

@@ -109,6 +109,10 @@ def _stall_ended(event: Event) -> str:
     return f"the run goes on, after {format_duration(event['silent_s'])} without a step"
 
 
+def _suspended(event: Event) -> str:
+    return f"the run goes on, after {format_duration(event['seconds'])} in which it was suspended"
+
+
 def _task_frozen(event: Event) -> str:
     name = signal_name(event["signal"])
     return f"{event['task']} was stopped by {name}: it neither runs nor exits"
@@ -168,6 +172,7 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "diagnosis": ("dim", _diagnosis),
     "stalled": ("yellow", _stalled),
     "stall_ended": ("dim", _stall_ended),
+    "suspended": ("dim", _suspended),
     "task_frozen": ("yellow", _task_frozen),
     "task_thawed": ("dim", "{task} runs again".format_map),
     "chaos_injected": ("magenta", "injected fault: {fault}".format_map),

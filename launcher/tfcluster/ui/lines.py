@@ -2,20 +2,22 @@
 
 They run at C speed: no Python code per line on the hot path.
 
-Text from tasks, hosts, daemons and specs may hold escape sequences that write the clipboard
-(OSC 52), move the cursor or rename the window. The `sanitize` functions keep them from a screen:
-`MergedLogs` calls them for the tasks' lines, `Terminal` for everything else.
+The `sanitize` functions keep control sequences from a screen: `MergedLogs` calls them for the
+tasks' lines, `Terminal` for everything else.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from tfcluster.agent.regular_files import open_regular
+from tfcluster.control_characters import remove_controls
 from tfcluster.rundir.tail import latest_states
 
 if TYPE_CHECKING:  # `--version` imports this module
@@ -23,23 +25,8 @@ if TYPE_CHECKING:  # `--version` imports this module
 
 _PLAIN = bytes((0x09, 0x0A, *range(0x20, 0x7F)))
 """The bytes of most lines; none of them can harm a screen."""
-_COLOUR = r"\[[0-9;:]*m"
-_SEQUENCE = r"(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))"
-_CONTROLS = (
-    "\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f"  # all but tab, newline and escape
-    "\u202a-\u202e\u2066-\u2069"  # text direction overrides
-)
 _RAW_IN_JSON = re.compile("[\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters and surrogates that `json.dumps` without `ensure_ascii` does not escape."""
-_SEQUENCES = {
-    True: re.compile(f"\x1b(?!{_COLOUR}){_SEQUENCE}"),
-    False: re.compile(f"\x1b{_SEQUENCE}"),
-}
-"""Escape sequences to remove, by whether colours stay; no other sequence may reach a screen."""
-_CHARACTERS = {
-    True: re.compile(f"\x1b(?!{_COLOUR})|[{_CONTROLS}]"),
-    False: re.compile(f"[\x1b{_CONTROLS}]"),
-}
 WINDOW_S = 0.4
 """Seconds that a line waits for identical lines from other tasks."""
 MAX_LINE_BYTES = 8 * 1024
@@ -61,33 +48,24 @@ def sanitize(block: bytes, *, colours: bool) -> bytes:
     """
     if not block.translate(None, _PLAIN):
         return block
-    text = _remove_controls(block.decode("utf-8", "replace"), colours=colours)
+    text = remove_controls(block.decode("utf-8", "replace"), colours=colours)
     # An escape that is still there begins a colour.
     return (text.replace("\n", "\x1b[0m\n") if "\x1b" in text else text).encode()
 
 
 def sanitize_text(text: str) -> str:
     """Return `text` without controls and colours: an exception's message, a metric's name."""
-    return _remove_controls(text, colours=False)
+    return remove_controls(text)
 
 
 def sanitize_except_colours(text: str) -> str:
     """Return `text`, which `ui` has coloured, with its colours but without other controls."""
-    return _remove_controls(text, colours=True)
+    return remove_controls(text, colours=True)
 
 
 def escape_json(text: str) -> str:
     """Return JSON of the same value in which control characters and surrogates are escaped."""
     return _RAW_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
-
-
-def _remove_controls(text: str, *, colours: bool) -> str:
-    return _CHARACTERS[colours].sub(_replace_control, _SEQUENCES[colours].sub("", text))
-
-
-def _replace_control(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return chr(0x2400 + code) if code < 0x20 else "␡" if code == 0x7F else "�"
 
 
 def format_stamp(moment: float | None) -> str:
@@ -138,8 +116,8 @@ def cut_long_lines(block: bytes) -> bytes:
 def read_end(path: Path, *, within: int) -> list[bytes]:
     """Return the whole lines among the last `within` bytes of a log; none if it cannot be read."""
     try:
-        with path.open("rb") as file:
-            start = max(0, path.stat().st_size - within)
+        with open_regular(path) as file:
+            start = max(0, os.fstat(file.fileno()).st_size - within)
             file.seek(start)
             found = file.read(within).removesuffix(b"\n")
     except OSError:

@@ -354,7 +354,8 @@ def _closing_title(snapshot: RunSnapshot) -> str:
 def _tone(status: Status) -> str:
     if status is Status.SUCCEEDED:
         return "good"
-    if status in (Status.STALLED, Status.INTERRUPTED, Status.STOPPING, Status.RESTARTING):
+    waits = (Status.STALLED, Status.SUSPENDED, Status.STOPPING, Status.RESTARTING)
+    if status in (*waits, Status.INTERRUPTED):
         return "warn"
     return "bad" if status.is_final else "plain"
 

@@ -206,7 +206,7 @@ def format_strategy(plan: Plan) -> str:
     return ", ".join([plan.strategy, *(f"{name} {value}" for name, value in plan.settings.items())])
 
 
-def format_numbers(values: Sequence[int] | None) -> str:
+def format_numbers(values: Sequence[object] | None) -> str:
     """Return ``0,1``, "none" for an empty list, and an empty string if the values are not known."""
     return "" if values is None else ",".join(map(str, values)) or "none"
 
@@ -312,10 +312,12 @@ def _task_grid(plan: Plan) -> Grid:
     def threads(task: TaskPlan) -> str:
         return "".join(v.value for v in task.command.env if v.name == "TF_NUM_INTRAOP_THREADS")
 
-    columns = _TASK_COLUMNS | {
-        "threads": threads,
-        "env": lambda task: len(all_variables(plan, task.id)),
-    }
+    of_attempt = {var.name for var in preview(plan, plan.tasks[0].id)}  # the same for all tasks
+
+    def variables(task: TaskPlan) -> int:
+        return len(of_attempt.union(var.name for var in task.command.env))
+
+    columns = _TASK_COLUMNS | {"threads": threads, "env": variables}
     return Grid.of(plan.tasks, columns, ("threads", "env"))
 
 

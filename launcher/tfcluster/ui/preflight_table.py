@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tfcluster.errors import join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, format_gpus
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _MAX_NODES = 8
+_MAX_INTERFACES = 4
 _MIN_NODE_WIDTH = 26
 """Columns of the screen below which a node's cells would wrap after every word."""
 
@@ -116,6 +118,17 @@ def _proxies(answer: ProbeAnswer) -> str:
     return f"{', '.join(names)}: not passed to tasks" if names else ""
 
 
+def _interfaces(answer: ProbeAnswer) -> str:
+    """Return the interfaces, the one that tasks use first, and without loopback if it is not."""
+    ordered = sorted(answer.interfaces, key=lambda interface: not interface[2])
+    shown = {
+        name: f"{name} {address}" + (" (tasks)" if is_used else "")
+        for name, address, is_used in reversed(ordered)
+        if is_used or not name.startswith("lo")
+    }
+    return join_first(list(reversed(shown.values())), _MAX_INTERFACES)
+
+
 def _peers(answer: ProbeAnswer) -> str:
     reached = answer.peers - len(answer.unreachable)
     return f"{reached} of {answer.peers} reached" if answer.peers else ""
@@ -149,6 +162,7 @@ _ROWS: Mapping[str, Callable[[ProbeAnswer], str]] = {
     "ports": lambda answer: ", ".join(map(str, answer.ports)),
     "port range": lambda answer: " to ".join(map(str, answer.port_range)),
     "names": _no_value,
+    "interfaces": _interfaces,
     "peers": _peers,
     "proxies": _proxies,
     "clock": _clock,

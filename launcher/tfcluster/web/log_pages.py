@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tfcluster.agent.regular_files import open_regular
 from tfcluster.errors import UsageError
 from tfcluster.rundir.log_files import find_label, label_of, log_folders, newest_attempts, rank
 from tfcluster.rundir.log_times import LogTimes
@@ -243,7 +244,7 @@ class _Reading:
 
 def _read_forward(reading: _Reading) -> Iterator[_Line]:
     file, at = reading.file, reading.offset
-    with contextlib.suppress(OSError), file.path.open("rb", buffering=0) as opened:
+    with contextlib.suppress(OSError), open_regular(file.path) as opened:
         while at < file.size and at - reading.offset <= reading.budget:
             block = os.pread(opened.fileno(), min(reading.block, file.size - at), at)
             end = at + block.rfind(b"\n") + 1
@@ -279,7 +280,7 @@ def _read_long_line(reading: _Reading, at: int) -> Generator[_Line, None, int]:
 
 def _read_backward(reading: _Reading) -> Iterator[_Line]:
     file, end = reading.file, reading.offset
-    with contextlib.suppress(OSError), file.path.open("rb", buffering=0) as opened:
+    with contextlib.suppress(OSError), open_regular(file.path) as opened:
         fd = opened.fileno()
         while end > 0 and reading.offset - end <= reading.budget:
             start = max(0, end - reading.block)

@@ -82,11 +82,11 @@ class RunIndex:
         return sorted(found.values(), key=lambda row: row["started_at"] or 0.0, reverse=True)
 
     def _row(self, paths: RunPaths) -> dict[str, Any]:
-        """Return the row of a run; empty for a folder that does not have a state yet."""
+        """Return the row of a run; empty for one that may just begin."""
         file = self._files.setdefault(paths.run_id, job_watch.StateFile(paths))
         snapshot = file.read()
         if snapshot is None:
-            return _damaged_row(paths) if paths.state.exists() else {}
+            return _damaged_row(paths)
         status = current_status(snapshot)
         known = self._rows.get(paths.run_id)
         if known is None or known[0] is not snapshot or known[1] is not status:
@@ -134,6 +134,8 @@ def _damaged_row(paths: RunPaths) -> dict[str, Any]:
         registry.load(paths)
         return {}
     except DamagedRunError as error:
+        if error.may_be_new:
+            return {}
         why, changed_at = error.why, error.changed_at
     row: dict[str, Any] = dict.fromkeys(_OF_THE_RUN) | Figures().to_json()
     row |= {"run": paths.run_id, "name": paths.run_id, "started_at": changed_at}

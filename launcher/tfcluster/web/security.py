@@ -7,6 +7,7 @@ header (DNS rebinding), of the page that sent a request, and of a token in each 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 MAX_BODY_BYTES: Final = 4096
 """The largest body of a request."""
 _TOKEN_BYTES: Final = 32
+_MOST_STRANGERS: Final = 32
+_STRANGER_S: Final = 10.0
 CSRF_HEADER: Final = "x-csrf-token"
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:;"
@@ -62,11 +65,41 @@ class Keys:
     """The string that only our own pages can send."""
 
 
+class Strangers:
+    """The connections that have not shown a key yet: few at a time, and each for seconds only.
+
+    Otherwise another user of the machine could hold all connections that this process may have.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[object, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+        """Address of the client → its connection, oldest first."""
+
+    def add(self, transport: asyncio.Transport) -> None:
+        """Note a new connection, and end the oldest ones if there are too many."""
+        client, loop = transport.get_extra_info("peername"), asyncio.get_running_loop()
+        end = loop.call_later(_STRANGER_S, self._end, client)
+        self._waiting[client] = transport, end
+        while len(self._waiting) > _MOST_STRANGERS:
+            self._end(next(iter(self._waiting)))
+
+    def remove(self, client: object) -> None:
+        """Forget a connection that has shown a key or has ended; do nothing for others."""
+        if (found := self._waiting.pop(client, None)) is not None:
+            found[1].cancel()
+
+    def _end(self, client: object) -> None:
+        transport, _ = self._waiting[client]
+        self.remove(client)
+        transport.abort()
+
+
 class Guard:
     """The ASGI application that answers what is refused, and passes everything else to `app`."""
 
     def __init__(self, app: ASGIApp, keys: Keys, *, port: int, read_only: bool) -> None:
         self._app, self._keys, self._read_only = app, keys, read_only
+        self.strangers = Strangers()
         self._cookie = f"tfcluster-{port}"  # browsers send a cookie to all ports of a host
         self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
 
@@ -82,8 +115,10 @@ class Guard:
                 headers["cache-control"] = "no-cache" if is_static else "no-store"
             await send(message)
 
-        request = Request(scope)
-        await (self._answer(request) or self._app)(scope, receive, send_secured)
+        refusal = self._answer(Request(scope))
+        if refusal is None:
+            self.strangers.remove(scope.get("client"))
+        await (refusal or self._app)(scope, receive, send_secured)
 
     def _answer(self, request: Request) -> Response | None:
         """Return the answer to a request that does not reach the application, else None."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import html
 import os
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.agent.net.private_folders import make_private
@@ -19,10 +21,11 @@ from tfcluster.agent.processes import IS_LINUX
 from tfcluster.errors import SetupError
 from tfcluster.rundir.paths import runtime_dir
 from tfcluster.web.app import Site
-from tfcluster.web.security import Guard, Keys
+from tfcluster.web.security import Guard, Keys, Strangers
 
 FIRST_PORT: Final = 6020
 _PORTS_TRIED: Final = 20
+_ACCEPTED_AT_ONCE: Final = 64
 _DISPLAYS: Final = {"DISPLAY", "WAYLAND_DISPLAY", "BROWSER"}
 _LARGEST_REQUEST_LINE: Final = 256 * 1024
 """The bytes of a request's line and headers: the cursor in the logs of a thousand tasks is long."""
@@ -70,16 +73,36 @@ def _configure(app: Guard) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http="h11",
+        http=_Connection,
+        backlog=_ACCEPTED_AT_ONCE,
         ws="none",
         lifespan="off",
         log_config=None,
+        log_level="error",  # anybody can send an invalid request, and a warning is a line here
         access_log=False,
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=1,
         h11_max_incomplete_event_size=_LARGEST_REQUEST_LINE,
     )
+
+
+class _Connection(H11Protocol):
+    """A connection that is a stranger until the guard has seen a key."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._strangers.add(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._strangers.remove(self.client)
+        super().connection_lost(exc)
+
+    @property
+    def _strangers(self) -> Strangers:
+        guard = self.config.app
+        assert isinstance(guard, Guard)
+        return guard.strangers
 
 
 class _Server(uvicorn.Server):
@@ -105,7 +128,7 @@ def _listen(port: int | None) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("127.0.0.1", candidate))
-            listener.listen(128)
+            listener.listen(_ACCEPTED_AT_ONCE)
             return listener
         except OSError as error:
             listener.close()

@@ -34,7 +34,10 @@ Dial = Callable[[], Awaitable[Streams]]  # opens a fresh byte stream to the agen
 
 HELLO_TIMEOUT_S = 10.0
 FIRST_HELLO_S = 45.0  # for a remote node, which first unpacks and starts its agent
-PING_S, REDIAL_S = 2.0, 0.5
+PING_S, REDIAL_S, LONGEST_REDIAL_S = 2.0, 0.5, 5.0
+"""`REDIAL_S`: the pause before another dial. It doubles up to `LONGEST_REDIAL_S` with each dial
+that fails, and with each connection that breaks before it has lasted for `STEADY_S`."""
+STEADY_S = 10.0
 CUT_REPORT_S = 2.0
 """Seconds after which a cut connection is reported, even while a dial is in progress."""
 SILENCE_S = 8.0
@@ -194,12 +197,15 @@ class AgentLink:
         return reader, decoder, rest
 
     async def _receive(self, connection: Connection) -> None:
+        pause_s, now = 0.0, asyncio.get_running_loop().time
         try:
             while True:
+                since = now()
                 await self._read_until_lost(*connection)
+                pause_s = 0.0 if now() >= since + STEADY_S else self._longer(pause_s)
                 self.files.disconnected()
                 await self._disconnect()
-                reconnected = None if self._fault else await self._reconnect()
+                reconnected = None if self._fault else await self._reconnect(pause_s)
                 if reconnected is None:
                     await self._agent.explain()
                     return
@@ -272,11 +278,12 @@ class AgentLink:
             if self._lease_s is None:
                 raise ConnectionError("the agent is gone") from error
 
-    async def _reconnect(self) -> Connection | None:
-        """Dial again; report the cut only if a short wait does not show that the agent is gone."""
+    async def _reconnect(self, pause_s: float) -> Connection | None:
+        """Dial again after `pause_s`; report the cut only if a short wait does not show that the
+        agent is gone."""
         if self._lease_s is None or self._is_closing:
             return None
-        redial = asyncio.create_task(self._redial(self._lease_s))
+        redial = asyncio.create_task(self._redial(self._lease_s, pause_s))
         try:
             await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
@@ -287,15 +294,21 @@ class AgentLink:
             redial.cancel()
             await asyncio.gather(redial, return_exceptions=True)
 
-    async def _redial(self, lease_s: float) -> Connection | None:
+    async def _redial(self, lease_s: float, pause_s: float) -> Connection | None:
         loop = asyncio.get_running_loop()
         while loop.time() < self.heard_at + lease_s:
+            await asyncio.sleep(pause_s)
             with contextlib.suppress(OSError, TimeoutError, protocol.ProtocolError, Refused):
                 return await self._connect()
             if await self._agent.has_gone():
                 return None
-            await asyncio.sleep(REDIAL_S)
+            pause_s = self._longer(pause_s)
         return None
+
+    def _longer(self, pause_s: float) -> float:
+        """Return the pause after one of `pause_s`; several of them fit into the lease."""
+        most_s = min(LONGEST_REDIAL_S, (self._lease_s or 0.0) / 8)
+        return min(most_s, max(REDIAL_S, 2 * pause_s))
 
     async def _ping(self) -> None:
         """Ping, and disconnect on silence: a cut line gives no EOF, but both sides ping."""

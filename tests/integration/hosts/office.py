@@ -164,6 +164,11 @@ class Run:
         found: list[Path] = until(lambda: list(self._runs.glob(pattern)), "a run")
         return found[0].parent
 
+    @property
+    def waits_for(self) -> str:
+        """What the run waits for, as `status` shows it."""
+        return json.loads((self.folder / "state.json").read_text())["waits_for"] or ""
+
     def events(self) -> list[dict[str, Any]]:
         return read_events(self.folder)
 

@@ -138,13 +138,18 @@ def test_a_gang_that_loses_a_host_continues_with_fewer_workers(office: Office) -
     assert (run.folder / "outputs/who.txt").read_text() == "worker:1", run.said
 
 
-def test_a_host_whose_power_is_back_is_part_of_the_next_attempt(office: Office) -> None:
+def test_a_host_whose_power_is_back_after_its_lease_is_part_of_the_next_attempt(
+    office: Office,
+) -> None:
+    """The run used to end as soon as one dial after the lease had failed."""
     _, second = office.add_hosts(2)
-    run = office.up(office.spec(lasts=True, supervision={"lease_s": 20, "backoff_s": 0}))
+    run = office.up(office.spec(lasts=True, supervision={"lease_s": 4, "backoff_s": 0}))
     run.wait_for_line("line 5", "worker:1")
     number = int(second.address.rpartition(".")[2])
     second.power_off()
     office.lab.remove(second)
+    waits = f"{second.address} to answer: it is tried for "
+    until(lambda: run.waits_for.startswith(waits), "a dial after the lease that failed")
     office.hosts[1] = office.lab.add(second.name, number=number)
     assert run.end() == 0, run.said
     assert run.log("worker:1", attempt=2).splitlines() == numbered(20)

@@ -38,6 +38,24 @@ def test_a_gang_grows_again_when_its_lost_host_is_back(office: Office) -> None:
     assert f"node {third.address} is back: worker:2 can join at the next checkpoint" in run.said
 
 
+def test_a_gang_starts_without_a_host_that_is_down_and_takes_it_in_later(office: Office) -> None:
+    _, _, third = office.add_hosts(3)
+    third.power_off()
+    office.lab.remove(third)
+    env = {"WORKERS": "3", "ATTEMPT": "2"}
+    prepare = {"command": ["sh", "-c", "hostname > prepared.txt"]}
+    job = {"script": "train.py", "hooks": "off", "env": env, "prepare": prepare}
+    script = f"open('prepared.txt').close()\n{SAVES}"
+    run = office.up(office.spec(script, job=job, supervision={**SUPERVISION, "grow_every_s": 0.1}))
+    until(lambda: "2 workers" in run.log("worker:0"), "a gang of two")
+    number = int(third.address.rpartition(".")[2])
+    office.hosts[2] = office.lab.add(third.name, number=number)
+    assert run.end() == 0, run.said
+    what = "starting with 2 of 3 workers, without worker:2"
+    assert f"{what}: {third.address} cannot be reached" in run.said
+    assert run.log("worker:2", 2).startswith("3 workers"), run.said
+
+
 def test_no_old_task_lives_on_a_host_that_was_cut_off_when_a_new_one_starts(office: Office) -> None:
     """The host and its task go on for as long as the lease, without the coordinator."""
     _, _, third = office.add_hosts(3)

@@ -45,9 +45,15 @@ for step in range(first, 4):
 
 
 def test_a_run_on_two_hosts_gathers_its_logs_and_leaves_nothing_on_them(office: Office) -> None:
-    office.add_hosts(2)
-    run = office.up(office.spec(count=20))
+    """The tasks use another network than ssh: each host reaches the other there."""
+    for number, host in enumerate(office.add_hosts(2), 1):
+        office.lab.add_card(host, "ib0", f"10.88.0.{number}/24")
+    run = office.up(office.spec(count=20), "--set", "runtime.interface=10.88.0.0/24")
     assert run.end() == 0, run.said
+    held = {event["host"] for event in run.of_type("ports_held")}
+    assert held == {"10.88.0.1", "10.88.0.2"}
+    (probed, _) = json.loads((run.folder / "preflight.json").read_text())["seen"]
+    assert (probed["peers"], probed["unreachable"]) == (1, [])
     for task in ("worker:0", "worker:1"):
         assert run.log(task).splitlines() == numbered(20)
     assert [event["seq"] for event in run.events()] == list(range(1, len(run.events()) + 1))
@@ -188,7 +194,7 @@ def test_training_continues_while_the_network_is_cut(office: Office) -> None:
 
 def test_a_host_without_power_ends_the_run_after_its_lease(office: Office) -> None:
     office.add_hosts(2)
-    run = office.up(office.spec(lasts=True, supervision={"lease_s": 10, "max_restarts": 1}))
+    run = office.up(office.spec(lasts=True, supervision={"lease_s": 10, "max_restarts": 0}))
     run.wait_for_line("line 20", "worker:1")
     office.hosts[1].power_off()
     assert run.end() == 3, run.said
@@ -264,12 +270,15 @@ def test_ctrl_c_ends_all_processes_on_all_hosts(office: Office) -> None:
 
 
 def test_all_hosts_that_refuse_are_named_at_once_with_the_message_of_ssh(office: Office) -> None:
-    first, second = office.add_hosts(2)
+    first, second, changed = office.add_hosts(3)
     (first.root / ".ssh/authorized_keys").unlink()
     known = office.home.root / ".ssh/known_hosts"
     content = known.read_text()
+    other_key = (office.home.root / ".ssh/authorized_keys").read_text()
     try:
-        known.write_text(content.replace("10.77.0.*", first.address))
+        known.write_text(
+            content.replace("10.77.0.*", first.address) + f"{changed.address} {other_key}"
+        )
         run = office.up(office.spec())
         assert run.end() == 3
     finally:
@@ -278,6 +287,9 @@ def test_all_hosts_that_refuse_are_named_at_once_with_the_message_of_ssh(office:
     assert "Permission denied" in run.said
     assert f"{second.address} cannot be reached" in run.said
     assert "Host key verification failed" in run.said
+    assert f"Host key for {changed.address} has changed" in run.said
+    assert "its key is another one than before" in run.said
+    assert "accept" not in run.said
 
 
 def test_a_host_with_an_old_python_is_distinguished_from_one_that_is_down(office: Office) -> None:

@@ -9,13 +9,18 @@ import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
 from tests.lab.kube import KubeCluster
+from tests.lab.kube_images import host_template
 from tests.lab.kubectl import Kubectl
+
+from tfcluster.backends.kubernetes.pod_reasons import is_over
+from tfcluster.backends.kubernetes.run_pods import merge
 
 from .desk import HANG_S, Desk, command_line
 from .submitted import (
     await_attempt,
     await_checkpoint,
     checkpoint,
+    coordinator,
     ended,
     note_fault,
     of_type,
@@ -80,6 +85,44 @@ def test_a_partitioned_nodes_task_starts_again_elsewhere_once_the_old_one_is_dea
     release(own_desk)
     ended(run, 0)
     own_desk.left()
+
+
+def test_a_coordinator_that_outlives_its_pod_leaves_the_run_to_its_successor(
+    own_kube: KubeCluster, own_desk: Desk
+) -> None:
+    limits = {"backoff_s": 0, "max_restarts": 3, "grace_s": 1}
+    run = up(own_desk, runtime=coordinator_apart(), supervision=limits)
+    await_attempt(run, 1)
+    await_checkpoint(own_desk, run, "ckpt-1")
+    former = coordinator(own_desk)
+    own_kube.kill_kubelet("n1")  # nobody ends the pod
+    own_desk.kubectl("delete", "pod", former, "--wait=false")
+    assert await_attempt(run, 2).startswith("attempt 2 from ")
+    theirs = running_tasks(own_desk)
+    assert [name[-2:] for name in theirs] == ["g2", "g2"]
+    own_kube.start_kubelet("n1")
+    gone = ("get", "pod", former, "--ignore-not-found", "-o", "name")
+    wait_for(lambda: not own_desk.kubectl(*gone), timeout=HANG_S, what="the former coordinator")
+    assert running_tasks(own_desk) == theirs, said(run)
+    release(own_desk)
+    ended(run, 0)
+    assert of_type(run, "restarting") == []
+    own_desk.left()
+
+
+def coordinator_apart() -> dict[str, Any]:
+    """Return a `runtime` with the tasks on the second node, the coordinator on the first."""
+    first = {"matchExpressions": [{"key": "lab/node", "operator": "In", "values": ["n1"]}]}
+    wish = [{"weight": 1, "preference": first}]
+    affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}
+    template = merge(host_template(), {"spec": {"affinity": affinity}})
+    return {"node_selector": {"lab/node": "n2"}, "pod_template": template}
+
+
+def running_tasks(desk: Desk) -> list[str]:
+    """Return the tasks' pods that run and are not being deleted."""
+    pods = desk.kubectl.json("get", "pods", "-l", "tfcluster.dev/role=task")["items"]
+    return sorted(each["metadata"]["name"] for each in pods if not is_over(each))
 
 
 def test_pods_of_a_dead_kubelet_train_on_until_it_is_back_and_deletes_them(

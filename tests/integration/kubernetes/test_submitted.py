@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import InBackground
+from tests.lab.kube_images import host_template
 
 from tfcluster.backends.kubernetes import run_objects
+from tfcluster.backends.kubernetes.run_pods import merge
 
 from . import submitted
 from .desk import HANG_S, Desk, command_line, objects_in
@@ -142,6 +144,18 @@ def test_a_quota_that_others_use_up_makes_a_run_wait(desk: Desk) -> None:
     await_attempt(run, 1)
     release(desk)
     ended(run, 0)
+    assert desk.left() == []
+
+
+def test_a_coordinator_that_can_never_start_ends_the_run_and_leaves_nothing(desk: Desk) -> None:
+    never = {"containers": [{"name": "coordinator", "imagePullPolicy": "Never"}]}
+    template = merge(host_template(), {"spec": never})
+    runtime = {"coordinator": {"image": "localhost/typo:1"}, "pod_template": template}
+    ended = desk.shell.run("up", str(submitted.spec(desk, runtime=runtime)), timeout=HANG_S)
+    assert ended.code == 3, ended.err
+    message = " ".join(ended.err.split())
+    assert "the coordinator's pod cannot start" in message
+    assert "does not have the image localhost/typo:1" in message
     assert desk.left() == []
 
 

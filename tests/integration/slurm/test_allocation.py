@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,6 +33,7 @@ LOSES: dict[str, Any] = {"lease_s": 5, "max_restarts": 0}
 RESTARTS: dict[str, Any] = {"lease_s": 5, "backoff_s": 0}
 OUTER = {
     "LD_LIBRARY_PATH": "/opt/module/lib",
+    "CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2",
     "SLURM_NTASKS": "7",
     "SLURM_CPU_BIND": "map_cpu:63",
     "SLURM_EXPORT_ENV": "NONE",
@@ -59,9 +61,11 @@ for number in itertools.count():
 
 @pytest.fixture(scope="module")
 def uneven_cluster() -> Iterator[SlurmCluster]:
-    """Nodes of different sizes, with control groups; the last one has homes of its own."""
+    """Nodes of different sizes and with two networks; the last one has homes of its own."""
     with own_cluster(cpus=(4, 2, 4), proctrack="cgroup") as cluster:
         cluster.hide_homes(cluster.names[2])
+        for number, name in enumerate(cluster.names, 1):
+            cluster.lab.add_card(cluster.lab.machines[name], "ib0", f"10.88.0.{number}/24")
         yield cluster
 
 
@@ -123,10 +127,13 @@ def coordinator(site: Site) -> int:
 
 
 def test_tasks_share_the_nodes_and_get_the_environment_of_up(site: Site) -> None:
-    """The evaluator is one more task than the nodes' share, and rides with the first one."""
+    """The evaluator is one more task than the nodes' share, and rides with the first one.
+
+    Without checks, too, each task of a node gets its part of the GPUs that Slurm names there.
+    """
     cluster = {"worker": 4, "evaluator": 1}
     outer = ["env", *(f"{name}={value}" for name, value in OUTER.items())]
-    run = site.up(site.spec(SHOW, cluster=cluster), within=[*SALLOC, *outer])
+    run = site.up(site.spec(SHOW, cluster=cluster), "--no-preflight", within=[*SALLOC, *outer])
     assert run.end() == 0, run.said
     job = run.of_type("nodes_allocated")[0]["allocation"]
     assert f"the nodes of {job} are there: n1, n2\n" in run.said
@@ -136,6 +143,8 @@ def test_tasks_share_the_nodes_and_get_the_environment_of_up(site: Site) -> None
         assert own["host"] == host
         assert own["cwd"] == str(site.desk), "the nodes see it, so it is not copied"
         assert own["env"]["LD_LIBRARY_PATH"] == OUTER["LD_LIBRARY_PATH"]
+        gpu = "-1" if task == "evaluator:0" else f"MIG-{1 + int(task[-1]) % 2}"
+        assert own["env"]["CUDA_VISIBLE_DEVICES"] == gpu
         workers = own["config"]["cluster"]["worker"]
         assert [address.split(":")[0] for address in workers] == [*hosts.values()]
     assert not left_files(site)
@@ -143,17 +152,28 @@ def test_tasks_share_the_nodes_and_get_the_environment_of_up(site: Site) -> None
 
 def test_uneven_nodes_deal_out_their_own_cores_and_get_copies_where_needed(uneven: Site) -> None:
     names = uneven.cluster.names
-    slurm = {"tasks_per_node": 2}
-    spec = uneven.spec(SHOW, runtime={"slurm": slurm}, cluster={"worker": 6})
+    network = {"interface": "ib0", "ports": "61001-61400"}
+    runtime = {"slurm": {"tasks_per_node": 2}, **network}
+    spec = uneven.spec(SHOW, runtime=runtime, cluster={"worker": 6})
     run = uneven.up(spec, within=["salloc", "-N3", "--exclusive"])
     assert run.end() == 0, run.said
     probed = json.loads((run.folder / "preflight.json").read_text())["seen"]
     assert [answer["core_limit"] for answer in probed] == [4, 2, 4]
     found = [shown(run, f"worker:{number}") for number in range(6)]
     assert [own["host"] for own in found] == [name for name in names for _ in (0, 1)]
+    workers = [address.split(":") for address in found[5]["config"]["cluster"]["worker"]]
+    assert [host for host, _ in workers] == [f"10.88.0.{number}" for number in (1, 1, 2, 2, 3, 3)]
+    assert all(61001 <= int(port) <= 61400 for _, port in workers)
     assert [own["cwd"] for own in found[:4]] == [str(uneven.desk)] * 4
     assert all("/.cache/tfcluster/nodes/" in own["cwd"] for own in found[4:])
     assert not left_files(uneven, *names)
+    run = uneven.start("doctor", str(spec), within=["salloc", "-N3"])
+    assert run.end() == 0, run.said
+    (row,) = [line for line in run.said.splitlines() if line.startswith("interfaces")]
+    assert all(f"ib0 10.88.0.{number} (tasks), eth0 10.77.0." in row for number in (1, 2, 3))
+    run = uneven.up(spec, "--set", "runtime.interface=ib7", within=["salloc", "-N3"])
+    assert run.end() == 3, run.said
+    assert "node-0 has no interface or address ib7; it has lo 127.0.0.1" in run.said
 
 
 ENDS = """
@@ -188,6 +208,25 @@ def test_too_few_nodes_are_refused_and_local_tasks_stay_here(site: Site) -> None
     assert run.end() == 3, run.said
     assert "has 1 of the 2 nodes that the spec needs" in run.said
     assert "allocate 2 nodes, or leave out runtime.slurm.tasks_per_node" in run.said
+
+
+def test_settings_of_a_job_are_used_inside_another_one_with_submit(site: Site) -> None:
+    own = {"partition": "high", "time": "5m", "setup": ["export FROM_SETUP=yes"]}
+    spec = site.spec(SHOW, runtime={"slurm": {**own, "python": sys.executable}})
+    run = site.up(spec, within=["salloc", "-N1"])
+    assert run.end() == 0, run.said
+    said = " ".join(run.said.split())
+    unused = "partition, python, setup, time have no effect"
+    assert f"is used as it is: of runtime.slurm, {unused}" in said
+    assert {shown(run, f"worker:{number}")["host"] for number in (0, 1)} == {"n1"}
+    run = site.up(spec, "--submit", "--name", "own", within=["salloc", "-N1"])
+    run.name = "own"
+    assert run.end() == 0, run.said
+    found = [shown(run, f"worker:{number}") for number in (0, 1)]
+    assert len({own["host"] for own in found}) == 2
+    assert {own["env"]["SLURM_JOB_PARTITION"] for own in found} == {"high"}
+    assert {own["env"]["FROM_SETUP"] for own in found} == {"yes"}
+    assert "cpus_per_task is not set: each task gets one core" in run.said
 
 
 # -- the dangers

@@ -46,11 +46,26 @@ def test_a_job_that_would_wait_for_ever_is_refused(site: Site) -> None:
             said_by[command, change] = run.said
     shown = said_by["doctor", "cpus_per_task=9"]
     assert unprinted("guides/slurm.md", "nodes of partition main have", shown) == []
-    run = site.start("doctor", str(spec), "--set", "runtime.slurm.partition=short",
-                     "--set", "runtime.slurm.time=5m")  # fmt: skip
-    assert run.end() == 3
-    assert "a job in partition short runs for at most 1m, not 5m" in run.said
+    short = ("doctor", str(spec), "--set", "runtime.slurm.partition=short")
+    with hidden(site.cluster, "short"):
+        run = site.start(*short, "--set", "runtime.slurm.time=5m")
+        assert run.end() == 3
+        assert "a job in partition short runs for at most 1m, not 5m" in run.said
+        run = site.start(*short, "--set", "runtime.slurm.time=1m")
+        assert run.end() == 0, run.said
+        assert "Slurm would start the job now on n[1-2] in partition short" in run.said
     assert site.cluster("squeue", "--noheader") == ""
+
+
+@contextmanager
+def hidden(cluster: SlurmCluster, partition: str) -> Iterator[None]:
+    """Hide a partition from the lists that users see."""
+    change = ("scontrol", "update", f"PartitionName={partition}")
+    cluster(*change, "Hidden=YES", user="root")
+    try:
+        yield
+    finally:
+        cluster(*change, "Hidden=NO", user="root")
 
 
 @contextmanager

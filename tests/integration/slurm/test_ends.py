@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,70 @@ def test_slurm_starts_a_run_again_that_has_lost_the_node_of_its_coordinator(
     assert hosts == [{"node-0": "n1"}, {"node-0": "n2"}]
     cluster("scancel", job.id)
     job.wait_for("interrupted")
+
+
+def test_a_run_that_can_shrink_is_queued_again_if_it_loses_the_node_of_its_coordinator(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    """Slurm keeps such a job, which then has no script: the agent that is left puts it back."""
+    job = submitted(site, supervision={"lease_s": 3, "min_workers": 1})
+    cluster.power_off("n1")
+    job.train(2)
+    hosts = [set(event["hosts"].values()) for event in job.run.of_type("nodes_allocated")]
+    assert hosts == [{"n1", "n2"}, {"n2", "n3"}]
+    assert job.steps(2, "begin") <= {c["step"] for c in job.state["checkpoints"]}
+    cluster("scancel", job.id)
+    job.wait_for("interrupted")
+
+
+def test_a_coordinator_that_was_frozen_leaves_the_run_to_its_successor(
+    cluster: SlurmCluster, site: Site
+) -> None:
+    """Both are of the same job, so what the old one orders would hit the agents of the new one."""
+    job = submitted(site, supervision={"lease_s": 5})
+    cluster.freeze("n1")
+    job.train(2)
+    cluster.thaw("n1")
+    until(lambda: not coordinators(cluster, "n1"), "the end of the frozen coordinator")
+    seen = job.state["tasks"][0]["step"]
+    until(lambda: job.state["tasks"][0]["step"] > seen, "more steps of its successor")
+    site.release()
+
+    ended = job.wait_for("succeeded", "failed", "interrupted")
+
+    assert (ended["status"], ended["attempt"], ended["restarts"]) == ("succeeded", 2, [])
+    assert [event["seq"] for event in job.run.events()] == [*range(1, len(job.run.events()) + 1)]
+    hosts = [set(event["hosts"].values()) for event in job.run.of_type("nodes_allocated")]
+    assert hosts == [{"n1", "n2"}, {"n2", "n3"}]
+
+
+def coordinators(cluster: SlurmCluster, node: str) -> list[int]:
+    found = cluster.processes(node).items()
+    return [pid for pid, words in found if "tfcluster.in_job" in words]
+
+
+def test_a_suspended_job_goes_on_where_it_was(cluster: SlurmCluster, site: Site) -> None:
+    job = submitted(site, supervision={"lease_s": 5})
+    cluster("scontrol", "suspend", job.id, user="root")
+    since = time.monotonic()
+
+    def status() -> str:
+        shown = site.start("ps", "--json")
+        assert shown.end() == 0, shown.said
+        return str(json.loads(shown.said)[0]["status"])
+
+    until(lambda: status() == "suspended", "the state in `ps`")
+    until(lambda: time.monotonic() > since + 12, "the end of a lease, had it not been suspended")
+    step = job.state["tasks"][0]["step"]
+    cluster("scontrol", "resume", job.id, user="root")
+    until(lambda: job.state["tasks"][0]["step"] > step, "more steps")
+    site.release()
+
+    ended = job.wait_for("succeeded", "failed", "interrupted")
+
+    assert (ended["status"], ended["attempt"], ended["restarts"]) == ("succeeded", 1, [])
+    (suspended,) = job.run.of_type("suspended")
+    assert suspended["seconds"] >= 10
 
 
 def test_an_interactive_job_that_ends_takes_its_run_along(

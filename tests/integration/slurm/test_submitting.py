@@ -214,6 +214,11 @@ def test_a_run_folder_that_the_nodes_do_not_see_is_said() -> None:
         assert run.end() == 3, run.said
         assert "could not write into the run folder on n1" in run.said
         assert "TFCLUSTER_HOME" in run.said
+        command = ("doctor", "spec.json", SUBMIT, "--deep", "--python", "/usr/bin/python3")
+        run = site.start(*command)
+        assert run.end() == 3, run.said
+        runs = cluster.home(site.user) / ".local/state/tfcluster/runs"
+        assert f"node-0: it does not see the runs in {runs}" in run.said
         site.close()
 
 

@@ -72,7 +72,7 @@ def test_python39_starts_attempts_and_reports_a_stopped_task(rig39: Rig) -> None
     rig39.peer.send("signal", tasks=["worker:0"], signal=19)
     assert rig39.peer.take("task_stopped")["signal"] == 19
     rig39.peer.send("die")
-    wait_until(lambda: not is_alive(rig39.guard_pid), timeout_s=5)
+    wait_until(lambda: not is_alive(rig39.guard_pid))
 
 
 def test_python39_resumes_logs_after_a_reconnect(

@@ -209,3 +209,43 @@ def test_a_caller_that_does_not_sign_in_is_cut_off(pod: Pod) -> None:
         assert len(caller.recv(64)) == pod_connection.NONCE_BYTES
         caller.settimeout(60)
         assert caller.recv(1) == b""  # after 10 s, whatever it trickles
+
+
+def test_callers_without_the_token_get_no_process_and_keep_nobody_out(pod: Pod) -> None:
+    host, _, port = pod.address.rpartition(":")
+    seat, callers = psutil.Process(pod.process.pid), list[socket.socket]()
+    try:
+        for _ in range(100):
+            callers.append(socket.create_connection((host, int(port)), 60))
+            assert len(callers[-1].recv(64)) == pod_connection.NONCE_BYTES
+        assert seat.children() == []
+        assert len([each for each in callers if is_open(each)]) <= pod_seat.MOST_UNPROVEN
+        assert pod.run("echo", "here").stdout == b"here\n"
+    finally:
+        for caller in callers:
+            caller.close()
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Return whether the other side has neither sent anything nor closed the connection."""
+    connection.setblocking(False)
+    try:
+        connection.recv(1)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def test_a_proof_that_comes_in_pieces_is_one(pod: Pod) -> None:
+    host, _, port = pod.address.rpartition(":")
+    with socket.create_connection((host, int(port)), 60) as caller:
+        caller.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        nonce, token = caller.recv(64), pod.token.read_bytes()
+        proof = pod_connection.sign(token, nonce, b"client") + bytes(32)
+        for at in range(0, len(proof), 8):
+            caller.sendall(proof[at : at + 8])
+        assert caller.recv(64) == pod_connection.sign(token, bytes(32), b"server")
+        caller.sendall(b'{"argv": ["echo", "here"]}\n')
+        assert caller.recv(64)[pod_connection.HEADER.size :].startswith(b"here\n")

@@ -6,14 +6,16 @@ import json
 import os
 import socket
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
 from tfcluster.backends import past_runs
+from tfcluster.backends.base import RunContext
 from tfcluster.backends.docker import containers, leftovers
 from tfcluster.backends.docker.client import DockerError, is_here, plain
 from tfcluster.backends.docker.containers import RunningContainer, as_user, run_argv
+from tfcluster.backends.docker.docker_nodes import DockerNodes
 from tfcluster.plans.plan import Container, Interpreter, NodePlan
 
 BARE = NodePlan(
@@ -44,6 +46,12 @@ def test_a_container_has_names_and_labels_and_publishes_no_port() -> None:
     assert after(argv, "--entrypoint") == ["python3"]
     assert not {"-p", "-P", "--publish", "--publish-all", "--privileged"} & set(argv)
     assert not {"--memory", "--cpus", "--gpus", "--mount", "--user"} & set(argv)
+
+
+def test_the_command_for_files_is_safe_to_paste(tmp_path: Path) -> None:
+    nodes = DockerNodes([BARE], RunContext("run", tmp_path))
+    command = nodes.fetch_command("worker-1", PurePosixPath("/the re; id #"))
+    assert command == "docker cp 'run-worker-1:/the re; id #' ."
 
 
 def test_limits_become_dockers_options() -> None:

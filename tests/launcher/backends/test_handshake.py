@@ -55,6 +55,13 @@ def refusal(script: str) -> str:
     return str(caught.value)
 
 
+def test_the_banner_of_a_prolog_is_not_the_reason() -> None:
+    why = handshake.explain(EOFError("== welcome =="), 0, "", logs_in=False)
+    assert why == "it ended with exit code 0; its output: == welcome =="
+    why = handshake.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
+    assert why == "no such image"
+
+
 def test_output_of_a_login_is_skipped() -> None:
     reach(f"yes 'Welcome, dear user!' | head -c 40960; {START}")
 
@@ -134,7 +141,12 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
     ("message", "fix"),
     [
         ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
-        ("Host key verification failed.", "accept it: ssh gpu1"),
+        ("Host key verification failed.", "compare the fingerprint"),
+        (
+            "Host key for gpu1 has changed and you have requested strict checking.\n"
+            "Host key verification failed.",
+            "another machine answers in its place",
+        ),
         ("ssh: Could not resolve hostname gpu1: Name or service not known", "spelled correctly"),
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is the host up"),
         ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),

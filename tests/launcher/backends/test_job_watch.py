@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,7 @@ from tfcluster.backends.jobs import JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.rundir import events as ev
-from tfcluster.rundir import registry, run_writer
+from tfcluster.rundir import heartbeat, registry, run_writer
 from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity, this_process
@@ -42,6 +43,7 @@ class Fake:
         self.asked = 0
         self.stopped: list[tuple[str, bool]] = []
         self.following: Any = None
+        self.orphaned: list[str] = []
 
     def cluster(self, of: object, *, patience_s: float) -> str:
         return "north"
@@ -57,6 +59,9 @@ class Fake:
 
     def follow(self, paths: RunPaths, job: str, *, cluster: str) -> Any:
         return self.following
+
+    def restart_orphaned(self, job: str, *, cluster: str) -> None:
+        self.orphaned.append(job)
 
     def stop(self, job: str, *, cluster: str, now: bool) -> None:
         if self.error is not None:
@@ -119,6 +124,30 @@ def test_a_job_that_is_queued_again_without_a_word_is_queued(home_dir: Any, fake
     assert until(file.news) == ["queued again: Priority"]
 
 
+def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, fake: Fake) -> None:
+    """The scheduler keeps it if it can go on with fewer nodes, also without its first one."""
+    paths = submitted(home_dir, fake, *STARTED)
+    fake.states[paths.run_id] = JobState(Phase.RUNNING)
+    heartbeat.claim(paths, asdict(GONE))
+    assert job_watch.load(paths).status is Status.RUNNING
+    at = time.time() - 500
+    os.utime(paths.heartbeat, (at, at))
+    job_watch.forget()
+    state = job_watch.load(paths)
+    assert state.status is Status.STALLED
+    assert "nothing is heard of its coordinator" in (state.stall or {})["what"]
+    assert fake.orphaned == ["7"], "the scheduler is asked to start it again"
+
+
+def test_a_job_that_its_scheduler_has_stopped_is_suspended(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake, *STARTED)
+    fake.states[paths.run_id] = JobState(Phase.SUSPENDED)
+    state = job_watch.load(paths)
+    assert state.status is Status.SUSPENDED
+    assert state.waits_for == "the scheduler, which has suspended its job"
+    assert (registry.load_recorded(paths).status, fake.orphaned) == (Status.RUNNING, [])
+
+
 def test_a_running_job_is_as_its_coordinator_says(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake, *STARTED)
     fake.states[paths.run_id] = JobState(Phase.RUNNING)
@@ -171,7 +200,8 @@ def state_of(paths: RunPaths) -> RunSnapshot:
 def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake, *STARTED)
     past_runs.note(paths.run_id, "slurm", "north")
-    paths.coordinator_log.write_text("starting\nslurmstepd: error: *** JOB 7 CANCELLED ***\n\n")
+    log = "starting\nslurmstepd: error: *** JOB 7 CANCELLED ***\n\n== the site's epilog ==\n"
+    paths.coordinator_log.write_text(log)
     fake.states[paths.run_id] = JobState(Phase.OVER, ended_at=NOON + 60)
     state = job_watch.load(paths)
     assert (state.status, state.exit_code, state.ended_at) == (
@@ -186,6 +216,15 @@ def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fa
     assert not list((home_dir / "leftovers").iterdir())
 
 
+def test_what_a_site_prints_is_quoted_only_without_a_reason(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake, *STARTED)
+    paths.coordinator_log.write_text("== welcome ==\n")
+    fake.states[paths.run_id] = JobState(Phase.OVER)
+    reason = job_watch.load(paths).reason
+    assert reason is not None
+    assert reason.endswith("; its log ends with: == welcome ==")
+
+
 @pytest.mark.parametrize(
     ("status", "code"), [(Status.FAILED, 3), (Status.TIMED_OUT, 4), (Status.INTERRUPTED, 143)]
 )
@@ -198,6 +237,18 @@ def test_a_job_that_the_scheduler_has_forgotten_is_over(
     state = job_watch.load(paths)
     assert (state.status, state.exit_code) == (status, code)
     assert (state.reason, state.hint) == ("Slurm has no job 7 any more", "start it again")
+
+
+def test_a_job_that_can_never_start_ends_its_run_and_is_removed(home_dir: Any, fake: Fake) -> None:
+    paths = submitted(home_dir, fake)
+    past_runs.note(paths.run_id, "slurm", "north")
+    end = JobEnd("the coordinator's pod cannot start: no image", "push it", exit_code=3)
+    fake.states[paths.run_id] = JobState(Phase.QUEUED, "it waits", end=end)
+    state = job_watch.load(paths)
+    assert (state.status, state.exit_code) == (Status.FAILED, 3)
+    assert (state.reason, state.hint) == (end.reason, "push it")
+    assert fake.stopped == [("7", True)]
+    assert not list((home_dir / "leftovers").iterdir())
 
 
 def test_an_end_is_recorded_once_by_many(home_dir: Any, fake: Fake) -> None:
@@ -328,6 +379,7 @@ def test_a_silent_scheduler_of_a_running_run_is_news_where_the_files_come_from_t
         (3600, "Priority, starts about 13:00"),
         (3 * 86400, "Priority, starts about Thursday 12:00"),
         (30 * 86400, "Priority, starts about 2026-10-14"),
+        (365 * 86400, "Priority"),
     ],
 )
 def test_an_estimate_has_its_day_if_that_is_far(in_s: float | None, text: str) -> None:

@@ -8,16 +8,18 @@ import shlex
 import subprocess
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import pytest
 from tests.documentation import ROOT
 from tests.launcher.conftest import plan_of
 
+from tfcluster import kinds
 from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.relayed import STARTER
-from tfcluster.backends.slurm import slurm_nodes, slurm_own_job
+from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes, slurm_own_job
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
@@ -28,6 +30,7 @@ from tfcluster.spec import HostChoice
 from tfcluster.spec.sections import Runtime, Slurm
 
 SPEC = str(ROOT / "cluster_specs/slurm-2n.json")
+IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.mark.parametrize(
@@ -48,6 +51,31 @@ def test_the_spec_for_slurm_is_planned_for_every_backend(
     assert [node.name for node in planned.plan.nodes] == nodes
     assert {node.backend for node in planned.plan.nodes} == {backend}
     assert [str(task.id) for task in planned.plan.tasks] == ["worker:0", "worker:1"]
+
+
+@pytest.mark.parametrize(
+    ("slurm", "environ", "said"),
+    [
+        ({"time": "1h", "tasks_per_node": 2, "nodes": 3}, IN_JOB, "nodes, time have no effect"),
+        ({"partition": "gpu"}, IN_JOB, "partition has no effect; --submit makes a job of its own"),
+        ({"tasks_per_node": 2}, IN_JOB, ""),
+        ({"time": "1h"}, {}, ""),
+    ],
+)
+def test_settings_that_an_allocation_overrules_are_named(
+    slurm: dict[str, Any], environ: dict[str, str], said: str
+) -> None:
+    runtime = Runtime.model_validate({"backend": "slurm", "slurm": slurm})
+    assert said in (found := KIND.explain_unused(runtime, environ))
+    assert bool(found) == bool(said)
+
+
+def test_a_run_that_is_submitted_from_an_allocation_inherits_nothing_of_it() -> None:
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SBATCH_ACCOUNT": "vision", "HOME": "/home/ann"}
+    environ = {**IN_JOB, **kept, "SLURM_STEP_NUM_TASKS": "8", "PMI_RANK": "0"}
+    assert kinds.leave_allocation(environ) == "slurm"
+    assert environ == kept
+    assert kinds.leave_allocation(environ) is None
 
 
 def test_words_before_the_python_follow_the_options_of_srun(
@@ -75,9 +103,9 @@ def test_the_command_for_files_names_the_node_as_slurm_does(
     async def use() -> str:
         planned = [NodePlan("node-0", "slurm", None, "/")]
         async with SlurmNodes(planned, RunContext("r-1", tmp_path)) as nodes:
-            return nodes.fetch_command("node-0", PurePosixPath("/there"))
+            return nodes.fetch_command("node-0", PurePosixPath("/the re; id #"))
 
-    wanted = "srun --nodes=1 --nodelist=n7 tar -C /there -c . | tar -x"
+    wanted = "srun --nodes=1 --nodelist=n7 tar -C '/the re; id #' -c . | tar -x"
     assert asyncio.run(use()) == wanted
 
 
@@ -92,6 +120,12 @@ def test_the_command_for_files_names_the_node_as_slurm_does(
 )
 def test_lines_of_srun_that_explain_nothing_are_left_out(line: str, shown: str) -> None:
     assert SlurmNodes.clean(line) == shown
+
+
+def test_a_cluster_without_pyxis_is_named_with_the_way_that_works() -> None:
+    node = NodePlan("node-0", "slurm", None, "/", destination="n1", wrap=("--container-image=x",))
+    why = "srun: unrecognized option '--container-image=x'\nTry \"srun --help\""
+    assert "this Slurm has no Pyxis" in SlurmNodes.fix(node, SlurmNodes.clean(why))
 
 
 @pytest.mark.parametrize(
@@ -155,6 +189,43 @@ def test_a_warning_that_comes_before_the_coordinator_is_ready_does_not_kill_the_
     assert done.stdout == "alive\n"
 
 
+def test_the_users_lines_come_before_the_coordinator_and_may_fail(tmp_path: Path) -> None:
+    (tmp_path / "state.json").touch()
+
+    def run(*setup: str) -> subprocess.CompletedProcess[str]:
+        settings = Slurm.model_construct(setup=setup, python="echo")
+        job = submission(tmp_path)
+        job = replace(job, runtime=job.runtime.model_copy(update={"slurm": settings}))
+        script = format_script(job)
+        assert script.startswith("#!/bin/bash -l\n#SBATCH ")
+        return subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+
+    done = run("load() { A=$1; }", 'load "it\'s"; export A', "cd /", "true  # nothing")
+    assert (done.returncode, done.stdout) == (0, "it's $HOME\n")
+    done = run("true", "module load 'no such'")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.endswith("tfcluster: runtime.slurm.setup fails: module load 'no such'\n")
+
+
+@pytest.mark.parametrize(
+    ("slurm", "is_said"),
+    [
+        ({}, True),
+        ({"extra": ["--constraint=a100"]}, True),
+        ({"cpus_per_task": 4}, False),
+        ({"extra": ["--exclusive"]}, False),
+        ({"extra": ["-c8"]}, False),
+        ({"extra": ["--cpus-per-gpu=8"]}, False),
+    ],
+)
+def test_one_core_for_each_task_is_said(
+    slurm: dict[str, Any], tmp_path: Path, *, is_said: bool
+) -> None:
+    runtime = Runtime.model_validate({"backend": "slurm", "slurm": slurm})
+    job = jobs.submission_of(plan_of(), runtime, tmp_path)
+    assert bool(slurm_jobs.hints(job)) == is_said
+
+
 def test_a_line_break_in_an_option_is_no_line_of_the_script(tmp_path: Path) -> None:
     """The command line has every option."""
     job = submission(tmp_path / "a\nid")
@@ -191,9 +262,6 @@ def test_variables_that_would_make_another_job_of_it_are_not_passed_on() -> None
         "SBATCH_EXPORT",
         "SLURM_TIME_FORMAT",
     }
-
-
-IN_JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
 
 
 @pytest.mark.parametrize(

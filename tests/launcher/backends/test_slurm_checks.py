@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.slurm import slurm_checks, slurm_jobs
 from tfcluster.backends.slurm.slurm_commands import parse_pairs
 from tfcluster.errors import SetupError
+from tfcluster.plans.build import make_plan
+from tfcluster.plans.context import PlanContext
+from tfcluster.spec.model import ClusterSpec
 from tfcluster.spec.sections import Runtime
 
 PARTITION = (
@@ -246,7 +250,7 @@ def test_associations_are_compared_where_there_is_accounting() -> None:
 
 @pytest.mark.parametrize(
     ("starts", "shown"),
-    [(1000, "now on"), (999, "now on"), (1e11, "now on"), (1795450317, "at about 2026-")],
+    [(1000, "now on"), (999, "now on"), (1795450317, "at about 2026-")],
 )
 def test_the_estimate_of_slurm_is_a_sentence(starts: float, shown: str) -> None:
     said = (
@@ -258,6 +262,13 @@ def test_the_estimate_of_slurm_is_a_sentence(starts: float, shown: str) -> None:
     assert shown in sentence
     assert sentence.endswith("n[1-2] in partition m")
     assert slurm_checks.read_estimate("something else", now) == ""
+
+
+def test_a_start_in_a_year_is_no_estimate() -> None:
+    """Slurm counts a year for each running job without a time limit."""
+    said = "Job 2 to start at 31537000 using 2 processors on nodes n[1-2] in partition m"
+    expected = "Slurm would take the job for partition m, and cannot say when it starts"
+    assert slurm_checks.read_estimate(said, 1000.0) == expected
 
 
 @pytest.fixture
@@ -279,6 +290,52 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def stub(folder: Path, name: str, script: str) -> None:
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
+
+
+def test_what_slurm_takes_is_refused_only_for_its_time_limit(commands: Path) -> None:
+    """It knows partitions that are not listed, and where a plugin of the site puts the job."""
+    start = "to start at 1 using 2 processors on nodes n1 in partition {}"
+    stub(commands, "sbatch", f"echo '{start.format('hid')}' >&2")
+    for strange in ({"partition": "hid"}, {"cpus_per_task": 9}, {"constraint": "zzz"}):
+        assert slurm_checks.check(submission(**strange), thorough=False).obstacles == ()
+    lines = [PARTITION.format(name=name) for name in ("main", "hid")]
+    lines[1] = lines[1].replace("MaxTime=UNLIMITED", "MaxTime=00:05:00")
+    stub(commands, "scontrol", "\n".join(f"echo '{line}'" for line in lines))
+    (obstacle,) = slurm_checks.check(submission(time="1h"), thorough=False).obstacles
+    assert (obstacle.what, obstacle.is_fatal) == (
+        "a job in partition hid runs for at most 5m, not 60m",
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "extra", "what"),
+    [
+        ({}, [], ""),
+        ({"SBATCH_EXPORT": "NONE"}, [], "SBATCH_EXPORT=NONE keeps PIN of your shell from the job"),
+        ({"SBATCH_EXPORT": "NONE"}, ["--export=ALL"], ""),
+        ({"SBATCH_EXPORT": "HOME,PIN"}, [], ""),
+        ({"SBATCH_EXPORT": "ALL,A=1"}, [], ""),
+        ({}, ["--export=NIL"], "--export=NIL keeps PIN of your shell from the job"),
+    ],
+    ids=str,
+)
+def test_a_secret_that_the_job_would_not_get_is_named(
+    environ: dict[str, str], extra: list[str], what: str
+) -> None:
+    spec = {"cluster": {"worker": 1}, "job": {"script": "t.py", "secrets": ["PIN"]}}
+    context = PlanContext(environ={"PIN": "1234"}, spec_dir="/specs")
+    plan = make_plan(ClusterSpec.model_validate(spec), context)
+    job = replace(submission(extra=extra), plan=plan)
+    assert [o.what for o in slurm_checks._check_export(job, environ)] == [what][: bool(what)]
+
+
+def test_a_refusal_is_explained(commands: Path) -> None:
+    stub(commands, "sbatch", "echo 'invalid partition specified: mian' >&2; exit 1")
+    for thorough in (False, True):
+        (obstacle,) = slurm_checks.check(submission(partition="mian"), thorough=thorough).obstacles
+        assert obstacle.what == "there is no partition mian"
+        assert obstacle.fix == "--set runtime.slurm.partition=main"
 
 
 def test_sbatch_has_the_final_word(commands: Path) -> None:

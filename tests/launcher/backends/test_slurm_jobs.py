@@ -46,6 +46,7 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
         ("7|REQUEUE_HOLD|N/A|N/A|None|", JobState(Phase.QUEUED)),
         ("7|CONFIGURING|1795449588|NONE|None|", JobState(Phase.QUEUED, "", 1795449588.0)),
         ("7|RUNNING|1795449588|1795449999|None|", JobState(Phase.RUNNING)),
+        ("7|SUSPENDED|1795449588|1795449999|None|", JobState(Phase.SUSPENDED)),
         ("7|COMPLETING|1795449588|1795449999|None|", JobState(Phase.ENDING)),
         (
             "7|CANCELLED|1795449588|1795449589|Resources|",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from signal import SIGTERM, SIGUSR1
 
 import pytest
@@ -37,6 +38,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 _CANCELLED = Ending("it was cancelled (scancel)")
 _BACK = Ending("it was put back into the queue", comes_back=True)
+_NEAR = Ending("its time limit is near", limit="runtime.slurm.time")
 _PREEMPTED = Ending("preempted by a job with a higher priority", comes_back=True)
 
 
@@ -46,8 +48,8 @@ _PREEMPTED = Ending("preempted by a job with a higher priority", comes_back=True
         ({}, SIGTERM, None),
         ({}, None, None),
         ({}, SIGUSR1, Ending("SIGUSR1 asked it to make room", comes_back=True)),
-        ({"end": "100"}, SIGUSR1, Ending("its time limit is near", comes_back=True)),
-        ({"end": "100", "requeue": "0"}, SIGUSR1, Ending("its time limit is near")),
+        ({"end": "100"}, SIGUSR1, replace(_NEAR, comes_back=True)),
+        ({"end": "100", "requeue": "0"}, SIGUSR1, _NEAR),
         ({"end": "100"}, SIGTERM, None),  # `tfcluster down` in a short job
         ({"preempted": "100"}, SIGTERM, _PREEMPTED),
         ({"preempted": "100", "mode": "CANCEL"}, SIGTERM, Ending(_PREEMPTED.why)),

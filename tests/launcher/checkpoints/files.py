@@ -42,9 +42,25 @@ def write_prefix(
             os.utime(folder / path, (saved, saved))
 
 
+def latest(folder: Path) -> str | None:
+    """Return the path that `tf.train.latest_checkpoint` would read."""
+    path = folder / "checkpoint"
+    if not path.exists():
+        return None
+    return path.read_text().splitlines()[0].removeprefix('model_checkpoint_path: "').rstrip('"')
+
+
 def delete_prefix(folder: Path, name: str, shards: int = 1) -> None:
     for path in reversed(prefix(name, shards)):
         (folder / path).unlink()
+
+
+def flip_a_bit(path: Path) -> None:
+    """Damage a file as a bad disk does: size and time stay."""
+    found, data = path.stat(), bytearray(path.read_bytes())
+    data[0] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 def write_keras(path: Path, content: str = "weights") -> None:

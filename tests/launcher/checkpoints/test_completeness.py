@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Entry, Kind, find, number_in_name
+from tfcluster.checkpoints.completeness import (
+    Entry,
+    Kind,
+    find,
+    number_in_name,
+    oldest_first,
+)
 
 from .files import listing, prefix
 
@@ -116,10 +122,30 @@ def test_old_shards_of_another_count_do_not_hide_the_newer_checkpoint() -> None:
     assert [entry.path for entry in found.files] == list(prefix("ckpt-1"))
 
 
-def test_several_checkpoints_are_found_oldest_first_by_time() -> None:
+def test_several_checkpoints_are_found_oldest_first_by_number_whatever_their_times() -> None:
     rows = [(name, 10, 100 - step) for step in (1, 2, 3) for name in prefix(f"ckpt-{step}")]
 
-    assert [found.number for found in find(listing(*rows), None)] == [3, 2, 1]
+    assert [found.number for found in find(listing(*rows), None)] == [1, 2, 3]
+
+
+def test_checkpoints_of_several_series_are_found_oldest_first_by_time() -> None:
+    rows = [(name, 10, 5) for name in prefix("fine-1")]
+    rows += [(name, 10, step) for step in (1, 2) for name in prefix(f"coarse-{step}")]
+
+    found = find(listing(*rows), None)
+
+    assert [one.name for one in found] == ["coarse-1", "coarse-2", "fine-1"]
+
+
+def test_known_steps_decide_before_the_numbers_of_names() -> None:
+    """Keras counts epochs anew after a restart of a script that does not pass `initial_epoch`."""
+    rows = [(name, 10, 1) for epoch in (1, 2, 3) for name in prefix(f"epoch-{epoch}")]
+    steps = {1: 400, 2: 200, 3: 300}
+    found = find(listing(*rows), None)
+
+    by_step = oldest_first(found, lambda one: one.age(step=steps[one.number or 0], saved_ns=1))
+
+    assert [one.number for one in by_step] == [2, 3, 1]
 
 
 def test_the_files_to_copy_end_with_the_index() -> None:

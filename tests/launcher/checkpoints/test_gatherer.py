@@ -9,19 +9,22 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.privileges import without_override
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
-from tfcluster.checkpoints.completeness import Kind
+from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.restore import newest_of, put_back
 from tfcluster.checkpoints.store import Gathered, Store
 
 from .files import (
     delete_prefix,
+    latest,
     read_keras_3_backup,
     write_hdf5,
     write_keras,
@@ -117,6 +120,109 @@ def test_a_truncated_file_of_a_dead_writer_is_reported_and_the_previous_checkpoi
     (note,) = gatherer.take_notes()
     assert "model-2.keras was not gathered" in note
     assert gatherer.take_notes() == []
+
+
+def test_a_clock_that_is_set_back_loses_no_checkpoint(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    for step in (5, 10, 15, 20, 25, 30, 35, 40):
+        saved = 1000 + step if step <= 20 else step
+        write_prefix(chief, f"ckpt-{step}", saved=saved)
+        write_keras(chief / "model.keras", f"weights {step}")
+        os.utime(chief / "model.keras", (saved, saved))
+        gatherer.saved(Saved(path=f"ckpt-{step}", step=step))
+        gather_steps(gatherer, clock)
+
+    store = gatherer.store
+    held = {one.path.name: one for one in store.held}
+    assert {"ckpt-30", "ckpt-35", "ckpt-40"} <= set(held)
+    assert newest_of(store.state()) == Newest(40, "ckpt-40")
+    assert latest(store.root) == "ckpt-40/ckpt-40"
+    assert latest(chief.parent / "evaluator") == "ckpt-40"
+    (model,) = (one for one in store.state() if one.kind is Kind.KERAS)
+    assert model.path.read_bytes() == (chief / "model.keras").read_bytes()
+
+
+def test_a_backup_that_is_rewritten_after_the_clock_was_set_back_is_gathered(
+    chief: Path, gatherer: Gatherer, clock: Clock
+) -> None:
+    for number, saved in (("1", 1000), ("2", 10)):
+        shutil.rmtree(chief / "backup", ignore_errors=True)
+        write_prefix(chief / "backup" / "chief", f"ckpt-{number}", saved=saved)
+        gather_steps(gatherer, clock)
+
+    assert [one.checkpoint.number for one in gatherer.store.held] == [2]
+
+
+def test_the_last_model_of_a_script_that_trains_twice_is_kept(
+    chief: Path, gatherer: Gatherer
+) -> None:
+    for step in (10, 20, 30, 40):
+        write_prefix(chief, f"ckpt-{step}", saved=step)
+    gatherer.gather_last()
+    write_prefix(chief, "ckpt-5", saved=50)
+    gatherer.gather_last()
+
+    assert [one.save for one in gatherer.store.held] == [5, 20, 30, 40]
+
+
+def test_a_gatherer_knows_whether_the_newest_checkpoint_is_missing(
+    chief: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add, fails = Store.add, set[str]()
+
+    def add_or_fail(store: Store, checkpoint: Checkpoint, *args: Any, **how: Any) -> Any:
+        if checkpoint.path in fails:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return add(store, checkpoint, *args, **how)
+
+    monkeypatch.setattr(Store, "add", add_or_fail)
+    write_prefix(chief, "ckpt-1")
+    gatherer.saved(Saved(path="ckpt-1", step=10))
+    assert gatherer.misses_newest(), "only the report is known"
+    gatherer.gather_last()
+    assert not gatherer.misses_newest()
+
+    write_prefix(chief, "ckpt-2")
+    write_prefix(chief, "ckpt-3")
+    fails.add("ckpt-2")
+    gatherer.gather_last()
+    assert not gatherer.misses_newest(), "it has ckpt-3"
+
+    write_prefix(chief, "ckpt-4")
+    fails.add("ckpt-4")
+    gatherer.gather_last()
+    assert gatherer.misses_newest()
+
+
+def test_a_later_gatherer_knows_the_steps_that_were_reported_to_the_one_before(
+    chief: Path, tmp_path: Path
+) -> None:
+    first = Gatherer(chief, Store(tmp_path / "store"), saves=tmp_path / "saves")
+    for step in (1, 2):
+        write_prefix(chief, f"ckpt-{step}", saved=step)
+        first.saved(Saved(path=str(chief / f"ckpt-{step}"), step=10 * step))
+    with (tmp_path / "saves").open("a") as file:
+        file.write('{"path": "ckpt-3", "st')
+
+    later = Gatherer(chief, first.store, saves=tmp_path / "saves")
+
+    assert [one.step for one in later.gather_last()] == [10, 20]
+
+
+def test_names_that_are_not_utf_8_are_gathered(chief: Path, gatherer: Gatherer) -> None:
+    """TensorFlow's text file, which is UTF-8, names the others only."""
+    name = os.fsdecode(b"mod\xe8le-1")
+    write_prefix(chief, "ckpt-1")
+    write_prefix(chief, name)
+
+    assert {one.path.name for one in gatherer.gather_last()} == {name, "ckpt-1"}
+
+    store = Store(gatherer.store.root)
+    assert {one.path.name for one in store.held} == {name, "ckpt-1"}
+    assert latest(store.root) == "ckpt-1/ckpt-1"
+    put_back(store.state(), [chief.parent / "worker-1"])
+    assert (chief.parent / "worker-1" / f"{name}.index").exists()
 
 
 def test_a_checkpoint_has_the_step_that_the_task_reported(chief: Path, gatherer: Gatherer) -> None:

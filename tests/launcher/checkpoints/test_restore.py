@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, copy_verified
+from tfcluster.checkpoints.copying import (
+    CancelledError,
+    DamagedError,
+    SourceChangedError,
+    copy_gathered,
+)
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.restore import newest_of, put_back
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Store
 
-from .files import write_keras, write_prefix
+from .files import flip_a_bit, write_keras, write_prefix
 
 
 @pytest.fixture
@@ -113,14 +119,14 @@ def test_a_failure_changes_no_directory(
 ) -> None:
     tasks = [tmp_path / "tasks" / "worker-0", tmp_path / "tasks" / "worker-1"]
     write_prefix(tasks[0], "old-1")
-    copy = copy_verified
+    copy = copy_gathered
 
-    def fail_at_second(source: Path, target: Path, *rest: object, **named: object) -> str:
+    def fail_at_second(source: Path, target: Path, *rest: object, **named: object) -> None:
         if "worker-1" in str(target):
             raise failure
-        return copy(source, target, *rest, **named)  # type: ignore[arg-type]
+        copy(source, target, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tfcluster.checkpoints.restore.copy_verified", fail_at_second)
+    monkeypatch.setattr("tfcluster.checkpoints.store.copy_gathered", fail_at_second)
     with pytest.raises(failure):
         put_back(store.state(), tasks)
 
@@ -140,6 +146,40 @@ def test_a_damaged_store_is_detected_before_anything_is_replaced(
         put_back(store.state(), [tmp_path / "worker-0"])
 
     assert not (tmp_path / "worker-0").exists()
+
+
+def test_a_flipped_bit_is_detected_although_size_and_time_are_the_same(
+    store: Store, tmp_path: Path
+) -> None:
+    data = store.root / "ckpt-2" / "ckpt-2.data-00000-of-00001"
+    flip_a_bit(data)
+
+    with pytest.raises(DamagedError, match=rf"{data.name}: it is not what was gathered"):
+        put_back(store.state(), [tmp_path / "worker-0"])
+
+    (damaged,) = store.set_aside_damaged()
+    assert str(damaged) == (
+        "the gathered checkpoint ckpt-2 is damaged:"
+        " ckpt-2.data-00000-of-00001: it is not what was gathered (SHA-512)"
+    )
+    put_back(store.state(), [tmp_path / "worker-0"])
+    assert "ckpt-1" in {gathered.folder.name for gathered in store.state()}
+    assert data.exists(), "it is kept for the user"
+    assert "ckpt-2" not in {held.folder.name for held in Store(store.root).held}
+
+
+def test_a_store_whose_times_were_lost_is_restored_with_the_old_times(
+    store: Store, tmp_path: Path
+) -> None:
+    """As `cp -r`, `scp -r` and `touch` leave it."""
+    copy = tmp_path / "copied"
+    shutil.copytree(store.root, copy, copy_function=shutil.copy)
+    task = tmp_path / "worker-0"
+
+    put_back(Store(copy).state(), [task])
+
+    assert names(task) == STATE
+    assert int((task / "ckpt-2.index").stat().st_mtime) == 2
 
 
 def test_the_step_of_a_backup_is_used_only_without_other_checkpoints(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tfcluster.checkpoints.store import (
     open_for_reading,
 )
 
-from .files import delete_prefix, write_hdf5, write_keras, write_prefix, write_saved_model
+from .files import delete_prefix, latest, write_hdf5, write_keras, write_prefix, write_saved_model
 
 
 @pytest.fixture
@@ -46,14 +46,6 @@ def add(store: Store, chief: Path) -> list[Gathered]:
 
 def tree(folder: Path) -> dict[str, bytes]:
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
-
-
-def latest(folder: Path) -> str | None:
-    """Return the path that `tf.train.latest_checkpoint` would read."""
-    path = folder / "checkpoint"
-    if not path.exists():
-        return None
-    return path.read_text().splitlines()[0].removeprefix('model_checkpoint_path: "').rstrip('"')
 
 
 def test_a_gathered_checkpoint_has_the_source_s_bytes_and_is_found_by_tensorflow(

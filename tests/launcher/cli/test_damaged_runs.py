@@ -7,9 +7,13 @@ import importlib
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +22,7 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
+from tests.privileges import without_override
 
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry, run_writer
@@ -95,6 +100,13 @@ def run(command: str, *args: str) -> tuple[int, str]:
     return 0, done.output
 
 
+def run_without_privileges(*words: str) -> tuple[int, str]:
+    """Run a command for which the modes of files count, also if the tests run as root."""
+    argv = without_override([sys.executable, "-m", "tfcluster", *words])
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout + done.stderr
+
+
 def write_nothing(paths: RunPaths) -> None:
     paths.state.unlink()
 
@@ -130,7 +142,7 @@ def test_a_damaged_run_is_reported_and_can_be_removed(
     code, output = run("ps", "-a")
     assert code == 0
     assert f"{paths.run_id} is damaged, state.json cannot be read: " in output
-    assert "`tfcluster rm k7f3` removes it" in output
+    assert f"`tfcluster rm {paths.run_id}` removes its folder" in output
     assert other in output
     rows = json.loads(run("ps", "-a", "--json")[1].splitlines()[0])
     assert [row["status"] for row in rows] == ["failed", "damaged"]
@@ -152,6 +164,58 @@ def test_prune_deletes_damaged_runs_by_age(home: Path) -> None:
     assert new.root.exists()
     assert run("prune", "--keep", "0", "-y")[0] == 0
     assert not new.root.exists()
+
+
+def test_a_run_of_another_user_in_the_same_home_breaks_no_command(home: Path) -> None:
+    """As after one `sudo tfcluster run`."""
+    mine, closed = "mine-20260914-153012-dddd", "sudo-20260914-153012-eeee"
+    make_run(home, json.dumps(make_state(home) | {"run": mine, "name": "mine"}), mine)
+    foreign = make_run(home, "", closed)
+    foreign.root.chmod(0)
+
+    for words in (["ps", "-a"], ["status", "mine"], ["logs", "mine"], ["prune", "-n"]):
+        code, output = run_without_privileges(*words)
+        assert code == 0, output
+        assert "Traceback" not in output
+    _, output = run_without_privileges("ps", "-a")
+    assert f"{closed} is damaged, state.json cannot be read: Permission denied; another" in output
+    assert f"`sudo chown -R {os.getuid()}:{os.getgid()} {foreign.root}` makes it yours" in output
+    assert closed not in run_without_privileges("prune", "-n", "--keep", "0")[1]
+    code, output = run_without_privileges("rm", "eeee", "dddd")
+    assert code == 3
+    assert f"{foreign.root} cannot be deleted: " in output
+    assert f"`sudo rm -r {foreign.root}` deletes it" in output
+    assert "deleted mine-20260914-153012-dddd" in output
+    foreign.root.chmod(0o700)
+    shutil.rmtree(foreign.root)
+
+
+def test_a_home_that_cannot_be_read_is_named(home: Path) -> None:
+    make_run(home, "")
+    (home / "runs").chmod(0)
+    code, output = run_without_privileges("ps")
+    (home / "runs").chmod(0o700)
+
+    assert code == 3
+    assert f"{home}/runs cannot be read: Permission denied" in output
+    assert "TFCLUSTER_HOME" in output
+
+
+def test_two_commands_may_delete_one_run_at_once(home: Path) -> None:
+    paths = make_run(home, json.dumps(make_state(home)))
+    for number in range(500):
+        (paths.root / f"{number % 20}").mkdir(exist_ok=True)
+        (paths.root / f"{number % 20}" / f"{number}").touch()
+    begin = threading.Barrier(4)
+
+    def delete() -> None:
+        begin.wait()
+        registry.delete(paths)
+
+    with ThreadPoolExecutor(4) as threads:
+        for deleting in [threads.submit(delete) for _ in range(4)]:
+            deleting.result()
+    assert not paths.root.exists()
 
 
 def test_a_folder_without_a_state_yet_belongs_to_a_starting_run(home: Path) -> None:

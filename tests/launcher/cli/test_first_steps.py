@@ -322,3 +322,12 @@ def test_init_does_not_write_a_second_default_spec(tfcluster: Tfcluster) -> None
     assert tfcluster("init", "--force")[0] == 0
     assert Path("tfcluster.yaml").read_text().startswith("# yaml-language-server: $schema=")
     assert not Path("tfcluster.json").exists()
+
+
+def test_a_job_of_its_own_needs_a_scheduler(
+    tfcluster: Tfcluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    Path("spec.json").write_text('{"cluster": {"worker": 1}, "job": {"script": "train.py"}}')
+    code, messages = tfcluster("up", "--submit", "spec.json")
+    assert (code, "name a scheduler: --backend slurm" in messages) == (2, True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from tfcluster.cli.main import cli
+from tfcluster.errors import SpecError
 
 MANIFEST = """\
 apiVersion: kubeflow.org/v1
@@ -35,3 +36,11 @@ def test_the_spec_of_a_file_can_be_planned(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["import", str(manifest), "-o", str(spec)])
     assert f"next: tfcluster plan {spec}" in result.stderr
     assert CliRunner().invoke(cli, ["plan", str(spec)]).exit_code == 0
+
+
+def test_a_manifest_has_the_limits_of_a_spec_file() -> None:
+    result = CliRunner().invoke(cli, ["import", "/dev/zero"])
+    assert isinstance(result.exception, SpecError)
+    assert "larger than 4 MiB" in str(result.exception)
+    result = CliRunner().invoke(cli, ["import", "-"], input=b"\xff")
+    assert "<stdin>:1:1: byte 0xff is not UTF-8" in str(result.exception)

@@ -27,7 +27,7 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
-from tfcluster.rundir.events import Event
+from tfcluster.rundir.events import Event, Hint
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
@@ -65,6 +65,7 @@ class FakeGathering:
     def __init__(self) -> None:
         self.during_restore: Callable[[], object] = int
         self.calls: list[str] = []
+        self.has_missed = False
 
     async def put_state_back(self, tasks: Iterable[TaskId]) -> int | None:
         self.calls.append("put back")
@@ -74,6 +75,9 @@ class FakeGathering:
 
     async def gather_latest(self, *, others_train: bool = False) -> list[Event]:
         self.calls.append("gather latest")
+        return []
+
+    def take_events(self) -> list[Event]:
         return []
 
     def follow_chief(self, chief: TaskId) -> None:
@@ -88,6 +92,7 @@ class Scene:
         paths = RunPaths(tmp_path)
         self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
         self.on_connect: Callable[[], object] = int
+        self.recorded: list[Event] = []
         run_writer: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
         coordinator_loop = Loop(
             self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.take_orders())
@@ -102,7 +107,12 @@ class Scene:
             announce=ignore,
         )
         self.attempts = Attempts(
-            self.supervisor, startup, run_writer, coordinator_loop, self._connect, ignore
+            self.supervisor,
+            startup,
+            run_writer,
+            coordinator_loop,
+            self._connect,
+            self.recorded.append,
         )
 
     async def _connect(self, node: NodePlan) -> None:
@@ -135,12 +145,18 @@ def next_attempt_of(history: Replay) -> Any:
     return history.supervisor.next_attempt
 
 
-def test_a_run_fails_if_the_new_agent_dies_before_it_holds_its_ports(tmp_path: Path) -> None:
+def test_a_run_fails_if_each_new_agent_dies_before_it_holds_its_ports(tmp_path: Path) -> None:
     scene = after_a_loss(tmp_path)
     history = scene.history
     scene.on_connect = scene.lose
-    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
+
+    async def work() -> None:
+        with pytest.raises(RunOver):
+            await scene.attempts.run_restarts()
+
+    scene.play(work)
     assert history.outcome() == (Status.FAILED, 3)
+    assert history.supervisor.restarts.history(None).spent == 3, "all restarts are used up"
 
 
 def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_path: Path) -> None:
@@ -234,7 +250,7 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     async def work() -> None:
         scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
         with pytest.raises(RunOver):
-            await scene.attempts.startup.preflight()
+            await scene.attempts.startup.preflight(history.plan.nodes)
 
     scene.play(work)
     assert history.outcome()[1] == 130
@@ -259,11 +275,10 @@ async def _closed() -> None:
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_connecting_to_a_node_is_retried_once_after_its_lease(
-    tmp_path: Path, comes_back: bool
-) -> None:
+def test_a_node_is_tried_again_when_its_lease_has_ended(tmp_path: Path, comes_back: bool) -> None:
     """The old agent, if not proved to have ended, may block the new one until its lease ends."""
     scene = after_a_loss(tmp_path)
+    again = next_attempt_of(scene.history)
     lease: dict[str, float] = {}
     tries: list[float] = []
 
@@ -280,26 +295,30 @@ def test_connecting_to_a_node_is_retried_once_after_its_lease(
     scene.hub.send = answer  # type: ignore[method-assign]
     scene.on_connect = connect
     scene.hub.fenced_until = lambda node: lease["ends"]  # type: ignore[method-assign]
-    scene.play(lambda: scene.attempts._reconnect())
+    scene.play(lambda: scene.attempts._reconnect(again))
     assert len(tries) == 2
     assert tries[1] >= lease["ends"]
-    assert scene.attempts._given_up == (set() if comes_back else {"local"})
+    (said,) = [event.message for event in scene.recorded if isinstance(event, Hint)]
+    assert "waiting for the lease of local: its tasks may run for" in said
+    assert scene.attempts._lost == (set() if comes_back else {"local"})
+    assert (next_attempt_of(scene.history) is again) == comes_back, "else the attempt is spent"
 
 
-def test_a_node_that_was_reached_but_did_not_become_ready_is_given_up(
+def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node used to count as ready: its tasks started without the results of `job.prepare`."""
     scene = after_a_loss(tmp_path)
+    again = next_attempt_of(scene.history)
     scene.hub.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
 
     async def fails(*_: object, **__: object) -> None:
         raise NodeLostError("no answer")
 
     monkeypatch.setattr(Startup, "hold_ports", fails)
-    scene.play(lambda: scene.attempts._reconnect())
-    assert scene.attempts._given_up == {"local"}
+    scene.play(lambda: scene.attempts._reconnect(again))
     assert scene.attempts._lost == {"local"}
+    assert next_attempt_of(scene.history) is not again, "the attempt is spent"
 
 
 def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.protocol import LOG, data_frame
 from tfcluster.agent.tasks.task import _DECISIVE, ReportBudget
 from tfcluster.checkpoints.sources import scan
-from tfcluster.errors import NodeLostError
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -55,8 +54,9 @@ def reports(*events: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def why_lost(ended: Ended) -> str:
-    assert isinstance(ended.outcome.error, NodeLostError)
-    return ended.outcome.error.message
+    events = map(json.loads, ended.paths.events.read_text().splitlines())
+    *_, lost = (event for event in events if event["type"] == "node_lost")
+    return str(lost["reason"])
 
 
 def test_only_the_first_notes_of_a_flood_are_kept(run: Run) -> None:

@@ -12,15 +12,16 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 import pytest
-from tests.launcher.checkpoints.files import write_prefix
+from tests.launcher.checkpoints.files import flip_a_bit, write_prefix
 from tests.launcher.conftest import plan_of
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import restore
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.coordinator.gathering import RunGathering
+from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
@@ -85,7 +86,8 @@ class LocalFolders:
         return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
-        return None
+        restore.put_back(state, map(self.checkpoints, tasks))
+        return newest_of(state).step
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> None:
@@ -98,6 +100,26 @@ def failing(monkeypatch: pytest.MonkeyPatch, errors: Sequence[Exception]) -> Non
         return 7
 
     monkeypatch.setattr(LocalFolders, "put_back", put_back)
+
+
+def test_a_damaged_checkpoint_is_taken_from_the_chief_s_folder_again(
+    run_gathering: RunGathering, paths: RunPaths
+) -> None:
+    write_prefix(paths.task_checkpoints(plan_of().chief), "ckpt-1")
+    write_prefix(paths.task_checkpoints(plan_of().chief), "ckpt-2")
+
+    async def restart() -> list[Event]:
+        await run_gathering.gather_latest()
+        flip_a_bit(paths.checkpoints / "ckpt-2" / "ckpt-2.index")
+        await run_gathering.put_state_back([plan_of().chief])
+        return run_gathering.take_events()
+
+    restored, warned = asyncio.run(restart())
+
+    assert isinstance(restored, ev.CheckpointGathered)
+    assert restored.path == "checkpoints/ckpt-2.2/ckpt-2"
+    assert isinstance(warned, ev.Warned)
+    assert warned.message.startswith("the gathered checkpoint ckpt-2 is damaged: ckpt-2.index")
 
 
 def test_a_restore_is_retried_when_its_checkpoint_was_rotated_away(
@@ -159,6 +181,19 @@ def test_remote_checkpoints_that_are_not_gathered_are_kept_and_reported(
     assert [event.to_json()["message"] for event in events] == [words] * stays
 
 
+def test_what_nobody_needs_is_neither_copied_nor_kept(paths: RunPaths, tmp_path: Path) -> None:
+    plan = replace(plan_of(), workdir=str(tmp_path))
+    run_gathering = RunGathering(plan, paths, enabled=False, keeps_files=False)
+    folders = LocalFolders(paths)
+    remote = RemoteFolder(Entry("model.keras", 9, 1))
+    folders.checkpoints = lambda task: remote  # type: ignore[assignment, method-assign, return-value]
+    run_gathering.use(folders)  # type: ignore[arg-type]
+    run_gathering.follow_chief(plan.chief)
+
+    assert asyncio.run(run_gathering.finish()) == []
+    assert not run_gathering.is_incomplete, "the folders on the nodes are removed"
+
+
 def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     run_gathering: RunGathering, paths: RunPaths
 ) -> None:
@@ -172,6 +207,32 @@ def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     assert run_gathering.newest == Newest(10, "ckpt-2")
     assert events.to_json()["step"] == 10
     assert [record["step"] for record in run_gathering.list_gathered()] == [10]
+
+
+def test_a_newer_checkpoint_changes_the_mark_of_the_newest(
+    run_gathering: RunGathering, paths: RunPaths
+) -> None:
+    assert run_gathering.mark_newest() == NOTHING
+    chief = paths.task_checkpoints(run_gathering._plan.chief)
+    write_prefix(chief, "ckpt-2")
+    asyncio.run(run_gathering.gather_latest())
+    without_step = run_gathering.mark_newest()
+    assert without_step not in (NOTHING, "")
+    run_gathering.saved(Saved(path=str(chief / "ckpt-2"), step=10, at_ns=time.time_ns()))
+    asyncio.run(run_gathering.gather_latest())
+    assert run_gathering.mark_newest() == "step 10"
+
+
+def test_shared_storage_has_a_mark_only_if_its_checkpoints_are_known(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    run_gathering = gathering_from_shared_dir(paths, str(shared))
+    assert run_gathering.mark_newest() == "", "it is not mounted here"
+    shared.mkdir()
+    assert run_gathering.mark_newest() == NOTHING
+    (shared / "state.pickle").touch()
+    assert run_gathering.mark_newest() == ""
 
 
 def gathering_from_shared_dir(paths: RunPaths, storage: str) -> RunGathering:
@@ -224,7 +285,7 @@ def test_storage_that_is_not_mounted_gets_the_last_reported_step(paths: RunPaths
 def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Gathered(EMPTY, run_gathering._paths.checkpoints, 1, ())
+    found = Gathered(EMPTY, run_gathering._paths.checkpoints, 1, (), 0)
     started, release = threading.Event(), threading.Event()
 
     def gather() -> list[Gathered]:

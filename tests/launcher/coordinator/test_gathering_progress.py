@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ from tests.launcher.coordinator.scripted import (
 
 from tfcluster.agent import protocol
 from tfcluster.agent.error_text import describe_error, reason_of
+from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.supervision.decisions import Stop
 from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.follow import format_status_line
@@ -43,6 +47,8 @@ class Slow(Agent):
     states: list[dict[str, Any]] = field(default_factory=list)
     """The states of the run on disk during the copying."""
     work: list[asyncio.Task[None]] = field(default_factory=list)
+    on_piece: Callable[[int], object] = int
+    """Called with the place of each piece."""
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order:
@@ -59,6 +65,7 @@ class Slow(Agent):
         assert self.paths is not None
         for at in range(0, self.most, MB // 2):
             await asyncio.sleep(5)
+            self.on_piece(at)
             self._write(protocol.data_frame(protocol.FILE, str(number), at, bytes(MB // 2)))
             self.states.append(json.loads(self.paths.state.read_text()))
         if self.most == 6 * MB:
@@ -101,7 +108,9 @@ def test_gathering_from_a_host_that_stops_sending_files_is_given_up(
     paths: RunPaths, tmp_path: Path
 ) -> None:
     ended, slow = run_with(paths, tmp_path, MB)
-    assert ended.outcome.exit_code == 0, "all tasks had succeeded"
+    assert ended.outcome.exit_code == 3, "all tasks had succeeded"
+    assert ended.outcome.error is not None
+    assert "the newest checkpoint was not gathered" in ended.outcome.error.message
     assert ended.state.gathering is None
     why = f"{REMOTE} has answered nothing about its files for 20 s: its disk or a file server hangs"
     folder = f"/cache/nodes/{paths.run_id}/{REMOTE}/tasks/worker-0/checkpoints"
@@ -111,6 +120,42 @@ def test_gathering_from_a_host_that_stops_sending_files_is_given_up(
     assert f"TensorBoard files of {REMOTE} were not all copied: {why}" in warnings
     assert ended.seconds < 120
     assert slow.order_counts["shutdown"] == 1
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_the_first_stop_after_the_tasks_end_lets_gathering_finish_and_the_second_aborts_it(
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    made, begin = list[Coordinator](), Coordinator.__init__
+
+    def note(coordinator: Coordinator, *args: Any, **how: Any) -> None:
+        begin(coordinator, *args, **how)
+        made.append(coordinator)
+
+    monkeypatch.setattr(Coordinator, "__init__", note)
+
+    def stop(at: int) -> None:
+        if at == MB:
+            for _ in range(times):
+                made[0].stop(Stop("Ctrl-C", 130))
+
+    plan = plan_on_two_nodes(tmp_path, remote_is_chief=True)
+    slow = Slow(REMOTE, str(tmp_path), paths=paths, most=6 * MB, on_piece=stop)
+    ended = perform(plan, {LOCAL: Agent(LOCAL, str(tmp_path)), REMOTE: slow}, paths)
+
+    events = [json.loads(line) for line in paths.events.read_text().splitlines()]
+    hints = [event["message"] for event in events if event["type"] == "hint"]
+    assert hints[-1].endswith("their files are being copied; stop again to leave them")
+    after = events[events.index(next(e for e in events if e["type"] == "hint")) :]
+    (said, *_) = [event for event in after if event["type"] == "gathering"]
+    assert said["of"] == 6 * MB + 10
+    assert ended.state.missed == (None if times == 1 else "gathering was stopped")
+    if times == 1:
+        assert slow.states[-1]["gathering"]["bytes"] >= 3 * MB
+    else:
+        assert (ended.outcome.status, ended.outcome.exit_code) == (Status.INTERRUPTED, 130)
+        assert ended.outcome.error is not None
+        assert f"tfcluster checkpoints {paths.run_id}" in ended.outcome.error.fix
 
 
 @pytest.mark.parametrize("error", [TimeoutError(), ConnectionResetError(), OSError()])

@@ -57,6 +57,7 @@ class Flaky(Agent):
     """The agent of a node whose power fails after the first start; a new one answers later."""
 
     down_until: float = 0.0
+    is_down_at_first: bool = False
     dies_again: bool = False
     """The first new agent is lost while it is asked to hold its ports."""
     hangs: bool = False
@@ -72,6 +73,8 @@ class Flaky(Agent):
                 await asyncio.sleep(10_000)
             finally:
                 self.is_dialled = False
+        if self.is_down_at_first and not self.down_until:
+            self.down_until = now() + DOWN_S
         if now() < self.down_until:
             raise ConnectionRefusedError("the machine is off")
         if self.down_until:
@@ -126,6 +129,14 @@ def test_a_gang_grows_when_its_lost_node_answers_again(tmp_path: Path) -> None:
     assert ended.state.restarts[-2]["members"] == ("worker:0",)
     assert (trainer.order_counts["start"], flaky.order_counts["start"]) == (3, 2)
     assert ended.state.nodes[REMOTE] == "gone"
+    assert {task.state for task in ended.state.tasks} == {"succeeded"}
+
+
+def test_a_gang_takes_in_a_host_that_was_down_at_its_start(tmp_path: Path) -> None:
+    ended, trainer, flaky = play(tmp_path, {"last": 2}, {"is_down_at_first": True})
+    assert ended.outcome.status is Status.SUCCEEDED
+    assert (reasons(ended), ended.state.attempt) == ([GROWN], 2)
+    assert (trainer.order_counts["start"], flaky.order_counts["start"]) == (2, 1)
     assert {task.state for task in ended.state.tasks} == {"succeeded"}
 
 

@@ -19,15 +19,25 @@ from tests.launcher.coordinator.scripted import (
     plan_on_two_nodes,
 )
 
+from tfcluster.backends import jobs
 from tfcluster.backends.jobs import Ending, OwnJob
-from tfcluster.coordinator.foreground import find_interrupted
+from tfcluster.coordinator.foreground import Session, count_vain_starts, find_interrupted
+from tfcluster.coordinator.gathering import NOTHING, RunGathering
+from tfcluster.coordinator.starter import End, Launch
 from tfcluster.errors import JobEndedError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir import fold, registry, run_writer
-from tfcluster.rundir.events import JobJoined, RunContinued, RunFinished, TaskStarted
+from tfcluster.rundir.events import (
+    JobJoined,
+    JobSubmitted,
+    RunContinued,
+    RunFinished,
+    TaskStarted,
+)
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
+from tfcluster.supervision.decisions import Outcome
 
 PREEMPTED = Ending("preempted", comes_back=True)
 ANNOUNCED: Mapping[str, Any] = {"type": "end_announced", "signal": int(signal.SIGTERM)}
@@ -187,3 +197,96 @@ def test_a_script_of_the_users_own_finds_the_run_of_its_former_start(
     ours.record(RunFinished(status="failed", exit_code=1))
     ours.close()
     assert find_interrupted(plan, home) is None
+
+
+class Slurm:
+    """Slurm, as far as a coordinator that goes back into the queue needs it."""
+
+    def __init__(self) -> None:
+        self.requeued = 0
+
+    def requeue(self, job: str) -> None:
+        self.requeued += 1
+
+
+@pytest.fixture
+def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    found = Slurm()
+    monkeypatch.setattr(jobs, "of_backend", lambda backend: found)
+    return found
+
+
+def start_job(
+    plan: Plan, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, start: int, newest: str
+) -> End:
+    """Run the `start`-th start of a run's job, which is ended when `newest` has been saved."""
+    monkeypatch.setattr(jobs, "own", lambda backend: OwnJob("slurm", "7", start - 1))
+
+    async def run(self: Session, *_: Any) -> Outcome:
+        self.run_writer.record(TaskStarted(task="worker:0", attempt=start, node=LOCAL, pid=1))
+        monkeypatch.setattr(RunGathering, "mark_newest", lambda self: newest)
+        why, limit = "its time limit is near", "runtime.slurm.time"
+        outcome = Outcome(Status.INTERRUPTED, 143, comes_back=why, limit=limit)
+        self.run_writer.record(outcome.event())
+        return outcome
+
+    monkeypatch.setattr(Session, "_run", run)
+    return Session(Launch(plan=plan, spec={}), paths).run(lambda plan: None)
+
+
+def submitted_run(tmp_path: Path, paths: RunPaths) -> Plan:
+    """Record a run that was submitted as job 7."""
+    plan = plan_on_two_nodes(tmp_path)
+    writer = RunWriter(fold.first_state(plan, paths, registry.this_process(), 100.0), paths)
+    writer.record(JobSubmitted(backend="slurm", id="7"))
+    writer.close(keeps_reserve=True)
+    return plan
+
+
+def test_three_starts_of_a_job_in_a_row_without_a_newer_checkpoint_end_the_run(
+    tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, slurm: Slurm
+) -> None:
+    plan = submitted_run(tmp_path, paths)
+    monkeypatch.setattr(RunGathering, "mark_newest", lambda self: NOTHING)
+    for start, newest in enumerate([NOTHING, NOTHING, "step 7", "step 7", "step 7"], 1):
+        end = start_job(plan, paths, monkeypatch, start, newest)
+        assert end.state.status is Status.QUEUED, (start, end.state.reason)
+    end = start_job(plan, paths, monkeypatch, 6, "step 7")
+    assert slurm.requeued == 5
+    assert (end.state.status, end.outcome.exit_code) == (Status.FAILED, 1)
+    assert end.state.reason == (
+        "no newer checkpoint within runtime.slurm.time: 3 starts of job 7 in a row were ended"
+        " before they had saved one"
+    )
+    assert f"tfcluster up --resume {paths.run_id}" in (end.state.hint or "")
+
+
+def test_a_job_that_slurm_itself_starts_again_and_again_ends_at_its_next_start(
+    tmp_path: Path, paths: RunPaths, monkeypatch: pytest.MonkeyPatch, slurm: Slurm
+) -> None:
+    """The coordinator's node is switched off each time: it cannot say anything."""
+    plan = submitted_run(tmp_path, paths)
+    monkeypatch.setattr(RunGathering, "mark_newest", lambda self: NOTHING)
+    for start in (1, 2, 3):
+        start_job(plan, paths, monkeypatch, start, NOTHING)
+        state = registry.load_recorded(paths)
+        writer = RunWriter(state, paths)
+        state.status, state.exit_code = Status.RUNNING, None
+        writer.touch()
+        writer.close(keeps_reserve=True)
+    end = start_job(plan, paths, monkeypatch, 4, NOTHING)
+    assert (end.state.status, end.state.attempt) == (Status.FAILED, 3), "it is not tried again"
+    assert (end.state.reason or "").startswith("no checkpoint: 3 starts of job 7 in a row")
+
+
+def test_a_lost_node_has_its_own_limit(tmp_path: Path) -> None:
+    plan = plan_on_two_nodes(tmp_path)
+    state = fold.first_state(plan, RunPaths(tmp_path), registry.this_process(), 100.0)
+    state.attempt, state.newest_at_start, state.vain_starts = 2, NOTHING, 1
+    assert count_vain_starts(state, NOTHING) == 2
+    assert count_vain_starts(state, "step 3") == 0
+    assert count_vain_starts(state, "") == 0, "storage that nobody can look into"
+    state.restarts.append({"attempt": 3, "of": 4})
+    assert count_vain_starts(state, NOTHING) == 1
+    state.restarts[-1]["counts"] = False
+    assert count_vain_starts(state, NOTHING) == 2

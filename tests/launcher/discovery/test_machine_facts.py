@@ -56,14 +56,16 @@ def test_only_cores_that_this_process_may_use_are_counted(tmp_path: Path) -> Non
         ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-ab20,0", (1, 0)),
         ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-ab", (1,)),
         ("echo 0, GPU-aa10; echo 1, GPU-ab20", "GPU-a,1", ()),
-        ("echo 0, GPU-aa10", "MIG-7", ()),
+        ("echo 0, GPU-aa10", "MIG-7,MIG-8", ("MIG-7", "MIG-8")),
+        ("", "MIG-7,GPU-8", ("MIG-7", "GPU-8")),
+        ("", "0,1", ()),
         ("echo 0", "", ()),
         ("echo 0", "-1", ()),
         ("echo no driver; exit 9", None, ()),
     ],
 )
 def test_visible_gpus_are_listed_by_the_driver_and_in_cuda_visible_devices(
-    tmp_path: Path, script: str, shown: str | None, expected: tuple[int, ...]
+    tmp_path: Path, script: str, shown: str | None, expected: tuple[int | str, ...]
 ) -> None:
     smi = tmp_path / "nvidia-smi"
     smi.write_text(f"#!/bin/sh\n{script}\n")
@@ -81,6 +83,8 @@ def test_a_driver_that_does_not_answer_does_not_mean_no_gpus(
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert visible_gpus({"PATH": str(tmp_path)}) is None
+    named = {"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0,MIG-1"}
+    assert visible_gpus(named) == (0, "MIG-1")
     assert machine.gpus() == ([], "nvidia-smi did not answer within 0 s")
 
 

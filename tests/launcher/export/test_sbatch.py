@@ -86,6 +86,13 @@ def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: P
     ]
 
 
+def test_the_lines_of_the_user_come_first(exported: Exporter, tmp_path: Path) -> None:
+    runtime = {"slurm": {"setup": ["module() { :; }", "module load cuda"]}}
+    made = exported("sbatch", {"runtime": runtime}, tfcluster=(str(tmp_path / "tfcluster"),))
+    assert made.text.startswith("#!/bin/bash -l\n")
+    assert made.text.index("module load cuda\n") < made.text.index("exec ")
+
+
 def test_the_folder_of_runs_is_kept(exported: Exporter, cache: Path) -> None:
     environ = {"HOME": str(cache), "PATH": "/usr/bin:/bin", "TFCLUSTER_HOME": "/shared/my runs"}
     made = exported("sbatch", environ=environ)
@@ -117,7 +124,7 @@ def test_a_spec_without_a_file_cannot_be_started_later(
     assert made.text
     text = (tmp_path / "spec.json").read_bytes()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tfcluster.spec.source._read_stdin", lambda: text)
+    monkeypatch.setattr("tfcluster.spec.source.read_stdin", lambda what: text.decode())
     with pytest.raises(UsageError, match="reads the spec from its file"):
         exported("sbatch", spec="-")
 

@@ -155,7 +155,7 @@ def test_files_of_the_store_are_linked_and_not_copied_before_sending(tmp_path: P
     entries = (Entry("in/ckpt-1.data-00000-of-00001", 4, 1), Entry("in/ckpt-1.index", 5, 2))
     checkpoint = Checkpoint(Kind.TF_CHECKPOINT, "in/ckpt-1", entries, ())
     digests = ("d" * 128, "e" * 64)
-    gathered = Gathered(checkpoint, stored, 1, digests)
+    gathered = Gathered(checkpoint, stored, 1, digests, 2)
     (tmp_path / "outgoing").mkdir()
     sent = {file.path: file for file in files_to_send(tmp_path / "outgoing", [gathered])}
     assert sorted(sent) == ["in/checkpoint", *sorted(entry.path for entry in entries)]

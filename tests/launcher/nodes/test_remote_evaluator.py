@@ -50,7 +50,7 @@ def held(tmp_path: Path) -> list[Gathered]:
     stored.mkdir()
     (stored / "model.h5").write_bytes(b"data")
     checkpoint = Checkpoint(Kind.WEIGHTS, "model.h5", (Entry("model.h5", 4, 1),), ())
-    return [Gathered(checkpoint, stored, 1, ("d" * 64,))]
+    return [Gathered(checkpoint, stored, 1, ("d" * 64,), 1)]
 
 
 def run_scenario(

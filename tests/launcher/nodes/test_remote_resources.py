@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.nodes.orders import AssignedResources, assign_resources
+from tfcluster.nodes.orders import AssignedResources, assign_resources, explain_shared_gpus
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
@@ -19,7 +19,7 @@ TWO = ["10.0.0.1:2222", "10.0.0.1:2223"]
 NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 
 
-def plan_of(workers: list[Any], **sections: Any) -> Plan:
+def plan_of(workers: list[Any] | int, **sections: Any) -> Plan:
     job = {"script": "train.py"}
     spec = ClusterSpec.model_validate({"cluster": {"worker": workers}, "job": job} | sections)
     return make_plan(spec, PlanContext(environ={}, spec_dir="/specs"))
@@ -61,6 +61,44 @@ def test_the_gpus_of_a_scheduler_are_divided() -> None:
     answer = replace(ANSWER, named=("CUDA_VISIBLE_DEVICES",), visible_gpus=(2, 3))
     shares = assigned(plan_of(TWO), answer)
     assert [env(share)["CUDA_VISIBLE_DEVICES"] for share in shares] == ["2", "3"]
+
+
+@pytest.mark.parametrize("trouble", ["", "nvidia-smi did not answer within 5 s"])
+def test_named_gpus_and_parts_of_gpus_are_divided(trouble: str) -> None:
+    parts = ("MIG-1", "MIG-2", "GPU-3", "GPU-4")
+    answer = replace(ANSWER, named=("CUDA_VISIBLE_DEVICES",), visible_gpus=parts)
+    answer = replace(answer, gpu_trouble=trouble)
+    given = [env(share)["CUDA_VISIBLE_DEVICES"] for share in assigned(plan_of(TWO), answer)]
+    assert given == ["MIG-1,MIG-2", "GPU-3,GPU-4"]
+    assert explain_shared_gpus(plan_of(TWO), answer) == ""
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus", "why"),
+    [
+        (
+            {"gpus": ("H100",)},
+            None,
+            "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks",
+        ),
+        (
+            {"named": ("CUDA_VISIBLE_DEVICES",), "visible_gpus": ("MIG-1",)},
+            None,
+            "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks",
+        ),
+        (
+            {"gpus": (), "gpu_trouble": "no answer"},
+            None,
+            "worker:0, worker:1 all see every GPU: the GPUs of this node are not known",
+        ),
+        ({"gpus": ()}, None, ""),
+        ({"gpus": ("H100",)}, "all", ""),
+        ({"gpus": ("H100",)}, (0,), ""),
+    ],
+)
+def test_tasks_that_share_gpus_unasked_are_named(seen: Any, gpus: Any, why: str) -> None:
+    plan = plan_of(TWO, resources={"gpus": gpus})
+    assert explain_shared_gpus(plan, replace(ANSWER, **seen)) == why
 
 
 def test_variables_that_the_spec_sets_are_kept() -> None:

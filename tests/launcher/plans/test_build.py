@@ -238,6 +238,25 @@ def test_a_single_task_keeps_the_defaults_of_its_libraries(plan_of: Planner) -> 
     assert "TF_NUM_INTRAOP_THREADS" not in env(plan_of({"cluster": {"worker": 1}}))
 
 
+@pytest.mark.parametrize(
+    ("gpus", "sections", "is_said"),
+    [
+        ((0,), {}, True),
+        (("MIG-1",), {}, True),
+        ((0, 1), {}, False),
+        (("MIG-1", "MIG-2"), {}, False),
+        ((), {}, False),
+        ((0,), {"resources": {"gpus": [0]}}, False),
+    ],
+)
+def test_tasks_that_share_gpus_unasked_are_named_in_a_note(
+    plan_of: Planner, gpus: tuple[int | str, ...], sections: dict[str, Any], *, is_said: bool
+) -> None:
+    notes = plan_of(sections, gpus=gpus).notes
+    said = "worker:0, worker:1 share 1 GPU, because there are fewer GPUs than tasks"
+    assert (said in notes) == is_said
+
+
 def test_gpus_of_this_machine_are_divided(plan_of: Planner) -> None:
     plan = plan_of(gpus=(0, 1))
     assert [env(plan, f"worker:{i}")["CUDA_VISIBLE_DEVICES"] for i in (0, 1)] == ["0", "1"]

@@ -117,8 +117,9 @@ REPORT: dict[str, Any] = {
     **{"node": "a", "python": "3.11.7", "packages": VERSIONS, "gpus": ["H100"], "gpu_trouble": ""},
     **{"clock": 5.0, "free_bytes": 10**12, "shm_bytes": None, "strange_names": [], "cores": 4},
     **{"not_listening": [], "unreachable": [["b", "worker:1", "10.0.0.2", 2222, "no answer"]]},
-    **{"executable": "/py", "port_range": [1, 2], "proxies": {}, "unwritable": []},
+    **{"executable": "/py", "port_range": [1, 2], "proxies": {}, "unwritable": [], "absent": []},
     **{"script_sha256": None, "imported": None, "visible_gpus": []},
+    **{"interfaces": [["lo", "127.0.0.1", False], ["ib0", "10.20.0.1", True]]},
     **{"core_nodes": [[0, 1], [2, 3]], "core_limit": None, "named": ["OMP_NUM_THREADS"]},
 }
 

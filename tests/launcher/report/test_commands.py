@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -91,3 +92,20 @@ def test_compare_needs_different_runs(tfcluster: Tfcluster, runs: tuple[str, ...
 def test_an_unknown_run_is_an_error(tfcluster: Tfcluster) -> None:
     assert tfcluster("report", "nobody")[0] == 2
     assert tfcluster("compare", "good", "nobody")[0] == 2
+
+
+@pytest.mark.parametrize("name", ["events.jsonl", "logs/attempt-1/worker-0.log"])
+@pytest.mark.parametrize("command", ["report bad", "compare good bad", "logs bad"])
+def test_a_pipe_or_a_device_in_a_run_folder_hangs_no_command(
+    tfcluster: Tfcluster, home_dir: Path, command: str, name: str
+) -> None:
+    for run, make in (("bad", os.mkfifo), ("good", lambda path: path.symlink_to("/dev/zero"))):
+        (file,) = (home_dir / "runs").glob(f"{run}-*/{name.partition('/')[0]}")
+        file = file.parent / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.unlink(missing_ok=True)
+        make(file)
+
+    code, _, err = tfcluster(*command.split())
+
+    assert (code, err) == (0, "")

@@ -45,6 +45,21 @@ def test_a_run_begins_with_waiting_tasks(state: RunSnapshot) -> None:
     assert tasks(state) == {"worker:0": "waiting", "worker:1": "waiting"}
 
 
+def test_a_task_has_the_address_on_the_interface_of_the_spec(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    held = ev.PortsHeld(node="local", ports={"worker:0": 4000}, host="[2001:db8::1]")
+    assert replay(state, paths, [held]).task("worker:0").address == "[2001:db8::1]:4000"
+
+
+def test_a_run_that_goes_back_into_the_queue_gathers_nothing(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    state.gathering = {"files": 3}
+    queued = ev.RunQueued(reason="it was preempted", again=True)
+    assert replay(state, paths, [*STARTED, queued]).gathering is None
+
+
 def test_a_lost_node_s_tasks_use_nothing_that_is_known(state: RunSnapshot, paths: RunPaths) -> None:
     used = {"rss_bytes": 5, "cores": 1.0, "gpu": 0.5, "gpu_memory_bytes": 7}
     usage = ev.Usage(node="local", tasks={"worker:0": used})
@@ -226,6 +241,44 @@ def test_a_task_whose_restart_was_cancelled_does_not_stay_restarting(
     end = ev.RunFinished(status="interrupted", exit_code=130)
     replay(state, paths, [*STARTED, killed, EXITED, restart, end])
     assert tasks(state) == {"worker:0": "stopped", "worker:1": "stopped"}
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        (ev.NodeLost(node="far", reason="no answer"), "lost"),
+        (ev.TaskExited(task="worker:1", attempt=1, exit_code=1, ended_by="tfcluster"), "stopped"),
+    ],
+)
+def test_tasks_that_the_next_attempt_does_without_do_not_stay_restarting(
+    state: RunSnapshot, paths: RunPaths, end: Event, left: str
+) -> None:
+    """Such a run used to be `restarting` for as long as the smaller gang trained."""
+    state.task("worker:1").node = "far"
+    first = ev.Restarting(reason="it failed", attempt=2, of=4)
+    smaller = ev.Restarting(reason="it failed", attempt=2, of=4, members=("worker:0",))
+    started = ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=30)
+    replay(state, paths, [*STARTED, end, EXITED, first, smaller, started])
+    assert state.status is Status.RUNNING
+    assert tasks(state) == {"worker:0": "starting", "worker:1": left}
+    again = ev.Restarting(reason="worker:1 is back: growing to 2 workers", attempt=3, of=5)
+    replay(state, paths, [EXITED, again])
+    assert tasks(state)["worker:1"] == "restarting"
+
+
+def test_a_failure_that_the_run_has_recovered_from_is_not_its_diagnosis(
+    state: RunSnapshot, paths: RunPaths
+) -> None:
+    """The root cause of attempt 1 used to stand below the reason for which attempt 2 ended."""
+    cause = ev.Diagnosis(root_cause={"task": "worker:1", "reason": "killed"}, attempt=1)
+    killed = ev.TaskExited(task="worker:1", attempt=1, exit_code=None, signal=9)
+    restart = ev.Restarting(reason="worker:1: killed", attempt=2, of=4)
+    replay(state, paths, [*STARTED, killed, EXITED, cause, restart])
+    assert state.diagnosis is not None
+    again = [ev.TaskStarted(task=f"worker:{n}", attempt=2, node="local", pid=30) for n in (0, 1)]
+    end = ev.RunFinished(status="timed_out", exit_code=4, reason="run_deadline_s = 60 has passed")
+    replay(state, paths, [*again, end])
+    assert state.diagnosis is None
 
 
 def test_late_events_of_an_earlier_attempt_are_ignored(state: RunSnapshot, paths: RunPaths) -> None:

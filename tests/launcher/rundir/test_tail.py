@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tfcluster.rundir import tail as tail_module
+from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.tail import (
     CHUNK,
     LogSource,
@@ -22,6 +23,7 @@ from tfcluster.rundir.tail import (
     latest_states,
     tail_offset,
 )
+from tfcluster.ui.lines import read_end
 
 
 def read(source: LogSource) -> bytes:
@@ -267,3 +269,15 @@ def test_lines_longer_than_a_chunk_are_read_like_short_ones(
     if whole and not whole.endswith(b"\n"):
         whole += b"\n"
     assert latest_states(got) == latest_states(whole)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_pipe_or_a_device_is_an_empty_log(tmp_path: Path, kind: str) -> None:
+    log = tmp_path / "worker-0.log"
+    os.mkfifo(log) if kind == "pipe" else log.symlink_to("/dev/zero")
+
+    source = LogSource(log)
+
+    assert (read(source), list(source.lines()), source.partial()) == (b"", [], b"")
+    assert (end_of_lines(log), tail_offset(log, 5), read_end(log, within=100)) == (0, 0, [])
+    assert LogTimes(log).find(1.0) is None

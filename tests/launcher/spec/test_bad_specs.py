@@ -55,6 +55,26 @@ MARKED = {
         "the key 'cluster' is written twice",
         "keep one",
     ),
+    "an interface with spaces": (
+        f'{{{TWO}, {JOB}, "runtime": {{"interface": §"ib 0"}}}}',
+        "'ib 0' is not the name of an interface",
+        '"10.20.0.0/16"',
+    ),
+    "half a subnet": (
+        f'{{{TWO}, {JOB}, "runtime": {{"interface": §"10.20/16"}}}}',
+        "is not a subnet",
+        '"{node}-ib"',
+    ),
+    "no pattern of names": (
+        f'{{{TWO}, {JOB}, "runtime": {{"interface": §"{{node}}_"}}}}',
+        "is not a pattern of host names",
+        '"ib0"',
+    ),
+    "ports that are no range": (
+        f'{{{TWO}, {JOB}, "runtime": {{"ports": §"63000-60001"}}}}',
+        "is not a range of ports",
+        '"60001-63000"',
+    ),
     "several workers on a TPU": (
         f'{{{TWO}, {JOB}, "strategy": {{"name": §"tpu"}}}}',
         "tpu runs with one worker only",

@@ -131,6 +131,14 @@ def test_the_spec_in_the_working_directory_is_the_default(
     assert loaded.set_paths == {"supervision.grace_s"}
 
 
+@pytest.mark.parametrize("network", ["ib0", "eth0:1", "10.20.0.0/16", "fd00::/8", "{node}-ib"])
+def test_a_network_and_a_range_of_ports_can_be_chosen(network: str, tmp_path: Path) -> None:
+    runtime = spec_of(
+        {**LEAST, "runtime": {"interface": network, "ports": "60001-63000"}}, tmp_path
+    ).runtime
+    assert (runtime.interface, runtime.port_range) == (network, (60001, 63000))
+
+
 def test_a_spec_may_come_through_a_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.write(write, json.dumps(LEAST).encode())

@@ -173,6 +173,61 @@ def test_a_run_with_a_late_independent_worker_fails() -> None:
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "unfinished")
 
 
+# -- nodes that are lost
+
+FINISHED = ("worker:0", "worker:1", "evaluator:0")
+
+
+def finishing(*tasks: str, lost: str = "worker:1") -> Replay:
+    """Return a replay in which the chief has ended, and `lost` runs on the node `far`."""
+    plan = plan_of(*(tasks or FINISHED))
+    placed = tuple(replace(t, node="far" if str(t.id) == lost else t.node) for t in plan.tasks)
+    nodes = (*plan.nodes, replace(plan.nodes[0], name="far"))
+    replay = Replay(replace(plan, nodes=nodes, tasks=placed))
+    for task in ("worker:0", "worker:1"):
+        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "progress", step=9, total_steps=9)
+    return replay.exits("worker:0")
+
+
+def lose(replay: Replay) -> Replay:
+    replay.supervisor.node_lost("far", "its agent does not answer", replay.now)
+    replay._take()
+    return replay
+
+
+@pytest.mark.parametrize("lost", ["worker:1", "evaluator:0"])
+def test_a_node_that_is_lost_after_the_chief_has_finished_is_only_a_warning(lost: str) -> None:
+    replay = lose(finishing(lost=lost))
+    assert replay.stopped() == []
+    replay.exits("evaluator:0" if lost == "worker:1" else "worker:1")
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    assert warnings(replay) == [
+        f"{lost} failed once the chief had succeeded: its agent does not answer"
+    ]
+
+
+def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning() -> None:
+    replay = finishing("worker:0", "worker:1")
+    replay.stacks["worker:1"] = None
+    replay.after(60 + 6 + 1)
+    assert replay.stopped() == ["worker:1"]
+    replay.after(30)
+    assert replay.outcome() == (Status.SUCCEEDED, 0)
+    assert warnings(replay)[-1] == (
+        "worker:1 failed once the chief had succeeded: its agent does not answer"
+    )
+
+
+def test_a_lost_node_whose_worker_works_independently_still_fails_the_run() -> None:
+    replay = replay_of(*PARAMETER_SERVER, max_restarts=0).says("worker:0", "progress", step=7)
+    replay.exits("chief:0").exits("worker:1")
+    replay.supervisor.node_lost("local", "killed", replay.now)
+    replay._take()
+    replay.gather()
+    assert replay.outcome() == (Status.FAILED, 3)
+
+
 # -- evaluators
 
 EVALUATED = ("chief:0", "evaluator:0")

@@ -151,9 +151,10 @@ class World:
 
     def _reconnect(self) -> None:
         for node in sorted(self.lost - self.gone):
-            if not self.is_calm and self.random.random() < 0.2:
-                self.gone.add(node)
-                self.supervisor.node_gone(node, "no route", self.now)
+            if not self.is_calm and self.random.random() < 0.3:
+                self.supervisor.node_unreached(node, "no route", self.now)
+                if node in self.supervisor.gone:
+                    self.gone.add(node)
                 self.obey()
             else:
                 self._bring_back(node)
@@ -381,9 +382,11 @@ class World:
                 cut = [t.id for t in trainers if self.stopped_at_work.get(str(t.id))]
                 assert not cut or self.plan.kind == "tuner", f"stopped at work: {cut}"
         restarts = [e for e in self.events if isinstance(e, ev.Restarting)]
-        for unit, count in Counter(e.task for e in restarts if not e.members).items():
-            last = next(e for e in reversed(restarts) if e.task == unit)
-            assert count <= last.of - 1, f"{unit}: {count} restarts of {last.of} attempts"
+        counted = Counter(e.task for e in restarts if e.counts is not False)
+        for unit, count in counted.items():
+            most = self.plan.supervision.max_restarts
+            assert count <= most, f"{unit}: {count} restarts, but max_restarts is {most}"
+        assert all(e.attempt <= e.of for e in restarts)
         absent = self.supervisor.membership.absent
         assert self.failed_for_good <= {t for t, why in absent.items() if why is Absence.FAILED}
         self.failed_for_good = {t for t, why in absent.items() if why is Absence.FAILED}

@@ -19,7 +19,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.reactions import EVALUATOR_S, STACKS_S
+from tfcluster.supervision.reactions import AFTER_SUSPENSION_S, EVALUATOR_S, STACKS_S
 from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
 from tfcluster.supervision.supervisor import Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
@@ -125,6 +125,26 @@ def test_a_frozen_task_that_resumes_in_time_is_not_stopped() -> None:
     replay.supervisor.thawed("worker:1", 1)
     replay.after(60)
     assert replay.stopped() == []
+
+
+def test_a_suspension_is_the_cause_if_the_tasks_lose_each_other_after_it() -> None:
+    replay = replay_of().after(5)
+    replay.supervisor.suspended(95.0, replay.now)
+    replay.after(2).exits("worker:1", 1, last=COLLATERAL).exits("worker:0", 1, last=COLLATERAL)
+    replay.gather()
+    assert replay.last(ev.Suspended).seconds == 95.0
+    assert replay.cause()["kind"] == "suspended"
+    assert "the run was suspended for 95 s" in replay.cause()["reason"]
+    again = replay.last(ev.Restarting)
+    assert (again.attempt, again.of, again.counts) == (2, 5, False)
+
+
+def test_a_suspension_long_ago_explains_nothing() -> None:
+    replay = replay_of()
+    replay.supervisor.suspended(95.0, replay.now)
+    replay.after(AFTER_SUSPENSION_S + 1).exits("worker:1", 1, last=COLLATERAL)
+    replay.exits("worker:0", 1, last=COLLATERAL).gather()
+    assert replay.cause()["kind"] == "collateral"
 
 
 def test_a_frozen_task_is_the_cause_once_the_others_fail() -> None:
@@ -273,10 +293,13 @@ def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     assert replay.supervisor.next_attempt is not None
 
     replay = replay_of(max_restarts=0)
+    replay.supervisor.run_id = "demo-1"
     replay.supervisor.node_lost("local", "its agent went away", replay.now)
     replay._take()
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
+    assert replay.supervisor.outcome is not None
+    assert "`tfcluster up --resume demo-1`" in str(replay.supervisor.outcome.error)
 
 
 def leave(replay: Replay, node: str, why: str = "") -> Replay:

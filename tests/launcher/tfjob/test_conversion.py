@@ -37,6 +37,14 @@ def imported(manifest: Json) -> tuple[Json, dict[str, str]]:
     return spec, {note.place: f"{note.kind}: {note.message}" for note in notes}
 
 
+def bomb(first: str, level: str) -> str:
+    """Return a few hundred bytes of YAML that hold hundreds of millions of values."""
+    lines = [f"l0: &l0 {first}"]
+    for number in range(1, 9):
+        lines.append(f"l{number}: &l{number} " + level.format(", ".join([f"*l{number - 1}"] * 9)))
+    return "\n".join(lines)
+
+
 WORKER = "spec.tfReplicaSpecs.Worker"
 POD = f"{WORKER}.template.spec"
 
@@ -249,8 +257,21 @@ def test_fields_of_v1beta1_are_read_where_it_has_them() -> None:
         ("kind: TFJob\n---\nkind: Service", "has 2 documents: TFJob, Service"),
         ("{kind: TFJob, apiVersion: kubeflow.org/v1, spec: {}}", "there are no replicas"),
         ("{kind: TFJob, apiVersion: kubeflow.org/v1, spec: 3}", "spec is 3, not an object"),
+        (
+            "kind: TFJob\nkind: Job",
+            r"job.yaml:2:1: not valid YAML: the key 'kind' is written twice",
+        ),
+        (bomb("[x]", "[{}]"), "more than 100,000 values"),
+        (bomb("{x: 1}", "{{<<: [{}]}}"), "more than 100,000 values"),
     ],
 )
 def test_anything_but_one_tfjob_is_refused(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         convert(text, "job.yaml")
+
+
+def test_merged_keys_may_be_overridden_in_several_places() -> None:
+    manifest = yaml.safe_dump(tfjob({"Worker": replica()}))
+    shared = "x-a: &a {one: 1}\nx-b: &b {<<: *a, one: 2}\nx-c: {<<: *b, one: 3}\nx-d: {<<: *b}\n"
+    spec, _ = convert(shared + manifest, "tfjob.yaml")
+    assert spec["cluster"] == {"worker": 2}

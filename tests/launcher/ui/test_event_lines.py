@@ -117,6 +117,7 @@ from tfcluster.ui.event_lines import format_event
             "no step for 1 min 01 s (stall_deadline_s is 1 min 00 s): no task reports anything"
             " (the stacks are in the logs)",
         ),
+        (ev.Suspended(seconds=95), "the run goes on, after 1 min 35 s in which it was suspended"),
         (ev.StallEnded(silent_s=75), "the run goes on, after 1 min 15 s without a step"),
         (
             ev.TaskFrozen(task="worker:1", attempt=1, signal=19),

@@ -120,7 +120,7 @@ def test_without_inotify_lines_are_still_shown(
         shown += capfd.readouterr().out
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert view.finish(timeout_s=10)
+    assert view.finish(timeout_s=60)
 
 
 def test_a_quiet_run_is_not_polled(
@@ -144,4 +144,4 @@ def test_a_quiet_run_is_not_polled(
     write_log("worker:0", b"another\n")
     while len(rounds) == before:
         time.sleep(0.01)
-    assert view.finish(timeout_s=10)
+    assert view.finish(timeout_s=60)

@@ -296,7 +296,8 @@ def test_merging_costs_little_more_than_copying_in_constant_memory(
     )
     assert merging.stdout.count(b"\n") == 800_000
     seconds, grown = merging.stderr.split()
-    assert float(seconds) < 1.0  # includes the start of Python; measured: 0.2 s
+    # Processor time, with the start of Python: 0.2 s alone, twice that on a busy machine.
+    assert float(seconds) < 3.0
     assert int(grown) * (1 if sys.platform == "darwin" else 1024) < 16_000_000
 
 

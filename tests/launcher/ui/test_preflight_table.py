@@ -40,6 +40,20 @@ def test_a_pipe_gets_values_with_marks_and_the_fixes_below() -> None:
     )
 
 
+def test_the_interface_of_the_tasks_comes_first() -> None:
+    found = [
+        ("lo", "127.0.0.1", False),
+        ("eth0", "10.0.0.1", False),
+        ("eth0", "10.0.0.9", False),
+        ("ib0", "10.20.0.1", True),
+        *((f"veth{number}", f"172.17.0.{number}", False) for number in range(5)),
+    ]
+    report = PreflightReport(("10.0.0.1",), (replace(A, interfaces=found),), ())
+    printed = str(format_report(report, width=None, colours=False))
+    row = "interfaces  ib0 10.20.0.1 (tasks), eth0 10.0.0.1, veth0 172.17.0.0, veth1 172.17.0.1"
+    assert f"{row} and 3 more" in printed
+
+
 def test_the_page_about_hosts_shows_such_a_table() -> None:
     ours = replace(A, packages={"tensorflow": "2.21.0"}, peers=2)
     answers = (ours, replace(B, peers=2), replace(ours, node="10.0.0.3"))
@@ -50,7 +64,8 @@ def test_the_page_about_hosts_shows_such_a_table() -> None:
     cut = [
         Finding(
             *(node, "peers", f"cannot connect to worker:2 ({peer}:2222): timed out"),
-            "open that port between the two (firewall, security group), or write another port",
+            "open that port between the two (firewall, security group), or write one that is open"
+            " (runtime.ports: a range)",
         )
         for node, peer in (("10.0.0.1", "10.0.0.3"), ("10.0.0.3", "10.0.0.1"))
     ]

@@ -75,6 +75,30 @@ def test_a_listing_may_hold_a_name_that_is_not_utf_8_and_a_time_before_1970() ->
     read_report({"type": "scanned", "id": 1, "entries": [["a\udc80", 1, -5]]})
 
 
+@pytest.mark.parametrize("cache", ["", ".cache", "~/.cache", "/a\nb", "/a\x1b[2J", "/a\x9bb"])
+def test_the_folder_of_a_node_is_an_absolute_path_that_can_be_printed(cache: str) -> None:
+    """It is part of the commands that a user is asked to paste."""
+    with pytest.raises(ProtocolError, match="whose cache is"):
+        read_report({**WELCOME, "cache": cache})
+
+
+@pytest.mark.parametrize(
+    ("load", "is_valid"),
+    [
+        ("tf.train.Checkpoint(model=model, opt=opt).restore({path}).expect_partial()", True),
+        ("tf.train.Checkpoint(model).restore({path}).expect_partial()", True),
+        ("tf_keras.models.load_model({path})", True),
+        ("model.load_weights({path})", True),
+        ("model.load_weights({path}); import os", False),
+        ("__import__('os').system('id')", False),
+        ("tf.train.Checkpoint(a=print()).restore({path})", False),
+    ],
+)
+def test_the_python_that_a_user_pastes_is_only_a_call_that_loads(load: str, is_valid: bool) -> None:
+    saved = msg.Saved.read({**TASK, "path": "ckpt-1", "load": load})
+    assert saved.load == (load if is_valid else None)
+
+
 @pytest.mark.parametrize("kind", kinds_of(msg.Report), ids=lambda kind: kind.type)
 def test_a_missing_field_is_an_error_that_names_it(kind: type[msg.Report]) -> None:
     whole = sample(kind)

@@ -1,4 +1,4 @@
-"""Serves one connection to a pod's seat (`pod_seat`): a process whose streams travel over it.
+"""One connection to a pod's seat (`pod_seat`): its sign-in, and the process at its other end.
 
 The server sends a nonce of 32 bytes. The client answers with HMAC-SHA256(token, nonce + "client")
 and its own nonce, the server with HMAC-SHA256(token, that nonce + "server"). The client then sends
@@ -17,6 +17,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 
 STDIN, STDOUT, STDERR, EXIT = b"0123"
 """The kinds of frames. An empty frame of stdin is its end; EXIT has a decimal number, which is
@@ -25,27 +26,54 @@ HEADER = struct.Struct("!BI")
 NONCE_BYTES = 32
 NOT_FOUND = 127
 """The exit code of a program that cannot be started."""
+SIGN_IN_S = 10
 _CHUNK = 1 << 18
 _LONGEST_ORDER = 1 << 20
-_SIGN_IN_S = 10
 
 
-def serve(connection: socket.socket, token_file: str, note: int) -> None:
-    """Serve one connection, in a process of its own, which ends if the sign-in takes too long.
+class SignIn:
+    """A connection whose caller has not proven yet that it has the run's token.
 
-    Raises OSError, ValueError.
+    It never blocks, and costs the seat a socket and 96 bytes. A process would cost a megabyte of
+    the memory of the pod, which any other pod that reaches the port could use up.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Send the nonce. Raises OSError."""
+        self.connection = connection
+        self.ends_at = time.monotonic() + SIGN_IN_S
+        self._nonce, self._received = os.urandom(NONCE_BYTES), b""
+        connection.setblocking(False)
+        connection.send(self._nonce)
+
+    def is_proven(self, token_file: str) -> bool:
+        """Read what has come, and answer a proof; return whether that was one.
+
+        Raises OSError, and ValueError for a wrong proof.
+        """
+        data = self.connection.recv(2 * NONCE_BYTES - len(self._received))
+        if not data:
+            raise ConnectionError("the client closed it")
+        self._received += data
+        if len(self._received) < 2 * NONCE_BYTES:
+            return False
+        proof, client_nonce = self._received[:NONCE_BYTES], self._received[NONCE_BYTES:]
+        with open(token_file, "rb") as file:
+            token = file.read().strip()
+        if not hmac.compare_digest(proof, sign(token, self._nonce, b"client")):
+            raise ValueError("it does not have the run's token")
+        self.connection.send(sign(token, client_nonce, b"server"))
+        self.connection.setblocking(True)
+        return True
+
+
+def serve(connection: socket.socket, note: int) -> None:
+    """Serve a connection that has signed in, in a process of its own. Raises OSError, ValueError.
+
+    The process ends if the order takes too long.
     """
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_SIGN_IN_S)
-    with open(token_file, "rb") as file:
-        token = file.read().strip()
-    nonce = os.urandom(NONCE_BYTES)
-    connection.sendall(nonce)
-    proof = _read_exactly(connection, NONCE_BYTES)
-    client_nonce = _read_exactly(connection, NONCE_BYTES)
-    if not hmac.compare_digest(proof, sign(token, nonce, b"client")):
-        raise ValueError("it does not have the run's token")
-    connection.sendall(sign(token, client_nonce, b"server"))
+    signal.alarm(SIGN_IN_S)
     order = json.loads(_read_line(connection))
     if order.get("done"):
         os.write(note, b"d")

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 
-from tfcluster.agent.containers.pod_connection import exit_code, serve, start, wake_on
+from tfcluster.agent.containers.pod_connection import SignIn, exit_code, serve, start, wake_on
 from tfcluster.agent.containers.pod_early import early_socket, fork_agent
 
 TYPE_CHECKING = False
@@ -30,7 +30,9 @@ PORT = 7077
 IDLE_S = 1800.0
 NOBODY_CAME = 75
 """The exit code of this program without any connection (EX_TEMPFAIL of sysexits.h)."""
-_MOST_CONNECTIONS = 256
+MOST_CONNECTIONS = 256
+MOST_UNPROVEN = 8
+"""The connections without the token at any time; another one closes the oldest."""
 _SUBREAPER = 36
 _LATE_POLL_S = 1.0
 
@@ -62,6 +64,9 @@ class Seat:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._handlers: set[int] = set()
+        """The processes of connections that have signed in."""
+        self._unproven: dict[int, SignIn] = {}
+        """Descriptor → a connection that has not signed in yet, the oldest first."""
         self._code: int | None = None
         """The exit code to be: that of the program, or of the first process that failed."""
         self._adopted_any = self._is_terminated = self._is_done = False
@@ -83,10 +88,9 @@ class Seat:
     def run(self) -> int:
         """Serve; return the exit code."""
         while True:
-            left = None if self._deadline is None else self._deadline - time.monotonic()
-            left = _LATE_POLL_S if left is not None and left <= 0 else left
-            watched = [self._signals, self._notes, self._listener.fileno()]
-            ready, _, _ = select.select(watched, [], [], left)
+            watched = [self._signals, self._notes, self._listener.fileno(), *self._unproven]
+            ready, _, _ = select.select(watched, [], [], self._wait_s())
+            self._sign_in(ready)
             if self._listener.fileno() in ready:
                 self._accept()
             if self._notes in ready:
@@ -97,11 +101,40 @@ class Seat:
             if code is not None:
                 return code
 
+    def _wait_s(self) -> float | None:
+        """Return the time until something is to be done although nothing happens."""
+        now, waits_s = time.monotonic(), []
+        if self._deadline is not None:
+            left_s = self._deadline - now
+            waits_s.append(left_s if left_s > 0 else _LATE_POLL_S)
+        waits_s += [max(0.0, each.ends_at - now) for each in self._unproven.values()]
+        return min(waits_s, default=None)
+
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
-            with connection:
-                if len(self._handlers) < _MOST_CONNECTIONS:
+            try:
+                self._unproven[connection.fileno()] = SignIn(connection)
+            except OSError:
+                connection.close()
+            if len(self._unproven) > MOST_UNPROVEN:
+                self._unproven.pop(next(iter(self._unproven))).connection.close()
+
+    def _sign_in(self, ready: list[int]) -> None:
+        """Serve the connections that have proven to have the token; end those that are late."""
+        now = time.monotonic()
+        for descriptor, caller in [*self._unproven.items()]:
+            is_proven = False
+            try:
+                if descriptor in ready:
+                    is_proven = caller.is_proven(self._options.token)
+                if not is_proven and now < caller.ends_at:
+                    continue
+            except (OSError, ValueError) as error:
+                sys.stderr.write(f"connection ended: {error!r}\n")
+            del self._unproven[descriptor]
+            with caller.connection as connection:
+                if is_proven and len(self._handlers) < MOST_CONNECTIONS:
                     self._handlers.add(self._fork_handler(connection))
 
     def _fork_handler(self, connection: socket.socket) -> int:
@@ -111,9 +144,9 @@ class Seat:
         code = 1
         try:
             self._listener.close()
-            for descriptor in (self._signals, self._notes):
+            for descriptor in (self._signals, self._notes, *self._unproven):
                 os.close(descriptor)
-            serve(connection, self._options.token, self._note)
+            serve(connection, self._note)
             code = 0
         except (OSError, ValueError) as error:
             sys.stderr.write(f"connection ended: {error!r}\n")

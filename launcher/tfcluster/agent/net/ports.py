@@ -16,6 +16,7 @@ import glob
 import json
 import os
 import socket
+from collections.abc import Iterable, Sequence
 
 from tfcluster.agent import Any
 from tfcluster.agent import catalogue as msg
@@ -24,6 +25,8 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.private_folders import make_private
 from tfcluster.agent.processes import IS_LINUX, command_line, first_environment
 
+_DRAWS = 100
+"""Ports that are drawn at most for a task: another run may keep one that it does not use now."""
 _Held = tuple[int, socket.socket, int]
 """The port, the socket bound to it, and the descriptor that holds its lock file."""
 
@@ -48,19 +51,22 @@ class PortHolder:
         self._folder, self._identity, self._recorder = folder, identity, recorder
         self._held: dict[str, _Held] = {}
 
-    def hold(self, requested: list[msg.PortRequest]) -> dict[str, int]:
+    def hold(
+        self, requested: list[msg.PortRequest], *, among: Sequence[int] = ()
+    ) -> dict[str, int]:
         """Hold a port for each of `requested`; return task → port.
 
-        Port 0 means: choose one. The tasks' earlier ports are released; a chosen port is never the
-        earlier one, to which processes of the last attempt may still connect. Raises PortInUse,
-        and then none of these tasks holds a port.
+        Port 0 means: choose one, from the first to the last port of `among` if it has any. The
+        tasks' earlier ports are released; a chosen port is never the earlier one, to which
+        processes of the last attempt may still connect. Raises PortInUse, and then none of these
+        tasks holds a port.
         """
         names = [entry.task for entry in requested]
         self.release([entry.task for entry in requested if entry.port])
         previous = [self._held.pop(name) for name in names if name in self._held]
         try:
             for entry in requested:
-                self._hold_one(entry)
+                self._hold_one(entry, _candidates(entry.port, among))
         except BaseException:
             self.release(names)
             raise
@@ -69,21 +75,31 @@ class PortHolder:
                 self._give_back(held)
         return {name: self._held[name][0] for name in names}
 
-    def _hold_one(self, requested: msg.PortRequest) -> None:
-        bound = _bind_exclusively(requested.port)
-        if bound is None:
-            raise self._in_use(requested, requested.port)
-        port = bound.getsockname()[1]
-        lock = self._lock(port)
-        if lock is None:
-            bound.close()
-            raise self._in_use(requested, port)
-        if IS_LINUX:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        else:
-            bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
-        self._held[requested.task] = (port, bound, lock)
+    def _hold_one(self, requested: msg.PortRequest, candidates: Iterable[int]) -> None:
+        """Hold the first free port of `candidates`; 0 is any that the kernel chooses."""
+        port = requested.port
+        with contextlib.ExitStack() as refused:
+            for candidate in candidates:
+                bound = _bind_exclusively(candidate)
+                if bound is None:
+                    continue
+                chosen = bound.getsockname()[1]
+                lock = self._lock(chosen)
+                if lock is None:
+                    if candidate:
+                        bound.close()
+                    else:
+                        refused.enter_context(bound)  # the kernel must choose another one
+                        port = chosen
+                    continue
+                if IS_LINUX:
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+                    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                else:
+                    bound.close()  # elsewhere SO_REUSEPORT set late does not admit a second bind
+                self._held[requested.task] = (chosen, bound, lock)
+                return
+        raise self._in_use(requested, port)
 
     def _in_use(self, requested: msg.PortRequest, port: int) -> PortInUse:
         holder = find_holder(port, self._folder)
@@ -141,6 +157,17 @@ def remove_left(folder: str, run_id: str, node: str) -> None:
             record = parse_json_object(file.read())
             if (record.get("run_id"), record.get("node")) == (run_id, node):
                 os.unlink(path)
+
+
+def _candidates(port: int, among: Sequence[int]) -> Iterable[int]:
+    """Return the ports to try: the requested one, or all of `among` from a random one on."""
+    if port:
+        return [port]
+    if not among:
+        return [0] * _DRAWS
+    first, last = among
+    start = first + int.from_bytes(os.urandom(4), "big") % (last - first + 1)
+    return [*range(start, last + 1), *range(first, start)]
 
 
 def _lock_file(folder: str, port: int) -> str:

@@ -16,8 +16,12 @@ from tfcluster.agent import Any, budgets, fencing, protocol
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.guard import Recorder, file_identity
 from tfcluster.agent.net.listener import ENOUGH_QUEUED, Connection, is_own_user, listen
+from tfcluster.agent.stop_clock import StopClock
 
 PING_S = 2.0
+PROOF_S = 15.0
+"""The longest time in which a coordinator must answer an agent that was stopped for longer than its
+lease: all nodes of a suspended run do not go on in the same moment."""
 FIRST_HELLO_S = 10.0
 FLUSH_S = 1.0
 
@@ -49,6 +53,12 @@ class CoordinatorLink:
         """The connections without a hello, the oldest first."""
         self._lease_s: float | None = config["lease_s"]
         self._last_heard = time.monotonic()
+        self._clock, self._stopped_s = StopClock(), 0.0
+        """The time since then in which the agent itself was stopped."""
+        self._proof: int | None = None
+        """The number of the report whose acknowledgement proves that the coordinator still has this
+        agent; None unless the agent was stopped for longer than its lease."""
+        self._proof_by = 0.0
         self._was_welcomed = False
         self._next_ping = 0.0
         self.is_over = False
@@ -59,6 +69,15 @@ class CoordinatorLink:
     def has_lease(self) -> bool:
         """True if the coordinator may reconnect."""
         return self._lease_s is not None
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True while others may rely on the end of the tasks, which therefore must not run."""
+        return self._proof is not None
+
+    def note_turn(self, waited_s: float | None = 0.0) -> None:
+        """Note that the agent runs, after a wait of at most `waited_s` (None: any)."""
+        self._stopped_s += self._clock.take_stop(waited_s)
 
     @property
     def backlog(self) -> int:
@@ -103,7 +122,8 @@ class CoordinatorLink:
 
     def _coordinator_deadline(self) -> float | None:
         if self._lease_s is not None and self._was_welcomed:
-            return min(self._last_heard + self._lease_s, self._next_ping)
+            lease_ends = self._last_heard + self._lease_s
+            return min(self._proof_by if self.is_in_doubt else lease_ends, self._next_ping)
         return self._last_heard + FIRST_HELLO_S if self._connection is None else None
 
     def on_time(self, now: float) -> None:
@@ -112,12 +132,11 @@ class CoordinatorLink:
         deadline = self._coordinator_deadline()
         if deadline is None or now < deadline:
             return
-        patience_s = FIRST_HELLO_S
-        if self._lease_s is not None and self._was_welcomed:
-            patience_s = self._lease_s
-        if now >= self._last_heard + patience_s:
-            self.is_over = True
-        elif now >= self._next_ping:
+        if self._lease_s is None or not self._was_welcomed:
+            self.is_over |= now >= self._last_heard + FIRST_HELLO_S
+        else:
+            self._check_lease()
+        if not self.is_over and now >= self._next_ping:
             self._next_ping = now + PING_S
             self._listen_again()
             self.queue(protocol.frame(protocol.PING))
@@ -193,6 +212,7 @@ class CoordinatorLink:
                 self._take_file(*protocol.read_data(payload))
             elif kind == protocol.ACK and connection.is_welcomed:
                 self._session.acknowledged(protocol.read_number(payload))
+                self._take_proof()
             elif kind == protocol.PING and connection.is_welcomed and self._lease_s is None:
                 self.queue(protocol.frame(protocol.PING))
             if connection.is_welcomed:
@@ -204,11 +224,38 @@ class CoordinatorLink:
         An agent that was stopped may read old frames after its lease has expired, when others
         already rely on its tasks having ended.
         """
+        if self._lease_s is None or self._check_lease():
+            self._last_heard, self._stopped_s = time.monotonic(), 0.0
+
+    def _check_lease(self) -> bool:
+        """Return whether the lease holds; if not, end, or first ask a coordinator that may have
+        been stopped as well.
+
+        Only the time in which the agent itself ran counts: a scheduler suspends all of a run. But
+        a coordinator that ran meanwhile has given up the agent, and does not answer.
+        """
+        assert self._lease_s is not None
         now = time.monotonic()
-        if self._lease_s is not None and now >= self._last_heard + self._lease_s:
-            self.is_over = True
+        self.note_turn()
+        if self.is_in_doubt:
+            self.is_over |= now >= self._proof_by
+        elif now >= self._last_heard + self._lease_s:
+            has_run_out = now >= self._last_heard + self._lease_s + self._stopped_s
+            if has_run_out or self._connection is None:
+                self.is_over = True
+            else:
+                self.send(msg.WasStopped(seconds=round(self._stopped_s, 1)))
+                self._proof = self._session.last_sent
+                self._proof_by = now + min(PROOF_S, self._lease_s)
         else:
-            self._last_heard = now
+            return True
+        return False
+
+    def _take_proof(self) -> None:
+        """End the doubt if the coordinator has acknowledged the report that asked for it."""
+        if self._proof is not None and not self._session.waits_for(self._proof):
+            self._proof = None
+            self._last_heard, self._stopped_s = time.monotonic(), 0.0
 
     def _on_hello(self, connection: Connection, hello: msg.Hello) -> None:
         reason = self._refusal_reason(hello)
@@ -257,7 +304,7 @@ class CoordinatorLink:
         self._lose(connection)
 
     def _lose(self, connection: Connection) -> None:
-        is_last = self._lease_s is None or self._config.get("is_tied")
+        is_last = self._lease_s is None or self.is_in_doubt or self._config.get("is_tied")
         if connection is self._connection and is_last and not self.is_over:
             # Maybe only its sending half is closed: the last exits are still written to it.
             self._unwatch(connection)

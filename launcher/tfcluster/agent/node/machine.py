@@ -57,8 +57,9 @@ _SMALL_FILE = b"\0" * 65536
 def facts(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return all facts about this machine.
 
-    `order` has ``folder``, whose disk is measured, ``folders`` that have to be writable, and
-    ``script``, which is hashed if it exists.
+    `order` has ``folder``, whose disk is measured, ``folders`` that have to be writable,
+    ``shared`` paths that have to be there, ``script``, which is hashed if it exists, and ``mine``,
+    the tasks with their ``host``.
     """
     names, trouble = gpus()
     return {
@@ -73,10 +74,12 @@ def facts(order: Mapping[str, Any]) -> dict[str, Any]:
         "visible_gpus": visible_gpus(os.environ.get("CUDA_VISIBLE_DEVICES", "")),
         "named": [name for name in SHARED_OUT if name in os.environ],
         "free_bytes": free_bytes(order["folder"]),
+        "interfaces": interfaces([mine["host"] for mine in order.get("mine", ())]),
         "shm_bytes": free_bytes("/dev/shm") if os.path.isdir("/dev/shm") else None,
         "port_range": port_range(),
         "proxies": proxies(os.environ),
         "unwritable": unwritable(order.get("folders", ())),
+        "absent": [path for path in order.get("shared", ()) if not os.path.exists(path)],
         "script_sha256": sha256(order.get("script")),
     }
 
@@ -115,10 +118,20 @@ def gpus() -> tuple[list[str], str]:
     return [], f"nvidia-smi failed: {output[:200] or f'exit code {code}'}"
 
 
-def visible_gpus(text: str) -> list[int]:
-    """Return the indexes in a CUDA_VISIBLE_DEVICES; [] for one with other names, such as UUIDs."""
-    words = text.replace(" ", "").split(",")
-    return list(map(int, words)) if all(word.isdecimal() for word in words) else []
+def visible_gpus(text: str) -> list[int | str]:
+    """Return the GPUs of a CUDA_VISIBLE_DEVICES: indexes, and names (``GPU-…``, ``MIG-…``).
+
+    The first word that is neither ends the list, as in CUDA: ``-1``, Slurm's ``NoDevFiles``.
+    """
+    found: list[int | str] = []
+    for word in map(str.strip, text.split(",")):
+        if word.isascii() and word.isdecimal():
+            found.append(int(word))
+        elif word.startswith(("GPU-", "MIG-")):
+            found.append(word)
+        else:
+            break
+    return found
 
 
 def query_driver(field: str, path: str | None) -> tuple[int, list[str], str]:
@@ -188,6 +201,20 @@ def unwritable(folders: Sequence[str]) -> list[tuple[str, str]]:
         except OSError as error:
             found.append((folder, reason_of(error)))
     return found
+
+
+def interfaces(hosts: Sequence[str]) -> list[tuple[str, str, bool]]:
+    """Return (interface, address, whether one of `hosts` is that address); [] if not listed."""
+    from tfcluster.agent.net.interfaces import find_interfaces
+
+    used = set()
+    for host in dict.fromkeys(hosts):
+        with contextlib.suppress(OSError):
+            used |= {str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), 0)}
+    try:
+        return [(name, address, address in used) for name, address in find_interfaces()]
+    except (OSError, AttributeError):  # a libc without getifaddrs
+        return []
 
 
 def sha256(path: str | None) -> str | None:

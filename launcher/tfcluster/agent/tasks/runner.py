@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import select
 import selectors
 import signal
 import socket
@@ -18,7 +20,7 @@ from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import replace
 from tfcluster.agent.net.session import CoordinatorLink
 from tfcluster.agent.node.limits import OomDetector
-from tfcluster.agent.processes import catches, kill_descendants
+from tfcluster.agent.processes import catches, kill_descendants, signal_group
 from tfcluster.agent.tasks import stacks, stray_processes
 from tfcluster.agent.tasks.children import Child, ChildSocket, belongs_to, find_unhooked
 from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
@@ -80,6 +82,7 @@ class TaskRunner:
         """Task → the marks of its last attempt's processes (`stray_processes.marks`)."""
         self._gang_started = 0
         """The start time of the gang's first task; 0: only `prepare` has run."""
+        self._is_held = False
         self.other_children: set[int] = set()
         """The agent's children that are neither tasks nor started by tasks."""
 
@@ -88,7 +91,7 @@ class TaskRunner:
         if order.attempt > 0 and self._host_spawner is not None:
             self._host_spawner.close()
         self._end_leftovers([task.task for task in order.tasks])
-        forked = [self._fork(task, order.attempt) for task in order.tasks]
+        forked = [self._fork(task, order) for task in order.tasks]
         for task in filter(None, forked):
             self._confirm(task)
 
@@ -107,12 +110,16 @@ class TaskRunner:
             if stuck:
                 self.link.send(msg.Unkillable(pids=stuck))
 
-    def _fork(self, order: msg.TaskOrder, attempt: int) -> Task | None:
+    def _fork(self, order: msg.TaskOrder, start: msg.Start) -> Task | None:
+        attempt = start.attempt
         try:
             if order.task in self._tasks:
                 raise StartError("it is still running")
             if attempt > 0:
                 env = {**order.env, EVENTS_SOCKET: self._children.open()}
+                if order.place is not None:
+                    cluster = {**start.cluster, **order.place["cluster"]}
+                    env["TF_CONFIG"] = json.dumps({**order.place, "cluster": cluster})
                 order = replace(order, env=env)
             task = Task(order, attempt, self._choose_fork(order, attempt))
         except (OSError, StartError) as error:
@@ -159,6 +166,15 @@ class TaskRunner:
                 task.killed_by_order = task.killed_by_order or order.signal == signal.SIGKILL
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.pid, order.signal)
+
+    def hold(self, is_held: bool) -> None:
+        """Stop all tasks, or let them go on, if they are not in that state already."""
+        if is_held == self._is_held:
+            return
+        self._is_held, number = is_held, signal.SIGSTOP if is_held else signal.SIGCONT
+        for task in self._tasks.values():
+            if task.usage is None:
+                signal_group(task.pid, task.start_time, number)
 
     def take_stacks(self, order: msg.TakeStacks) -> None:
         """Have tasks write their stacks, and report these once they are in the logs."""
@@ -257,7 +273,9 @@ class TaskRunner:
                     last_step.take(fd)
                 continue
             if not raw:
-                return False
+                if _has_ended(source):
+                    return False
+                continue  # an empty packet
             if self._has_room(task, raw):
                 with contextlib.suppress(ValueError):
                     event = parse_json_object(raw)
@@ -488,6 +506,13 @@ class TaskRunner:
     def _unwatch(self, source: socket.socket) -> None:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(source)
+
+
+def _has_ended(source: socket.socket) -> bool:
+    """Return whether nothing will follow what was read: an empty packet is no end."""
+    poll = select.poll()
+    poll.register(source, 0)
+    return bool(poll.poll(0))  # POLLHUP or an error, which are always reported
 
 
 def _is_new(task: Task) -> bool:

@@ -9,19 +9,21 @@ import io
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.containers import container_wait
 from tfcluster.backends import relayed
-from tfcluster.backends.docker.client import ask, endpoint
+from tfcluster.backends.docker.client import DockerError, ask, endpoint
 from tfcluster.backends.docker.leftovers import labels
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
 _ANSWER_S = 10.0
+_COPY_S = 900.0
+_NO_FILE = re.compile("Could not find the file|no such file or directory", re.IGNORECASE)
 SHM = "1g"
 """The size limit of /dev/shm: docker's default of 64 MB is too small for NCCL (NCCL documentation,
 "Shared memory")."""
@@ -101,6 +103,12 @@ class RunningContainer:
         except SetupError:
             return False
         return answer.is_ok or "No such container" in answer.stderr
+
+    async def copy(self, folder: PurePath, into: Path) -> None:
+        """Copy a folder, if it exists, into the folder `into`. Raises SetupError."""
+        done = await ask("cp", f"{self.name}:{folder}/.", str(into), patience_s=_COPY_S)
+        if not done.is_ok and not _NO_FILE.search(done.stderr):
+            raise DockerError(f"the files of {self.name} cannot be copied", done.stderr)
 
     async def repair(self) -> str:
         """Reconnect it to the run's network if it was taken off; return a sentence about that."""

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Self
 
 from tfcluster.backends import past_runs, relayed
@@ -31,6 +32,8 @@ from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer,
 from tfcluster.backends.docker.leftovers import Sweeper, labels
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import Container, NodePlan
+from tfcluster.plans.remote_paths import NodePaths, node_folder
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.link import AgentLink
 
 _START_S = 120.0
@@ -83,7 +86,7 @@ class DockerNodes(Nodes):
         argv = container.exec_argv(node.python)
         try:
             seat = relayed.container_socket_name(self.run.run_id, node.name)
-            return await relayed.connect(
+            link = await relayed.connect(
                 node.name, argv, self.run, token=token, place=container, settings={"seat": seat}
             )
         except relayed.Unreached as error:
@@ -91,9 +94,33 @@ class DockerNodes(Nodes):
             await container.end()
             why = container.explanation or error
             raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
+        self._have_copied(node, container, link.welcome.cache)
+        return link
+
+    def _have_copied(self, node: NodePlan, container: RunningContainer, cache: str | None) -> None:
+        """Have the chief's checkpoints copied here if this coordinator is killed."""
+        plan = self.run.plan
+        if plan is None or cache is None or plan.task(plan.chief).node != node.name:
+            return
+        assert self._sweeper is not None
+        run = self.run.run_id
+        there = RunPaths(Path(NodePaths(cache, run).folder(node_folder(node.name))))
+        here = RunPaths.of(run).task_checkpoints(plan.chief)
+        self._sweeper.keep_copy(container.name, there.task_checkpoints(plan.chief), here)
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        return f"docker cp {self.run.run_id}-{node}:{folder} ."
+        return f"docker cp {shlex.quote(f'{self.run.run_id}-{node}:{folder}')} ."
+
+    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
+        """Copy from a container that may have ended: its files stay until it is removed."""
+        container = self._containers.get(node)
+        if container is None:
+            raise NodeLostError(f"{node} has no container")
+        await container.copy(folder, into)
+
+    @classmethod
+    async def fetch_left(cls, node: NodePlan, run_id: str, folder: PurePath, into: Path) -> None:
+        await _container_of(run_id, node).copy(folder, into)
 
     async def repair(self) -> list[str]:
         """Reconnect containers that were taken off the run's network; return what was done."""
@@ -128,7 +155,7 @@ class DockerNodes(Nodes):
         await asyncio.shield(self._network)
         if (before := self._containers.get(node.name)) is not None:
             await before.end()  # container names are unique
-        container = RunningContainer(f"{run}-{node.name}", node.name, run)
+        container = _container_of(run, node)
         self._containers[node.name] = container
         answer = await self._run(run_argv(node, container, run, self._users[node.name]))
         if not answer.is_ok:
@@ -186,6 +213,10 @@ class DockerNodes(Nodes):
         if container.user is not None:
             return as_user(container.user)
         return caller or (() if image_user else as_user(NOBODY))
+
+
+def _container_of(run_id: str, node: NodePlan) -> RunningContainer:
+    return RunningContainer(f"{run_id}-{node.name}", node.name, run_id)
 
 
 async def _find_caller(container: Container) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path, PurePath
 
 from tfcluster.backends.docker.client import Endpoint, endpoint, plain
 from tfcluster.backends.past_runs import SilentError, is_orphan, this_process
@@ -34,8 +35,20 @@ _PATIENCE_S = 20.0
 _END = b"end\n"
 
 _SWEEP = """
-IFS= read -r word || word=
+copies=
+while IFS= read -r word; do
+    [ "$word" != end ] || break
+    copies="$copies$word
+"
+done
 cat > /dev/null
+if [ "$word" != end ] && [ -n "$copies" ]; then
+    found=$(docker ps --quiet --filter "label=$1") && [ -n "$found" ] && docker kill $found
+    printf '%s' "$copies" | while IFS='	' read -r source target; do
+        mkdir -p "$target.partial" && docker cp "$source/." "$target.partial" &&
+            rm -rf "$target" && mv "$target.partial" "$target"
+    done
+fi
 tries=0
 while [ $tries -lt 120 ]; do
     found=$(docker ps --all --quiet --filter "label=$1") &&
@@ -50,7 +63,7 @@ done
 exit 1
 """
 """Shell code of the sweeper. The daemon may still carry out an order of a killed coordinator, so
-it checks twice then."""
+it checks twice then. What the chief of such a run has saved is copied first."""
 
 
 def labels(run_id: str) -> list[str]:
@@ -105,6 +118,12 @@ class Sweeper:
         assert process.stdin is not None
         keep_from_children(process.stdin.get_extra_info("pipe"))
         return cls(process, run_id)
+
+    def keep_copy(self, container: str, folder: PurePath, target: Path) -> None:
+        """Have `folder` of a container copied to `target` if this process is killed."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(os.fsencode(f"{container}:{folder}\t{target}\n"))
 
     async def dismiss(self) -> None:
         """End the sweeper; nothing is removed."""

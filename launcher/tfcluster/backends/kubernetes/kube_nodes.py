@@ -24,11 +24,11 @@ from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
 from tfcluster.backends.jobs import Outlook
 from tfcluster.backends.kubernetes import (
+    pod_files,
     pod_reasons,
     policy_probe,
     run_objects,
     run_pods,
-    task_pods,
 )
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
@@ -39,6 +39,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
     Object,
     soon,
 )
+from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.outside import Outside, to_the_end
 from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
@@ -86,7 +87,6 @@ class KubeNodes(Nodes):
         self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         """The name by which pods are claimed; a coordinator that starts again has another."""
         self._token, self._is_open, self._is_slow_end_told = _TOKEN, False, False
-        self._said: set[str] = set()
         self._owner: Object
         self._cluster: Cluster
         self._outside: Outside | None = None
@@ -104,6 +104,7 @@ class KubeNodes(Nodes):
                     f" loses its network for more than {self.run.lease_s:g} s, the tasks end"
                 )
             else:
+                self._cluster.fence = Leadership(self._cluster, self._job).require
                 self._owner = await self._ask(self._cluster.get, f"batch/jobs/{self._job}")
                 await self._take_over()
             await self._have_running(self.planned)
@@ -137,7 +138,17 @@ class KubeNodes(Nodes):
         where += f"-n {self._cluster.namespace}"
         pod = self._pods.get(node)
         name = pod.name if pod else run_pods.pod_name(self._pod_run, node, self._generation[node])
-        return f"kubectl {where} exec {name} -- tar -C {folder} -c . | tar -x"
+        return f"kubectl {where} exec {name} -- tar -C {shlex.quote(str(folder))} -c . | tar -x"
+
+    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
+        """Copy from a pod whose agent is gone: its seat still answers."""
+        pod = self._pods.get(node)
+        if pod is None:
+            raise NodeLostError(f"{node} has no pod")
+        sender = pod_files.sender_argv(self.run.run_id, os.devnull, str(folder))
+        argv = await self._argv_of(pod, sender)
+        if not await asyncio.to_thread(pod_files.receive, argv, into):
+            raise NodeLostError(f"the pod {pod.name} does not send its files")
 
     async def examine(self) -> Outlook:
         """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""
@@ -171,10 +182,6 @@ class KubeNodes(Nodes):
             if not await pod.end(_UNUSED_S if is_fenced else None):
                 if not is_fenced and pod.name in self._reached:
                     why = pod.explanation or "its kubelet has not reported its end"
-                    self._say_once(
-                        f"{node.name} is replaced once its tasks have certainly ended, within its"
-                        f" lease of {self.run.lease_s:g} s: {why}"
-                    )
                     raise NodeLostError(f"{node.name} may still run: {why}")
                 await pod.force()
             self._pods.pop(node.name, None)
@@ -182,30 +189,48 @@ class KubeNodes(Nodes):
         return self._pods[node.name]
 
     async def _take_over(self) -> None:
-        """Adopt the pods that nobody has used yet, and end those of an earlier coordinator."""
+        """Adopt the pods that nobody has used yet, and end those of an earlier coordinator.
+
+        `up` may still be making pods of the first generation: what it has not made, this makes
+        with the same name, so each is made once.
+        """
         listed = await self._ask(self._cluster.list, "pods", labels=self._labels)
         former: list[TaskPod] = []
         newest_first = sorted(listed, key=lambda pod: -TaskPod(self._cluster, pod).generation)
         for each in newest_first:
             pod, node = TaskPod(self._cluster, each), each["metadata"]["labels"][TASK]
-            is_free = pod.user is None and not task_pods.is_over(each)
+            is_free = pod.user is None and not pod_reasons.is_over(each)
             if is_free and node in self.hosts and node not in self._pods:
                 self._pods[node] = pod
             else:
                 former.append(pod)
-        top = max((TaskPod(self._cluster, each).generation for each in listed), default=0)
         noted = int(self._owner["metadata"].get("annotations", {}).get(NEWEST, 0))
-        self._generation = dict.fromkeys(self.hosts, max(top, noted))
+        if not noted:
+            await self._note_generation(1)
+        top = max((noted, *(pod.generation for pod in former)))
+        self._generation = dict.fromkeys(self.hosts, top)
+        for node, pod in self._pods.items():
+            self._generation[node] = max(top, pod.generation)
+        used_before = {pod.name for pod in former if pod.user}
+        await asyncio.gather(*map(self._claim, former))
         silent = await _end_all(former, _UNUSED_S)
-        used = [pod for pod in silent if pod.user]
+        used = [pod for pod in silent if pod.name in used_before]
         if used:
             wait_s = self.run.lease_s + SILENCE_S + _KILL_S
             names = ", ".join(pod.name for pod in used)
             self._say(f"pods of an earlier coordinator may run for {wait_s:.0f} s more: {names}")
             used = await _end_all(used, wait_s)
         for pod in silent:
-            if not pod.user or pod in used:
+            if pod.name not in used_before or pod in used:
                 await pod.force()
+
+    async def _claim(self, pod: TaskPod) -> None:
+        """Claim a pod, unless it is gone."""
+        try:
+            await self._persist(partial(pod.claim, self._user))
+        except KubeError as error:
+            if not (error.is_absence or error.is_conflict):
+                raise
 
     async def _have_running(self, nodes: Sequence[NodePlan]) -> None:
         """Have a running pod for each of `nodes`.
@@ -285,7 +310,13 @@ class KubeNodes(Nodes):
         self._refused_since = {}
         for result in results:
             if isinstance(result, KubeError):
-                reason, now = pod_reasons.refused(result.message, result.fix), self._clock.now()
+                reason = pod_reasons.refused(
+                    result.message,
+                    result.fix,
+                    tasks=len(self.planned),
+                    others=int(self._job is not None),
+                )
+                now = self._clock.now()
                 began = self._refused_since.setdefault(reason.what, since.get(reason.what, now))
                 if reason.after(now - began).nature is not Nature.WAITING:
                     raise SetupError(str(reason), fix=reason.fix or result.fix) from result
@@ -328,10 +359,11 @@ class KubeNodes(Nodes):
                 await self._clock.sleep(1.0)
 
     async def _find_own(self, body: Object) -> Object | None:
-        """Return the pod of that name if a request of ours, whose answer was lost, has made it."""
+        """Return the pod of that name if `up`, or a request whose answer was lost, has made it."""
         found = await self._ask(self._cluster.find, f"pods/{body['metadata']['name']}")
-        notes = {} if found is None else found["metadata"].get("annotations", {})
-        return found if notes.get(CLAIMED) == self._user else None
+        if found is None or TaskPod(self._cluster, found).user not in (None, self._user):
+            return None
+        return found
 
     async def _note_generation(self, generation: int) -> None:
         """Note at the Job which names are taken for ever, for a later coordinator."""
@@ -341,15 +373,22 @@ class KubeNodes(Nodes):
         await self._ask(self._cluster.patch, f"batch/jobs/{self._job}", body)
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
-        """Return the transport to a pod."""
-        starter = ["python", "-I", "-S", "-c", STARTER]
+        """Return the transport to a pod, once its name is known."""
+        if self._outside is None:
+            await self._await_name(self.hosts[node.name], await self._address(pod))
+        return await self._argv_of(pod, ["python", "-I", "-S", "-c", STARTER])
+
+    async def _argv_of(self, pod: TaskPod, argv: Sequence[str]) -> list[str]:
+        """Return the command that runs `argv` in a pod."""
         if self._outside is not None:
             path = self._outside.forwarder.path
-            return pod_dial.through_argv(path, pod.name, self._token, starter)
+            return pod_dial.through_argv(path, pod.name, self._token, argv)
+        address = f"{await self._address(pod)}:{PORT}"
+        return pod_dial.address_argv(address, self._token, argv)
+
+    async def _address(self, pod: TaskPod) -> str:
         found = await self._ask(self._cluster.get, f"pods/{pod.name}")
-        address = str(found["status"]["podIP"])
-        await self._await_name(self.hosts[node.name], address)
-        return pod_dial.address_argv(f"{address}:{PORT}", self._token, starter)
+        return str(found["status"]["podIP"])
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the pod of this generation."""
@@ -394,7 +433,9 @@ class KubeNodes(Nodes):
 
     async def _end_pods(self) -> None:
         listed = await soon(self._cluster.list, "pods", labels=self._labels)
-        pods = [TaskPod(self._cluster, each) for each in listed]
+        # Another coordinator's pods are not ours to delete, though they have the run's labels.
+        found = [TaskPod(self._cluster, each) for each in listed]
+        pods = [pod for pod in found if pod.user in (None, self._user)]
         waited = {pod.name for pod in self._pods.values() if pod.has_no_end}
         unused = [pod for pod in pods if pod.name not in self._reached or pod.name in waited]
         used = [pod for pod in pods if pod not in unused]
@@ -413,11 +454,6 @@ class KubeNodes(Nodes):
             self.run.tell(
                 f"the cluster has not confirmed the end of the pod {pod} yet; tfcluster waits"
             )
-
-    def _say_once(self, sentence: str) -> None:
-        if sentence not in self._said:
-            self._said.add(sentence)
-            self.run.tell(sentence)
 
 
 async def _end_all(pods: Sequence[TaskPod], within_s: float | None = None) -> list[TaskPod]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
@@ -96,25 +97,49 @@ def explain(pod: Object | None, events: Sequence[Object] = ()) -> Reason | None:
     return _waits(pod, ordered)
 
 
-def refused(message: str, fix: str = "") -> Reason:
-    """Return why the API server did not accept a pod; `fix` helps where no word is known."""
+def last_end(pod: Object) -> Reason | None:
+    """Return why a container of a pod ended that waits for its next start; None without one."""
+    statuses = [
+        {**each, "state": each.get("lastState") or {}}
+        for each in _status(pod).get("containerStatuses") or ()
+        if "waiting" in (each.get("state") or {})
+    ]
+    return _exited({**pod, "status": {"containerStatuses": statuses}}, ())
+
+
+def reported_s(reason: Reason, events: Sequence[Object]) -> float:
+    """Return for how long the cluster has reported a reason again and again, by its own clock."""
+    same = [each for each in events if reason.event and reason.event in _message(each)]
+    times = [datetime.fromisoformat(text) for each in same for text in _times(each)]
+    return (max(times) - min(times)).total_seconds() if times else 0.0
+
+
+def refused(message: str, fix: str = "", *, tasks: int = 1, others: int = 0) -> Reason:
+    """Return why the API server did not accept a pod; `fix` helps where no word is known.
+
+    tasks: the run's pods like this one. others: its other pods.
+    """
     reason = _from_table(pod_words.REFUSALS, message)
     if reason is None:
         what, fix = "the cluster refuses the pod", fix or pod_words.READ_MESSAGE
         return Reason(what, Nature.PERMANENT, event=message, fix=fix)
-    if "exceeded quota" in message and not _can_fit_quota(message):
+    if "exceeded quota" in message and not _can_fit_quota(message, tasks, others):
         return replace(reason, nature=Nature.PERMANENT, fix=pod_words.LARGER_THAN_QUOTA)
     return reason
 
 
-def _can_fit_quota(message: str) -> bool:
-    """Return whether the request alone is within the quota, so that it fits once others end.
+def _can_fit_quota(message: str, tasks: int, others: int) -> bool:
+    """Return whether the run's pods alone are within the quota, so that they fit once others end.
 
     ``exceeded quota: Q, requested: pods=1,cpu=2, used: pods=4, limited: pods=4``
     (apiserver/pkg/admission/plugin/resourcequota/controller.go).
     """
     asked, limits = (_amounts(message, word) for word in ("requested", "limited"))
-    return all(value <= limits.get(name, value) for name, value in asked.items())
+    more = dict.fromkeys(("pods", "count/pods"), others)
+    return all(
+        name not in limits or value * tasks + more.get(name, 0) <= limits[name]
+        for name, value in asked.items()
+    )
 
 
 def _amounts(message: str, word: str) -> dict[str, float]:
@@ -199,6 +224,12 @@ def has_terminated(pod: Object) -> bool:
     is_lost = status.get("reason") == "NodeLost" or taken.get("reason") == "DeletionByPodGC"
     is_over = status.get("phase") in ("Failed", "Succeeded") and not is_lost
     return is_over and bool(own or status.get("reason")) and not any(map(_is_running, own))
+
+
+def is_over(pod: Object) -> bool:
+    """Return whether a pod has ended or is being deleted."""
+    has_ended = _status(pod).get("phase") in ("Succeeded", "Failed")
+    return has_ended or has_terminated(pod) or "deletionTimestamp" in pod["metadata"]
 
 
 def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:
@@ -389,6 +420,15 @@ def _message(event: Object) -> str:
 
 def _count(event: Object) -> int:
     return int((event.get("series") or {}).get("count") or event.get("count") or 1)
+
+
+def _times(event: Object) -> Iterator[str]:
+    """Yield when an event occurred first and last."""
+    series = event.get("series") or {}
+    names = ("firstTimestamp", "lastTimestamp", "eventTime")
+    for found in (*(event.get(name) for name in names), series.get("lastObservedTime")):
+        if found:
+            yield str(found)
 
 
 def _time(event: Object) -> str:

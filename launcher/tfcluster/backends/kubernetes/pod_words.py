@@ -233,7 +233,8 @@ STARTS: Table = (
 )
 
 LARGER_THAN_QUOTA: Final = (
-    "ask for less in runtime.kubernetes.resources: the pod alone is larger than the quota allows"
+    "use fewer tasks, or ask for less in runtime.kubernetes.resources: the run's pods alone are"
+    " more than the quota allows"
 )
 REFUSALS: Table = (
     (

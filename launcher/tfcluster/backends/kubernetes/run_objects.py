@@ -222,15 +222,13 @@ def coordinator_job(run: PodRun, template: Object) -> Object:
     """Return the Job of the coordinator, whose pods are made from `template`.
 
     It replaces a pod that is being deleted at once: the end of one on a lost node is never
-    reported. The successor waits for its predecessor (`volume_lease`, `in_pod`). The first pods of
-    the tasks are made with the Job.
+    reported. The successor waits for its predecessor (`volume_lease`, `in_pod`) and takes the lead
+    (`leadership`).
     """
-    metadata = run.metadata(run.name, **{ROLE: "coordinator"})
-    metadata["annotations"][NEWEST] = "1"
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata,
+        "metadata": run.metadata(run.name, **{ROLE: "coordinator"}),
         "spec": {
             "backoffLimit": _MOST_FAILURES,
             "completions": 1,

@@ -259,8 +259,8 @@ def _seat() -> tuple[str, ...]:
 def _patience(run: PodRun, generation: int) -> list[str]:
     """Return the options of a seat whose pod waits for the others, or with its files.
 
-    The first pods may be there before a coordinator, whose own pod finds no place because of them:
-    they give theirs back sooner.
+    The first pods are there before a coordinator, which may never start: they give their places
+    back sooner.
     """
     deadline_s = run.plan.supervision.start_deadline_s or 0.0
     is_soon = generation == 1 and deadline_s and run.settings.gang == "none"

@@ -18,7 +18,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
     Object,
     soon,
 )
-from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason, has_terminated
+from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason, has_terminated, is_over
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION
 from tfcluster.errors import SetupError
 
@@ -268,12 +268,6 @@ async def explain(cluster: Cluster, name: str, pod: Object | None) -> Reason | N
     """Return why a pod does not run or does not answer, or None. Raises SetupError."""
     events = await soon(cluster.list, "events", fieldSelector=f"involvedObject.name={name}")
     return pod_reasons.explain(pod, events)
-
-
-def is_over(pod: Mapping[str, Any]) -> bool:
-    """Return whether a pod has ended or is being deleted."""
-    has_ended = pod.get("status", {}).get("phase") in ("Succeeded", "Failed")
-    return has_ended or has_terminated(pod) or "deletionTimestamp" in pod["metadata"]
 
 
 def _is_running(pod: Mapping[str, Any] | None) -> bool:

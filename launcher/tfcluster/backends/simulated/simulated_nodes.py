@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 import subprocess
 import sys
 from collections import defaultdict
@@ -81,7 +82,7 @@ class SimulatedNodes(RelayedNodes):
         return await super().connect(node, token=token, is_fenced=is_fenced)
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
-        return f"cp -r {folder} ."
+        return f"cp -r {shlex.quote(str(folder))} ."
 
     def disturb(self, fault: Fault) -> None:
         self._disturbances.append(asyncio.create_task(self._disturb(fault)))

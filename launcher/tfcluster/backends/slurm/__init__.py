@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from tfcluster.kinds import Capabilities, Kind
@@ -14,6 +15,11 @@ JOB = "SLURM_JOB_ID"
 """The variable that Slurm sets in an allocation."""
 NODES = "SLURM_JOB_NODELIST"
 """The variable with the names of the allocation's nodes."""
+OF_CLUSTER = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
+"""Variables that say which cluster is meant, and nothing about a job."""
+_OF_JOB = re.compile(r"(SLURM|SRUN|SLURMD|PMI|PMIX|PMI2)_")
+_USED_INSIDE = {"tasks_per_node"}
+"""The fields of ``runtime.slurm`` that count inside an allocation, too."""
 _COUNTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES")
 
 _HINTS = {
@@ -40,6 +46,22 @@ class SlurmKind(Kind):
 
     def gives_gpus(self, runtime: Runtime) -> bool:
         return bool(runtime.slurm.gpus_per_task)
+
+    def explain_unused(self, runtime: Runtime, environ: Mapping[str, str]) -> str:
+        """Name the options of a job, which Slurm has given already."""
+        unused = sorted(runtime.slurm.model_fields_set - _USED_INSIDE)
+        if JOB not in environ or not unused:
+            return ""
+        fields = f"{', '.join(unused)} {'have' if len(unused) > 1 else 'has'} no effect"
+        return (
+            f"job {environ[JOB]}, in which this runs, is used as it is: of runtime.slurm, {fields};"
+            " --submit makes a job of its own"
+        )
+
+    def leave(self, environ: MutableMapping[str, str]) -> None:
+        """Remove the settings of the job and its steps, which sbatch would pass on."""
+        for name in [name for name in environ if _OF_JOB.match(name) and name not in OF_CLUSTER]:
+            del environ[name]
 
     def adopt(self, runtime: Runtime, tasks: int, environ: Mapping[str, str]) -> Runtime:
         """Share the tasks out evenly where the number of nodes is known, but of them is not."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 import shlex
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -14,7 +16,9 @@ if TYPE_CHECKING:
 
 COMMENT = "tfcluster:"
 """The beginning of the comment of a run's job; the run folder follows."""
-NOT_SHARED = 3
+NOT_SHARED = SETUP_FAILED = 3
+_CORES = re.compile(r"--(?:exclusive|cpus-per-|cores-per-|mincpus)|-c")
+"""The options with which a task gets more than one core."""
 _SAVING_SHARE = 4
 """A short job has at least three parts of four of its time to train."""
 _BODY = """\
@@ -30,17 +34,35 @@ exec {command}
 
 def format_script(job: Submission) -> str:
     """Return the script that runs the coordinator of a submitted run."""
+    settings = job.runtime.slurm
     body = _BODY.format(
         state=shlex.quote(f"{job.folder}/state.json"),
         folder=shlex.quote(str(job.folder)),
         code=NOT_SHARED,
-        command=shlex.join(job.argv),
+        command=shlex.join([os.path.expanduser(settings.python or job.argv[0]), *job.argv[1:]]),
     )
     # What is not printable, such as a line break in a path, is on sbatch's command line only.
     options = (option for option in job_options(job) if option.isprintable())
     return "".join(
-        ["#!/bin/sh\n", *(f"#SBATCH {shlex.quote(option)}\n" for option in options), body]
+        [
+            f"{first_line(settings)}\n",
+            *(f"#SBATCH {shlex.quote(option)}\n" for option in options),
+            *format_setup(settings),
+            body,
+        ]
     )
+
+
+def first_line(settings: Slurm) -> str:
+    """Return the script's shell: with lines of the user's a login shell, which knows modules."""
+    return "#!/bin/bash -l" if settings.setup else "#!/bin/sh"
+
+
+def format_setup(settings: Slurm) -> Iterator[str]:
+    """Yield the user's lines; one that fails ends the script with a message that names it."""
+    for line in settings.setup:
+        failed = shlex.quote(f"tfcluster: runtime.slurm.setup fails: {line}")
+        yield f"{line}\n[ $? = 0 ] || {{ echo {failed} >&2; exit {SETUP_FAILED}; }}\n"
 
 
 def job_options(job: Submission) -> list[str]:
@@ -83,6 +105,17 @@ def _resources(job: Submission) -> Iterator[str]:
     for name, value in wanted:
         if value is not None:
             yield f"--{name}={value}"
+
+
+def explain_cores(job: Submission) -> str:
+    """Return a sentence about the cores of each task where the spec leaves them to Slurm, or ""."""
+    settings = job.runtime.slurm
+    if settings.cpus_per_task is not None or any(map(_CORES.match, settings.extra)):
+        return ""
+    return (
+        "runtime.slurm.cpus_per_task is not set: each task gets one core, unless the partition has"
+        " another default"
+    )
 
 
 def _ends(job: Submission) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """Checks of a job before it is submitted to Slurm: its partition, its limits, its nodes.
 
-Slurm queues a job that can never start, unless the cluster has EnforcePartLimits set; the reason
-is then shown only by squeue. So `judge` compares the job with what the cluster has (pure), and
-`sbatch --test-only` has the final word.
+`sbatch --test-only` decides: it knows hidden partitions and what a site's plugins change. `judge`
+compares the job with what the cluster has (pure), and says why Slurm refuses it. Only a time limit
+above the partition's is refused here: Slurm takes such a job, unless the cluster has
+EnforcePartLimits set, and shows the reason in squeue alone.
 """
 
 from __future__ import annotations
@@ -19,10 +20,24 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
-from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.backends.slurm.batch_script import format_script, job_options, resource_options
-from tfcluster.backends.slurm.slurm_commands import ask, clean_environ, parse_pairs, plain, refusal
+from tfcluster.backends.jobs import FAR_S, Obstacle, Outlook, Submission
+from tfcluster.backends.slurm.batch_script import (
+    explain_cores,
+    format_script,
+    format_setup,
+    job_options,
+    resource_options,
+)
+from tfcluster.backends.slurm.slurm_commands import (
+    SlurmSilentError,
+    ask,
+    clean_environ,
+    parse_pairs,
+    plain,
+    refusal,
+)
 from tfcluster.errors import SetupError, join_first
+from tfcluster.plans.environment import FROM_LAUNCHER
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Slurm
@@ -34,8 +49,8 @@ _OWN_DISKS = ("ext4", "ext3", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "ramfs"
 """File systems that other machines see only if this one exports them."""
 _IN_MEMORY = ("tmpfs", "ramfs")
 _PROBE_TIME_S = 300.0
-_FAR_S = 365 * 86400.0
-"""Estimates beyond are none: without a time limit Slurm computes the year 3387."""
+_TEST = re.compile(r"to start at (\d+) using \d+ processors on nodes (\S+) in partition (\S+)")
+"""The line in which ``sbatch --test-only`` says that it takes a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +67,59 @@ class Node:
 
 
 def check(job: Submission, *, thorough: bool) -> Outlook:
-    """Compare the job with the cluster; see `backends.jobs.Jobs.check`."""
+    """Have Slurm test the job, and explain its refusal; see `backends.jobs.Jobs.check`."""
     try:
         partitions, nodes = _read_partitions(), _read_nodes()
-        found = [*judge(job, partitions, nodes, groups=_own_groups())]
-        if not thorough:
-            return Outlook(tuple(found))
-        found += [*_check_folder(job, nodes), *_check_associations(job)]
-        if any(obstacle.is_fatal for obstacle in found):
-            return Outlook(tuple(found))
+        if without := _check_export(job, os.environ):
+            return Outlook(tuple(without))
+        said, refused = _test(job)
+        found = judge(job, partitions, nodes, groups=_own_groups())
+        if refused is None:
+            found = [obstacle for obstacle in found if not obstacle.is_fatal]
+            found += _check_time_where_it_starts(job, said, partitions)
+        if thorough:
+            found += [*_check_folder(job, nodes), *_check_associations(job)]
+            found += _check_cores(job) if refused is None else ()
     except SetupError as error:
         return Outlook((Obstacle("scheduler", error.message, error.fix),))
-    try:
-        return Outlook(tuple(found), _estimate(job))
-    except SetupError as error:
+    is_explained = any(obstacle.is_fatal for obstacle in found)
+    if refused is not None and thorough and not is_explained:
         # Slurm refuses a test for nodes that are down, but takes the job itself.
         is_fatal = not any(obstacle.check in ("partition", "nodes") for obstacle in found)
-        return Outlook((*found, Obstacle("scheduler", error.message, error.fix, is_fatal)))
+        found.append(Obstacle("scheduler", refused.message, refused.fix, is_fatal))
+    return Outlook(tuple(found), "" if is_explained else read_estimate(said, time.time()))
 
 
-def _estimate(job: Submission) -> str:
+def _test(job: Submission) -> tuple[str, SetupError | None]:
+    """Return Slurm's answer to a test of the job, and its refusal; raises SlurmSilentError."""
     what, script = "Slurm would not take the job", format_script(job)
     options = ("--test-only", *job_options(job))
-    said = ask("sbatch", *options, what=what, stdin=script, reads_stderr=True)
-    return read_estimate(said, time.time())
+    try:
+        return ask("sbatch", *options, what=what, stdin=script, reads_stderr=True), None
+    except SlurmSilentError:
+        raise
+    except SetupError as error:
+        return "", error
+
+
+def _check_time_where_it_starts(
+    job: Submission, said: str, partitions: Mapping[str, Mapping[str, str]]
+) -> Iterator[Obstacle]:
+    if (match := _TEST.search(said)) is not None:
+        yield from _check_time(job, match[3], partitions.get(match[3], {}))
 
 
 def _read_partitions() -> dict[str, Mapping[str, str]]:
-    shown = ask("scontrol", "show", "partition", "--oneliner", what="Slurm cannot be asked")
+    """Return name → fields of each partition, hidden ones included."""
+    options = ("--all", "show", "partition", "--oneliner")
+    shown = ask("scontrol", *options, what="Slurm cannot be asked")
     return {
         pairs["PartitionName"]: pairs for pairs in map(parse_pairs, shown.splitlines()) if pairs
     }
 
 
 def _read_nodes() -> list[Node]:
-    options = ("--Node", "--noheader", "--format=%R|%n|%c|%m|%t|%f|%G")
+    options = ("--all", "--Node", "--noheader", "--format=%R|%n|%c|%m|%t|%f|%G")
     listed = ask("sinfo", *options, what="the nodes cannot be listed")
     return [parse_node(line) for line in listed.splitlines()]
 
@@ -126,7 +159,7 @@ def judge(
     `groups`: the user's; None for root.
     """
     names = _named(job, partitions)
-    listed = join_first(sorted(partitions))
+    listed = join_first(sorted(n for n, pairs in partitions.items() if not _is(pairs, "Hidden")))
     if not names:
         fix = f"--set runtime.slurm.partition=NAME, one of {listed}"
         return [Obstacle("partition", "the cluster has no default partition", fix)]
@@ -178,12 +211,16 @@ def _check_access(
             yield Obstacle("partition", what, f"--set runtime.slurm.{field}: one of {allowed}")
 
 
-def _check_limits(job: Submission, name: str, pairs: Mapping[str, str]) -> Iterator[Obstacle]:
+def _check_time(job: Submission, name: str, pairs: Mapping[str, str]) -> Iterator[Obstacle]:
     wanted, limit = job.runtime.slurm.time, parse_time(pairs.get("MaxTime", ""))
     if wanted is not None and limit is not None and wanted > limit:
         most = f"{limit / 60:.0f}m"
         what = f"a job in partition {name} runs for at most {most}, not {wanted / 60:.0f}m"
         yield Obstacle("limits", what, f"--set runtime.slurm.time={most}, or another partition")
+
+
+def _check_limits(job: Submission, name: str, pairs: Mapping[str, str]) -> Iterator[Obstacle]:
+    yield from _check_time(job, name, pairs)
     most_nodes = pairs.get("MaxNodes", "")
     if most_nodes.isdecimal() and job.nodes > int(most_nodes):
         what = f"a job in partition {name} gets at most {_nodes(most_nodes)}, and needs {job.nodes}"
@@ -247,6 +284,27 @@ def _requests(job: Submission) -> Iterator[tuple[str, str, int, str]]:
         yield "MB of memory", "mem", int(int(number) * _UNITS[unit or "m"]), "memory_mb"
 
 
+def _check_export(job: Submission, environ: Mapping[str, str]) -> list[Obstacle]:
+    """Return the obstacle of a job that does not get variables without which it cannot begin."""
+    settings = job.runtime.slurm
+    given = [word.partition("=")[2] for word in settings.extra if word.startswith("--export=")]
+    exported = (given or [environ.get("SBATCH_EXPORT", "ALL")])[-1]
+    words = {word.partition("=")[0] for word in exported.split(",")}
+    tasks = job.plan.tasks if job.plan is not None else ()
+    variables = (variable for task in tasks for variable in task.command.env)
+    needed = {v.name for v in variables if v.source.endswith(FROM_LAUNCHER)}
+    if "ALL" in words or not (lacking := sorted(needed - words)):
+        return []
+    option = "--export" if given else "SBATCH_EXPORT"
+    what = f"{option}={exported} keeps {join_first(lacking)} of your shell from the job"
+    return [Obstacle("scheduler", what, 'add "--export=ALL" to runtime.slurm.extra')]
+
+
+def _check_cores(job: Submission) -> Iterator[Obstacle]:
+    if sentence := explain_cores(job):
+        yield Obstacle("limits", sentence, "--set runtime.slurm.cpus_per_task=16", is_fatal=False)
+
+
 def _check_folder(job: Submission, nodes: Collection[Node]) -> Iterator[Obstacle]:
     """Judge the file system of the run folder, where tasks run on other machines than this one."""
     own = socket.gethostname().partition(".")[0]
@@ -307,13 +365,12 @@ def judge_associations(job: Submission, shown: str) -> Iterator[Obstacle]:
 
 def read_estimate(said: str, now: float) -> str:
     """Return when and where Slurm would start the job, from ``sbatch --test-only``."""
-    match = re.search(
-        r"to start at (\d+) using \d+ processors on nodes (\S+) in partition (\S+)", said
-    )
-    if match is None:
+    if (match := _TEST.search(said)) is None:
         return ""
     starts, nodes, partition = float(match[1]), match[2], match[3]
-    if starts > now + _FAR_S or starts <= now + 60:
+    if starts > now + FAR_S:
+        return f"Slurm would take the job for partition {partition}, and cannot say when it starts"
+    if starts <= now + 60:
         when = "now"
     else:
         when = f"at about {time.strftime('%Y-%m-%d %H:%M', time.localtime(starts))}"
@@ -330,6 +387,9 @@ def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
     short = settings.model_copy(update={"time": time_s})
     brief = replace(job, runtime=job.runtime.model_copy(update={"slurm": short}))
     lines: list[str] = []
+    if settings.setup:
+        script = "".join([*format_setup(settings), 'exec "$@"'])
+        argv = ["bash", "-lc", script, "bash", *argv]
     with subprocess.Popen(
         ["salloc", "--no-bell", *resource_options(brief), "--", *argv],
         stdin=subprocess.DEVNULL,

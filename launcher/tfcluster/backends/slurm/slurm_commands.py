@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Mapping
 
+from tfcluster.agent.node.slurm_job import parse_pairs as parse_pairs
 from tfcluster.errors import SetupError
 
 PATIENCE_S = 30.0
@@ -156,8 +157,3 @@ def refusal(what: str, stderr: str) -> SlurmError:
 async def ask_soon(*argv: str, what: str, patience_s: float = PATIENCE_S) -> str:
     """Return what `ask` returns, while the loop goes on."""
     return await asyncio.to_thread(ask, *argv, what=what, patience_s=patience_s)
-
-
-def parse_pairs(line: str) -> dict[str, str]:
-    """Return the ``Name=value`` pairs of a line of ``scontrol show --oneliner``."""
-    return dict(re.findall(r"(?:^|\s)([A-Za-z][\w:/]*)=(\S*)", line))

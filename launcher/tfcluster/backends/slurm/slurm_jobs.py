@@ -7,6 +7,7 @@ may contain anything, is the last column.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,9 +16,16 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
+from tfcluster.agent import foreign_json
+from tfcluster.agent.node.slurm_job import restart_if_orphaned
 from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
-from tfcluster.backends.slurm.batch_script import COMMENT, format_script, job_options
+from tfcluster.backends.slurm.batch_script import (
+    COMMENT,
+    explain_cores,
+    format_script,
+    job_options,
+)
 from tfcluster.backends.slurm.slurm_checks import check as check
 from tfcluster.backends.slurm.slurm_checks import run_inside as run_inside
 from tfcluster.backends.slurm.slurm_commands import SlurmError, SlurmSilentError, ask, parse_pairs
@@ -41,8 +49,8 @@ _PHASES = {
     "SPECIAL_EXIT": Phase.QUEUED,
     "CONFIGURING": Phase.QUEUED,
     "RUNNING": Phase.RUNNING,
-    "SUSPENDED": Phase.RUNNING,
-    "STOPPED": Phase.RUNNING,
+    "SUSPENDED": Phase.SUSPENDED,
+    "STOPPED": Phase.SUSPENDED,
     "RESIZING": Phase.RUNNING,
     "SIGNALING": Phase.RUNNING,
     "COMPLETING": Phase.ENDING,
@@ -127,6 +135,11 @@ def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     return JobEnd(f"the coordinator in job {job} ended with exit code {exit_code or '?'}")
 
 
+def restart_orphaned(job: str, *, cluster: str) -> None:
+    """Put a job back into the queue that has lost the node of its script (``--no-kill``)."""
+    restart_if_orphaned(job)
+
+
 def stop(job: str, *, cluster: str, now: bool) -> None:
     """Signal the coordinator, which is the job's script; a job without one is removed at once."""
     phase = _phase_of(job)
@@ -145,7 +158,10 @@ def ask_coordinator(paths: RunPaths, job: str, request: str, *, cluster: str) ->
     """Return the coordinator's reply: a step of the job asks it, on the node of its script."""
     what = f"the coordinator in job {job} cannot be asked"
     shown = ask("scontrol", "show", "job", "--oneliner", job, what=what)
-    argv = [sys.executable, "-P", "-m", "tfcluster.rundir.control_client", str(paths.root), request]
+    runtime = foreign_json.read_json_object(paths.spec).get("runtime") or {}
+    python = (runtime.get("slurm") or {}).get("python") or sys.executable
+    module = ("-P", "-m", "tfcluster.rundir.control_client")
+    argv = [os.path.expanduser(python), *module, str(paths.root), request]
     return ask(
         *("srun", f"--jobid={job}", "--overlap", "--quiet", "--input=none"),
         *("--nodes=1", "--ntasks=1", f"--nodelist={parse_pairs(shown)['BatchHost']}"),
@@ -184,8 +200,8 @@ def warnings(job: Submission) -> list[str]:
 
 
 def hints(job: Submission) -> list[str]:
-    """Return nothing: all results are in the run folder."""
-    return []
+    """Return what a job gets by default, and few expect."""
+    return [sentence] if (sentence := explain_cores(job)) else []
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Self
+from typing import Any, Self
 
 from tfcluster.backends.relayed import STARTER, RelayedNodes
-from tfcluster.backends.slurm import JOB, NODES
+from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
     SlurmSilentError,
@@ -25,6 +26,7 @@ from tfcluster.backends.slurm.slurm_commands import (
     parse_pairs,
     plain,
 )
+from tfcluster.backends.slurm.slurm_own_job import own
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import AgentLink
@@ -42,7 +44,6 @@ _OPTIONS = (
     "--job-name=tfcluster-agent",
     "--quiet",
 )
-_KEPT = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME")
 _SETTINGS = re.compile(r"(SLURM|SRUN|SLURMD|SBATCH|SALLOC|PMI|PMIX|PMI2)_")
 _JOB_ENDED = "Job/step already completing|Invalid job id|job .* expired"
 _NOISE = re.compile(
@@ -52,6 +53,11 @@ _NOISE = re.compile(
 """Lines of srun that say nothing about the reason why it ended."""
 _POLL_S = 5.0
 _FIXES = (
+    (
+        "unrecognized option '--(container|no-container)",
+        "this Slurm has no Pyxis, whose options runtime.wrap has: use Apptainer,"
+        ' "wrap": ["apptainer", "exec", "--nv", "image.sif"]',
+    ),
     (
         "not found|No such file or directory|execve",
         "the node does not see this Python: set runtime.python to one that it has",
@@ -89,9 +95,14 @@ class SlurmNodes(RelayedNodes):
             await self._await_controller(f"{at.destination} has to wait for a new agent")
         return await super().connect(at, token=token, is_fenced=is_fenced)
 
+    def settings(self, node: NodePlan) -> Mapping[str, Any]:
+        """Return the job that is queued again if the node of this coordinator is lost."""
+        job, restarts = own(os.environ)
+        return {"job": {"id": job, "restarts": restarts}}
+
     def fetch_command(self, node: str, folder: PurePath) -> str:
         where = f"--nodes=1 --nodelist={self._names[node]}"
-        return f"srun {where} tar -C {folder} -c . | tar -x"
+        return f"srun {where} tar -C {shlex.quote(str(folder))} -c . | tar -x"
 
     async def _await_controller(self, what: str) -> None:
         """Wait until slurmctld answers; say `what` it keeps from being done."""
@@ -112,7 +123,7 @@ class SlurmNodes(RelayedNodes):
     @classmethod
     def argv(cls, node: NodePlan) -> list[str]:
         """Return srun without the settings of the job's own script, which it would obey."""
-        dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in _KEPT]
+        dropped = [name for name in os.environ if _SETTINGS.match(name) and name not in OF_CLUSTER]
         unset = [word for name in dropped for word in ("-u", name)]
         where = [f"--jobid={os.environ[JOB]}", f"--nodelist={node.destination}"]
         wrap = map(os.path.expanduser, node.wrap)

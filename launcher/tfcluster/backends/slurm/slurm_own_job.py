@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from signal import SIGUSR1
 
+from tfcluster.agent.node.slurm_job import name_of
 from tfcluster.backends.jobs import Ending
 from tfcluster.backends.slurm import JOB, NODES
 from tfcluster.backends.slurm.slurm_commands import ask, parse_pairs
@@ -68,14 +69,15 @@ def ending(job: str, *, restarts: int, signal: int | None) -> Ending | None:
     if signal == SIGUSR1:
         is_limit = left_s is not None and left_s < _NEAR_S
         why = "its time limit is near" if is_limit else "SIGUSR1 asked it to make room"
-        return Ending(why, comes_back=can_come_back)
+        limit = "runtime.slurm.time" if is_limit else ""
+        return Ending(why, comes_back=can_come_back, limit=limit)
     return None
 
 
 def requeue(job: str) -> None:
     try:
         what = f"job {job} cannot go back into the queue"
-        ask("scontrol", "requeue", _name(_show(job)), what=what)
+        ask("scontrol", "requeue", name_of(_show(job)), what=what)
     except SetupError:
         shown = _show(job)
         is_back = shown["JobState"] == "COMPLETING" and shown["EndTime"] == "Unknown"
@@ -88,12 +90,6 @@ def _show(job: str) -> dict[str, str]:
     what = f"Slurm does not describe job {job}"
     shown = ask("scontrol", "show", "job", "--oneliner", job, what=what).splitlines()
     return next(pairs for pairs in map(parse_pairs, shown) if pairs.get("JobId") == job)
-
-
-def _name(shown: Mapping[str, str]) -> str:
-    """Return the name of a job that does not mean the whole array of an element."""
-    array = (shown.get("ArrayJobId"), shown.get("ArrayTaskId"))
-    return f"{array[0]}_{array[1]}" if array[0] else shown["JobId"]
 
 
 def _can_come_back(shown: Mapping[str, str]) -> bool:

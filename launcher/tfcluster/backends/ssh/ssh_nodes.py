@@ -39,7 +39,17 @@ It is passed within single quotes, which all login shells understand."""
 
 _FIXES = (
     (r"Permission denied \(", "ssh must log in without a prompt: ssh-copy-id {to}"),
-    ("Host key verification failed", "check its key, then accept it: ssh {to}"),
+    (
+        "Host key for .* has changed",
+        "its key is another one than before: it was installed anew, or another machine answers in"
+        " its place. Ask who runs it; only if the new fingerprint is right, remove the old key as"
+        " ssh says, and log in once: ssh {to}",
+    ),
+    (
+        "Host key verification failed",
+        "its key is not known yet: log in once, and compare the fingerprint that ssh shows with"
+        " what those who run the host publish: ssh {to}",
+    ),
     ("Could not resolve hostname", "is the name spelled correctly? see `ssh -v {to}`"),
     (
         "^ssh: connect to host",

@@ -15,7 +15,7 @@ import yaml
 from tfcluster.spec import Path, shorten
 from tfcluster.spec.jsonc import MAX_DEPTH, NUMBER, TOO_DEEP, Document, TextError, check_scalar
 
-_MOST_VALUES: Final = 100_000
+MOST_VALUES: Final = 100_000
 """The limit of the values that aliases (``*name``) repeat: "a billion laughs" is not expanded."""
 _TAG: Final = "tag:yaml.org,2002:"
 _BOOLS: Final = {"true": True, "false": False}
@@ -104,8 +104,8 @@ class _Reader:
         if depth > MAX_DEPTH:
             self.fail(node, *TOO_DEEP)
         self.count += 1
-        if self.count > _MOST_VALUES:
-            self.fail(node, f"more than {_MOST_VALUES:,} values", "use fewer aliases (*name)")
+        if self.count > MOST_VALUES:
+            self.fail(node, f"more than {MOST_VALUES:,} values", "use fewer aliases (*name)")
         self.values[path] = node.start_mark.index
         self.check_tag(node)
         if isinstance(node, yaml.MappingNode):

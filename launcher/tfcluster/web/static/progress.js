@@ -11,6 +11,7 @@ const KINDS = {
   lost: "bad",
   interrupted: "warn",
   stalled: "warn",
+  suspended: "warn",
   restarting: "warn",
   stopping: "warn",
   queued: "warn",

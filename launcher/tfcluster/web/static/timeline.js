@@ -42,6 +42,7 @@ const SENTENCES = {
     "warn",
     `No step for ${duration(e.silent_s)}: ${e.what || "no task reports anything"} (the stacks are in the logs)`,
   ],
+  suspended: (e) => ["warn", `The run goes on, after ${duration(e.seconds)} in which it was suspended`],
   stall_ended: (e) => ["", `The run goes on, after ${duration(e.silent_s)} without a step`],
   restarting: (e) => [
     "warn",

@@ -13,6 +13,8 @@ import pytest
 from tests.launcher.agent.conftest import Peer, Rig, is_alive, wait_until
 
 from tfcluster.agent import protocol
+from tfcluster.agent.processes import state_of
+from tfcluster.agent.stop_clock import STOPPED_S
 
 
 def test_agent_and_guard_are_small_and_in_separate_sessions(rig: Rig) -> None:
@@ -167,10 +169,49 @@ def test_pings_renew_the_lease(new_rig: Callable[..., Rig]) -> None:
     assert is_alive(pid)
 
 
+LEASE_S = 3.0
+
+
+def stop_for_longer_than_its_lease(rig: Rig) -> None:
+    """Stop the agent, with frames that it has not read, as if all of its machine were stopped."""
+    os.kill(rig.pid, signal.SIGSTOP)
+    until = time.monotonic() + LEASE_S + STOPPED_S + 0.5
+    while time.monotonic() < until:
+        rig.peer.socket.sendall(protocol.frame(protocol.PING))
+        time.sleep(0.1)
+    os.kill(rig.pid, signal.SIGCONT)
+
+
+def test_an_agent_that_was_suspended_goes_on_if_its_coordinator_answers(
+    new_rig: Callable[..., Rig],
+) -> None:
+    """The lease is measured by the time in which the agent itself ran."""
+    rig = new_rig(lease_s=LEASE_S)
+    pid = rig.start("sleep", "60")["pid"]
+    stop_for_longer_than_its_lease(rig)
+    assert rig.peer.take("was_stopped")["seconds"] >= STOPPED_S  # `take` acknowledges it
+    rig.peer.socket.sendall(protocol.frame(protocol.PING))
+    wait_until(lambda: state_of(pid) != "T")
+    rig.peer.send("shutdown")
+    rig.peer.take("bye")
+    assert rig.exited()["duration_s"] > LEASE_S + STOPPED_S
+
+
+def test_an_agent_that_was_stopped_alone_runs_nothing_until_it_ends(
+    new_rig: Callable[..., Rig],
+) -> None:
+    """Its coordinator relies on the end of its tasks, and so does not answer."""
+    rig = new_rig(lease_s=LEASE_S)
+    pid = rig.start("sleep", "60")["pid"]
+    stop_for_longer_than_its_lease(rig)
+    wait_until(lambda: state_of(pid) in ("T", "", "Z"))
+    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid))
+
+
 def test_without_a_lease_a_closed_connection_ends_agent_and_tasks(rig: Rig) -> None:
     pid = rig.start("sleep", "60")["pid"]
     rig.peer.close()
-    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid), timeout_s=2)
+    wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
@@ -180,7 +221,7 @@ def test_a_signal_to_the_agent_ends_all_tasks_and_reports_them(rig: Rig, number:
     ending, exited = rig.peer.take("agent_ending"), rig.exited()
     assert (ending["signal"], exited["ended_by"]) == (number, "tfcluster")
     assert ending["n"] < exited["n"], "the report comes before the exits"
-    wait_until(lambda: not Path(str(rig.config["socket"])).exists(), timeout_s=2)
+    wait_until(lambda: not Path(str(rig.config["socket"])).exists())
 
 
 def test_a_lost_guard_is_reported(rig: Rig) -> None:
@@ -188,4 +229,4 @@ def test_a_lost_guard_is_reported(rig: Rig) -> None:
     os.kill(rig.guard_pid, signal.SIGKILL)
     rig.peer.take("guard_lost")
     assert rig.exited()["ended_by"] == "tfcluster"
-    wait_until(lambda: not is_alive(rig.pid), timeout_s=2)
+    wait_until(lambda: not is_alive(rig.pid))

@@ -72,11 +72,20 @@ def test_gpus_are_read_from_the_answer_of_nvidia_smi(
 
 
 @pytest.mark.parametrize(
-    ("text", "indexes"),
-    [("2,3", [2, 3]), ("0", [0]), ("1, 2", [1, 2]), ("", []), ("-1", []), ("GPU-8932f937,1", [])],
+    ("text", "gpus"),
+    [
+        ("2,3", [2, 3]),
+        ("1, 2", [1, 2]),
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("0,-1,1", [0]),
+        ("GPU-8932f937,1", ["GPU-8932f937", 1]),
+        ("MIG-c7384736,MIG-GPU-8932/7/0", ["MIG-c7384736", "MIG-GPU-8932/7/0"]),
+    ],
 )
-def test_visible_gpus_are_known_by_their_indexes(text: str, indexes: list[int]) -> None:
-    assert machine.visible_gpus(text) == indexes
+def test_visible_gpus_are_known_by_their_indexes_and_names(text: str, gpus: list[object]) -> None:
+    assert machine.visible_gpus(text) == gpus
 
 
 def test_only_names_and_addresses_of_this_machine_are_local() -> None:

@@ -120,8 +120,8 @@ def test_a_prepare_step_ends_when_agent_or_guard_is_killed(private: Rig, victim:
     pids = [*map(int, log.read_text().split()), *children_of(private.pid)]
     assert len(set(pids)) == 3, "the step, its child, and the spawner in the host's network"
     kill(private.pid if victim == "agent" else private.guard_pid)
-    wait_until(lambda: not any(map(is_alive, pids)), timeout_s=2)
-    wait_until(lambda: not is_alive(private.pid), timeout_s=2)
+    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not is_alive(private.pid))
 
 
 def test_without_root_a_user_namespace_keeps_file_owners(private: Rig) -> None:

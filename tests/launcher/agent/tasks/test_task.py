@@ -118,6 +118,17 @@ def test_events_of_a_task_come_before_its_exit_in_order(rig: Rig) -> None:
     assert (events[-1]["type"], len(events[-1]["traceback"])) == ("error", 60000)
 
 
+def test_an_empty_packet_does_not_end_the_reports(rig: Rig) -> None:
+    code = EVENTS + (
+        "line.send(b''); line.send(json.dumps({'type': 'progress', 'step': 7}).encode())\n"
+        "line.send(b'')"
+    )
+    rig.start_python(code)
+    rig.exited()
+    (report,) = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
+    assert report["step"] == 7
+
+
 def test_a_malformed_report_is_dropped(rig: Rig) -> None:
     code = (
         "import os, socket\n"
@@ -150,7 +161,7 @@ def test_output_is_appended_to_an_existing_log(rig: Rig) -> None:
 def test_processes_in_a_task_s_group_end_with_it(rig: Rig) -> None:
     rig.start("sh", "-c", "sleep 60 & echo $!")
     rig.exited()
-    wait_until(lambda: not is_alive(int(rig.log().read_text())), timeout_s=2)
+    wait_until(lambda: not is_alive(int(rig.log().read_text())))
 
 
 def test_orphans_outside_the_group_end_with_the_agent(rig: Rig) -> None:

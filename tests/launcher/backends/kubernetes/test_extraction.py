@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.backends.kubernetes.submitted.extraction import extract
+from tfcluster.backends.kubernetes.extraction import extract
 
 PYTHONS = ["without filters", *(["with filters"] if hasattr(tarfile, "data_filter") else [])]
 

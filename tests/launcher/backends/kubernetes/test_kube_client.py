@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,10 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import urllib3
 from tests.launcher.backends.kubernetes.conftest import write_one
 
 from tfcluster.backends.kubernetes.cluster.kube_access import PlainAccess, reach, reach_again
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, KubeSilentError
 from tfcluster.errors import SetupError
 
 Answer = tuple[int, Any]
@@ -101,12 +105,65 @@ def test_a_quota_that_changed_meanwhile_is_asked_again(server: Server, kubeconfi
     assert place.create("pods", {})["metadata"]["name"] == "p"
 
 
+def test_a_change_of_one_version_is_not_repeated_on_the_next(
+    server: Server, kubeconfig: Path
+) -> None:
+    conflict = status(409, "Operation cannot be fulfilled: the object has been modified; try again")
+    place = cluster(kubeconfig, server, conflict)
+    with pytest.raises(KubeError) as refused:
+        place.patch("batch/jobs/j", {"metadata": {"resourceVersion": "7"}})
+    assert (refused.value.is_conflict, server.asked) == (True, 1)
+
+
 def test_an_object_that_exists_is_a_conflict(server: Server, kubeconfig: Path) -> None:
     place = cluster(kubeconfig, server, status(409, 'pods "p" already exists'))
     with pytest.raises(KubeError) as refused:
         place.create("pods", {})
     assert refused.value.is_conflict
     assert server.asked == 1
+
+
+@pytest.fixture
+def closing() -> Iterator[tuple[int, list[int]]]:
+    """The port of a load balancer without servers, and a list that grows by each connection."""
+    came = list[int]()
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):  # it was closed
+            while True:
+                listener.accept()[0].close()
+                came.append(1)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1], came
+        listener.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+@pytest.mark.parametrize("method", ["get", "create"])
+def test_an_early_end_of_tls_is_silence_and_the_request_is_repeated(
+    closing: tuple[int, list[int]], kubeconfig: Path, method: str
+) -> None:
+    port, came = closing
+    write_one(kubeconfig, {"token": "t"}, server=f"https://127.0.0.1:{port}")
+    place = reach(SimpleNamespace(context=None, namespace=None), patience_s=0.5)
+    with pytest.raises(KubeSilentError, match="does not answer"):
+        place.get("pods/p") if method == "get" else place.create("pods", {})
+    assert len(came) > 1
+
+
+def test_a_failed_verification_is_a_matter_of_trust() -> None:
+    def fail(*request: object, **options: object) -> None:
+        raise urllib3.exceptions.SSLError(ssl.SSLCertVerificationError("self-signed certificate"))
+
+    access: Any = SimpleNamespace(
+        host="https://k", headers=dict, pool=SimpleNamespace(request=fail)
+    )
+    with pytest.raises(KubeError, match=r"no trusted connection .*self-signed") as refused:
+        Cluster(access, namespace="n", patience_s=60).get("pods/p")
+    assert type(refused.value) is KubeError
 
 
 def test_an_answer_that_is_no_json_is_told(server: Server, kubeconfig: Path) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from tfcluster.backends.jobs import Phase
+from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED, describe, end_of
 from tfcluster.rundir.states import Status
 
 END = {"status": "failed", "exit_code": 4, "reason": "worker:1 failed", "hint": None}
 FAILED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "Traceback\nno disk\n"}}
-RESTARTING = {
+RESTARTING: dict[str, Any] = {
     "metadata": {"name": "r-x1", "namespace": "vision"},
     "status": {
         "phase": "Running",
@@ -55,6 +56,75 @@ def test_a_job_whose_pod_is_refused_says_why() -> None:
     state = describe(job(), None, [event])
     assert state.phase is Phase.QUEUED
     assert "exceeded quota: few" in state.reason
+
+
+def pending(state: str, message: str) -> dict[str, Any]:
+    """Return a coordinator's pod whose container waits."""
+    container = {"name": "coordinator", "state": {"waiting": {"reason": state, "message": message}}}
+    status = {"phase": "Pending", "containerStatuses": [container]}
+    spec = {"nodeName": "n1", "containers": [{"image": "train:8"}]}
+    return {"metadata": POD["metadata"], "spec": spec, "status": status}
+
+
+def failed_pulls(count: int) -> list[dict[str, Any]]:
+    return [{"reason": "Failed", "message": 'Failed to pull image "train:8"', "count": count}]
+
+
+NO_IMAGE = pending("ImagePullBackOff", 'rpc error: "train:8": not found')
+UNMOUNTED = {**NO_IMAGE, "status": {"phase": "Pending"}}
+MOUNT = {"reason": "FailedMount", "message": "hostPath type check failed: /data is not a directory"}
+TIMES = {"firstTimestamp": "2026-01-01T10:00:00Z", "lastTimestamp": "2026-01-01T10:05:01Z"}
+NO_PYTHON = {"exitCode": 128, "reason": "StartError", "message": "python3: not found"}
+
+
+def crashing(ended: dict[str, Any]) -> dict[str, Any]:
+    container = {**RESTARTING["status"]["containerStatuses"][0], "name": "coordinator"}
+    container["lastState"] = {"terminated": ended}
+    return {**RESTARTING, "status": {"phase": "Running", "containerStatuses": [container]}}
+
+
+@pytest.mark.parametrize(
+    ("pod", "events", "watched_s", "said"),
+    [
+        (pending("InvalidImageName", "couldn't parse image"), [], 0, "no valid name of an image"),
+        (NO_IMAGE, failed_pulls(1), 59, ""),
+        (NO_IMAGE, failed_pulls(1), 60, "the image train:8 does not exist"),
+        (NO_IMAGE, failed_pulls(3), 0, "the image train:8"),
+        (UNMOUNTED, [MOUNT], 299, ""),
+        (UNMOUNTED, [MOUNT], 300, "hostPath type check failed"),
+        (UNMOUNTED, [MOUNT | TIMES], 0, "hostPath type check failed"),
+        (crashing(NO_PYTHON), [], 0, "its container cannot run the command"),
+        (crashing({"exitCode": 1, "reason": "Error"}), [], 10**6, ""),
+    ],
+)
+def test_a_coordinator_that_cannot_start_is_judged_as_a_tasks_pod_is(
+    pod: dict[str, Any], events: list[dict[str, Any]], watched_s: float, said: str
+) -> None:
+    state = describe(job(), pod, events, lambda what: watched_s)
+    assert state.phase is Phase.QUEUED
+    if not said:
+        assert state.end is None
+        return
+    assert state.end is not None
+    assert state.end.reason.startswith("the coordinator's pod cannot start: ")
+    assert said in state.end.reason
+    assert (state.end.status, state.end.exit_code) == (Status.FAILED, 3)
+    assert state.end.fix
+
+
+def test_a_coordinators_successor_waits_on_because_pods_may_hold_checkpoints() -> None:
+    made = job()
+    made["metadata"]["annotations"][LEADER] = "r-x0"
+    state = describe(made, NO_IMAGE, failed_pulls(9), lambda what: 10**6)
+    assert state.end is None
+    assert "the image train:8" in state.reason
+
+
+def test_a_coordinator_that_is_larger_than_the_quota_never_starts() -> None:
+    text = "exceeded quota: few, requested: pods=1, used: pods=0, limited: pods=0"
+    state = describe(job(), None, [{"reason": "FailedCreate", "message": text}])
+    assert state.end is not None
+    assert "more than the quota allows" in state.end.fix
 
 
 @pytest.mark.parametrize(

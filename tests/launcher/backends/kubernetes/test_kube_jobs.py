@@ -18,6 +18,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
     KubeError,
     KubeSilentError,
 )
+from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.run_objects import (
     COORDINATOR,
     COORDINATOR_TOKEN,
@@ -27,7 +28,7 @@ from tfcluster.backends.kubernetes.run_objects import (
     STOP,
 )
 from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
-from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY, STARTED
+from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY
 from tfcluster.backends.kubernetes.submitted.kube_package import SUBMITTED_AT
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
@@ -108,7 +109,7 @@ def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(kube_jobs, "_signal", lambda place, run, job: told.append(job))
-    job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    job = place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     place.add("pods/lab-1-x")["status"] = running_pod()
     stop(place)
     assert (told, notes_of(job)[STOP], place.deleted) == (["lab-1"], "told", [])
@@ -135,7 +136,7 @@ def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
 def test_a_run_whose_coordinator_is_being_replaced_keeps_its_pods_until_that_stops_it(
     place: FakePlace,
 ) -> None:
-    job = place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    job = place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     stop(place)
     assert place.deleted == []
     assert notes_of(job)[STOP] == "told"
@@ -166,7 +167,7 @@ class Told:
 @pytest.fixture
 def running(place: FakePlace, monkeypatch: pytest.MonkeyPatch) -> FakePlace:
     monkeypatch.setattr(kube_jobs, "_POLL_S", 0.0)
-    place.add("batch/jobs/lab-1", notes={STARTED: "p"})
+    place.add("batch/jobs/lab-1", notes={LEADER: "p"})
     place.add("pods/lab-1-x")["status"] = running_pod()
     place.add("secrets/lab-1")["data"] = {COORDINATOR_TOKEN: "dG9rZW4="}
     return place
@@ -232,6 +233,27 @@ def test_a_slow_kubelet_and_a_late_garbage_collector_leave_no_job_and_no_pod(
     assert [path for path, _ in deleted[1:]] == [
         *("batch/jobs/lab-1", "pods/lab-1-x", "batch/jobs/lab-1")
     ]
+
+
+def test_pods_that_have_run_nothing_are_not_waited_for(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graces = dict[str, object]()
+
+    def delete(path: str, **how: object) -> None:
+        graces.setdefault(path, how.get("grace_s"))
+        place.objects.pop(path, None)
+
+    monkeypatch.setattr(place, "delete", delete)
+    waiting = {"state": {"waiting": {"reason": "ErrImageNeverPull"}}}
+    running: Object = {"state": {"running": {}}}
+    place.add("batch/jobs/lab-1")
+    for name, status in (("x", waiting), ("worker-0", waiting), ("worker-1", running)):
+        pod = place.add(f"pods/lab-1-{name}", uid=name)
+        pod["status"] = {"phase": "Pending", "containerStatuses": [status]}
+    kube_jobs._delete_all(cast("Cluster", place), "lab-1", now=True)
+    del graces["batch/jobs/lab-1"]
+    assert [graces[f"pods/lab-1-{name}"] for name in ("x", "worker-0", "worker-1")] == [0, 0, 1]
 
 
 def find(place: FakePlace, run: str | None = None) -> Mapping[str, Any]:

@@ -15,10 +15,10 @@ from tests.documentation import ROOT
 from tfcluster import in_pod
 from tfcluster.api import make_launch
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import run_pods
+from tfcluster.backends.kubernetes import pod_files, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun
+from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
 from tfcluster.backends.kubernetes.submitted import (
     kube_jobs,
     kube_own_job,
@@ -47,7 +47,8 @@ class FakePlace:
         self.made: list[Object] = []
         self.deleted: list[tuple[str, str | None]] = []
         self.refuses: dict[str, KubeError] = {}
-        self.pods: list[Object] = []
+        self.pods: list[Object] = [{"spec": {"nodeName": "n1"}}]
+        """The coordinator's pod, once the Job may make it."""
         self.patched: list[tuple[str, Object, int]] = []
         """Path, change, and how many objects there were."""
 
@@ -115,14 +116,42 @@ def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
 ) -> None:
     assert kube_submit.submit(submission(tmp_path)) == "lab-1"
     kinds = [made["kind"] for made in place.made]
-    tasks = ["Secret", "NetworkPolicy", "Pod", "Pod"]
-    assert kinds == ["Job", *tasks, "Service", "Secret", "Secret"]
+    needed = ["Job", "Secret", "NetworkPolicy", "Service", "Secret", "Secret"]
+    assert kinds == [*needed, "Pod", "Pod"]
     assert place.made[0]["spec"]["parallelism"] == 0
-    assert place.made[0]["metadata"]["annotations"][NEWEST] == "1", "later pods have other names"
-    assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(kinds))]
+    assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(needed))]
 
 
-def test_the_api_server_is_left_alone_once_the_tasks_pods_are_made(
+@pytest.mark.parametrize("pods", [[], [{"spec": {}}]])
+def test_tasks_take_no_place_from_a_coordinator_that_has_none(
+    place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pods: list[Object]
+) -> None:
+    monkeypatch.setattr(kube_submit, "_PLACE_S", 0.2)
+    place.pods = pods
+    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
+    assert "Pod" not in [made["kind"] for made in place.made]
+    assert place.deleted == []
+
+
+def test_a_pod_that_the_coordinator_has_made_already_is_not_made_twice(
+    place: FakePlace, tmp_path: Path
+) -> None:
+    place.refuses["pods"] = KubeError("it already exists", status=409)
+    assert kube_submit.submit(submission(tmp_path)) == "lab-1"
+    assert place.deleted == []
+
+
+def test_a_quota_that_never_has_room_for_all_pods_leaves_nothing(
+    place: FakePlace, tmp_path: Path
+) -> None:
+    text = "exceeded quota: q, requested: pods=1, used: pods=2, limited: pods=2"
+    place.refuses["pods"] = KubeError(text, status=403)
+    with pytest.raises(SetupError, match=r"exceeded quota: q.*\n.*fewer tasks, or ask for less"):
+        kube_submit.submit(submission(tmp_path))
+    assert [path for path, _ in place.deleted] == ["batch/jobs/lab-1"]
+
+
+def test_the_api_server_is_left_alone_once_pods_are_made(
     place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses = list[tuple[float, str]]()
@@ -130,13 +159,14 @@ def test_the_api_server_is_left_alone_once_the_tasks_pods_are_made(
         "time.sleep", lambda seconds: pauses.append((seconds, place.made[-1]["kind"]))
     )
     kube_submit.submit(submission(tmp_path))
-    assert pauses == [(kube_submit._UNDISTURBED_S, "Pod")]
+    pause_s = kube_submit._UNDISTURBED_S
+    assert pauses == [(pause_s, "Secret"), (pause_s, "Pod")]
     assert [made["kind"] for made in place.made].count("Pod") == 2
 
 
 def test_the_token_here_is_that_of_the_coordinators_seat(place: FakePlace, tmp_path: Path) -> None:
     kube_submit.submit(submission(tmp_path))
-    job, secret, _, pod = place.made[:4]
+    job, secret, *_, pod = place.made
     mounted = [items_of(spec) for spec in (pod["spec"], job["spec"]["template"]["spec"])]
     assert mounted == [["token", "seat.pyz"], ["token", "seat.pyz", "coordinator-token"]]
     decoded = [decode(secret, key) for key in ("token", "coordinator-token")]
@@ -272,11 +302,11 @@ def test_a_living_pod_with_files_is_asked_until_it_answers(
 def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
     tmp_path: Path,
 ) -> None:
-    assert not rescue._receive(["sh", "-c", "echo no archive"], tmp_path)
+    assert not pod_files.receive(["sh", "-c", "echo no archive"], tmp_path)
     leads_out = (
         "import sys, tarfile; tar = tarfile.open(fileobj=sys.stdout.buffer, mode='w|');"
         "tar.addfile(tarfile.TarInfo('../outside')); tar.close()"
     )
     (inner := tmp_path / "inner").mkdir()
-    assert not rescue._receive([sys.executable, "-c", leads_out], inner)
+    assert not pod_files.receive([sys.executable, "-c", leads_out], inner)
     assert not [*tmp_path.glob("outside")]

@@ -94,6 +94,8 @@ class Cluster:
         """The kubeconfig's context that leads here; None around a pod."""
         self.patience_s = patience_s
         """Seconds for which an API server that is away is asked again."""
+        self.fence: Callable[[], None] = lambda: None
+        """Called before each change of an object; it does not return where none may be made."""
 
     @property
     def host(self) -> str:
@@ -138,10 +140,15 @@ class Cluster:
 
     def create(self, path: str, body: Object, *, what: str = "") -> Object:
         """Create an object. `path`: its collection, without its name."""
+        self.fence()
         return self._json("POST", path, what=what or _called(path, body), body=body)
 
     def patch(self, path: str, body: Object, *, what: str = "") -> Object:
-        """Merge `body` into an object (JSON merge patch: None removes a field)."""
+        """Merge `body` into an object (JSON merge patch: None removes a field).
+
+        With a resourceVersion in `body`: only into that version of it (KubeError, conflict).
+        """
+        self.fence()
         return self._json("PATCH", path, what=what, body=body)
 
     def delete(
@@ -158,6 +165,7 @@ class Cluster:
         background: what it owns is deleted after it; otherwise before it.
         uid: delete only this object, not another one of the same name (KubeError, conflict).
         """
+        self.fence()
         options: Object = {"propagationPolicy": "Background" if background else "Foreground"}
         if grace_s is not None:
             options["gracePeriodSeconds"] = grace_s
@@ -226,7 +234,7 @@ class Cluster:
                 may_repeat = method != "POST" or error.was_not_sent
             if 200 <= status < 300:
                 return answer
-            if status and not _is_away(status, problem):
+            if status and not _is_away(status, problem, body):
                 raise _refusal(self, method, what or path, status, _status(answer))
             if not may_repeat or time.monotonic() > deadline:
                 raise KubeSilentError(
@@ -237,6 +245,8 @@ class Cluster:
             time.sleep(_PAUSE_S)
 
     def _send(self, method: str, target: str, body: Object | None) -> tuple[int, bytes]:
+        import ssl
+
         import urllib3
 
         kinds = {"PATCH": "application/merge-patch+json"}
@@ -257,6 +267,11 @@ class Cluster:
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as e:
             raise _Unanswered(_plain(e), was_not_sent=True) from None
         except urllib3.exceptions.SSLError as error:
+            if not isinstance(cause := error.args[0], ssl.SSLCertVerificationError):
+                # What accepts and closes is a load balancer without servers. An end after the
+                # handshake is no SSLEOFError: Python's TLS reads it as the end of the stream.
+                was_not_sent = isinstance(cause, ssl.SSLEOFError)
+                raise _Unanswered(str(error), was_not_sent=was_not_sent) from None
             raise KubeError(
                 f"no trusted connection to the Kubernetes API server {self.host}: {error}",
                 fix="check certificate-authority and server of the kubeconfig's cluster",
@@ -286,7 +301,7 @@ def _called(path: str, body: Object) -> str:
     return f"{path}/{name}" if name else path
 
 
-def _is_away(status: int, problem: Object) -> bool:
+def _is_away(status: int, problem: Object, body: Object | None) -> bool:
     """Return whether the same request may be answered later.
 
     500 also says that a webhook of the cluster does not answer, and 409 that a quota's object has
@@ -294,7 +309,8 @@ def _is_away(status: int, problem: Object) -> bool:
     """
     message = str(problem.get("message", ""))
     if status == 409:
-        return "the object has been modified" in message
+        is_for_version = "resourceVersion" in (body or {}).get("metadata", {})
+        return "the object has been modified" in message and not is_for_version
     return status in _AWAY and "failed calling webhook" not in message
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import JobEnd, JobState, Phase
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_client import Object
+from tfcluster.backends.kubernetes.leadership import LEADER
+from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.backends.kubernetes.run_objects import RUN_ID
+from tfcluster.errors import SetupError
 from tfcluster.rundir.states import Status
 
 ENDED: Final = "tfcluster.dev/ended"
@@ -26,9 +30,17 @@ def run_of(made: Object) -> str:
     return str(metadata.get("annotations", {}).get(RUN_ID, metadata["name"]))
 
 
-def describe(job: Object, pod: Object | None, events: Sequence[Object] = ()) -> JobState:
-    """Return the state of a Job whose newest pod is `pod`; `events`: those of the pod, of
-    the Job without one."""
+def describe(
+    job: Object,
+    pod: Object | None,
+    events: Sequence[Object] = (),
+    watched_s: Callable[[str], float] = lambda what: 0.0,
+) -> JobState:
+    """Return the state of a Job whose newest pod is `pod`.
+
+    events: those of the pod, of the Job without one. watched_s: returns for how long this process
+    has seen a reason, for which the pod waits.
+    """
     name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
     ended = f"{foreign_json.parse_json_object(notes[ENDED])['status']}; " if ENDED in notes else ""
     if _condition(job, "Complete", "Failed") is not None:
@@ -39,15 +51,37 @@ def describe(job: Object, pod: Object | None, events: Sequence[Object] = ()) -> 
         return JobState(Phase.ENDING, f"{ended}{_how_to_fetch(job, pod)}", job=name)
     if pod is None:
         refused = [each.get("message") or "" for each in events if each["reason"] == "FailedCreate"]
-        why = str(pod_reasons.refused(refused[-1])) if refused else "it is not made yet"
-        return JobState(Phase.QUEUED, f"the coordinator's pod waits: {why}", job=name)
+        if not refused:
+            why = "the coordinator's pod waits: it is not made yet"
+            return JobState(Phase.QUEUED, why, job=name)
+        return _waiting(job, pod_reasons.refused(refused[-1]), events, watched_s)
     if pod.get("status", {}).get("phase") == "Pending":
-        reason = pod_reasons.explain(pod, events)
-        why = f"the coordinator's pod waits: {reason}" if reason else "the coordinator's pod starts"
-        return JobState(Phase.QUEUED, why, job=name)
+        if (reason := pod_reasons.explain(pod, events)) is None:
+            return JobState(Phase.QUEUED, "the coordinator's pod starts", job=name)
+        return _waiting(job, reason, events, watched_s)
+    ended_by = pod_reasons.last_end(pod)
+    if ended_by is not None and ended_by.nature is Nature.PERMANENT:
+        return _waiting(job, ended_by, events, watched_s)
     if why := _starts_again(pod):
         return JobState(Phase.QUEUED, why, job=name)
     return JobState(Phase.RUNNING, job=name)
+
+
+def _waiting(
+    job: Object, reason: Reason, events: Sequence[Object], watched_s: Callable[[str], float]
+) -> JobState:
+    """Return the state of a Job whose pod waits, judged as the coordinator judges a task's pod.
+
+    A run that has had a coordinator goes on waiting: its tasks' pods may hold checkpoints.
+    """
+    lasted_s = max(watched_s(reason.what), pod_reasons.reported_s(reason, events))
+    is_over = reason.after(lasted_s).nature in (Nature.PERMANENT, Nature.FAILURE)
+    end = None
+    if is_over and LEADER not in job["metadata"].get("annotations", {}):
+        why = f"the coordinator's pod cannot start: {reason}"
+        end = JobEnd(why, reason.fix, exit_code=SetupError.exit_code)
+    why = f"the coordinator's pod waits: {reason}"
+    return JobState(Phase.QUEUED, why, job=job["metadata"]["name"], end=end)
 
 
 def _starts_again(pod: Object) -> str:
@@ -95,7 +129,10 @@ def _how_to_fetch(job: Object, pod: Object | None) -> str:
     if pod is None:
         return home
     folder, metadata = f"{run_pods.STATE_FOLDER}/runs/{run}", pod["metadata"]
-    return f"{home}, `kubectl -n {metadata['namespace']} cp {metadata['name']}:{folder} {run}` here"
+    copy = shlex.join(
+        ["kubectl", "-n", metadata["namespace"], "cp", f"{metadata['name']}:{folder}", run]
+    )
+    return f"{home}, `{copy}` here"
 
 
 def _where_files_are(job: Object) -> str:

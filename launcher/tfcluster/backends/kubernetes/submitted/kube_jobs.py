@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
 )
 from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
 from tfcluster.backends.kubernetes.kube_checks import check as check
+from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
     CLAIMED,
@@ -45,7 +47,6 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     run_of,
 )
 from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
-from tfcluster.backends.kubernetes.submitted.kube_own_job import STARTED
 from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back as can_come_back
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
@@ -71,6 +72,8 @@ _ENDS_S: Final = 5.0
 _POLL_S: Final = 0.3
 _TOLD: Final = "told"
 """The note about a stop once the coordinator knows of it: the next one does not ask again."""
+_seen_since: dict[tuple[str, str], float] = {}
+"""Job or pod, and the reason for which it waits → since when this process knows it."""
 _OWNERS: Final = {"Job": "batch/jobs", "Service": "services"}
 """The object that owns all others of a run: its Job, or without one its Service."""
 
@@ -96,8 +99,16 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
         found = {}
         for job in jobs:
             pod = by_job.get(job["metadata"]["name"])
-            found[run_of(job)] = describe(job, pod, _events(place, job, pod))
+            uid = (pod or job)["metadata"].get("uid", "")
+            watched_s = functools.partial(_watched_s, uid)
+            found[run_of(job)] = describe(job, pod, _events(place, job, pod), watched_s)
     return found
+
+
+def _watched_s(uid: str, what: str) -> float:
+    """Return for how long this process has seen the Job or pod wait for a reason."""
+    now = time.monotonic()
+    return now - _seen_since.setdefault((uid, what), now)
 
 
 def _events(place: Cluster, job: Object, pod: Object | None) -> Sequence[Object]:
@@ -122,6 +133,10 @@ def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
     return end_of(job, found)
 
 
+def restart_orphaned(job: str, *, cluster: str) -> None:
+    """Do nothing: a Job replaces its pod by itself."""
+
+
 def stop(job: str, *, cluster: str, now: bool) -> None:
     """Ask the coordinator to stop the run, or the next one if its pod is being replaced.
 
@@ -135,7 +150,7 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
         now = now or notes.get(STOP) == _TOLD
         _note_stop(place, job, "now" if now else "asked")
         pod = _coordinator_pod(place, job)
-        if now or (pod is None and STARTED not in notes):
+        if now or (pod is None and LEADER not in notes):
             _delete_all(place, job, now=now)
             return
         _signal(place, run_of(found), job)
@@ -351,14 +366,15 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bo
     labels, until = {RUN: owner["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
     if now:  # first: a kubelet that has begun to wait for a grace does not shorten it
         for pod in place.list("pods", labels={**labels, ROLE: "task"}):
-            _delete_pod(place, pod, grace_s=1)
+            _delete_pod(place, pod, grace_s=0 if _has_run_nothing(pod) else 1)
     place.delete(path, background=False)
     while pods := place.list("pods", labels=labels):
         is_late = time.monotonic() >= until
         for pod in pods:
             is_free = is_late and is_released and _is_coordinator(pod)
             if has_terminated(pod) or is_free or now:
-                _delete_pod(place, pod, grace_s=0 if has_terminated(pod) or is_free else 1)
+                is_dead = has_terminated(pod) or is_free or _has_run_nothing(pod)
+                _delete_pod(place, pod, grace_s=0 if is_dead else 1)
         if is_late:
             break
         time.sleep(_POLL_S)
@@ -369,6 +385,13 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bo
 
 def _is_coordinator(pod: Object) -> bool:
     return bool(pod["metadata"]["labels"].get(ROLE) == "coordinator")
+
+
+def _has_run_nothing(pod: Object) -> bool:
+    """Return whether no container of a pod has started: its kubelet is slow to let go of it."""
+    status = pod.get("status", {})
+    states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
+    return status.get("phase") == "Pending" and all(state.keys() <= {"waiting"} for state in states)
 
 
 def _delete_pod(place: Cluster, pod: Object, *, grace_s: int) -> None:

@@ -18,6 +18,7 @@ from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeSilentError, Object
+from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED
 from tfcluster.backends.kubernetes.submitted.kube_package import SUBMITTED_AT
@@ -29,13 +30,13 @@ from tfcluster.rundir.snapshot import RunSnapshot
 
 STARTS: Final = "TFCLUSTER_KUBERNETES_STARTS"
 """The variable that `in_pod` sets: the number of times that the run's coordinator has started."""
-STARTED: Final = "tfcluster.dev/started"
-"""The annotation of a Job with the first pod that had a run folder."""
 HISTORY: Final = "tfcluster.dev/history"
 """The annotation of a Job with what its coordinators have used of the run's limits."""
 _HISTORY_POLL_S, _HISTORY_S = 5.0, 600.0
 _MOST_RESTARTS: Final = 500
 """The newest restarts, which are noted: all annotations of an object have 256 KiB."""
+_PROGRESS: Final = frozenset({"newest_at_start", "vain_starts"})
+"""Fields of the state by which starts that have saved nothing are counted."""
 _STARTS: Final = ".starts"
 _PATIENCE_S: Final = 20.0
 _POLL_S: Final = 1.0
@@ -83,6 +84,11 @@ def requeue(job: str) -> None:
     """Do nothing: the Job makes another pod once this one has ended."""
 
 
+def leadership(job: str) -> Leadership:
+    """Return the lead of the Job's run, as this pod sees it."""
+    return Leadership(around_pod(), job)
+
+
 def record_end(job: str, state: RunSnapshot) -> None:
     """Note the end of the run at its Job, for machines without its folder."""
     end = {
@@ -92,6 +98,7 @@ def record_end(job: str, state: RunSnapshot) -> None:
         "hint": state.hint,
     }
     body = {"metadata": {"annotations": {ENDED: json.dumps(end)}}}
+    leadership(job).require()
     around_pod().patch(f"batch/jobs/{job}", body)
 
 
@@ -134,15 +141,6 @@ def has_run_ended(job: str) -> bool:
 def is_stopped(job: str) -> bool:
     """Return whether the user has stopped the run."""
     return STOP in _notes(around_pod().get(f"batch/jobs/{job}"))
-
-
-def is_first(job: str) -> bool:
-    """Note at the Job that a coordinator has a folder; return whether none had one before."""
-    place = around_pod()
-    if STARTED in _notes(place.get(f"batch/jobs/{job}")):
-        return False
-    place.patch(f"batch/jobs/{job}", {"metadata": {"annotations": {STARTED: socket.gethostname()}}})
-    return True
 
 
 def has_started(folder: Path) -> bool:
@@ -192,11 +190,13 @@ def _keep_history(job: str, paths: RunPaths) -> None:
     while True:
         with contextlib.suppress(TfclusterError, OSError):
             state = registry.load_recorded(paths)
-            key = (state.attempt, len(state.restarts))
+            key = (state.attempt, len(state.restarts), state.newest_at_start)
             if key != noted or time.monotonic() >= due:
                 restarts = state.restarts[-_MOST_RESTARTS:]
                 history = {"attempt": state.attempt, "restarts": restarts, "ran_s": _ran_s(state)}
+                history |= {name: getattr(state, name) for name in _PROGRESS}
                 body = {"metadata": {"annotations": {HISTORY: json.dumps(history)}}}
+                leadership(job).require()
                 around_pod().patch(f"batch/jobs/{job}", body)
                 noted, due = key, time.monotonic() + _HISTORY_S
         time.sleep(_HISTORY_POLL_S)
@@ -213,6 +213,8 @@ def apply_history(job: str, state: RunSnapshot) -> None:
     history = foreign_json.parse_json_object(notes.get(HISTORY, "{}"))
     state.attempt = max(state.attempt, history.get("attempt", 0))
     state.restarts[:] = history.get("restarts", [])
+    for name in _PROGRESS & history.keys():
+        setattr(state, name, history[name])
     state.continued = {"attempt": state.attempt + 1, "ran_s": history.get("ran_s", 0.0)}
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends.kubernetes.extraction import extract
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
-from tfcluster.backends.kubernetes.submitted.extraction import extract
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir.paths import RunPaths

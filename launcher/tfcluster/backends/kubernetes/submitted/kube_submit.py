@@ -29,9 +29,11 @@ from tfcluster.rundir.paths import RunPaths
 TOKEN: Final = ".seat-token"
 """The file with the token of the coordinator's seat, in the run folder."""
 _SUBMIT_S: Final = 30.0
+_PLACE_S: Final = 2.0
+"""The time in which the coordinator's pod gets a node where one has room for it."""
 _UNDISTURBED_S: Final = 0.1
-"""The time without requests after the tasks' pods are made. Meanwhile the API server learns which
-nodes they are on; a kubelet that asks for a pod's Secret before that is refused, and asks again
+"""The time without requests after pods are made. Meanwhile the API server learns which nodes they
+are on; a kubelet that asks for a pod's Secret before that is refused, and asks again
 after 0.8 to 1.6 s. On a test cluster with two cores that happened in 10 of 16 starts without this
 time, and in none of 16 with it."""
 
@@ -62,10 +64,12 @@ def _make_all(
     package: Sequence[Mapping[str, bytes]],
     own_token: str,
 ) -> None:
-    """Make the Job, all that it owns, and last its pod; delete the Job if that fails.
+    """Make the Job, all that it owns, and then the pods; delete the Job if that fails.
 
-    A pod that is made before its Secrets waits for the kubelet's next try to mount them. What takes
-    longest comes first: the tasks' pods, which begin their imports (`early_start`).
+    A pod that is made before its Secrets waits for the kubelet's next try to mount them. The
+    coordinator's pod is the first to get a place: without it those of the tasks hold theirs in
+    vain. Once it has one, the tasks' pods are made, which begin their imports meanwhile
+    (`early_start`); else the coordinator makes them.
     """
     secret_names, count = sorted(values), len(package)
     template = run_pods.coordinator_template(run, secrets=secret_names, pieces=count)
@@ -73,16 +77,14 @@ def _make_all(
     owner: Object = job
     try:
         owner = job | place.create("batch/jobs", {**job, "spec": job["spec"] | {"parallelism": 0}})
-        for path, body in _needed_by_tasks(place, run, values, own_token):
+        for path, body in _needed_by_pods(place, run, values, package, own_token):
             place.create(path, run_objects.with_owner(body, owner))
-        for node in run.plan.nodes:
-            pod = run_pods.task_pod(run, node.name, 1)
-            _create_pod(place, run_objects.with_owner(pod, owner))
-        time.sleep(_UNDISTURBED_S)
-        place.create("services", run_objects.with_owner(run_objects.service(run), owner))
-        for body in run_objects.package_secrets(run, package):
-            place.create("secrets", run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
+        if _coordinator_has_place(place, run):
+            for node in run.plan.nodes:
+                pod = run_pods.task_pod(run, node.name, 1)
+                _create_pod(place, run_objects.with_owner(pod, owner), len(run.plan.nodes))
+            time.sleep(_UNDISTURBED_S)
     except BaseException as error:
         is_of_another_run = owner is job and isinstance(error, KubeError) and error.is_conflict
         if not is_of_another_run:
@@ -92,16 +94,35 @@ def _make_all(
         raise
 
 
-def _needed_by_tasks(
-    place: Cluster, run: PodRun, values: Mapping[str, str], own_token: str
+def _needed_by_pods(
+    place: Cluster,
+    run: PodRun,
+    values: Mapping[str, str],
+    package: Sequence[Mapping[str, bytes]],
+    own_token: str,
 ) -> Iterator[tuple[str, Object]]:
-    """Yield the objects that the tasks' pods must not be without, and where they are made."""
+    """Yield the objects that the run's pods must not be without, and where they are made."""
     token = secrets.token_hex(32)
     files = early_start.files(run)
     yield "secrets", run_objects.secret(run, token, values, files, own_token=own_token)
     yield "networking/networkpolicies", run_objects.network_policy(run)
     if (group := run_objects.pod_group(run)) is not None:
         yield run_objects.pod_groups(group, place.namespace), group
+    yield "services", run_objects.service(run)
+    for body in run_objects.package_secrets(run, package):
+        yield "secrets", body
+
+
+def _coordinator_has_place(place: Cluster, run: PodRun) -> bool:
+    """Wait a moment for the coordinator's pod; return whether it has a node."""
+    labels = {**run_objects.run_labels(run.run_id), run_objects.ROLE: "coordinator"}
+    until = time.monotonic() + _PLACE_S
+    while time.monotonic() < until:
+        time.sleep(_UNDISTURBED_S)
+        pods = place.list("pods", labels=labels)
+        if any(pod.get("spec", {}).get("nodeName") for pod in pods):
+            return True
+    return False
 
 
 def warnings(job: Submission) -> Sequence[str]:
@@ -200,14 +221,16 @@ def _null_names(value: Any, key: str = "") -> set[str]:
     return set().union(*(_null_names(item, name) for name, item in value.items()))
 
 
-def _create_pod(place: Cluster, pod: Object) -> None:
-    """Create a task's pod now already; the coordinator makes one that must wait for a place."""
+def _create_pod(place: Cluster, pod: Object, tasks: int) -> None:
+    """Create the pod of a task; the coordinator makes one that must wait for a place."""
     try:
         place.create("pods", pod)
     except KubeSilentError:
         raise
     except KubeError as error:
-        reason = pod_reasons.refused(error.message, error.fix)
+        if error.is_conflict:  # the coordinator has made it already
+            return
+        reason = pod_reasons.refused(error.message, error.fix, tasks=tasks, others=1)
         if reason.nature is pod_reasons.Nature.WAITING:
             return
         raise SetupError(str(reason), fix=reason.fix or error.fix) from error

@@ -7,20 +7,17 @@ before `KubeNodes` replaces that pod. The run goes on with the next attempt.
 
 from __future__ import annotations
 
-import subprocess
-import tarfile
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Final
 
 from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.backends.kubernetes import pod_files
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object
+from tfcluster.backends.kubernetes.pod_reasons import is_over
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
-from tfcluster.backends.kubernetes.submitted.extraction import extract
-from tfcluster.backends.kubernetes.task_pods import is_over
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 from tfcluster.errors import SetupError
@@ -29,38 +26,7 @@ from tfcluster.plans.remote_paths import RUN, node_folder
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 
-_COPY_S: Final = 900.0
 _PATIENCE_S, _PAUSE_S = 300.0, 5.0
-_SAVED: Final = "checkpoints"
-_SEND: Final = """
-import os, sys, tarfile, time
-folder, saved = map(os.path.expanduser, sys.argv[1:])
-def listed():
-    found = {}
-    for where, _, names in os.walk(saved):
-        for name in names:
-            path = os.path.join(where, name)
-            try:
-                about = os.lstat(path)
-            except OSError:
-                continue
-            found[path] = about.st_size, about.st_mtime_ns
-    return found
-before = listed()
-time.sleep(1)
-tar = tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT)
-logs = os.path.join(folder, "logs")
-for name in os.listdir(logs) if os.path.isdir(logs) else []:
-    tar.addfile(tarfile.TarInfo(name))
-for path, about in listed().items():
-    if before.get(path) == about:
-        try:
-            tar.add(path, "checkpoints/" + os.path.relpath(path, saved), recursive=False)
-        except FileNotFoundError:
-            pass
-tar.close()
-"""
-"""The program for the pod: sends the names of its logs, and files that nobody is writing."""
 
 
 def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequence[str]]:
@@ -107,37 +73,19 @@ def _fetch(
     node = plan.task(plan.chief).node
     there = PurePosixPath(node_folder(node).replace(RUN, paths.run_id))
     saved = there / paths.task_checkpoints(plan.chief).relative_to(paths.root)
-    argv = ["python", "-I", "-S", "-c", _SEND, str(there), str(saved)]
+    argv = pod_files.sender_argv(paths.run_id, str(there), str(saved))
     command = pod_dial.address_argv(f"{address}:{PORT}", token, argv)
     with tempfile.TemporaryDirectory(prefix=".rescued-", dir=paths.root) as made:
         folder = Path(made)
-        if not _receive(command, folder):
+        store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
+        have = [entry for held in store.held for entry in held.checkpoint.files]
+        if not pod_files.receive(command, folder, have=have):
             return None
-        names = [path.name for path in folder.glob("attempt-*")]
+        names = [path.name for path in folder.glob(f"{pod_files.ATTEMPTS}/attempt-*")]
         attempt = max((int(name.removeprefix("attempt-")) for name in names), default=0)
         if plan.checkpoints.dir is not None:
             return attempt, [f"the checkpoints in {plan.checkpoints.dir}"]
-        store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
-        Gatherer(folder / _SAVED, store).gather_last()
-        return attempt, [gathered.folder.name for gathered in store.state()]
-
-
-def _receive(command: Sequence[str], folder: Path) -> bool:
-    """Unpack what a pod sends into `folder`; return whether all arrived, and nothing else."""
-    with tempfile.TemporaryFile(dir=folder) as file:
-        quiet = subprocess.DEVNULL
-        try:
-            done = subprocess.run(
-                command, stdin=quiet, stdout=file, stderr=quiet, timeout=_COPY_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        if done.returncode:
-            return False
-        file.seek(0)
-        try:
-            with tarfile.open(fileobj=file) as tar:
-                extract(tar, folder, "data")
-        except tarfile.TarError:
-            return False
-        return True
+        before = set(store.held)
+        Gatherer(folder, store, saves=paths.saves).gather_last()
+        is_new = before != set(store.held)
+        return attempt, [one.folder.name for one in store.state()] if is_new else []

@@ -1,0 +1,180 @@
+"""Gathering after the end of a run: what its tasks saved and its coordinator did not gather.
+
+A coordinator that was killed, or whose last copies failed, leaves complete checkpoints in the
+chief's folder: in the run folder, or on a host. They are asked for before anything says that there
+are none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from tfcluster import backends
+from tfcluster.agent.error_text import describe_error
+from tfcluster.backends import job_watch, past_runs
+from tfcluster.checkpoints.copying import CancelledError
+from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.sources import Source
+from tfcluster.checkpoints.store import Store
+from tfcluster.coordinator import cleanup
+from tfcluster.coordinator.gathering import list_held
+from tfcluster.errors import NodeLostError, TfclusterError
+from tfcluster.nodes.hub import Hub
+from tfcluster.nodes.remote_checkpoints import RemoteSource
+from tfcluster.plans.plan import NodePlan, Plan, TaskId
+from tfcluster.plans.remote_paths import CACHE, NodePaths, node_folder
+from tfcluster.rundir import registry
+from tfcluster.rundir.figures import state_json
+from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import require_json
+from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.rundir.states import Status
+from tfcluster.supervision.restart_policy import chief_among
+
+_COPY_S, _POLL_S = 60.0, 0.5
+
+
+def gather_left(paths: RunPaths, say: Callable[[str], None]) -> None:
+    """Gather what the chief of a run that is over has saved; leftover tasks of a lost run end.
+
+    `say` gets what was gathered, and what could not be. Does nothing while the run goes on, or if
+    all was gathered at its end.
+    """
+    state = job_watch.load(paths)
+    if not state.status.is_final or not (state.status is Status.LOST or state.missed):
+        return
+    try:
+        plan = registry.load_plan(paths)
+        if plan.checkpoints.dir is not None:
+            return
+        with _alone(paths):
+            store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
+            before = set(store.held)
+            _gather(paths, state, plan, store, say)
+            for gathered in store.held:
+                if gathered not in before:
+                    say(f"gathered {gathered.folder.name}, which {paths.run_id} had left")
+            _record(paths, store)
+    except (TfclusterError, OSError, CancelledError) as error:
+        say(f"the last checkpoints of {paths.run_id} cannot be gathered: {_text_of(error)}")
+
+
+def _text_of(error: Exception) -> str:
+    return error.message if isinstance(error, TfclusterError) else describe_error(error)
+
+
+@contextmanager
+def _saying(say: Callable[[str], None]) -> Iterator[None]:
+    """Say which tasks may still run, and go on: other places can be asked."""
+    try:
+        yield
+    except TfclusterError as error:
+        say(_text_of(error))
+
+
+def _gather(
+    paths: RunPaths, state: RunSnapshot, plan: Plan, store: Store, say: Callable[[str], None]
+) -> None:
+    """Gather from where the chief saved. Raises TfclusterError, OSError, CancelledError."""
+    members = state.restarts[-1].get("members") if state.restarts else None
+    tasks = [TaskId.parse(name) for name in members or ()] or [task.id for task in plan.tasks]
+    chief = chief_among(plan, tasks)
+    node = plan.node(plan.task(chief).node)
+    if state.status is Status.LOST:
+        with _saying(say):
+            cleanup.end_everywhere(paths, lambda sentence: None)
+        state = registry.load(paths)
+        if node.capabilities.in_containers:
+            _await_copy(paths.run_id)
+    for folder in (paths.task_checkpoints(chief), _in_shared_home(paths, node, chief)):
+        if folder.is_dir():
+            _gather_from(folder, paths, store, say)
+            return
+    if node.capabilities.in_containers and state.missed_in is not None:
+        with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
+            fetch = backends.class_of(node).fetch_left
+            there = PurePosixPath(state.missed_in)
+            cleanup.run_in_loop(fetch(node, paths.run_id, there, Path(copy)))
+            _gather_from(Path(copy), paths, store, say)
+    elif node.capabilities.has_addresses and node.name in state.agents:
+        gathering = _gather_from_host(node, chief, paths, state, plan, store, say)
+        cleanup.run_in_loop(gathering)
+
+
+def _await_copy(run_id: str) -> None:
+    """Wait until what removes the nodes of a lost run has copied the chief's files, and is done."""
+    until = time.monotonic() + _COPY_S
+    while past_runs.find_leftovers_of(run_id).leftovers and time.monotonic() < until:
+        time.sleep(_POLL_S)
+
+
+def _in_shared_home(paths: RunPaths, node: NodePlan, chief: TaskId) -> Path:
+    """Return the chief's folder on its node as this machine sees it, if both share the home."""
+    there = NodePaths(os.path.expanduser(CACHE), paths.run_id).folder(node_folder(node.name))
+    return RunPaths(Path(there)).task_checkpoints(chief)
+
+
+def _gather_from(
+    place: Path | Source, paths: RunPaths, store: Store, say: Callable[[str], None]
+) -> None:
+    gatherer = Gatherer(place, store, saves=paths.saves)
+    gatherer.gather_last()
+    for note in gatherer.take_notes():
+        say(note)
+
+
+async def _gather_from_host(
+    node: NodePlan,
+    chief: TaskId,
+    paths: RunPaths,
+    state: RunSnapshot,
+    plan: Plan,
+    store: Store,
+    say: Callable[[str], None],
+) -> None:
+    """Gather from the chief's host, once its old agent has ended; its files stay there."""
+    if state.leases.get(node.name, 0.0) > time.time():
+        raise NodeLostError(f"tasks may still run on {node.name}")
+    hub = Hub(paths, plan.supervision.lease_s, say, plan=plan)
+    await hub.open([node])
+    try:
+        async with asyncio.TaskGroup() as background:
+            await hub.connect(
+                node,
+                on_message=lambda *message: None,
+                on_closed=lambda *reason: None,
+                background=background,
+                tasks=(),
+            )
+            folder = PurePosixPath(hub.site(node.name).paths.task_checkpoints(chief))
+            loop = asyncio.get_running_loop()
+            source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)
+            try:
+                await asyncio.to_thread(_gather_from, source, paths, store, say)
+            finally:
+                await hub.close(keeps_folders=True)
+    except* (TfclusterError, OSError) as errors:
+        raise errors.exceptions[0] from errors
+
+
+@contextmanager
+def _alone(paths: RunPaths) -> Iterator[None]:
+    """Wait until no other command gathers from this run: only one process may write its store."""
+    with (paths.root / ".gathering").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _record(paths: RunPaths, store: Store) -> None:
+    """Record what the store holds now, for `status` and the pages."""
+    state = registry.load_recorded(paths)
+    state.missed = None
+    state.checkpoints = list_held(store, paths)
+    require_json(paths.state, state_json(state))

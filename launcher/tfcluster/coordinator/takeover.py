@@ -1,0 +1,29 @@
+"""The end of a coordinator whose run another one has taken over.
+
+A scheduler that hears nothing of a node starts the job again elsewhere. The coordinator on that
+node may only have been cut off or stopped: when it goes on, everything that it knows is outdated,
+and what it does hits its successor, down to the job, whose id is the same. So it does nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from typing import Final
+
+from tfcluster.rundir import heartbeat, registry
+from tfcluster.rundir.paths import RunPaths
+
+EXIT_CODE: Final = 75
+"""The exit code of a coordinator whose run goes on in another process (EX_TEMPFAIL)."""
+
+
+def leave_if_replaced(paths: RunPaths) -> None:
+    """End this process at once if the run has another coordinator.
+
+    Its agents end with it, because it has their connections; those of the successor are others.
+    """
+    if not heartbeat.is_held_by(paths, asdict(registry.this_process())):
+        said = f"tfcluster: another coordinator has taken {paths.run_id} over, this one ends\n"
+        os.write(2, said.encode(errors="replace"))
+        os._exit(EXIT_CODE)

@@ -1,0 +1,42 @@
+"""No complete step is lost with the chief's container, or with the coordinator of a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from tests.integration.live import Live
+from tests.integration.newest import LAST, SAVES, assert_nothing_lost, begun_at, saved_by
+
+from .harbor import Harbor, ended
+from .test_faults import assert_removed_by_the_sweeper
+
+pytestmark = pytest.mark.slow
+
+
+def test_steps_in_an_ended_container_are_gathered_before_it_is_replaced(harbor: Harbor) -> None:
+    for phase in ("saving", "gathering"):
+        job = {"script": "train.py", "args": ["agent", phase], "hooks": "off"}
+        policy = {"backoff_s": 0.1, "max_restarts": 3}
+        spec = harbor.spec(SAVES, job=job, supervision=policy)
+        run = Live(harbor.shell, "up", str(spec), name=phase)
+
+        ended(run)
+        assert_nothing_lost(run.folder)
+
+
+def test_resume_finds_what_was_in_the_container_of_a_killed_coordinator(harbor: Harbor) -> None:
+    job = {"script": "train.py", "args": ["nobody", "never"], "hooks": "off"}
+    run = harbor.up(harbor.spec(SAVES, job=job))
+    run.wait_for_line("saved 3")
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.end(10)
+
+    again = harbor.shell.run("up", "--resume", run.run_id, "--name", "again", "--", "again")
+
+    assert again.code == 0, again.err
+    assert_removed_by_the_sweeper(harbor, run)
+    log = (harbor.shell.last_run() / "logs/attempt-1/worker-0.log").read_text()
+    assert begun_at(log) >= saved_by(run.log("worker:0"))
+    assert saved_by(log) == LAST
