@@ -281,7 +281,7 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
     (its, job), cluster = of_run, (found.job or {}).get("cluster", "")
     try:
         end = state.end or its.explain_end(job, cluster=cluster, patience_s=PATIENCE_S)
-        if paths.is_copy and end.exit_code is None:
+        if paths.is_copy and end is not state.end and end.exit_code is None:
             end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
         return found
@@ -306,6 +306,8 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
+    if paths.is_copy:  # the machine that has started it removes it
+        return found
     if state.end is not None:
         with contextlib.suppress(SilentError, SetupError):  # `ps` lists what is left of it
             its.stop(job, cluster=cluster, now=True)
