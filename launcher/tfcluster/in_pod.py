@@ -94,16 +94,20 @@ def _release_seat() -> None:
     subprocess.run([*argv, "--done"], check=False, timeout=_LISTENS_WITHIN_S)
 
 
-def stop(run_id: str) -> int:
+def stop(run_id: str, *, again: bool = False) -> int:
     """Ask the coordinator of this pod to stop its run; return the exit code.
 
-    One that stops its run already is not asked again: it would end its tasks at once.
+    One that stops its run already is not asked again: it would end its tasks at once. With `again`
+    only one that copies the last files is asked, which aborts that; for others the code is 1.
     """
     paths, until = RunPaths.of(run_id), time.monotonic() + _LISTENS_WITHIN_S
     while True:
         try:
-            status = registry.load_recorded(paths).status
-            if not (status.is_final or status is Status.STOPPING):
+            state = registry.load_recorded(paths)
+            status = state.status
+            if again and (status.is_final or state.gathering is None):
+                return 1
+            if again or not (status.is_final or status is Status.STOPPING):
                 paths.cancelled.touch()
                 control.stop(paths.control_socket, why="tfcluster down", now=False)
             return 0
@@ -150,6 +154,8 @@ def _entry() -> NoReturn:
         match sys.argv[1:]:
             case ["--stop", run_id]:
                 code = stop(run_id)
+            case ["--stop-again", run_id]:
+                code = stop(run_id, again=True)
             case ["--remove", run_id]:
                 kube_package.remove(home(), run_id)
                 code = 0

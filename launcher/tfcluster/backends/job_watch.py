@@ -391,6 +391,8 @@ def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
 def stop(paths: RunPaths, *, now: bool) -> None:
     """Have the run's job end. The second time, or `now`, it ends without time to save.
 
+    While the run gathers its last files, the first time lets it, and the second time aborts that.
+
     It does not come back even if it is put into the queue again meanwhile. Raises SetupError if
     the scheduler refuses it or does not answer.
     """
@@ -404,7 +406,8 @@ def stop(paths: RunPaths, *, now: bool) -> None:
                 f"the job of {snapshot.run} is in the cluster {cluster}, this machine in {here}",
                 fix=f"on a login node of {cluster}: tfcluster down {snapshot.run}",
             )
-        its.stop(job, cluster=cluster, now=now or snapshot.status is Status.STOPPING)
+        stops_tasks = snapshot.status is Status.STOPPING and snapshot.gathering is None
+        its.stop(job, cluster=cluster, now=now or stops_tasks)
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error
