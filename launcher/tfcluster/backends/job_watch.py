@@ -269,6 +269,8 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             fix = end.fix
             if found.checkpoints:
                 fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
+            if end.exit_code is None and found.attempt:  # its coordinator has gathered nothing more
+                found.missed = end.reason
             at = max(state.ended_at or time.time(), found.started_at)
             writer = RunWriter(found, paths, clock=lambda: at)
             writer.record(
