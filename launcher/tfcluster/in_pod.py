@@ -29,7 +29,7 @@ from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, 
 from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
 from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.events import Hint, JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
@@ -38,6 +38,8 @@ from tfcluster.rundir.states import Status
 
 _LISTENS_WITHIN_S = 45.0
 """The time in which a coordinator unpacks its run and plans it."""
+_NEWER_WITHIN_S = 60.0
+"""The time in which a pod must send what it has saved since a coordinator that has a folder."""
 _AGAIN = 75
 """The exit code of a coordinator whose run goes on in another pod (EX_TEMPFAIL)."""
 
@@ -139,12 +141,20 @@ def _rescue(paths: RunPaths) -> None:
 
 def _gather_newer(paths: RunPaths) -> None:
     """Gather what the chief's pod has saved since the coordinator before this one was killed."""
-    _, found = rescue.restore(paths, kube_own_job.around_pod(), Path(RUN_FOLDER, TOKEN))
-    if found:
-        state = open_folder(paths)
-        writer = RunWriter(state, paths)
-        why = f"the coordinator has started again: the run goes on from {', '.join(found)}"
-        writer.record(Hint(message=f"{why}, which the chief's pod had"))
+    event: Hint | Warned | None = None
+    try:
+        token = Path(RUN_FOLDER, TOKEN)
+        _, found = rescue.restore(
+            paths, kube_own_job.around_pod(), token, patience_s=_NEWER_WITHIN_S
+        )
+        if found:
+            went_on = f"the coordinator has started again, and goes on from {', '.join(found)}"
+            event = Hint(message=f"{went_on}, which the chief's pod had")
+    except SetupError as error:
+        event = Warned(message=f"{error.message}: the run goes on from what was gathered before")
+    if event is not None:
+        writer = RunWriter(open_folder(paths), paths)
+        writer.record(event)
         writer.save()
         writer.close(keeps_reserve=True)
 

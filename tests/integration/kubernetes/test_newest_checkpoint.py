@@ -51,3 +51,40 @@ def test_a_coordinator_that_starts_again_asks_the_chiefs_pod_for_newer_steps(
     ended(run, 0)
     assert_nothing_lost(run.folder)
     assert desk.left() == []
+
+
+BIG = """
+import os, struct
+folder, size = os.environ["TFCLUSTER_CHECKPOINT_DIR"], 1 << 30
+os.makedirs(folder, exist_ok=True)
+for step, bytes_ in ((1, 10), (2, size)) if os.environ["TFCLUSTER_TASK"] == "worker:0" else ():
+    with open(f"{folder}/ckpt-{step}.data-00000-of-00001", "wb") as file:
+        file.truncate(bytes_)
+    with open(f"{folder}/ckpt-{step}.index", "wb") as file:
+        file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+"""
+"""A job that ends with a checkpoint of 1 GiB, which takes seconds to gather."""
+
+
+def test_down_while_the_last_checkpoint_is_gathered_does_not_destroy_it(desk: Desk) -> None:
+    desk.shell.script("save.py", BIG)
+    job = {"script": "save.py", "hooks": "off"}
+    run = Live(desk.shell, "up", str(desk.shell.spec("spec.json", job, runtime=desk.runtime())))
+    wait_for(lambda: run.state().get("gathering"), timeout=HANG_S, what=run.said())
+
+    first = desk.shell.start("down", run.run_id)
+    wait_for(lambda: "stop again to leave them" in run.said(), timeout=HANG_S, what=run.said())
+    second = desk.shell.run("down", run.run_id, timeout=HANG_S)
+
+    assert run.end(HANG_S) == 143, run.said()
+    assert (first.wait(HANG_S), second.code) == (0, 0)
+    said = " ".join(second.err.split())
+    assert f"`tfcluster checkpoints {run.run_id}` gathers that" in said
+    assert "the newest checkpoint was not gathered" in " ".join(run.said().split())
+    shown = " ".join(desk.shell.run("ps", "-a").err.split())
+    assert f"`tfcluster checkpoints {run.run_id}` gathers it" in shown
+    gathered = desk.shell.run("checkpoints", run.run_id, timeout=HANG_S)
+    assert "gathered ckpt-2" in gathered.err, gathered.err
+    assert (run.folder / "checkpoints/ckpt-2/ckpt-2.index").exists()
+    assert desk.shell.run("down", run.run_id, timeout=HANG_S).code == 0
+    assert desk.left() == []
