@@ -128,7 +128,7 @@ def test_a_second_stop_while_files_are_copied_aborts_that_and_deletes_nothing(
         return True
 
     monkeypatch.setattr(kube_jobs, "_abort_copying", abort)
-    place.add("batch/jobs/lab-1", notes={STARTED: "p", STOP: "told"})
+    place.add("batch/jobs/lab-1", notes={LEADER: "p", STOP: "told"})
     place.add("pods/lab-1-x")["status"] = running_pod()
     stop(place)
     assert (asked, place.deleted) == (["lab-1-x"], [])
