@@ -64,6 +64,18 @@ strike("finishing")
 """The arguments are the victim (``worker:1``, ``agent``, ``guard``, ``coordinator``), the phase,
 and ``again`` for a run after the one whose coordinator was killed."""
 
+BIG = """
+import os, struct
+folder, size = os.environ["TFCLUSTER_CHECKPOINT_DIR"], 1 << 30
+os.makedirs(folder, exist_ok=True)
+for step, bytes_ in ((1, 10), (2, size)) if os.environ["TFCLUSTER_TASK"] == "worker:0" else ():
+    with open(f"{folder}/ckpt-{step}.data-00000-of-00001", "wb") as file:
+        file.truncate(bytes_)
+    with open(f"{folder}/ckpt-{step}.index", "wb") as file:
+        file.write(struct.pack("<Q", 0xDB4775248B80FB57))
+"""
+"""A job that ends with a checkpoint of 1 GiB, which takes seconds to gather."""
+
 
 def begun_at(log: str) -> int:
     """Return the step from which an attempt began."""

@@ -139,7 +139,7 @@ class Gatherer:
         """Return whether a checkpoint at the source is newer than all of its series here."""
         step, _ = _reported_of(checkpoint, self._reported)
         ages = [one.age for one in self.store.held if one.checkpoint.series == checkpoint.series]
-        age = self.store.age_of(checkpoint, step)
+        age = self.store.ages_of({checkpoint: step})[checkpoint]
         return oldest_first([*ages, age], lambda each: each)[-1] is age
 
     def set_aside_damaged(self) -> list[Damaged]:
@@ -233,13 +233,11 @@ class Gatherer:
     ) -> list[Checkpoint]:
         """Return new checkpoints that the store would keep, newest first: jobs delete old ones."""
         ages = {held.checkpoint: held.age for held in self.store.held}
-        new = [one for one in found if one not in ages]
-        for one in new:
-            step, _ = _reported_of(one, reported)
-            ages[one] = self.store.age_of(one, step)
+        new = {one: _reported_of(one, reported)[0] for one in found if one not in ages}
+        ages |= self.store.ages_of(new)
         series: dict[str, list[Checkpoint]] = defaultdict(list)
         for one in (ordered := oldest_first(ages, ages.__getitem__)):
-            series[one.series].append(one)
+            series[ages[one].series].append(one)
         worth = set[Checkpoint]()
         for members in series.values():
             keep = 1 if members[0].kind is Kind.BACKUP else self.store.keep

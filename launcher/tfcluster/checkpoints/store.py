@@ -185,14 +185,19 @@ class Store:
         """Return the checkpoints a restart starts from; see `newest_of_each`."""
         return newest_of_each(self._held)
 
-    def age_of(self, checkpoint: Checkpoint, step: int | None) -> Age:
-        """Return the age of a checkpoint that is not in the store, of which `step` is known."""
-        return checkpoint.age(step=step, saved_ns=self._saved_ns(checkpoint))
+    def ages_of(self, new: Mapping[Checkpoint, int | None]) -> dict[Checkpoint, Age]:
+        """Return the ages of checkpoints that are not in the store; `new`: each with its step.
 
-    def _saved_ns(self, checkpoint: Checkpoint) -> int:
-        """Return the time of a save, which is later than those it replaced: clocks are set back."""
-        replaced = [held.saved_ns for held in self._held if held.checkpoint.path == checkpoint.path]
-        return max([checkpoint.saved_ns, *(saved_ns + 1 for saved_ns in replaced)])
+        A save is later than those that it replaced, whatever its time: clocks are set back.
+        """
+        replaced: dict[str, int] = {}
+        for held in self._held:
+            path = held.checkpoint.path
+            replaced[path] = max(replaced.get(path, 0), held.saved_ns + 1)
+        return {
+            one: one.age(step=step, saved_ns=max(one.saved_ns, replaced.get(one.path, 0)))
+            for one, step in new.items()
+        }
 
     def set_aside_damaged(self, *, stopped: Stopped = never) -> list[Damaged]:
         """Set aside what a restart would start from but is not what was gathered; return it.
@@ -234,8 +239,8 @@ class Store:
         partial = Path(tempfile.mkdtemp(prefix=PARTIAL, dir=self.root))
         try:
             gathered = _copy(checkpoint, source_of(source), partial, stopped=stopped)
-            saved_ns = self._saved_ns(checkpoint)
-            gathered = replace(gathered, step=step, load=load, saved_ns=saved_ns)
+            age = self.ages_of({checkpoint: step})[checkpoint]
+            gathered = replace(gathered, step=step, load=load, saved_ns=age.saved_ns)
             if self._has_content_of(gathered):
                 return None
             gathered = self._place(gathered)

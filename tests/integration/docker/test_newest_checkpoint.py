@@ -6,8 +6,9 @@ import os
 import signal
 
 import pytest
+from tests.integration.commandline import wait_for
 from tests.integration.live import Live
-from tests.integration.newest import LAST, SAVES, assert_nothing_lost, begun_at, saved_by
+from tests.integration.newest import BIG, LAST, SAVES, assert_nothing_lost, begun_at, saved_by
 
 from .harbor import Harbor, ended
 from .test_faults import assert_removed_by_the_sweeper
@@ -40,3 +41,23 @@ def test_resume_finds_what_was_in_the_container_of_a_killed_coordinator(harbor: 
     log = (harbor.shell.last_run() / "logs/attempt-1/worker-0.log").read_text()
     assert begun_at(log) >= saved_by(run.log("worker:0"))
     assert saved_by(log) == LAST
+
+
+def test_a_checkpoint_that_two_ctrl_c_have_left_in_its_container_can_be_gathered(
+    harbor: Harbor,
+) -> None:
+    run = harbor.up(harbor.spec(BIG, job={"script": "train.py", "hooks": "off"}))
+    wait_for(lambda: run.state().get("gathering"), what=run.said())
+    run.process.send_signal(signal.SIGINT)
+    wait_for(lambda: "stop again to leave them" in run.said(), what=run.said())
+    run.process.send_signal(signal.SIGINT)
+
+    ended(run, 130)
+    assert "the newest checkpoint was not gathered" in " ".join(run.said().split())
+    kept = harbor.shell.run("down", run.run_id)
+    assert f"`tfcluster checkpoints {run.run_id}` gathers that" in " ".join(kept.err.split())
+    gathered = harbor.shell.run("checkpoints", run.run_id)
+    assert "gathered ckpt-2" in gathered.err, gathered.err
+    assert (run.folder / "checkpoints/ckpt-2/ckpt-2.index").exists()
+    assert harbor.shell.run("down", run.run_id).code == 0
+    assert harbor.left() == []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
-from tests.integration.newest import SAVES, assert_nothing_lost
+from tests.integration.newest import BIG, SAVES, assert_nothing_lost
 
 from .desk import HANG_S, Desk
 from .submitted import coordinator, ended
@@ -51,19 +51,6 @@ def test_a_coordinator_that_starts_again_asks_the_chiefs_pod_for_newer_steps(
     ended(run, 0)
     assert_nothing_lost(run.folder)
     assert desk.left() == []
-
-
-BIG = """
-import os, struct
-folder, size = os.environ["TFCLUSTER_CHECKPOINT_DIR"], 1 << 30
-os.makedirs(folder, exist_ok=True)
-for step, bytes_ in ((1, 10), (2, size)) if os.environ["TFCLUSTER_TASK"] == "worker:0" else ():
-    with open(f"{folder}/ckpt-{step}.data-00000-of-00001", "wb") as file:
-        file.truncate(bytes_)
-    with open(f"{folder}/ckpt-{step}.index", "wb") as file:
-        file.write(struct.pack("<Q", 0xDB4775248B80FB57))
-"""
-"""A job that ends with a checkpoint of 1 GiB, which takes seconds to gather."""
 
 
 def test_down_while_the_last_checkpoint_is_gathered_does_not_destroy_it(desk: Desk) -> None:
