@@ -247,15 +247,16 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
         return replace(found, status=Status.SUSPENDED, waits_for=waits_for)
     if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
         return replace(found, waits_for="its coordinator, which is starting")
-    if state.phase is Phase.RUNNING and _follow(paths, found) is None:
-        return _correct_silent(paths, found)
+    if _follow(paths, found) is None:
+        return _correct_silent(paths, found, state)
     return found
 
 
-def _correct_silent(paths: RunPaths, found: RunSnapshot) -> RunSnapshot:
+def _correct_silent(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return the state of a run whose job runs; have the job start again if its node is lost."""
     shown = registry.correct_silent(paths, found)
-    if shown is not found and (its := jobs.of_run(found)) is not None:
+    is_orphan = shown is not found and state.phase is Phase.RUNNING
+    if is_orphan and (its := jobs.of_run(found)) is not None:
         with contextlib.suppress(SilentError, SetupError):
             its[0].restart_orphaned(its[1], cluster=(found.job or {}).get("cluster", ""))
     return shown

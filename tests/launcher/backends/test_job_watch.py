@@ -137,6 +137,10 @@ def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, f
     assert state.status is Status.STALLED
     assert "nothing is heard of its coordinator" in (state.stall or {})["what"]
     assert fake.orphaned == ["7"], "the scheduler is asked to start it again"
+    fake.states[paths.run_id] = JobState(Phase.ENDING)
+    job_watch.forget()
+    assert job_watch.load(paths).status is Status.STALLED, "its last processes are being ended"
+    assert fake.orphaned == ["7"]
 
 
 def test_a_job_that_its_scheduler_has_stopped_is_suspended(home_dir: Any, fake: Fake) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -358,12 +359,14 @@ def test_a_pod_that_ends_while_the_api_server_is_away_comes_back(place: FakePlac
 
 
 def test_a_successor_knows_the_restarts_of_a_folder_that_is_lost(place: FakePlace) -> None:
-    history = '{"attempt": 4, "restarts": [{"attempt": 4, "of": 5}], "ran_s": 90.5}'
-    place.add("batch/jobs/lab-1", notes={HISTORY: history})
+    history = {"attempt": 4, "restarts": [{"attempt": 4, "of": 5}], "ran_s": 90.5}
+    history |= {"vain_starts": 2, "newest_at_start": "step 7"}
+    place.add("batch/jobs/lab-1", notes={HISTORY: json.dumps(history)})
     state = RunSnapshot("lab-1", "lab", Status.QUEUED, [], "h", "b", 1, 1, 0.0)
     kube_own_job.apply_history("lab-1", state)
     assert (state.attempt, state.restarts) == (4, [{"attempt": 4, "of": 5}])
     assert state.continued == {"attempt": 5, "ran_s": 90.5}
+    assert (state.vain_starts, state.newest_at_start) == (2, "step 7")
 
 
 def test_a_start_that_was_cut_off_on_a_full_disk_leaves_the_count(tmp_path: Path) -> None:
