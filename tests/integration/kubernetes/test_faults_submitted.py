@@ -115,7 +115,8 @@ def coordinator_apart() -> dict[str, Any]:
     first = {"matchExpressions": [{"key": "lab/node", "operator": "In", "values": ["n1"]}]}
     wish = [{"weight": 1, "preference": first}]
     affinity = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}
-    template = merge(host_template(), {"spec": {"affinity": affinity}})
+    spec = {"affinity": affinity, "terminationGracePeriodSeconds": 5}  # a successor waits for it
+    template = merge(host_template(), {"spec": spec})
     return {"node_selector": {"lab/node": "n2"}, "pod_template": template}
 
 

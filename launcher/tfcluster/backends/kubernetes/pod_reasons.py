@@ -314,8 +314,9 @@ def _container_waits(pod: Object, waiting: Object, events: Sequence[Object]) -> 
     word, message = str(waiting.get("reason") or ""), str(waiting.get("message") or "")
     if word in pod_words.IMAGE:
         # Before 1.31 the text of a back-off does not hold the registry's answer; an event does.
+        # The pull has the same text, so that both, which take turns, are one reason.
         pulls = [text for text in _texts(events, "Failed") if "pull image" in text]
-        text = pulls[-1] if pulls and message.startswith("Back-off") else message
+        text = pulls[-1] if pulls else message
         tries = sum(_count(each) for each in events if _is_failed_pull(each))
         return _from_table(pod_words.PULLS, text or word, tries=tries, image=_image(pod))
     words = pod_words.CONTAINERS.get(word)

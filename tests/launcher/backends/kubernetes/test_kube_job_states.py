@@ -67,7 +67,8 @@ def pending(state: str, message: str) -> dict[str, Any]:
 
 
 def failed_pulls(count: int) -> list[dict[str, Any]]:
-    return [{"reason": "Failed", "message": 'Failed to pull image "train:8"', "count": count}]
+    message = 'Failed to pull image "train:8": rpc error: "train:8": not found'
+    return [{"reason": "Failed", "message": message, "count": count}]
 
 
 NO_IMAGE = pending("ImagePullBackOff", 'rpc error: "train:8": not found')
@@ -110,6 +111,13 @@ def test_a_coordinator_that_cannot_start_is_judged_as_a_tasks_pod_is(
     assert said in state.end.reason
     assert (state.end.status, state.end.exit_code) == (Status.FAILED, 3)
     assert state.end.fix
+
+
+def test_a_pull_and_its_back_off_take_turns_with_one_reason() -> None:
+    pulled = pending("ErrImagePull", 'rpc error: "train:8": not found')
+    backing_off = pending("ImagePullBackOff", 'Back-off pulling image "train:8"')
+    pods = (pulled, backing_off)
+    assert len({describe(job(), pod, failed_pulls(1)).reason for pod in pods}) == 1
 
 
 def test_a_coordinators_successor_waits_on_because_pods_may_hold_checkpoints() -> None:

@@ -80,11 +80,8 @@ def _make_all(
         for path, body in _needed_by_pods(place, run, values, package, own_token):
             place.create(path, run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
-        if _coordinator_has_place(place, run):
-            for node in run.plan.nodes:
-                pod = run_pods.task_pod(run, node.name, 1)
-                _create_pod(place, run_objects.with_owner(pod, owner), len(run.plan.nodes))
-            time.sleep(_UNDISTURBED_S)
+        with contextlib.suppress(KubeSilentError):  # the run has begun: its coordinator goes on
+            _make_first_pods(place, run, owner)
     except BaseException as error:
         is_of_another_run = owner is job and isinstance(error, KubeError) and error.is_conflict
         if not is_of_another_run:
@@ -111,6 +108,15 @@ def _needed_by_pods(
     yield "services", run_objects.service(run)
     for body in run_objects.package_secrets(run, package):
         yield "secrets", body
+
+
+def _make_first_pods(place: Cluster, run: PodRun, owner: Object) -> None:
+    """Make the tasks' pods if the coordinator's has a place. Raises KubeError."""
+    if _coordinator_has_place(place, run):
+        for node in run.plan.nodes:
+            pod = run_pods.task_pod(run, node.name, 1)
+            _create_pod(place, run_objects.with_owner(pod, owner), len(run.plan.nodes))
+        time.sleep(_UNDISTURBED_S)
 
 
 def _coordinator_has_place(place: Cluster, run: PodRun) -> bool:
