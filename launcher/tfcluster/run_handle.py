@@ -124,9 +124,10 @@ class Run:
 
     def gather_left(self, say: Callable[[str], None]) -> None:
         """Gather what a run that is over has left where its tasks saved; `say` gets sentences."""
-        from tfcluster.coordinator.late_gathering import gather_left
+        if self.state().may_have_left:
+            from tfcluster.coordinator.late_gathering import gather_left  # it imports asyncio
 
-        gather_left(self.paths, say)
+            gather_left(self.paths, say)
 
     @property
     def checkpoints(self) -> tuple[Gathered, ...]:

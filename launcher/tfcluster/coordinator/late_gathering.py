@@ -48,7 +48,7 @@ def gather_left(paths: RunPaths, say: Callable[[str], None]) -> None:
     all was gathered at its end.
     """
     state = job_watch.load(paths)
-    if not state.status.is_final or not (state.status is Status.LOST or state.missed):
+    if not state.may_have_left:
         return
     try:
         plan = registry.load_plan(paths)

@@ -261,6 +261,11 @@ class RunSnapshot:
         name = choose_leader(steps)
         return self.task(name) if name is not None else None
 
+    @property
+    def may_have_left(self) -> bool:
+        """Whether the run is over and its tasks may have saved what nobody has gathered."""
+        return self.status.is_final and (self.status is Status.LOST or bool(self.missed))
+
     def to_json(self) -> dict[str, Any]:
         """Return the state for JSON; it shares lists and mappings, so write it at once."""
         tasks = [
