@@ -134,7 +134,7 @@ def test_status_shows_each_tasks_end_speed_and_memory(first: Trained, lab: Runs)
     for task in status["tasks"]:
         assert (task["state"], task["exit_code"], task["ended_by"]) == ("succeeded", 0, "itself")
         assert task["step"] == 375
-        assert task["steps_per_second"] > 0
+        assert task["mean_steps_per_second"] > 0
         assert 2e8 < task["peak_rss_bytes"] < 4e9
     assert [checkpoint["step"] for checkpoint in status["checkpoints"]] == [125, 250, 375]
 

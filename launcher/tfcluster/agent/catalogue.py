@@ -332,6 +332,8 @@ class Stacks(TaskMessage):
     """The main thread first; none if the task did not answer."""
     silence: Text = ""
     """The reason why it did not answer; empty if unknown."""
+    load: float = 0.0
+    """The processes of the node that run or want to, per core, on average over a minute."""
 
 class TaskUsage(Record):
     """The memory and processor time that a task's processes use, since the previous report."""

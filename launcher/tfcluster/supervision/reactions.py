@@ -44,6 +44,8 @@ REPORTS_NOTHING: Final = (
 )
 ALONE_S: Final = 10.0
 """The time in which tasks that compute gradients may still meet: JAX and Horovod do it later."""
+BUSY: Final = 2.0
+"""The load per core from which on a node is so busy that a longer silence is normal."""
 ENDING_S: Final = 60.0
 """The silence allowed once tasks end: tf.data's threads and atexit handlers, while a chief that is
 left evaluates and exports."""
@@ -333,7 +335,7 @@ def _end_silence(state: RunState, core: list[Member], now: float) -> None:
 
 def _ask_positions(state: RunState, now: float) -> None:
     """Have the stacks of all tasks taken: too much time has passed without a step, or an end."""
-    state.positions = dict.fromkeys(state.take_stacks())
+    state.positions, state.load = dict.fromkeys(state.take_stacks()), 0.0
     if state.positions:
         state.timers["positions"] = now + STACKS_WAIT_S
     else:
@@ -345,6 +347,7 @@ def note_position(state: RunState, task: str, report: msg.Stacks, now: float) ->
     if state.positions is None or task not in state.positions:
         return
     state.positions[task] = stalls.position_of(report.threads, silence=report.silence)
+    state.load = max(state.load, report.load)
     if None not in state.positions.values():
         _judge_positions(state, now)
 
@@ -366,6 +369,12 @@ def _judge_silence(state: RunState, positions: Mapping[str, Position], now: floa
         return
     if any(at.activity is Activity.TRACES for at in positions.values()):
         state.silence.allow_until(now + state.silence.limit_s)
+        return
+    until = since + state.silence.limit_s * state.load / BUSY
+    if (deadline := state.silence.deadline(state.policy)) is not None:
+        until = min(until, deadline)
+    if until > now:  # on a machine with too much work, a step takes that much longer
+        state.silence.allow_until(until)
         return
     has_ended = any(member.is_over for member in state.gang.core())
     is_ending = has_ended or any(at.activity is Activity.EXITS for at in positions.values())

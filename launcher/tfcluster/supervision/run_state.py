@@ -81,6 +81,8 @@ class RunState:
     losses: Losses = field(default_factory=Losses)
     positions: dict[str, Position | None] | None = None
     """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
+    load: float = 0.0
+    """The load per core of the busiest node, when the stacks were last taken."""
     has_probed_links: bool = False
     resumed_at: float | None = None
     """The time at which the run went on after it was suspended for `suspended_s`."""

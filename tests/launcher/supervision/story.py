@@ -50,6 +50,8 @@ class Replay:
     orders: list[do.Action] = field(default_factory=list)
     stacks: dict[str, list[msg.Thread] | None] = field(default_factory=dict)
     """Task → its answer to an order to take its stacks, if not `IN_FIT`; None: there is none."""
+    load: float = 0.0
+    """The load per core of each node."""
 
     def __post_init__(self) -> None:
         self.supervisor = Supervisor(self.plan, jitter=lambda: 0.0)
@@ -86,7 +88,7 @@ class Replay:
         for task in tasks:
             attempt = self.supervisor.gang[task].attempt
             if (threads := self.stacks.get(task, IN_FIT)) is not None:
-                report = msg.Stacks(task=task, attempt=attempt, threads=threads)
+                report = msg.Stacks(task=task, attempt=attempt, threads=threads, load=self.load)
                 self.supervisor.stacks_taken(task, attempt, report, self.now)
 
     def after(self, seconds: float) -> Replay:

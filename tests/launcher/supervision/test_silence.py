@@ -10,7 +10,7 @@ from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.reactions import ENDING_S
+from tfcluster.supervision.reactions import BUSY, ENDING_S
 from tfcluster.supervision.run_state import STACKS_WAIT_S
 from tfcluster.supervision.silence import STALLED_S
 
@@ -124,6 +124,15 @@ def test_a_task_that_has_left_its_script_may_take_a_while_to_exit() -> None:
     assert stalls_of(replay) == 0
     what = replay.after(2).last(ev.Stalled).what
     assert what == "worker:0, worker:1 have left their scripts and exit"
+
+
+def test_a_step_may_take_longer_on_a_node_with_too_much_work() -> None:
+    """With ten processes for each core, an evaluation took more than ten seconds to begin."""
+    replay = training()
+    replay.load = 3 * BUSY
+    assert stalls_of(replay.after(3 * STALLED_S - 1)) == 0
+    assert replay.after(2).last(ev.Stalled).silent_s == 3 * STALLED_S
+    assert len(replay.orders) == 2, "the stacks are taken again"
 
 
 def test_a_chief_that_is_left_alone_may_evaluate_and_export_in_silence() -> None:

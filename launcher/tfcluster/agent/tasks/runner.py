@@ -201,8 +201,15 @@ class TaskRunner:
             self._report_stacks(task, threads, silence)
 
     def _report_stacks(self, task: Task, threads: list[msg.Thread], silence: str) -> None:
-        report = msg.Stacks(task=task.name, attempt=task.attempt, threads=threads, silence=silence)
-        self.link.send(report)
+        self.link.send(
+            msg.Stacks(
+                task=task.name,
+                attempt=task.attempt,
+                threads=threads,
+                silence=silence,
+                load=round(os.getloadavg()[0] / (os.cpu_count() or 1), 2),
+            )
+        )
 
     # -- the clock
 
