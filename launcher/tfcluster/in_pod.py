@@ -29,7 +29,7 @@ from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, 
 from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
 from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
-from tfcluster.errors import TfclusterError
+from tfcluster.errors import SetupError, TfclusterError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.events import Hint, JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
@@ -38,6 +38,8 @@ from tfcluster.rundir.states import Status
 
 _LISTENS_WITHIN_S = 45.0
 """The time in which a coordinator unpacks its run and plans it."""
+_NEWER_WITHIN_S = 60.0
+"""The time in which a pod must send what it has saved since a coordinator that has a folder."""
 _AGAIN = 75
 """The exit code of a coordinator whose run goes on in another pod (EX_TEMPFAIL)."""
 
@@ -100,16 +102,20 @@ def _release_seat() -> None:
     subprocess.run([*argv, "--done"], check=False, timeout=_LISTENS_WITHIN_S)
 
 
-def stop(run_id: str) -> int:
+def stop(run_id: str, *, again: bool = False) -> int:
     """Ask the coordinator of this pod to stop its run; return the exit code.
 
-    One that stops its run already is not asked again: it would end its tasks at once.
+    One that stops its run already is not asked again: it would end its tasks at once. With `again`
+    only one that copies the last files is asked, which aborts that; for others the code is 1.
     """
     paths, until = RunPaths.of(run_id), time.monotonic() + _LISTENS_WITHIN_S
     while True:
         try:
-            status = registry.load_recorded(paths).status
-            if not (status.is_final or status is Status.STOPPING):
+            state = registry.load_recorded(paths)
+            status = state.status
+            if again and (status.is_final or state.gathering is None):
+                return 1
+            if again or not (status.is_final or status is Status.STOPPING):
                 paths.cancelled.touch()
                 control.stop(paths.control_socket, why="tfcluster down", now=False)
             return 0
@@ -140,12 +146,20 @@ def _rescue(paths: RunPaths) -> None:
 
 def _gather_newer(paths: RunPaths) -> None:
     """Gather what the chief's pod has saved since the coordinator before this one was killed."""
-    _, found = rescue.restore(paths, kube_own_job.around_pod(), Path(RUN_FOLDER, TOKEN))
-    if found:
-        state = open_folder(paths)
-        writer = RunWriter(state, paths)
-        why = f"the coordinator has started again: the run goes on from {', '.join(found)}"
-        writer.record(Hint(message=f"{why}, which the chief's pod had"))
+    event: Hint | Warned | None = None
+    try:
+        token = Path(RUN_FOLDER, TOKEN)
+        _, found = rescue.restore(
+            paths, kube_own_job.around_pod(), token, patience_s=_NEWER_WITHIN_S
+        )
+        if found:
+            went_on = f"the coordinator has started again, and goes on from {', '.join(found)}"
+            event = Hint(message=f"{went_on}, which the chief's pod had")
+    except SetupError as error:
+        event = Warned(message=f"{error.message}: the run goes on from what was gathered before")
+    if event is not None:
+        writer = RunWriter(open_folder(paths), paths)
+        writer.record(event)
         writer.save()
         writer.close(keeps_reserve=True)
 
@@ -155,6 +169,8 @@ def _entry() -> NoReturn:
         match sys.argv[1:]:
             case ["--stop", run_id]:
                 code = stop(run_id)
+            case ["--stop-again", run_id]:
+                code = stop(run_id, again=True)
             case ["--remove", run_id]:
                 kube_package.remove(home(), run_id)
                 code = 0

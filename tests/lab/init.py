@@ -1,6 +1,8 @@
 """The first process of a lab machine: sets up its files and name, may start sshd, reaps children.
 
-python init.py NAME FOLDER HOME PYTHON_HOME
+python init.py NAME FOLDER HOME PYTHON_HOME SHOWN…
+
+SHOWN: folders below /tmp, such as the checkout, that the machine's own /tmp must not hide.
 """
 
 import ctypes
@@ -16,7 +18,7 @@ import uuid
 MS_BIND = 4096
 
 
-def main(name: str, folder: str, home: str, python_home: str) -> None:
+def main(name: str, folder: str, home: str, python_home: str, *shown: str) -> None:
     socket.sethostname(name)
     machine_home = os.path.join(folder, "home")
     if python_home:
@@ -28,6 +30,10 @@ def main(name: str, folder: str, home: str, python_home: str) -> None:
         cover_etc(os.path.join(folder, "etc"))
     boot(name, folder)
     if not folder.startswith("/tmp/"):
+        for kept in shown:
+            there = os.path.join(folder, kept.lstrip("/"))
+            os.makedirs(there, exist_ok=True)
+            mount(kept, there)
         mount(os.path.join(folder, "tmp"), "/tmp")
     sys.stdout.write("up\n")
     sys.stdout.flush()

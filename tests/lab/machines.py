@@ -23,6 +23,7 @@ from .machine import CARD, LabError, Machine, bucket, command, home
 __all__ = ["Lab", "LabError", "Machine"]
 
 INIT = Path(__file__).with_name("init.py")
+CHECKOUT = Path(__file__).parents[2]
 NETWORK = "10.77.0"
 BOOT_S = 60.0
 """Seconds a machine may take to come up."""
@@ -91,7 +92,7 @@ class Lab:
         if sshd:
             self._allow_logins(folder)
         argv = [*_UNSHARE, sys.executable, "-I", "-S", str(INIT), name, str(folder), home()]
-        argv += [_python_home()]
+        argv += [_python_home(), *_below_tmp()]
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -234,6 +235,13 @@ def _python_home() -> str:
         if place.is_relative_to(home()):
             return str(Path(home()) / place.relative_to(home()).parts[0])
     return ""
+
+
+def _below_tmp() -> list[str]:
+    """Return the folders of the checkout and of this Python that are below /tmp."""
+    needed = {CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)}
+    below = [path for path in needed if path.is_relative_to("/tmp")]
+    return sorted(str(path) for path in below if not {*path.parents} & {*below})
 
 
 def _child_of(process: subprocess.Popen[bytes]) -> int:

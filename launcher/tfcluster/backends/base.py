@@ -67,6 +67,9 @@ class Nodes(ABC):
     it. A start that fails or is cancelled leaves nothing behind.
     """
 
+    copies_from_lost = False
+    """True: once the coordinator was killed, what removes its nodes first copies the chief's files
+    into the run folder."""
     keeps_folders = False
     """True: what holds the tasks' folders stays at the end of the block."""
     allocation = ""
@@ -130,10 +133,12 @@ class Nodes(ABC):
         await refuse_rate(bits_per_s)
 
     @classmethod
-    async def fetch_left(cls, node: NodePlan, run_id: str, folder: PurePath, into: Path) -> None:
+    async def fetch_left(
+        cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
+    ) -> None:
         """Copy `folder` of a node that a run has left, because its files were not gathered.
 
-        For nodes that are made for a run. Raises SetupError.
+        For nodes that are made for a run. `endpoint`: see `past_runs.note`. Raises SetupError.
         """
         raise NodeLostError(f"{node.name} is gone, with its files")
 

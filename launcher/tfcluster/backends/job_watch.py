@@ -281,7 +281,7 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
     (its, job), cluster = of_run, (found.job or {}).get("cluster", "")
     try:
         end = state.end or its.explain_end(job, cluster=cluster, patience_s=PATIENCE_S)
-        if paths.is_copy and end.exit_code is None:
+        if paths.is_copy and end is not state.end and end.exit_code is None:
             end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
         return found
@@ -293,6 +293,8 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             fix = end.fix
             if found.checkpoints:
                 fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
+            if end.exit_code is None and found.attempt:  # its coordinator has gathered nothing more
+                found.missed = end.reason
             at = max(state.ended_at or time.time(), found.started_at) - found.clock_ahead_s
             writer = RunWriter(found, paths, clock=lambda: at)
             writer.record(
@@ -306,6 +308,8 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             writer.close()
     except (OSError, DamagedRunError):  # the folder was deleted
         return replace(found, status=end.status, reason=end.reason, waits_for=None)
+    if paths.is_copy:  # the machine that has started it removes it
+        return found
     if state.end is not None:
         with contextlib.suppress(SilentError, SetupError):  # `ps` lists what is left of it
             its.stop(job, cluster=cluster, now=True)
@@ -424,6 +428,8 @@ def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
 def stop(paths: RunPaths, *, now: bool) -> None:
     """Have the run's job end. The second time, or `now`, it ends without time to save.
 
+    While the run gathers its last files, the first time lets it, and the second time aborts that.
+
     It does not come back even if it is put into the queue again meanwhile. Raises SetupError if
     the scheduler refuses it or does not answer.
     """
@@ -437,7 +443,8 @@ def stop(paths: RunPaths, *, now: bool) -> None:
                 f"the job of {snapshot.run} is in the cluster {cluster}, this machine in {here}",
                 fix=f"on a login node of {cluster}: tfcluster down {snapshot.run}",
             )
-        its.stop(job, cluster=cluster, now=now or snapshot.status is Status.STOPPING)
+        stops_tasks = snapshot.status is Status.STOPPING and snapshot.gathering is None
+        its.stop(job, cluster=cluster, now=now or stops_tasks)
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error

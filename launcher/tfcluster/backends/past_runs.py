@@ -138,6 +138,11 @@ def note(run_id: str, backend: str, endpoint: str) -> None:
         path.write_text(f"{backend}\n{endpoint}\n{this_process()}\n")
 
 
+def endpoint_of(run_id: str) -> str:
+    """Return the endpoint at which the backend may have something of a run; "" if none is noted."""
+    return next((place.endpoint for noted, place, _ in _notes() if noted == run_id), "")
+
+
 def forget(run_id: str) -> None:
     """Delete a run's note: nothing is left of it, or the user removed the run."""
     with contextlib.suppress(OSError):

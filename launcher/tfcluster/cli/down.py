@@ -60,15 +60,27 @@ def command(
     targets = targets if everything else _find_run(run, terminal)
     errors: list[SetupError] = []
     ended = _stop_all(targets, terminal, errors, now=now)
-    found = [past_runs.find_leftovers_of(state.run, patience_s=_ANSWER_S) for state in ended]
+    kept = set[str]() if now else _runs_with_missed_files(terminal, ended)
+    done = {state.run for state in ended}
+    found = [past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) for run in done - kept]
     if everything:
-        done = {state.run for state in ended}
-        found.append(past_runs.find_leftovers(excluded=done, patience_s=_ANSWER_S))
+        found.append(past_runs.find_leftovers(excluded=done | kept, patience_s=_ANSWER_S))
     for leftovers in found:
         errors += _remove_leftovers(leftovers, terminal)
     if as_json:
         terminal.emit_json([{"run": state.run, "status": str(state.status)} for state in ended])
     NodeLostError.raise_all(errors)
+
+
+def _runs_with_missed_files(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
+    """Return the runs whose newest checkpoint is only where their tasks ran: that stays."""
+    kept = {state.run for _, state in registry.runs() if state.missed}
+    for run in sorted(kept & {state.run for state in ended}):
+        terminal.say_wrapped(
+            f"what {run} has left stays, with its newest checkpoint: `tfcluster checkpoints {run}`"
+            f" gathers that, and `tfcluster down --now {run}` removes all"
+        )
+    return kept
 
 
 def _stop_all(

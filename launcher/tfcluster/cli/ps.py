@@ -90,9 +90,16 @@ def _remarks(survey: RunListing) -> Iterator[str]:
         if run.status is Status.LOST and registry.is_open(run):
             yield f"{run.run} is lost: `tfcluster down {run.run[-4:]}` cleans up after it"
     found = past_runs.find_leftovers()
+    missed = {run.run for _, run in survey.runs if run.missed}
     yield from (f"{silent}; {silent.fix}" for silent in found.silent)
     for left in found.leftovers:
         names = ", ".join(left.names)
+        if left.run_id in missed:
+            yield (
+                f"{left.place.backend} still has {names}, with the newest checkpoint of"
+                f" {left.run_id}: `tfcluster checkpoints {left.run_id}` gathers it"
+            )
+            continue
         yield f"{left.place.backend} still has {names}: `tfcluster down {left.run_id}` removes them"
 
 

@@ -91,17 +91,19 @@ def _gather(
         with _saying(say):
             cleanup.end_everywhere(paths, lambda sentence: None)
         state = registry.load(paths)
-        if node.capabilities.in_containers:
+        if backends.class_of(node).copies_from_lost:
             _await_copy(paths.run_id)
     for folder in (paths.task_checkpoints(chief), _in_shared_home(paths, node, chief)):
         if folder.is_dir():
             _gather_from(folder, paths, store, say)
             return
-    if node.capabilities.in_containers and state.missed_in is not None:
+    if node.capabilities.in_containers:
         with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
             fetch = backends.class_of(node).fetch_left
-            there = PurePosixPath(state.missed_in)
-            cleanup.run_in_loop(fetch(node, paths.run_id, there, Path(copy)))
+            there = PurePosixPath(state.missed_in or _usual_folder(paths, node, chief))
+            endpoint = past_runs.endpoint_of(paths.run_id)
+            copying = fetch(node, paths.run_id, there, Path(copy), endpoint=endpoint)
+            cleanup.run_in_loop(copying)
             _gather_from(Path(copy), paths, store, say)
     elif node.capabilities.has_addresses and node.name in state.agents:
         gathering = _gather_from_host(node, chief, paths, state, plan, store, say)
@@ -117,8 +119,13 @@ def _await_copy(run_id: str) -> None:
 
 def _in_shared_home(paths: RunPaths, node: NodePlan, chief: TaskId) -> Path:
     """Return the chief's folder on its node as this machine sees it, if both share the home."""
-    there = NodePaths(os.path.expanduser(CACHE), paths.run_id).folder(node_folder(node.name))
-    return RunPaths(Path(there)).task_checkpoints(chief)
+    return Path(os.path.expanduser(_usual_folder(paths, node, chief)))
+
+
+def _usual_folder(paths: RunPaths, node: NodePlan, chief: TaskId) -> str:
+    """Return the chief's folder on its node, below ``~``."""
+    there = NodePaths(CACHE, paths.run_id).folder(node_folder(node.name))
+    return str(RunPaths(Path(there)).task_checkpoints(chief))
 
 
 def _gather_from(

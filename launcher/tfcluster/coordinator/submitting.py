@@ -226,7 +226,8 @@ class _Watch:
     def _cancel(self, number: int) -> None:
         self.watcher.ask("")
         try:
-            job_watch.stop(self.paths, now=self._cancelled_by is not None)
+            gathers = registry.load(self.paths).gathering is not None
+            job_watch.stop(self.paths, now=self._cancelled_by is not None and not gathers)
         except SetupError as error:
             self.watcher.said(str(error))
             return

@@ -297,6 +297,13 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
         yield f"TF_CONFIG gets each node's address on {plan.interface}, which its agent finds"
     elif spec.runtime.interface is not None:
         yield "runtime.interface has no effect without other hosts or nodes of Slurm"
+    if isinstance(requested := plan.resources.gpus, int | tuple) and requested:
+        for node in plan.nodes:
+            if kinds.get(node.backend).jobs is not None and node.container is None:
+                yield (
+                    f"resources.gpus counts the GPUs of a node from 0, whichever {node.backend} has"
+                    f" given it: leave it out, and set runtime.{node.backend}.gpus_per_task"
+                )
     if spec.runtime.ports is not None and plan.images:
         yield "runtime.ports has no effect in containers, which have all ports to themselves"
     for kind in dict.fromkeys(kinds.get(node.backend) for node in plan.nodes):

@@ -84,7 +84,7 @@ class AgentLink:
         self._is_closing = self._has_sent_shutdown = False
         self._fault = ""
         self.heard_goodbye = self.has_ended = False
-        """`has_ended`: no process the agent started is alive, whatever its lease says."""
+        """`has_ended`: no task that the agent started is alive, whatever its lease says."""
         self.welcome = msg.Welcome(pid=0, guard_pid=0)
         self.log_offsets: dict[str, int] = {}
         """Stream name → offset up to which log bytes have arrived; sent again on resuming."""
@@ -170,7 +170,7 @@ class AgentLink:
         self._messages.put_nowait(None)
         if not self._is_over:
             self._is_over = True
-            self.has_ended = await self._agent.end(keeps_folders=keeps_folders)
+            self.has_ended |= await self._agent.end(keeps_folders=keeps_folders)
 
     async def _connect(self) -> Connection:
         reader, writer = await self._dial()
@@ -256,7 +256,7 @@ class AgentLink:
 
     def _take(self, report: msg.Report) -> None:
         if isinstance(report, msg.Bye):
-            self.heard_goodbye = True
+            self.heard_goodbye = self.has_ended = True  # it is the agent's last word
             if report.stays:
                 self._agent.detach()
         self._put(report)

@@ -305,6 +305,21 @@ def test_a_silent_scheduler_is_said_and_the_folder_is_shown(
     assert job_watch.silences() == [sentence]
 
 
+@pytest.mark.parametrize("never_starts", [False, True])
+def test_a_copy_of_another_machines_run_ends_without_touching_its_job(
+    home_dir: Any, fake: Fake, *, never_starts: bool
+) -> None:
+    paths = submitted(home_dir / "elsewhere", fake, *STARTED)
+    assert paths.is_copy
+    end = JobEnd("there is no image", status=Status.FAILED) if never_starts else None
+    fake.states[paths.run_id] = JobState(Phase.OVER, end=end)
+    state = job_watch.load(paths)
+    assert state.status is (Status.FAILED if never_starts else Status.INTERRUPTED)
+    reason = "there is no image" if never_starts else "the machine that has started it has fetched"
+    assert reason in str(state.reason)
+    assert fake.stopped == []
+
+
 def test_a_stop_is_the_scheduler_s_and_the_second_one_ends_the_job(
     home_dir: Any, fake: Fake
 ) -> None:

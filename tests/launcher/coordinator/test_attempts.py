@@ -336,6 +336,19 @@ def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
     assert next_attempt_of(scene.history) is not again, "the attempt is spent"
 
 
+def test_tasks_start_with_the_present_address_of_a_node_that_came_back(tmp_path: Path) -> None:
+    """Its ports were held in the background, by steps with a plan of their own."""
+    scene = Scene(replay_of(), tmp_path)
+    startup = scene.attempts.startup
+    startup.plan = replace(startup.plan, interface="ib0").at({"local": "10.20.0.1"})
+    members = [task.id for task in startup.plan.tasks]
+    ports = {str(task): 2222 for task in members}
+    scene.hub.keep("local", msg.PortsHeld(ports=ports, host="10.20.0.9"))
+    scene.hub.holds_ports = lambda node: True  # type: ignore[method-assign]
+    startup.start_tasks(2, members, only=members, restored_step=None)
+    assert {task.host for task in startup.plan.tasks} == {"10.20.0.9"}
+
+
 def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:
     """The end of a run and the loss of a node may coincide."""
     hub = FakeHub(RunPaths(tmp_path))

@@ -234,6 +234,15 @@ def test_the_source_of_a_thread_setting_is_shown(
     assert others == {expected if expected.startswith("resources") else EVEN_SHARE}
 
 
+@pytest.mark.parametrize(("gpus", "is_said"), [(1, True), ([0], True), (0, False), (None, False)])
+def test_gpus_that_slurm_gives_are_not_numbered(
+    plan_of: Planner, gpus: object, *, is_said: bool
+) -> None:
+    sections = {"resources": {"gpus": gpus}, "runtime": {"backend": "slurm"}}
+    notes = " ".join(plan_of(sections).notes)
+    assert ("leave it out, and set runtime.slurm.gpus_per_task" in notes) == is_said
+
+
 def test_a_single_task_keeps_the_defaults_of_its_libraries(plan_of: Planner) -> None:
     assert "TF_NUM_INTRAOP_THREADS" not in env(plan_of({"cluster": {"worker": 1}}))
 

@@ -47,6 +47,8 @@ _NO_PIDS_LIMIT = re.compile(r"WARNING: [^.]*\bpids limit\b[^.]*\.[^.]*discarded\
 class DockerNodes(Nodes):
     """Containers at one daemon, and the network they share."""
 
+    copies_from_lost = True
+
     def __init__(self, planned: Sequence[NodePlan], run: RunContext) -> None:
         super().__init__(planned, run)
         self._containers: dict[str, RunningContainer] = {}
@@ -119,7 +121,9 @@ class DockerNodes(Nodes):
         await container.copy(folder, into)
 
     @classmethod
-    async def fetch_left(cls, node: NodePlan, run_id: str, folder: PurePath, into: Path) -> None:
+    async def fetch_left(
+        cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
+    ) -> None:
         await _container_of(run_id, node).copy(folder, into)
 
     async def repair(self) -> list[str]:

@@ -10,6 +10,7 @@ one of the next generation, with another name, so a pod of a lost node never mee
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
 import secrets
 import shlex
@@ -31,7 +32,7 @@ from tfcluster.backends.kubernetes import (
     run_pods,
 )
 from tfcluster.backends.kubernetes.cluster import pod_dial
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
+from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
 from tfcluster.backends.kubernetes.cluster.kube_client import (
     Cluster,
     KubeError,
@@ -149,6 +150,23 @@ class KubeNodes(Nodes):
         argv = await self._argv_of(pod, sender)
         if not await asyncio.to_thread(pod_files.receive, argv, into):
             raise NodeLostError(f"the pod {pod.name} does not send its files")
+
+    @classmethod
+    async def fetch_left(
+        cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
+    ) -> None:
+        """Copy from a pod that was kept, through its seat and the API server."""
+        place = await soon(reach_again, endpoint, patience_s=_PATIENCE_S)
+        labels = {**run_objects.run_labels(run_id), ROLE: "task", TASK: node.name}
+        pods = [TaskPod(place, pod) for pod in await soon(place.list, "pods", labels=labels)]
+        used = sorted((pod for pod in pods if pod.user), key=lambda pod: -pod.generation)
+        if not used:
+            raise NodeLostError(f"the cluster has no pod of {node.name} any more")
+        secret = await soon(place.get, f"secrets/{run_objects.object_name(run_id)}")
+        token = base64.b64decode(secret["data"][run_objects.TOKEN])
+        argv = pod_files.sender_argv(run_id, os.devnull, str(folder))
+        if not await asyncio.to_thread(pod_files.fetch, place, used[0].name, token, argv, into):
+            raise NodeLostError(f"the pod {used[0].name} does not send its files")
 
     async def examine(self) -> Outlook:
         """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
+from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
+from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
 from tfcluster.backends.kubernetes.extraction import extract
 from tfcluster.checkpoints.completeness import Entry
 
@@ -84,10 +87,29 @@ def receive(command: Sequence[str], folder: Path, *, have: Iterable[Entry] = ())
             return False
         if done.returncode:
             return False
-        file.seek(0)
-        try:
-            with tarfile.open(fileobj=file) as tar:
-                extract(tar, folder, "data")
-        except tarfile.TarError:
-            return False
-        return True
+        return _unpack(file, folder)
+
+
+def fetch(cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], folder: Path) -> bool:
+    """Unpack what `argv` sends from a pod, through the API server; see `receive`.
+
+    Raises ConnectionError.
+    """
+    with (
+        tempfile.TemporaryFile(dir=folder) as file,
+        SeatProcess(cluster, pod, token, argv, timeout_s=_COPY_S) as process,
+    ):
+        for data in (b"{}", b""):  # nothing is here yet; the end of stdin
+            process.send(data)
+        shutil.copyfileobj(process, file)
+        return process.code == 0 and _unpack(file, folder)
+
+
+def _unpack(file: IO[bytes], folder: Path) -> bool:
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file) as tar:
+            extract(tar, folder, "data")
+    except tarfile.TarError:
+        return False
+    return True

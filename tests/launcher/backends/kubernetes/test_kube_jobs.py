@@ -118,6 +118,22 @@ def test_a_stop_is_told_to_the_coordinator_and_a_second_one_deletes_all(
     assert place.deleted == ["batch/jobs/lab-1"]
 
 
+def test_a_second_stop_while_files_are_copied_aborts_that_and_deletes_nothing(
+    place: FakePlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def abort(place: object, pod: str, run: str) -> bool:
+        asked.append(pod)
+        return True
+
+    monkeypatch.setattr(kube_jobs, "_abort_copying", abort)
+    place.add("batch/jobs/lab-1", notes={LEADER: "p", STOP: "told"})
+    place.add("pods/lab-1-x")["status"] = running_pod()
+    stop(place)
+    assert (asked, place.deleted) == (["lab-1-x"], [])
+
+
 def test_a_stop_that_the_coordinator_did_not_hear_is_tried_again(
     place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -261,6 +261,20 @@ def test_a_run_that_ends_already_is_not_stopped_again(
     assert asked == []
 
 
+@pytest.mark.parametrize(("gathering", "code"), [({"what": "checkpoints"}, 0), (None, 1)])
+def test_only_a_run_that_copies_its_last_files_is_stopped_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathering: object, code: int
+) -> None:
+    monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
+    state = SimpleNamespace(status=Status.RUNNING, gathering=gathering)
+    RunPaths.of("lab-1").root.mkdir(parents=True)
+    monkeypatch.setattr(registry, "load_recorded", lambda paths: state)
+    asked = list[Path]()
+    monkeypatch.setattr(control, "stop", lambda path, **how: asked.append(path))
+    assert in_pod.stop("lab-1", again=True) == code
+    assert len(asked) == 1 - code
+
+
 def test_a_successor_waits_until_its_predecessor_has_saved(
     place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -140,21 +140,32 @@ def restart_orphaned(job: str, *, cluster: str) -> None:
 def stop(job: str, *, cluster: str, now: bool) -> None:
     """Ask the coordinator to stop the run, or the next one if its pod is being replaced.
 
-    All is deleted `now`, the second time, and if no coordinator has ever started.
+    All is deleted `now`, the second time, and if no coordinator has ever started. The second time
+    only aborts the copying of a coordinator whose tasks have ended: their files stay in the pods.
     """
     place = _reach(cluster, _STOP_S)
     with _silence():
         if (found := place.find(f"batch/jobs/{job}")) is None:
             return
         notes = found["metadata"].get("annotations", {})
-        now = now or notes.get(STOP) == _TOLD
-        _note_stop(place, job, "now" if now else "asked")
         pod = _coordinator_pod(place, job)
+        if not now and notes.get(STOP) == _TOLD:
+            if pod is not None and _abort_copying(place, pod, run_of(found)):
+                return
+            now = True
+        _note_stop(place, job, "now" if now else "asked")
         if now or (pod is None and LEADER not in notes):
             _delete_all(place, job, now=now)
             return
         _signal(place, run_of(found), job)
         _note_stop(place, job, _TOLD)
+
+
+def _abort_copying(place: Cluster, pod: str, run: str) -> bool:
+    """Have the coordinator leave the last files where they are; return whether it copied any."""
+    argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop-again", run]
+    token = _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
+    return not seat_process.run(place, pod, token, argv, timeout_s=_TELL_S)
 
 
 def _note_stop(place: Cluster, job: str, word: str) -> None:

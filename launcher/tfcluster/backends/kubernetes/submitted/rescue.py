@@ -29,17 +29,19 @@ from tfcluster.rundir.paths import RunPaths
 _PATIENCE_S, _PAUSE_S = 300.0, 5.0
 
 
-def restore(paths: RunPaths, cluster: Cluster, token: Path) -> tuple[int, Sequence[str]]:
-    """Fill a fresh run folder with the checkpoints that the pods of an earlier coordinator have.
+def restore(
+    paths: RunPaths, cluster: Cluster, token: Path, *, patience_s: float | None = None
+) -> tuple[int, Sequence[str]]:
+    """Gather the checkpoints that the pods of an earlier coordinator have and the run folder lacks.
 
     Return the newest attempt (0 if no pod has files), and the names of the checkpoints to continue
-    from. Raises SetupError where the cluster does not answer, or a living pod does not send its
-    files.
+    from if any is new. Raises SetupError where the cluster does not answer, or a living pod does
+    not send its files within `patience_s`.
     """
     plan = registry.load_plan(paths)
     node = plan.task(plan.chief).node
     labels = {**run_labels(paths.run_id), ROLE: "task", TASK: node}
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
     while True:
         pods = [pod for pod in cluster.list("pods", labels=labels) if _has_files(pod)]
         pods.sort(key=lambda pod: -int(pod["metadata"]["labels"][GENERATION]))
