@@ -177,7 +177,7 @@ class Startup:
                 self.plan, self.paths, answers, names, ports, before=before
             )
         else:
-            report = await self._probe_this_node()
+            report = await self._probe_this_node(names)
         run_writer.write_json(self.paths.preflight, report.to_json())
         report.require()
         for answer in report.answers:
@@ -187,7 +187,7 @@ class Startup:
                 self._assigned.update(orders.assign_resources(self.plan, answer))
         return report.warnings
 
-    async def _probe_this_node(self) -> PreflightReport:
+    async def _probe_this_node(self, nodes: Sequence[str]) -> PreflightReport:
         """Probe this machine in a daemon thread.
 
         A dead file system or a slow name server blocks only that thread, which is left behind, so
@@ -197,7 +197,7 @@ class Startup:
 
         def probe() -> None:
             try:
-                future.set_result(probes.probe_this_node(self.plan))
+                future.set_result(probes.probe_this_node(self.plan, nodes))
             except BaseException as error:
                 future.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the run is over and its loop closed

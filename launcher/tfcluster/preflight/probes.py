@@ -169,12 +169,12 @@ async def probe_links(
     return connectivity.find_lost_links(cuts, chief_node=plan.task(plan.chief).node)
 
 
-def probe_this_node(plan: Plan) -> PreflightReport:
-    """Check this machine for `up`.
+def probe_this_node(plan: Plan, nodes: Sequence[str]) -> PreflightReport:
+    """Check this machine, which all of these nodes are, for `up`.
 
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
-    answers = [_planned_answer(plan, node, ProbeAnswer(node.name)) for node in plan.nodes]
+    answers = [_planned_answer(plan, plan.node(name), ProbeAnswer(name)) for name in nodes]
     return PreflightReport.of(answers, replace(_unplanned_needs(plan), tensorflow=False))
 
 

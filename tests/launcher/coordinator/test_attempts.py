@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import threading
 import time
@@ -90,7 +91,7 @@ class Scene:
 
     def __init__(self, history: Replay, tmp_path: Path) -> None:
         self.history, self.supervisor = history, history.supervisor
-        paths = RunPaths(tmp_path)
+        paths = self.paths = RunPaths(tmp_path)
         self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
         self.on_connect: Callable[[], object] = int
         self.recorded: list[Event] = []
@@ -242,7 +243,7 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
 ) -> None:
     """A preflight hangs for a folder on a dead NFS server or a name that no server resolves."""
     dead = threading.Event()
-    monkeypatch.setattr(probes, "probe_this_node", lambda plan: dead.wait(60))
+    monkeypatch.setattr(probes, "probe_this_node", lambda plan, nodes: dead.wait(60))
     history = replay_of()
     history.supervisor = Supervisor(history.plan)  # nothing has started
     history.supervisor.begin_run(history.now)
@@ -256,6 +257,19 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
     scene.play(work)
     assert history.outcome()[1] == 130
     dead.set()
+
+
+def test_only_nodes_that_were_reached_are_checked_before_the_start(tmp_path: Path) -> None:
+    """A gang that may shrink starts without the others, which used to fail the check."""
+    scene = Scene(replay_of(), tmp_path)
+    startup, (local,) = scene.attempts.startup, scene.history.plan.nodes
+    startup.plan = replace(startup.plan, nodes=(local, replace(local, name="10.0.0.9")))
+
+    async def work() -> None:
+        await startup.preflight([local])
+        assert json.loads(scene.paths.preflight.read_text())["nodes"] == ["local"]
+
+    scene.play(work)
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
