@@ -263,7 +263,7 @@ class RunSnapshot:
 
     @property
     def may_have_left(self) -> bool:
-        """Whether the run is over and its tasks may have saved what nobody has gathered."""
+        """Return whether the run is over and its tasks may have saved what nobody has gathered."""
         return self.status.is_final and (self.status is Status.LOST or bool(self.missed))
 
     def to_json(self) -> dict[str, Any]:
