@@ -7,10 +7,13 @@ and what it does hits its successor, down to the job, whose id is the same. So i
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from dataclasses import asdict
 from typing import Final
 
+from tfcluster.agent.processes import descendants
 from tfcluster.rundir import heartbeat, registry
 from tfcluster.rundir.paths import RunPaths
 
@@ -26,4 +29,7 @@ def leave_if_replaced(paths: RunPaths) -> None:
     if not heartbeat.is_held_by(paths, asdict(registry.this_process())):
         said = f"tfcluster: another coordinator has taken {paths.run_id} over, this one ends\n"
         os.write(2, said.encode(errors="replace"))
+        for pid in descendants():  # an `srun` that goes on, too, may end steps of its successor
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         os._exit(EXIT_CODE)
