@@ -17,7 +17,7 @@ from tfcluster import __version__
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def empty(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def check(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=280, check=False
+        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=580, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
     return done.stdout
