@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tfcluster.backends.kubernetes.submitted import kube_mirror
 from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import SetupError
@@ -74,3 +76,25 @@ def test_an_api_server_that_is_away_is_said(tmp_path: Path) -> None:
     mirror = Mirror(RunPaths(tmp_path), Away())
     assert not mirror._try_to_copy()
     assert mirror.problem == "the Kubernetes API server does not answer"
+
+
+@pytest.mark.usefixtures("running")
+def test_a_coordinator_that_does_not_open_its_folder_for_long_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube_mirror, "_SLOW_S", 0.0)
+    mirror = Mirror(RunPaths(tmp_path), Source())
+    seen = list[str]()
+
+    class Waiting(Failing):
+        def readinto(self, buffer: Any) -> int:
+            until = time.monotonic() + 20
+            while not mirror.problem and time.monotonic() < until:
+                time.sleep(0.001)
+            seen.append(mirror.problem)
+            return 0
+
+    monkeypatch.setattr(mirror.source, "open", Waiting, raising=False)
+    assert not mirror._try_to_copy()
+    assert "has not opened the run's folder yet" in seen[0]
+    assert mirror.problem == ""

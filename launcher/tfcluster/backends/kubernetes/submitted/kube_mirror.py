@@ -35,6 +35,9 @@ from tfcluster.wire.folder_stream import Applier, Frame, frames
 
 LOCK: Final = ".mirror"
 _RETRY_S: Final = 1.0
+_NOT_OPEN: Final = "the coordinator's pod runs, but has not opened the run's folder yet"
+_SLOW_S: Final = 10.0
+"""Seconds that a coordinator may take to open the run's folder, without a word."""
 
 
 class Source(Protocol):
@@ -122,7 +125,9 @@ class Mirror:
             return False
         with sending:
             received = frames(io.BufferedReader(sending))
-            if (first := next(received, None)) is None:
+            with self._noting_silence():
+                first = next(received, None)
+            if first is None:
                 raise ConnectionError(sending.last_words or "the coordinator's pod sends nothing")
             self._failures = 0
             applier.meet(first[0]["folder"])
@@ -130,6 +135,24 @@ class Mirror:
                 sending.send(json.dumps({"have": applier.have()}).encode() + b"\n")
             self._apply(applier, received)
         return True
+
+    @contextlib.contextmanager
+    def _noting_silence(self) -> Iterator[None]:
+        """Note as the problem if the block takes long: a successor waits for its predecessor."""
+
+        def note() -> None:
+            self.problem = _NOT_OPEN
+
+        timer = threading.Timer(_SLOW_S, note)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            if self.problem == _NOT_OPEN:
+                self.problem = ""
 
     def _apply(self, applier: Applier, received: Iterator[Frame]) -> None:
         for head, data in received:
