@@ -26,6 +26,7 @@ from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import COORDINATOR_TOKEN, ENV_KEY, TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
+from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
 from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
@@ -62,7 +63,7 @@ def main(run_id: str) -> int:
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
     is_fresh, former = not kube_own_job.has_started(paths.root), leadership.leader()
-    is_replaced = is_fresh and former not in (None, leadership.pod)
+    is_replaced = is_fresh and former is not None  # also by this pod, which could not rescue them
     if is_replaced:
         kube_own_job.await_predecessors(job)
     leadership.take()
@@ -106,16 +107,17 @@ def stop(run_id: str, *, again: bool = False) -> int:
     """Ask the coordinator of this pod to stop its run; return the exit code.
 
     One that stops its run already is not asked again: it would end its tasks at once. With `again`
-    only one that copies the last files is asked, which aborts that; for others the code is 1.
+    only one that copies the last files is asked, which aborts that; the code of one that does not
+    yet is `NOT_COPYING`.
     """
     paths, until = RunPaths.of(run_id), time.monotonic() + _LISTENS_WITHIN_S
     while True:
         try:
             state = registry.load_recorded(paths)
             status = state.status
-            if again and (status.is_final or state.gathering is None):
-                return 1
-            if again or not (status.is_final or status is Status.STOPPING):
+            if again and not status.is_final and state.gathering is None:
+                return NOT_COPYING
+            if not (status.is_final or (status is Status.STOPPING and not again)):
                 paths.cancelled.touch()
                 control.stop(paths.control_socket, why="tfcluster down", now=False)
             return 0
@@ -155,8 +157,9 @@ def _gather_newer(paths: RunPaths) -> None:
         if found:
             went_on = f"the coordinator has started again, and goes on from {', '.join(found)}"
             event = Hint(message=f"{went_on}, which the chief's pod had")
-    except SetupError as error:
-        event = Warned(message=f"{error.message}: the run goes on from what was gathered before")
+    except (SetupError, OSError) as error:  # such as a full disk
+        why = error.message if isinstance(error, SetupError) else describe_error(error)
+        event = Warned(message=f"{why}: the run goes on from what was gathered before")
     if event is not None:
         writer = RunWriter(open_folder(paths), paths)
         writer.record(event)

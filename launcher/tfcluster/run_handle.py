@@ -122,12 +122,16 @@ class Run:
         """The last diagnosis: `root_cause` (task, reason, hint …), `collateral`, `attempt`."""
         return self.state().diagnosis
 
-    def gather_left(self, say: Callable[[str], None]) -> None:
-        """Gather what a run that is over has left where its tasks saved; `say` gets sentences."""
-        if self.state().may_have_left:
-            from tfcluster.coordinator.late_gathering import gather_left  # it imports asyncio
+    def gather_left(self, say: Callable[[str], None]) -> bool:
+        """Gather what a run that is over has left where its tasks saved; `say` gets sentences.
 
-            gather_left(self.paths, say)
+        Return False if something could not be gathered.
+        """
+        if not self.state().may_have_left:
+            return True
+        from tfcluster.coordinator.late_gathering import gather_left  # it imports asyncio
+
+        return gather_left(self.paths, say)
 
     @property
     def checkpoints(self) -> tuple[Gathered, ...]:

@@ -60,7 +60,7 @@ def command(
     targets = targets if everything else _find_run(run, terminal)
     errors: list[SetupError] = []
     ended = _stop_all(targets, terminal, errors, now=now)
-    kept = set[str]() if now else _runs_with_missed_files(terminal, ended)
+    kept = set[str]() if now else _runs_with_files(terminal, ended)
     done = {state.run for state in ended}
     found = [past_runs.find_leftovers_of(run, patience_s=_ANSWER_S) for run in done - kept]
     if everything:
@@ -72,9 +72,16 @@ def command(
     NodeLostError.raise_all(errors)
 
 
-def _runs_with_missed_files(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
-    """Return the runs whose newest checkpoint is only where their tasks ran: that stays."""
+def _runs_with_files(terminal: Terminal, ended: Sequence[RunSnapshot]) -> set[str]:
+    """Return the runs whose newest checkpoint is only where their tasks ran: that stays.
+
+    What lost runs have left is gathered first.
+    """
     kept = {state.run for _, state in registry.runs() if state.missed}
+    for state in ended:
+        lost = state.status is Status.LOST and Run(RunPaths.of(state.run))
+        if lost and not lost.gather_left(terminal.say_wrapped):
+            kept.add(state.run)
     for run in sorted(kept & {state.run for state in ended}):
         terminal.say_wrapped(
             f"what {run} has left stays, with its newest checkpoint: `tfcluster checkpoints {run}`"

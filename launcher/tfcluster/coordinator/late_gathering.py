@@ -41,19 +41,19 @@ from tfcluster.supervision.restart_policy import chief_among
 _COPY_S, _POLL_S = 60.0, 0.5
 
 
-def gather_left(paths: RunPaths, say: Callable[[str], None]) -> None:
+def gather_left(paths: RunPaths, say: Callable[[str], None]) -> bool:
     """Gather what the chief of a run that is over has saved; leftover tasks of a lost run end.
 
-    `say` gets what was gathered, and what could not be. Does nothing while the run goes on, or if
-    all was gathered at its end.
+    `say` gets what was gathered, and what could not be; return False if something could not. Does
+    nothing while the run goes on, or if all was gathered at its end.
     """
     state = job_watch.load(paths)
     if not state.may_have_left:
-        return
+        return True
     try:
         plan = registry.load_plan(paths)
         if plan.checkpoints.dir is not None:
-            return
+            return True
         with _alone(paths):
             store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
             before = set(store.held)
@@ -64,6 +64,8 @@ def gather_left(paths: RunPaths, say: Callable[[str], None]) -> None:
             _record(paths, store)
     except (TfclusterError, OSError, CancelledError) as error:
         say(f"the last checkpoints of {paths.run_id} cannot be gathered: {_text_of(error)}")
+        return False
+    return True
 
 
 def _text_of(error: Exception) -> str:

@@ -406,7 +406,9 @@ class KubeNodes(Nodes):
 
     async def _address(self, pod: TaskPod) -> str:
         found = await self._ask(self._cluster.get, f"pods/{pod.name}")
-        return str(found["status"]["podIP"])
+        if not (address := found.get("status", {}).get("podIP")):
+            raise NodeLostError(f"the pod {pod.name} has no address")
+        return str(address)
 
     async def _await_name(self, host: str, address: str) -> None:
         """Wait until the cluster's DNS knows the pod of this generation."""

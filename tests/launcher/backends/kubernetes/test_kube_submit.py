@@ -26,6 +26,7 @@ from tfcluster.backends.kubernetes.submitted import (
     kube_submit,
     rescue,
 )
+from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.coordinator import submitting
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import SetupError
@@ -229,6 +230,41 @@ def test_a_run_whose_end_is_noted_does_not_start_again(monkeypatch: pytest.Monke
     assert in_pod.main("lab-1") == 0
 
 
+def test_a_successor_that_could_not_get_the_files_asks_again_when_it_starts_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the lead from its first start on: its pods would be ended, with the checkpoints."""
+    paths, asked, leads = RunPaths(tmp_path), list[bool](), ["before"]
+    lead = SimpleNamespace(
+        pod="after",
+        leader=lambda: leads[-1],
+        take=lambda: leads.append("after"),
+        require_lasting_pod=int,
+    )
+
+    def rescue_files(asked_for: RunPaths) -> None:
+        asked.append(True)
+        raise SetupError("the pod has the run's files and does not send them")
+
+    monkeypatch.setenv(JOB_VARIABLE, "lab-1")
+    for name in ("note_clock", "await_predecessors"):
+        monkeypatch.setattr(kube_own_job, name, lambda *args: None)
+    monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: False)
+    monkeypatch.setattr(kube_own_job, "leadership", lambda job: lead)
+    monkeypatch.setattr(kube_package, "unpack", lambda *args: paths)
+    monkeypatch.setattr(
+        in_pod, "Lease", lambda *args: SimpleNamespace(take=lambda: None, keep=lambda: None)
+    )
+    monkeypatch.setattr(in_pod, "record_job", lambda *args: None)
+    monkeypatch.setattr(in_pod, "_rescue", rescue_files)
+    (tmp_path / kube_package.SUBMITTED).write_text("{}")
+    monkeypatch.setattr(in_pod, "JobSubmitted", SimpleNamespace)
+    for _ in range(2):
+        with pytest.raises(SetupError):
+            in_pod.main("lab-1")
+    assert len(asked) == 2
+
+
 def test_a_stop_waits_for_the_folder_of_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,18 +296,30 @@ def test_a_run_that_ends_already_is_not_stopped_again(
     assert asked == []
 
 
-@pytest.mark.parametrize(("gathering", "code"), [({"what": "checkpoints"}, 0), (None, 1)])
+@pytest.mark.parametrize(
+    ("status", "gathering", "code", "times"),
+    [
+        (Status.RUNNING, {"what": "checkpoints"}, 0, 1),
+        (Status.RUNNING, None, NOT_COPYING, 0),
+        (Status.SUCCEEDED, None, 0, 0),  # its files are still fetched: nothing may be deleted
+    ],
+)
 def test_only_a_run_that_copies_its_last_files_is_stopped_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gathering: object, code: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: Status,
+    gathering: object,
+    code: int,
+    times: int,
 ) -> None:
     monkeypatch.setenv("TFCLUSTER_HOME", str(tmp_path))
-    state = SimpleNamespace(status=Status.RUNNING, gathering=gathering)
+    state = SimpleNamespace(status=status, gathering=gathering)
     RunPaths.of("lab-1").root.mkdir(parents=True)
     monkeypatch.setattr(registry, "load_recorded", lambda paths: state)
     asked = list[Path]()
     monkeypatch.setattr(control, "stop", lambda path, **how: asked.append(path))
     assert in_pod.stop("lab-1", again=True) == code
-    assert len(asked) == 1 - code
+    assert len(asked) == times
 
 
 def test_a_successor_waits_until_its_predecessor_has_saved(

@@ -47,6 +47,7 @@ from tfcluster.backends.kubernetes.submitted.kube_job_states import (
     run_of,
 )
 from tfcluster.backends.kubernetes.submitted.kube_mirror import Mirror
+from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back as can_come_back
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
@@ -72,8 +73,8 @@ _ENDS_S: Final = 5.0
 _POLL_S: Final = 0.3
 _TOLD: Final = "told"
 """The note about a stop once the coordinator knows of it: the next one does not ask again."""
-_seen_since: dict[tuple[str, str], float] = {}
-"""Job or pod, and the reason for which it waits → since when this process knows it."""
+_seen_since: dict[str, tuple[str, float]] = {}
+"""Job or pod → the reason for which it waits, and since when this process knows that."""
 _OWNERS: Final = {"Job": "batch/jobs", "Service": "services"}
 """The object that owns all others of a run: its Job, or without one its Service."""
 
@@ -108,7 +109,9 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
 def _watched_s(uid: str, what: str) -> float:
     """Return for how long this process has seen the Job or pod wait for a reason."""
     now = time.monotonic()
-    return now - _seen_since.setdefault((uid, what), now)
+    if _seen_since.get(uid, ("", now))[0] != what:
+        _seen_since[uid] = what, now
+    return now - _seen_since[uid][1]
 
 
 def _events(place: Cluster, job: Object, pod: Object | None) -> Sequence[Object]:
@@ -162,10 +165,24 @@ def stop(job: str, *, cluster: str, now: bool) -> None:
 
 
 def _abort_copying(place: Cluster, pod: str, run: str) -> bool:
-    """Have the coordinator leave the last files where they are; return whether it copied any."""
+    """Have the coordinator leave the last files where they are; return False if tasks still run.
+
+    Raises SetupError if that is not known.
+    """
     argv = ["python", "-P", "-m", "tfcluster.in_pod", "--stop-again", run]
     token = _decode(place.get(f"secrets/{run_objects.object_name(run)}")).encode()
-    return not seat_process.run(place, pod, token, argv, timeout_s=_TELL_S)
+    code = None
+    try:
+        with SeatProcess(place, pod, token, argv, timeout_s=_TELL_S) as process:
+            why, code = process.finish(), process.code
+    except OSError as error:
+        why = describe_error(error)
+    if why and code != NOT_COPYING:
+        raise SetupError(
+            f"the coordinator in the pod {pod} cannot be asked whether it copies files: {why}",
+            fix=f"`tfcluster down --now {run}` deletes its Job, with what is not copied yet",
+        )
+    return code == 0
 
 
 def _note_stop(place: Cluster, job: str, word: str) -> None:
