@@ -148,6 +148,8 @@ def _rescue(paths: RunPaths) -> None:
 
 def _gather_newer(paths: RunPaths) -> None:
     """Gather what the chief's pod has saved since the coordinator before this one was killed."""
+    if registry.load_plan(paths).checkpoints.dir is not None:
+        return  # nothing is gathered from there
     event: Hint | Warned | None = None
     try:
         token = Path(RUN_FOLDER, TOKEN)

@@ -241,7 +241,10 @@ def _find_host(interface: str | None) -> dict[str, Any]:
         return {}
     from tfcluster.agent.net.interfaces import find_host, find_interfaces
 
-    found = find_interfaces()
+    try:
+        found = find_interfaces()
+    except (OSError, AttributeError):  # a libc without getifaddrs
+        found = []
     host = find_host(interface, found, socket.gethostname())
     return {"host": host} if host else {"interfaces": [" ".join(pair) for pair in found]}
 

@@ -126,7 +126,7 @@ class RunPaths:
     @property
     def is_copy(self) -> bool:
         """True for the paths that `of_copy` returns: the run's files belong to another machine."""
-        return self.root.parent.parent.name == _COPIES
+        return self.root == RunPaths.of_copy(self.run_id).root
 
     @property
     def run_id(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import gzip
 import io
 import json
@@ -18,11 +19,13 @@ import shutil
 import tarfile
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.error_text import describe_error
 from tfcluster.backends.kubernetes.extraction import extract
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER
 from tfcluster.errors import SetupError
@@ -111,10 +114,20 @@ def unpack_copy(held: Mapping[str, bytes], paths: RunPaths) -> None:
     package = b"".join(held[key] for key in sorted(held) if key.startswith(KEY))
     paths.root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=_UNPACKING, dir=paths.root.parent.parent) as fresh:
-        with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
-            extract(tar, Path(fresh), "data", below="run/")
-        Path(fresh, "run", paths.logs.name).mkdir()
-        Path(fresh, "run").rename(paths.root)
+        try:
+            with tarfile.open(fileobj=io.BytesIO(package), mode="r:gz") as tar:
+                extract(tar, Path(fresh), "data", below="run/")
+            Path(fresh, "run", paths.logs.name).mkdir()
+        except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
+            raise SetupError(
+                f"the package of {paths.run_id} in the cluster cannot be unpacked:"
+                f" {describe_error(error)}"
+            ) from error
+        try:
+            Path(fresh, "run").rename(paths.root)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else another command was first
+                raise
 
 
 def remove(home: Path, run_id: str) -> None:
