@@ -9,7 +9,7 @@ import contextlib
 import os
 import resource
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -96,7 +96,7 @@ def _require_lists(*, of_strings: bool = True, **arguments: object) -> None:
     for name, value in arguments.items():
         if isinstance(value, str | bytes):
             raise UsageError(f"{name} is a string", fix=f"write a list: {name}=[{value!r}]")
-        if not isinstance(value, Iterable):
+        if not isinstance(value, Sequence):
             raise UsageError(f"{name} is a {type(value).__name__}", fix=f"write a list: {name}=[…]")
         if of_strings and (wrong := [one for one in value if not isinstance(one, str)]):
             kind = type(wrong[0]).__name__

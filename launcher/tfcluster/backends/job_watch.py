@@ -24,7 +24,7 @@ from tfcluster.agent import foreign_json
 from tfcluster.backends import jobs, past_runs
 from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
-from tfcluster.errors import NodeLostError, SetupError, join_first
+from tfcluster.errors import NodeLostError, SetupError, TfclusterError, join_first
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError, RunListing
@@ -294,8 +294,9 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
             fix = end.fix
             if found.checkpoints:
                 fix = f"go on from its newest checkpoint: tfcluster up --resume {paths.run_id}"
-            if end.exit_code is None and found.attempt:  # its coordinator has gathered nothing more
-                found.missed = end.reason
+            was_at_work = found.attempt and found.status is not Status.QUEUED
+            if end.exit_code is None and was_at_work and _gathers(paths):
+                found.missed = end.reason  # its coordinator has gathered nothing more
             at = max(state.ended_at or time.time(), found.started_at) - found.clock_ahead_s
             writer = RunWriter(found, paths, clock=lambda: at)
             writer.record(
@@ -426,6 +427,27 @@ def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
         raise NodeLostError(f"{snapshot.run} cannot be asked: {error}", fix=fix) from error
 
 
+@contextlib.contextmanager
+def _cancelling(paths: RunPaths) -> Iterator[None]:
+    """Note that the run is cancelled before its coordinator gets the signal, unless that fails."""
+    is_first = not paths.cancelled.exists()
+    with contextlib.suppress(OSError):  # a full disk
+        paths.cancelled.touch()
+    try:
+        yield
+    except BaseException:
+        if is_first:
+            paths.cancelled.unlink(missing_ok=True)
+        raise
+
+
+def _gathers(paths: RunPaths) -> bool:
+    """Return whether the run's checkpoints are to come into its folder, as far as that is known."""
+    with contextlib.suppress(TfclusterError, OSError, ValueError):
+        return registry.load_plan(paths).checkpoints.dir is None
+    return True
+
+
 def stop(paths: RunPaths, *, now: bool) -> None:
     """Have the run's job end. The second time, or `now`, it ends without time to save.
 
@@ -445,10 +467,9 @@ def stop(paths: RunPaths, *, now: bool) -> None:
                 fix=f"on a login node of {cluster}: tfcluster down {snapshot.run}",
             )
         stops_tasks = snapshot.status is Status.STOPPING and snapshot.gathering is None
-        its.stop(job, cluster=cluster, now=now or stops_tasks)
+        with _cancelling(paths):
+            its.stop(job, cluster=cluster, now=now or stops_tasks)
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error
-    with contextlib.suppress(OSError):  # a full disk
-        paths.cancelled.touch()
     _scheduler_of(snapshot).make_due(0.0)

@@ -98,21 +98,26 @@ class Gatherer:
             if before is None or now - before[0] < LEAST_GAP_S:
                 return []
             self._before = (now, listing)
+            self._drop_finished_backups(listing)
             return self._copy_new(listing, find(listing, before[1]), reported, self._source)
 
-    def gather_last(self, salvaged: Path | None = None) -> list[Gathered]:
+    def gather_last(
+        self, salvaged: Path | None = None, *, may_be_new: bool = False
+    ) -> list[Gathered]:
         """Gather after the writer has exited: one listing is enough, and failures are noted.
 
         `salvaged`: a folder of this machine with a copy of the directory, which is lost.
+        `may_be_new`: the directory may be another one than before, of a new node.
         """
         source = self._source if salvaged is None else source_of(salvaged)
         self._cancelled.clear()
-        self._is_complete, self._left = False, []
         with self._gathering:  # the wait for it may be cancelled, too
             self._failed.clear()
             self._noted.clear()  # notes from now on are about what is missing in the end
             reported = self._copy_of_reported()
             listing = source.scan(stopped=self._is_cancelled)
+            if not (may_be_new or salvaged):  # what a new directory lacks nobody has deleted
+                self._drop_finished_backups(listing)
             gathered = self._copy_new(listing, find(listing, None), reported, source)
             for checkpoint, until in self._failed.items():
                 if until == float("inf"):
@@ -210,7 +215,6 @@ class Gatherer:
         `reported`: the reports made before `listing`, so that none is about a newer save.
         """
         self._note_unreadable(listing)
-        self._drop_finished_backups(listing)
         gathered, worth = (
             self._correct_steps(listing, reported),
             self._worth_copying(found, reported),
@@ -339,7 +343,7 @@ def _read_saves(path: Path | None) -> dict[str, ReportedSave]:
     found: dict[str, ReportedSave] = {}
     if path is None:
         return found
-    with contextlib.suppress(OSError), path.open(encoding="utf-8") as file:
+    with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with contextlib.suppress(ValueError, TypeError, KeyError):  # cut by a full disk
                 row = foreign_json.parse_json_object(line)

@@ -109,15 +109,16 @@ class Coordinator:
     def stop(self, stop: Stop) -> None:
         """End the run early; a second call kills at once.
 
-        Once the tasks have ended, the first call lets the copying finish, and the second stops it.
+        Once the tasks have ended, the first call lets the copying finish, and the second, or one
+        that is `now`, stops it.
         """
-        if self._stopped_late is not None:
+        if self._stopped_late is not None or (self._is_closing and stop.now):
             self._stopped_late = stop
             self._run_gathering.cancel()
         elif self._is_closing:
             self._stopped_late = stop
-            self._put_event(ev.Hint(message=_LATE_STOP))
             if facts := self._run_gathering.gathering():
+                self._put_event(ev.Hint(message=_LATE_STOP))
                 self._put_event(ev.Gathering(**facts))
         else:
             self._hub.put(lambda: self._supervisor.stop(stop, self._now()))
@@ -129,8 +130,11 @@ class Coordinator:
         return answer
 
     def end_job(self, number: int) -> None:
-        """Note that the scheduler has sent this signal, here or to a node, to end the job."""
-        self._hub.put(lambda: self._end_job(number))
+        """Note that the scheduler has sent this signal, to end the job or for `tfcluster down`."""
+        if self._is_closing and self.paths.cancelled.exists():
+            self.stop(Stop("tfcluster down", 143))
+        else:
+            self._hub.put(lambda: self._end_job(number))
 
     def _end_job(self, number: int) -> None:
         """Have the gang save, and ask meanwhile why; see `_explain` for what follows."""

@@ -9,12 +9,12 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from tfcluster.backends import jobs
+from tfcluster.coordinator import takeover
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.resume import Resume, seed
@@ -34,7 +34,7 @@ from tfcluster.errors import JobEndedError, NoProgressError, SetupError, Tfclust
 from tfcluster.plans import secrets
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.secrets import redact_error
-from tfcluster.rundir import heartbeat, registry
+from tfcluster.rundir import registry
 from tfcluster.rundir.events import JobJoined, RunContinued
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -108,7 +108,7 @@ class Session:
         else:
             self.paths, state = opened, open_folder(opened)
             last_event_at = opened.events.stat().st_mtime
-        heartbeat.claim(self.paths, asdict(registry.this_process()))
+        takeover.claim(self.paths)
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
         options = launch.options

@@ -177,7 +177,7 @@ class RunGathering:
             found = await self._threads.run(set_aside, "the check of checkpoints")
             self._notes.extend(map(str, found))
             if found and gatherer is not None:
-                gather = partial(self._gather_with, gatherer, is_final=True)
+                gather = partial(self._gather_with, gatherer, is_final=True, may_be_new=True)
                 self._note_problem(await self._threads.run(gather, "the gathering of checkpoints"))
         except StalledError:
             return False
@@ -215,10 +215,10 @@ class RunGathering:
 
         To be called before an attempt fills the chief's folder; returns the events to record.
         """
-        before = self.newest
-        missed = await self._try_to_gather(is_final=True)
-        if self._plan.node(self._chief_node).capabilities.in_containers:  # it is another one
-            missed = self._missed
+        before, missed = self.newest, self._missed
+        is_container = self._plan.node(self._chief_node).capabilities.in_containers
+        if not is_container:  # else it is a new one
+            missed = await self._try_to_gather(is_final=True, may_be_new=True)
         self._missed = ""
         self._note_problem(missed)
         events = self.take_events()
@@ -283,7 +283,7 @@ class RunGathering:
             return [ev.Warned(message=why)]
         return []
 
-    def _gather_new(self, *, is_final: bool) -> str:
+    def _gather_new(self, *, is_final: bool, may_be_new: bool = False) -> str:
         """Gather what is new in the chief's directory; return why that failed, or "".
 
         Nothing is new after an attempt that ended before its tasks were started. A disk that
@@ -292,15 +292,22 @@ class RunGathering:
         gatherer = self._gatherer
         if gatherer is None or self._is_filling:
             return ""
-        return self._gather_with(gatherer, is_final=is_final)
+        return self._gather_with(gatherer, is_final=is_final, may_be_new=may_be_new)
 
     def _gather_with(
-        self, gatherer: Gatherer, *, is_final: bool, salvaged: str | None = None
+        self,
+        gatherer: Gatherer,
+        *,
+        is_final: bool,
+        may_be_new: bool = False,
+        salvaged: str | None = None,
     ) -> str:
         why = ""
         try:
             if salvaged is not None:
                 found = gatherer.gather_last(Path(salvaged))
+            elif may_be_new:
+                found = gatherer.gather_last(may_be_new=True)
             else:
                 found = gatherer.gather_last() if is_final else gatherer.gather()
             self._found.extend(_event(gathered, self._paths) for gathered in found)
@@ -311,9 +318,9 @@ class RunGathering:
         self._notes.extend(gatherer.take_notes())
         return why
 
-    async def _try_to_gather(self, *, is_final: bool) -> str:
+    async def _try_to_gather(self, *, is_final: bool, may_be_new: bool = False) -> str:
         """Gather what is new in the chief's directory; return why that failed, or ""."""
-        gather = partial(self._gather_new, is_final=is_final)
+        gather = partial(self._gather_new, is_final=is_final, may_be_new=may_be_new)
         try:
             return await self._threads.run(gather, "the gathering of checkpoints")
         except StalledError as error:

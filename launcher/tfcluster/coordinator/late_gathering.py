@@ -57,15 +57,15 @@ def gather_left(paths: RunPaths, say: Callable[[str], None]) -> bool:
         with _alone(paths):
             store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
             before = set(store.held)
-            _gather(paths, state, plan, store, say)
+            is_complete = _gather(paths, state, plan, store, say)
             for gathered in store.held:
                 if gathered not in before:
                     say(f"gathered {gathered.folder.name}, which {paths.run_id} had left")
-            _record(paths, store)
+            _record(paths, store, missed=None if is_complete else state.missed)
     except (TfclusterError, OSError, CancelledError) as error:
         say(f"the last checkpoints of {paths.run_id} cannot be gathered: {_text_of(error)}")
         return False
-    return True
+    return is_complete
 
 
 def _text_of(error: Exception) -> str:
@@ -83,8 +83,11 @@ def _saying(say: Callable[[str], None]) -> Iterator[None]:
 
 def _gather(
     paths: RunPaths, state: RunSnapshot, plan: Plan, store: Store, say: Callable[[str], None]
-) -> None:
-    """Gather from where the chief saved. Raises TfclusterError, OSError, CancelledError."""
+) -> bool:
+    """Gather from where the chief saved; return whether that has left nothing.
+
+    Raises TfclusterError, OSError, CancelledError.
+    """
     members = state.restarts[-1].get("members") if state.restarts else None
     tasks = [TaskId.parse(name) for name in members or ()] or [task.id for task in plan.tasks]
     chief = chief_among(plan, tasks)
@@ -97,8 +100,7 @@ def _gather(
             _await_copy(paths.run_id)
     for folder in (paths.task_checkpoints(chief), _in_shared_home(paths, node, chief)):
         if folder.is_dir():
-            _gather_from(folder, paths, store, say)
-            return
+            return _gather_from(folder, paths, store, say)
     if node.capabilities.in_containers:
         with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
             fetch = backends.class_of(node).fetch_left
@@ -106,10 +108,11 @@ def _gather(
             endpoint = past_runs.endpoint_of(paths.run_id)
             copying = fetch(node, paths.run_id, there, Path(copy), endpoint=endpoint)
             cleanup.run_in_loop(copying)
-            _gather_from(Path(copy), paths, store, say)
+            return _gather_from(Path(copy), paths, store, say)
     elif node.capabilities.has_addresses and node.name in state.agents:
         gathering = _gather_from_host(node, chief, paths, state, plan, store, say)
-        cleanup.run_in_loop(gathering)
+        return cleanup.run_in_loop(gathering)
+    return not state.missed
 
 
 def _await_copy(run_id: str) -> None:
@@ -132,11 +135,13 @@ def _usual_folder(paths: RunPaths, node: NodePlan, chief: TaskId) -> str:
 
 def _gather_from(
     place: Path | Source, paths: RunPaths, store: Store, say: Callable[[str], None]
-) -> None:
+) -> bool:
+    """Gather from a folder, and say what that lacks; return whether the newest has arrived."""
     gatherer = Gatherer(place, store, saves=paths.saves)
     gatherer.gather_last()
     for note in gatherer.take_notes():
         say(note)
+    return not gatherer.misses_newest()
 
 
 async def _gather_from_host(
@@ -147,8 +152,11 @@ async def _gather_from_host(
     plan: Plan,
     store: Store,
     say: Callable[[str], None],
-) -> None:
-    """Gather from the chief's host, once its old agent has ended; its files stay there."""
+) -> bool:
+    """Gather from the chief's host as `_gather_from` does, once its old agent has ended.
+
+    Its files stay there.
+    """
     if state.leases.get(node.name, 0.0) > time.time():
         raise NodeLostError(f"tasks may still run on {node.name}")
     hub = Hub(paths, plan.supervision.lease_s, say, plan=plan)
@@ -166,7 +174,7 @@ async def _gather_from_host(
             loop = asyncio.get_running_loop()
             source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)
             try:
-                await asyncio.to_thread(_gather_from, source, paths, store, say)
+                return await asyncio.to_thread(_gather_from, source, paths, store, say)
             finally:
                 await hub.close(keeps_folders=True)
     except* (TfclusterError, OSError) as errors:
@@ -181,9 +189,9 @@ def _alone(paths: RunPaths) -> Iterator[None]:
         yield
 
 
-def _record(paths: RunPaths, store: Store) -> None:
-    """Record what the store holds now, for `status` and the pages."""
+def _record(paths: RunPaths, store: Store, *, missed: str | None) -> None:
+    """Record what the store holds now, for `status` and the pages, and why it lacks the newest."""
     state = registry.load_recorded(paths)
-    state.missed = None
+    state.missed = missed
     state.checkpoints = list_held(store, paths)
     require_json(paths.state, state_json(state))

@@ -28,9 +28,13 @@ may take to answer, and than attributes of files are cached."""
 def claim(paths: RunPaths, coordinator: Coordinator) -> None:
     """Name `coordinator` as the one that has the run, instead of any before."""
     fresh = paths.heartbeat.with_name(f"{paths.heartbeat.name}.{coordinator['pid']}")
-    with contextlib.suppress(OSError):  # a full disk: the run goes on without
+    try:
         fresh.write_text(json.dumps(dict(coordinator)))
         fresh.replace(paths.heartbeat)
+    except OSError:  # a full disk: the run goes on without, and not under its predecessor's name
+        for path in (fresh, paths.heartbeat):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def beat(paths: RunPaths) -> None:

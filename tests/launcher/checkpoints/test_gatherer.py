@@ -20,6 +20,7 @@ from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.restore import newest_of, put_back
+from tfcluster.checkpoints.sources import LocalSource
 from tfcluster.checkpoints.store import Gathered, Store
 
 from .files import (
@@ -195,6 +196,25 @@ def test_a_gatherer_knows_whether_the_newest_checkpoint_is_missing(
     assert gatherer.misses_newest()
 
 
+def test_a_directory_that_is_gone_later_lacks_nothing_that_was_gathered(
+    chief: Path, gatherer: Gatherer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished run failed because the chief's host went away once all was here."""
+    write_prefix(chief, "model")
+    gatherer.saved(Saved(path="model"))
+    gatherer.gather_last()
+    monkeypatch.setattr(LocalSource, "scan", fail_to_list)
+    with pytest.raises(OSError, match="gone"):
+        gatherer.gather_last()
+    assert not gatherer.misses_newest()
+    gatherer.saved(Saved(path="model"))
+    assert gatherer.misses_newest()
+
+
+def fail_to_list(*args: object, **how: object) -> None:
+    raise OSError(errno.EHOSTDOWN, "the host is gone")
+
+
 def test_a_later_gatherer_knows_the_steps_that_were_reported_to_the_one_before(
     chief: Path, tmp_path: Path
 ) -> None:
@@ -239,6 +259,7 @@ import itertools, sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.sources import LocalSource
 from tfcluster.checkpoints.store import Store
 clock = itertools.count(0, 2).__next__
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
@@ -386,8 +407,11 @@ def test_a_backup_that_keras_deleted_is_removed_from_the_store(
     assert {held.kind for held in gatherer.store.held} == {Kind.BACKUP, *others}
 
     shutil.rmtree(chief / "backup")
-    gatherer.gather_last()
+    gatherer.gather_last(may_be_new=True)
+    gatherer.gather_last(salvaged=chief)
+    assert Kind.BACKUP in {held.kind for held in gatherer.store.held}, "a new node has no files"
 
+    gatherer.gather_last()
     assert {held.kind for held in gatherer.store.held} == others
 
 
@@ -500,6 +524,7 @@ import sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
+from tfcluster.checkpoints.sources import LocalSource
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))

@@ -122,9 +122,9 @@ def test_gathering_from_a_host_that_stops_sending_files_is_given_up(
     assert slow.order_counts["shutdown"] == 1
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize(("times", "now"), [(1, False), (2, False), (1, True)])
 def test_the_first_stop_after_the_tasks_end_lets_gathering_finish_and_the_second_aborts_it(
-    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int
+    paths: RunPaths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: int, now: bool
 ) -> None:
     made, begin = list[Coordinator](), Coordinator.__init__
 
@@ -137,20 +137,22 @@ def test_the_first_stop_after_the_tasks_end_lets_gathering_finish_and_the_second
     def stop(at: int) -> None:
         if at == MB:
             for _ in range(times):
-                made[0].stop(Stop("Ctrl-C", 130))
+                made[0].stop(Stop("Ctrl-C", 130, now=now))
 
     plan = plan_on_two_nodes(tmp_path, remote_is_chief=True)
     slow = Slow(REMOTE, str(tmp_path), paths=paths, most=6 * MB, on_piece=stop)
     ended = perform(plan, {LOCAL: Agent(LOCAL, str(tmp_path)), REMOTE: slow}, paths)
 
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
-    hints = [event["message"] for event in events if event["type"] == "hint"]
-    assert hints[-1].endswith("their files are being copied; stop again to leave them")
-    after = events[events.index(next(e for e in events if e["type"] == "hint")) :]
-    (said, *_) = [event for event in after if event["type"] == "gathering"]
-    assert said["of"] == 6 * MB + 10
-    assert ended.state.missed == (None if times == 1 else "gathering was stopped")
-    if times == 1:
+    is_aborted = now or times == 2
+    if not now:
+        hints = [event["message"] for event in events if event["type"] == "hint"]
+        assert hints[-1].endswith("their files are being copied; stop again to leave them")
+        after = events[events.index(next(e for e in events if e["type"] == "hint")) :]
+        (said, *_) = [event for event in after if event["type"] == "gathering"]
+        assert said["of"] == 6 * MB + 10
+    assert ended.state.missed == ("gathering was stopped" if is_aborted else None)
+    if not is_aborted:
         assert slow.states[-1]["gathering"]["bytes"] >= 3 * MB
     else:
         assert (ended.outcome.status, ended.outcome.exit_code) == (Status.INTERRUPTED, 130)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from dataclasses import asdict, replace
+from pathlib import Path
 
+import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.rundir import events as ev
@@ -54,6 +57,21 @@ def test_a_run_belongs_to_the_coordinator_that_claimed_it_last(paths: RunPaths) 
     assert not heartbeat.is_held_by(paths, asdict(ELSEWHERE))
     paths.heartbeat.write_text("half a file")
     assert heartbeat.is_held_by(paths, asdict(ELSEWHERE)), "nothing is known"
+
+
+def test_on_a_full_disk_the_run_does_not_stay_with_the_coordinator_before(
+    paths: RunPaths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The successor took itself for one that was replaced, and ended."""
+    heartbeat.claim(paths, asdict(ELSEWHERE))
+
+    def fail(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_text", fail)
+        heartbeat.claim(paths, asdict(this_process()))
+    assert heartbeat.is_held_by(paths, asdict(this_process()))
 
 
 def test_a_run_on_another_machine_is_not_running_if_nothing_is_heard_of_its_coordinator(
