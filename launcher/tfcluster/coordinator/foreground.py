@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import threading
 import traceback
@@ -111,10 +112,6 @@ class Session:
         takeover.claim(self.paths)
         self._secrets = secrets.find_values(launch.plan)
         self.run_writer = RunWriter(state, self.paths, secrets=self._secrets)
-        options = launch.options
-        self._gathering = RunGathering(
-            launch.plan, self.paths, enabled=options.gathers, keeps_files=options.keeps_files
-        )
         if self._job is None:
             return
         if opened is None:
@@ -124,6 +121,14 @@ class Session:
         elif self._job.restarts:
             self.run_writer.record(_continuation(state, self._job.restarts, last_event_at))
             self.run_writer.save()  # what shows the run begins with its present start
+
+    @functools.cached_property
+    def _gathering(self) -> RunGathering:
+        """Made once the folder has what `--resume` continues from, as its store is read then."""
+        plan, options = self._launch.plan, self._launch.options
+        return RunGathering(
+            plan, self.paths, enabled=options.gathers, keeps_files=options.keeps_files
+        )
 
     def run(self, announce: Announce, *, handles_signals: bool = True) -> End:
         """Run to the end; SIGINT, SIGTERM and SIGHUP stop, a second one kills.
