@@ -132,6 +132,14 @@ class KubeNodes(Nodes):
         pod.say_slow = self._note_slow_end
         return await self._dial(node, pod, token)
 
+    async def repair(self) -> list[str]:
+        """Repair nothing. A coordinator that has lost the lead ends here, not in another attempt.
+
+        Its successor ends the tasks, which looks like a failure that is to be restarted.
+        """
+        await self._ask(self._cluster.fence)
+        return []
+
     def fetch_command(self, node: str, folder: PurePath) -> str:
         """Return the command for the node's newest pod, with the namespace that it is in."""
         context = self._cluster.context or self._settings.context

@@ -305,6 +305,8 @@ def test_a_coordinator_that_has_lost_the_lead_makes_and_deletes_nothing(desk: De
             with pytest.raises((Superseded, NodeLostError)):
                 await nodes.connect(nodes.planned[0], token="t")
             assert desk.cluster.made == made
+            with pytest.raises(Superseded):  # it would start another attempt in its pods
+                await nodes.repair()
 
     with pytest.raises(Superseded):
         asyncio.run(use())
