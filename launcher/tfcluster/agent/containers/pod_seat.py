@@ -113,12 +113,12 @@ class Seat:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, _ = self._listener.accept()
+            if len(self._unproven) == MOST_UNPROVEN:
+                self._unproven.pop(next(iter(self._unproven))).connection.close()
             try:
                 self._unproven[connection.fileno()] = SignIn(connection)
             except OSError:
                 connection.close()
-            if len(self._unproven) > MOST_UNPROVEN:
-                self._unproven.pop(next(iter(self._unproven))).connection.close()
 
     def _sign_in(self, ready: list[int]) -> None:
         """Serve the connections that have proven to have the token; end those that are late."""
