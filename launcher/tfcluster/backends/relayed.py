@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import shlex
 import signal
@@ -122,15 +123,16 @@ class Transport:
         self._stderr_lines.clear()
         self._last_code = None
         local_end, remote_end = map(keep_from_children, socket.socketpair())
-        with remote_end:
-            process = self._process = await asyncio.create_subprocess_exec(
+        stderr, remote_stderr = _pipe()
+        with remote_end, remote_stderr:
+            self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
                 stdin=remote_end.fileno(),
                 stdout=remote_end.fileno(),
-                stderr=asyncio.subprocess.PIPE,
+                stderr=remote_stderr,
                 start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
             )
-        self._listener = asyncio.create_task(self._listen(process))
+        self._listener = asyncio.create_task(self._listen(stderr))
         reader, writer = await asyncio.open_connection(sock=local_end, limit=_READ_AHEAD)
         try:
             await self._shake_hands(reader, writer)
@@ -160,13 +162,21 @@ class Transport:
         order = {"digest": self._bundle.digest, "cache": remote_paths.CACHE, "config": config}
         await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
-    async def _listen(self, process: asyncio.subprocess.Process) -> None:
-        assert process.stderr is not None
-        rest = ""
-        while data := await process.stderr.read(4096):
-            *lines, rest = (rest + data.decode(errors="replace")).split("\n")
-            self._stderr_lines.extend(self._words.clean(line)[:_LONGEST_LINE] for line in lines)
-            rest = rest[-_LONGEST_LINE:]
+    async def _listen(self, stderr: io.FileIO) -> None:
+        """Keep the lines of a dial.
+
+        The pipe is not the subprocess's: a master connection of ssh (ControlPersist) keeps it open,
+        and what asyncio has not closed then prints a traceback once the loop is.
+        """
+        reader, rest = asyncio.StreamReader(), ""
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), stderr
+        )
+        with contextlib.closing(pipe):
+            while data := await reader.read(4096):
+                *lines, rest = (rest + data.decode(errors="replace")).split("\n")
+                self._stderr_lines.extend(self._words.clean(line)[:_LONGEST_LINE] for line in lines)
+                rest = rest[-_LONGEST_LINE:]
         self._stderr_lines.append(self._words.clean(rest))
 
     def note_agent(self, identity: Mapping[str, Any] | None) -> None:
@@ -212,6 +222,12 @@ class Transport:
         if listener is not None:
             await asyncio.wait([listener], timeout=1.0)
             listener.cancel()
+
+
+def _pipe() -> tuple[io.FileIO, io.FileIO]:
+    """Return the read and the write end of a new pipe."""
+    read_end, write_end = os.pipe()
+    return keep_from_children(io.FileIO(read_end, "rb")), io.FileIO(write_end, "wb")
 
 
 class _RelayedAgent(AgentHandle):

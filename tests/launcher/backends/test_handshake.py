@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import shlex
+import signal
 import sys
 import time
 import uuid
@@ -60,6 +62,21 @@ def test_the_banner_of_a_prolog_is_not_the_reason() -> None:
     assert why == "it ended with exit code 0; its output: == welcome =="
     why = handshake.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
     assert why == "no such image"
+
+
+def test_a_process_that_keeps_the_stderr_of_a_refusal_leaves_no_open_pipe(
+    recwarn: pytest.WarningsRecorder, tmp_path: Path
+) -> None:
+    """As ssh's master connection does (ControlPersist)."""
+    left = "sleep 600 </dev/null >/dev/null & echo $! > $HOME/pid; echo no such host >&2; exit 255"
+    gc.collect()
+    recwarn.clear()  # of other tests
+    try:
+        assert refusal(left) == "no such host"
+        gc.collect()
+        assert [each for each in recwarn if each.category is ResourceWarning] == []
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_output_of_a_login_is_skipped() -> None:
