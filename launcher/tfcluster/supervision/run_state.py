@@ -95,6 +95,8 @@ class RunState:
     """The reason to stop the tasks once their stacks are written."""
     planned: str = ""
     """The reason why the gang is being restarted although nothing failed; empty if it is not."""
+    grace_if_late_s: float | None = 0.0
+    """The grace that was ordered last: that of a task whose start is heard of only afterwards."""
     gathers: bool = True
     """True if checkpoints are gathered while the tasks train."""
     can_come_back: bool = False
@@ -162,6 +164,7 @@ class RunState:
         grace_s: float | None = FAILURE_GRACE_S,
     ) -> None:
         """Order `members` to stop; if `grace_s` is None each gets as long as it can use."""
+        self.grace_if_late_s = grace_s
         graces = [self.grace_s(member, grace_s) for member in members]
         tasks = defaultdict[tuple[str, float], list[str]](list)
         for member, grace in zip(members, graces, strict=True):
@@ -219,8 +222,10 @@ class RunState:
             if not any(task.is_core and (task.is_alive or task.is_awaited) for task in tasks):
                 self.stage = Stage.GATHERING
                 self.orders.append(GatherCheckpoints())
-        elif self.stage is Stage.ENDING_RUN and not any(task.is_alive for task in tasks):
-            self.conclude(self.gang.judge())
+        elif self.stage is Stage.ENDING_RUN:
+            awaits = self.grace_if_late_s != 0.0  # else what starts late is killed with its agent
+            if not any(task.is_alive or (task.is_awaited and awaits) for task in tasks):
+                self.conclude(self.gang.judge())
 
     def end_gang(self, why: str, now: float, *, grace_s: float | None = FAILURE_GRACE_S) -> None:
         """Stop all tasks except evaluators, which can go on with the next attempt's checkpoints.
@@ -242,25 +247,27 @@ class RunState:
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
         running = self.gang.running()
-        self._end(outcome)
+        self._end(outcome, now)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
         is_announced = self.gang.is_announced or None
         self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
-    def _end(self, outcome: Outcome | None) -> None:
+    def _end(self, outcome: Outcome | None, now: float) -> None:
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
+        for member in self.gang.members(lambda one: one.is_awaited):
+            self.gang.put(replace(member, answer_by=now + AGENT_SLACK_S))
 
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id))
+        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id), now)
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
-    def fail_unbegun(self, loss: Failure, why: str) -> None:
+    def fail_unbegun(self, loss: Failure, why: str, now: float) -> None:
         """End the run as failed before any task has run that could be diagnosed or stopped."""
-        self._end(verdicts.outcome_of_start(loss, why))
+        self._end(verdicts.outcome_of_start(loss, why), now)
 
     def conclude(self, verdict: Next) -> None:
         self.warn_of_lone_training(is_over=True)

@@ -114,7 +114,7 @@ class Supervisor(RunState):
             self.gang.put(member)
             self.silence.note_start(now)
             if self.must_stop(member):  # the order to start came too late
-                self.stop_tasks([member], "the run is ending", now, grace_s=0.0)
+                self.stop_tasks([member], "the run is ending", now, grace_s=self.grace_if_late_s)
             react(self, now)
 
     def start_failed(self, task: str, attempt: int, error: str, now: float) -> None:

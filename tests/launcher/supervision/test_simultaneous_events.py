@@ -17,6 +17,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.member import BOOT_GRACE_S
 from tfcluster.supervision.reactions import EVALUATOR_S, STACKS_S
 from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
 from tfcluster.supervision.supervisor import START_ANSWER_S, Supervisor
@@ -205,6 +206,33 @@ def test_a_task_that_starts_late_does_not_shorten_the_grace_of_a_saving_task() -
     assert do.DropNode("local") not in replay.orders
     replay.after(2)
     assert do.DropNode("local") in replay.orders
+
+
+@pytest.mark.parametrize(("times", "grace_s"), [(1, BOOT_GRACE_S), (2, 0.0)])
+def test_a_task_whose_start_is_heard_of_after_ctrl_c_has_the_same_grace(
+    times: int, grace_s: float
+) -> None:
+    """Its first line may be on the terminal before its agent has said that it runs."""
+    replay = begun_without_starts(plan_of())
+    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
+    for _ in range(times):
+        replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
+    replay.supervisor.started("worker:0", 1, replay.now)
+    replay._take()
+    (order,) = (one for one in replay.orders if isinstance(one, do.StopTasks))
+    assert (order.tasks, order.grace_s) == (("worker:0",), grace_s)
+
+
+def test_a_run_that_is_stopped_waits_a_little_for_the_answers_to_its_order_to_start() -> None:
+    replay = begun_without_starts(plan_of())
+    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
+    replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
+    replay.after(AGENT_SLACK_S - 1)
+    assert do.DropNode("local") not in replay.orders
+    replay.after(2)
+    assert do.DropNode("local") in replay.orders
+    replay.supervisor.node_lost("local", "it does not answer", replay.now)
+    assert replay.outcome() == (Status.INTERRUPTED, 130)
 
 
 def test_a_failed_restart_of_one_task_does_not_affect_the_others() -> None:
