@@ -1,7 +1,7 @@
 """The last step of a process that trains, which it notes in memory that it shares with its agent.
 
 It cannot report its last steps itself if it is killed, crashes or calls `os._exit`; nor that it has
-not left `fit`.
+not left `fit`; nor, while a long step or an evaluation runs, the report that it holds back.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import struct
 
 _STEP = struct.Struct("<q")
 _FITS_AT = _STEP.size
+HELD_S = 1.0
+"""Seconds without progress after which no report is held back any more but for want of a next one:
+twice the interval of `tfcluster_workers.reporting`."""
 
 
 class LastStep:
@@ -20,6 +23,8 @@ class LastStep:
     def __init__(self) -> None:
         self._page = -1
         self._reported: object = None
+        self.check_at: float | None = None
+        """The time at which a report is held back if one is `unreported`."""
 
     def take(self, fd: int) -> None:
         """Take the descriptor of the memory; a process has one (`tfcluster_workers.last_step`)."""
@@ -27,9 +32,9 @@ class LastStep:
         self.close()
         self._page = fd
 
-    def note_reported(self, step: object) -> None:
+    def note_reported(self, step: object, *, check_at: float | None = None) -> None:
         """Note that progress at `step` was passed on."""
-        self._reported = step
+        self._reported, self.check_at = step, check_at
 
     def unreported(self) -> int | None:
         """Return the step that the process has reached, if it has not reported it."""

@@ -24,7 +24,7 @@ from tfcluster.agent.processes import catches, kill_descendants, signal_group
 from tfcluster.agent.tasks import stacks, stray_processes
 from tfcluster.agent.tasks.children import Child, ChildSocket, belongs_to, find_unhooked
 from tfcluster.agent.tasks.host_network_spawner import PREPARE, HostNetworkSpawner
-from tfcluster.agent.tasks.last_step import LastStep
+from tfcluster.agent.tasks.last_step import HELD_S, LastStep
 from tfcluster.agent.tasks.log_streaming import LogStreams
 from tfcluster.agent.tasks.preloader import Preloader
 from tfcluster.agent.tasks.task import (
@@ -221,6 +221,7 @@ class TaskRunner:
             ended = task.usage is not None
             at += [task.drain_until] if ended else [task.kill_at, task.unkillable_at]
             at += [task.question.check_at] if task.question is not None else []
+            at += [last_step.check_at for last_step in task.last_steps()]
         return min((when for when in at if when is not None), default=None)
 
     def on_time(self, now: float) -> None:
@@ -229,6 +230,10 @@ class TaskRunner:
         for task in list(self._tasks.values()):
             task.escalate_stop(now)
             self._read_stacks(task, now)
+            for last_step in task.last_steps():
+                if last_step.check_at is not None and now >= last_step.check_at:
+                    last_step.check_at = None
+                    self._report_last_step(task, last_step)
             if task.usage is None and task.unkillable_at is not None and now >= task.unkillable_at:
                 self._report_unkillable(task)
             if task.usage is not None and now >= task.drain_until:
@@ -289,7 +294,8 @@ class TaskRunner:
                     if event.get("type") == "progress":
                         if self.link.backlog > PROGRESS_BACKLOG:
                             continue
-                        last_step.note_reported(event.get("step"))
+                        check_at = time.monotonic() + HELD_S
+                        last_step.note_reported(event.get("step"), check_at=check_at)
                     pass_on(task, event)
         return True
 
@@ -309,8 +315,9 @@ class TaskRunner:
         self.link.send(msg.TaskEvent(task=task.name, attempt=task.attempt, event=event))
 
     def _report_last_step(self, task: Task, last_step: LastStep) -> None:
-        """Report the last step of a process that could not: it was killed, or it crashed."""
+        """Report the last step of a process that did not: it was killed, or it holds it back."""
         if (step := last_step.unreported()) is not None:
+            last_step.note_reported(step)
             self._report_task_event(task, {"type": "progress", "step": step})
 
     def _report_unfinished_fit(self, task: Task, last_step: LastStep) -> None:

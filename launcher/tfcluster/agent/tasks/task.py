@@ -134,6 +134,10 @@ class Task:
         """The offset up to which the log was sent to the coordinator; first, where it begins."""
         self._start(order, fork)
 
+    def last_steps(self) -> list[LastStep]:
+        """Return the last steps of its own process and of the child that trains in its place."""
+        return [self.last_step, *([self.child.last_step] if self.child is not None else [])]
+
     def _start(self, order: msg.TaskOrder, fork: Fork) -> None:
         self.pipe, write_end = open_pipe()
         self.events, theirs = socket.socketpair(socket.AF_UNIX, _EVENT_SOCKET)

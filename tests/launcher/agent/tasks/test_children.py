@@ -91,6 +91,18 @@ def test_the_last_step_of_a_killed_child_is_known(job: Callable[..., Job]) -> No
     assert one.events("progress")[-1]["step"] == 777
 
 
+@pytest.mark.parametrize("main", [CALLS, "import train"])
+def test_a_step_that_is_held_back_is_known_while_the_next_one_takes_long(
+    job: Callable[..., Job], main: str
+) -> None:
+    one = job(main=main, train=TRAINS + "train('child', 7)\nwait_for('over')")
+    one.start()
+    while one.steps() != [("child", 7)]:
+        assert one.rig.peer.read()
+    (one.folder / "over").touch()
+    assert one.end()["exit_code"] == 0
+
+
 def test_a_task_that_trains_itself_is_not_disturbed_by_its_children(
     job: Callable[..., Job],
 ) -> None:
