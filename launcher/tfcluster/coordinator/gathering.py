@@ -33,6 +33,7 @@ from tfcluster.wire.file_sending import FilesStalledError
 
 NOTHING: Final = "nothing"
 """`RunGathering.mark_newest` where nothing was saved."""
+_STOPPED = "gathering was stopped"
 _GATHER_EVERY_S = 2.0
 _TENSORBOARD_EVERY_S = 10.0
 _PUT_BACK_TRIES = 3
@@ -77,6 +78,7 @@ class RunGathering:
         self._is_due = asyncio.Event()
         self._chief_is_over = False
         self._is_cancelled = threading.Event()
+        self._salvaging: asyncio.Task[str] | None = None
         self._problem = self._awaited = self._missed = ""
         """`_missed`: why the last gathering after a chief's end failed."""
         self._beats, self._threads = 0, FileThreads(self._moved)
@@ -252,6 +254,20 @@ class RunGathering:
 
     async def _salvage(self) -> str:
         """Gather from a copy of the folder of a chief whose node is lost; return why it failed."""
+        if self._is_cancelled.is_set():
+            return _STOPPED
+        if self._salvaging is None:
+            self._salvaging = asyncio.create_task(self._gather_salvaged())
+        try:
+            return await self._salvaging
+        except asyncio.CancelledError:
+            if not self._is_cancelled.is_set():
+                raise
+            return _STOPPED
+        finally:
+            self._salvaging = None
+
+    async def _gather_salvaged(self) -> str:
         assert self._gatherer is not None
         assert self._chief is not None
         with tempfile.TemporaryDirectory(
@@ -400,6 +416,8 @@ class RunGathering:
         self._is_cancelled.set()
         if self._gatherer is not None:
             self._gatherer.cancel()
+        if self._salvaging is not None:
+            self._salvaging.cancel()
 
     def close(self) -> None:
         """Let the threads end once the run is over."""
@@ -419,7 +437,10 @@ class RunGathering:
         if not (self._runs_chief and self._keeps_files):
             return []
         self.is_incomplete = True  # stays so if this raises
-        is_salvaged = bool(self.lost_node) and not await self._salvage()
+        is_salvaged = False
+        if self.lost_node:
+            self._await("checkpoints")
+            is_salvaged = not await self._salvage()
         try:
             finish = partial(self._finish, is_salvaged=is_salvaged)
             events = await self._threads.run(finish, "the final copying")
@@ -467,8 +488,8 @@ class RunGathering:
 
     def _note_missed(self, why: str) -> None:
         if self._gathers and self._gatherer is not None and self._gatherer.misses_newest():
-            cancelled = "gathering was stopped" if self._is_cancelled.is_set() else ""
-            self.missed = why or cancelled or "not all of its files could be copied"
+            cancelled = _STOPPED if self._is_cancelled.is_set() else ""
+            self.missed = cancelled or why or "not all of its files could be copied"
 
     def _note_uncopied_files(self, copied: Sequence[str]) -> list[str]:
         """Note new files of the workdir that were not copied, if the run has no checkpoint."""

@@ -390,3 +390,75 @@ def test_a_checkpoint_saved_after_its_attempt_was_given_up_is_not_gathered(
         await asyncio.wait([following])
 
     asyncio.run(save_after_the_attempt())
+
+
+class LostFolders(LocalFolders):
+    """Folders on a lost node; a copy of the chief's may be had, once `may_copy` is set."""
+
+    def __init__(self, paths: RunPaths) -> None:
+        super().__init__(paths)
+        self.is_asked, self.may_copy, self.copies = asyncio.Event(), asyncio.Event(), 0
+
+    def checkpoints(self, task: TaskId) -> Any:
+        return RemoteFolder(error=OSError("the node is lost"))
+
+    def is_remote(self, node: str) -> bool:
+        return True
+
+    def is_lost(self, node: str) -> bool:
+        return True
+
+    async def salvage_checkpoints(self, task: TaskId, into: Path) -> None:
+        self.copies += 1
+        self.is_asked.set()
+        await self.may_copy.wait()
+        write_prefix(into, "ckpt-7")
+
+
+async def lost_chief(paths: RunPaths, workdir: Path) -> tuple[RunGathering, LostFolders]:
+    """Return a run whose chief has reported step 7 and is on a lost node."""
+    plan, folders = replace(plan_of(), workdir=str(workdir)), LostFolders(paths)
+    run_gathering = RunGathering(plan, paths)
+    run_gathering.use(folders)  # type: ignore[arg-type]
+    run_gathering.follow_chief(plan.chief)
+    run_gathering.saved(Saved(path="/there/worker-0/ckpt-7", step=7))
+    return run_gathering, folders
+
+
+def test_what_a_lost_node_still_gives_is_copied_once_for_all_who_ask(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    async def scenario() -> list[Event]:
+        run_gathering, folders = await lost_chief(paths, tmp_path)
+        latest = asyncio.create_task(run_gathering.gather_latest())
+        await folders.is_asked.wait()
+        end = asyncio.create_task(run_gathering.finish())
+        await asyncio.sleep(0.05)
+        folders.may_copy.set()
+        events = [*await latest, *await end]
+        assert folders.copies == 1
+        assert run_gathering.missed == ""
+        return events
+
+    (gathered,) = asyncio.run(scenario())
+    assert isinstance(gathered, ev.CheckpointGathered)
+    assert gathered.step == 7
+
+
+def test_a_copy_from_a_lost_node_is_shown_and_ends_with_ctrl_c(
+    paths: RunPaths, tmp_path: Path
+) -> None:
+    async def scenario() -> list[Event]:
+        run_gathering, folders = await lost_chief(paths, tmp_path)
+        end = asyncio.create_task(run_gathering.finish())
+        await folders.is_asked.wait()
+        shown = run_gathering.gathering()
+        assert shown is not None
+        assert shown["what"] == "checkpoints"
+        run_gathering.cancel()
+        async with asyncio.timeout(30):
+            events = await end
+        assert "gathering was stopped" in run_gathering.missed
+        return events
+
+    assert any("gathering was stopped" in str(event) for event in asyncio.run(scenario()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
@@ -88,6 +89,24 @@ def receive(command: Sequence[str], folder: Path, *, have: Iterable[Entry] = ())
         if done.returncode:
             return False
         return _unpack(file, folder)
+
+
+async def salvage(command: Sequence[str], folder: Path) -> bool:
+    """Unpack what `command` sends, as `receive` does; cancelling it ends the command."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.DEVNULL
+        )
+        try:
+            async with asyncio.timeout(_COPY_S):
+                await process.communicate(b"{}")
+        except TimeoutError:
+            return False
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return process.returncode == 0 and await asyncio.to_thread(_unpack, file, folder)
 
 
 def fetch(cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], folder: Path) -> bool:
