@@ -205,6 +205,7 @@ class CoordinatorLink:
                 if message.get("type") == "hello":
                     self._on_hello(connection, msg.Hello.read(message))
                 elif connection.is_welcomed and self._session.is_new(message):
+                    self._renew_lease()  # else an order that came while it was stopped counts
                     # Sent first: some orders take seconds, and the agent would seem to hang.
                     self.queue(self._session.acknowledgement())
                     self._carry_out(message)

@@ -82,12 +82,18 @@ class TaskRunner:
         """Task → the marks of its last attempt's processes (`stray_processes.marks`)."""
         self._gang_started = 0
         """The start time of the gang's first task; 0: only `prepare` has run."""
-        self._is_held = False
+        self._is_held, self._held_back = False, list[msg.Start]()
         self.other_children: set[int] = set()
         """The agent's children that are neither tasks nor started by tasks."""
 
     def start_all(self, order: msg.Start) -> None:
-        """Start tasks, after ending the processes that their earlier attempts left."""
+        """Start tasks, after ending the processes that their earlier attempts left.
+
+        While it is in doubt whether the coordinator still counts on this agent, the order waits.
+        """
+        if self.link.is_in_doubt:
+            self._held_back.append(order)
+            return
         if order.attempt > 0 and self._host_spawner is not None:
             self._host_spawner.close()
         self._end_leftovers([task.task for task in order.tasks])
@@ -169,12 +175,13 @@ class TaskRunner:
 
     def hold(self, is_held: bool) -> None:
         """Stop all tasks, or let them go on, if they are not in that state already."""
-        if is_held == self._is_held:
-            return
-        self._is_held, number = is_held, signal.SIGSTOP if is_held else signal.SIGCONT
-        for task in self._tasks.values():
-            if task.usage is None:
-                signal_group(task.pid, task.start_time, number)
+        if is_held != self._is_held:
+            self._is_held, number = is_held, signal.SIGSTOP if is_held else signal.SIGCONT
+            for task in self._tasks.values():
+                if task.usage is None:
+                    signal_group(task.pid, task.start_time, number)
+        while self._held_back and not is_held:
+            self.start_all(self._held_back.pop(0))
 
     def take_stacks(self, order: msg.TakeStacks) -> None:
         """Have tasks write their stacks, and report these once they are in the logs."""

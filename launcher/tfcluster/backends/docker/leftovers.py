@@ -32,17 +32,18 @@ _LABELS_FORMAT = f'\t{{{{.Label "{RUN}"}}}}\t{{{{.Label "{COORDINATOR}"}}}}'
 _PATIENCE_S = 20.0
 """Seconds to wait for the removal; the shell goes on trying for about two minutes."""
 
-_END = b"end\n"
+_END, _MORE_MAY_COME = b"end\n", b"more\n"
 
 _SWEEP = """
 copies=
+newline='
+'
 while IFS= read -r word; do
-    [ "$word" != end ] || break
-    copies="$copies$word
-"
+    case $word in end | more) break ;; esac
+    case $copies in *"$word$newline"*) ;; *) copies="$copies$word$newline" ;; esac
 done
 cat > /dev/null
-if [ "$word" != end ] && [ -n "$copies" ]; then
+if [ -z "$word" ] && [ -n "$copies" ]; then
     found=$(docker ps --quiet --filter "label=$1") && [ -n "$found" ] && docker kill $found
     printf '%s' "$copies" | while IFS='	' read -r source target; do
         mkdir -p "$target.partial" && docker cp "$source/." "$target.partial" &&
@@ -56,14 +57,14 @@ while [ $tries -lt 120 ]; do
     networks=$(docker network ls --quiet --filter "label=$1") && found=$(
         docker ps --all --quiet --filter "label=$1") && [ -z "$found" ] &&
         { [ -z "$networks" ] || docker network rm $networks; } &&
-        { [ -z "$word" ] || exit 0; } && word=end && sleep 5
+        { [ "$word" != end ] || exit 0; } && word=end && sleep 5
     tries=$((tries + 1))
     sleep 1
 done
 exit 1
 """
 """Shell code of the sweeper. The daemon may still carry out an order of a killed coordinator, so
-it checks twice then. What the chief of such a run has saved is copied first."""
+it checks twice then. What the chief of a killed coordinator's run has saved is copied first."""
 
 
 def labels(run_id: str) -> list[str]:
@@ -138,8 +139,7 @@ class Sweeper:
         """
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
-            if not more_may_come:
-                self._process.stdin.write(_END)
+            self._process.stdin.write(_MORE_MAY_COME if more_may_come else _END)
             self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_S):

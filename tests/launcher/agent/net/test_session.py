@@ -172,9 +172,14 @@ def test_pings_renew_the_lease(new_rig: Callable[..., Rig]) -> None:
 LEASE_S = 3.0
 
 
-def stop_for_longer_than_its_lease(rig: Rig) -> None:
-    """Stop the agent, with frames that it has not read, as if all of its machine were stopped."""
+def stop_for_longer_than_its_lease(rig: Rig, *, order: str) -> None:
+    """Stop the agent, with frames that it has not read, as if all of its machine were stopped.
+
+    `order`: the shell command of a task that is ordered meanwhile.
+    """
     os.kill(rig.pid, signal.SIGSTOP)
+    task = {"task": "worker:1", "argv": ["sh", "-c", order], "env": {}, "cwd": str(rig.folder)}
+    rig.peer.send("start", attempt=1, tasks=[{**task, "log": str(rig.log("worker:1"))}])
     until = time.monotonic() + LEASE_S + STOPPED_S + 0.5
     while time.monotonic() < until:
         rig.peer.socket.sendall(protocol.frame(protocol.PING))
@@ -188,10 +193,12 @@ def test_an_agent_that_was_suspended_goes_on_if_its_coordinator_answers(
     """The lease is measured by the time in which the agent itself ran."""
     rig = new_rig(lease_s=LEASE_S)
     pid = rig.start("sleep", "60")["pid"]
-    stop_for_longer_than_its_lease(rig)
+    stop_for_longer_than_its_lease(rig, order="touch ran")
     assert rig.peer.take("was_stopped")["seconds"] >= STOPPED_S  # `take` acknowledges it
     rig.peer.socket.sendall(protocol.frame(protocol.PING))
     wait_until(lambda: state_of(pid) != "T")
+    assert rig.exited("worker:1")["exit_code"] == 0
+    assert (rig.folder / "ran").exists(), "an order that came meanwhile is carried out"
     rig.peer.send("shutdown")
     rig.peer.take("bye")
     assert rig.exited()["duration_s"] > LEASE_S + STOPPED_S
@@ -203,9 +210,10 @@ def test_an_agent_that_was_stopped_alone_runs_nothing_until_it_ends(
     """Its coordinator relies on the end of its tasks, and so does not answer."""
     rig = new_rig(lease_s=LEASE_S)
     pid = rig.start("sleep", "60")["pid"]
-    stop_for_longer_than_its_lease(rig)
+    stop_for_longer_than_its_lease(rig, order="touch ran")
     wait_until(lambda: state_of(pid) in ("T", "", "Z"))
     wait_until(lambda: not is_alive(pid) and not is_alive(rig.pid))
+    assert not (rig.folder / "ran").exists(), "an order that came meanwhile is not carried out"
 
 
 def test_without_a_lease_a_closed_connection_ends_agent_and_tasks(rig: Rig) -> None:
