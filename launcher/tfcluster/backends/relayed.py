@@ -122,18 +122,7 @@ class Transport:
         await self._end_connection()
         self._stderr_lines.clear()
         self._last_code = None
-        local_end, remote_end = map(keep_from_children, socket.socketpair())
-        stderr, remote_stderr = _pipe()
-        with remote_end, remote_stderr:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._argv,
-                stdin=remote_end.fileno(),
-                stdout=remote_end.fileno(),
-                stderr=remote_stderr,
-                start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
-            )
-        self._listener = asyncio.create_task(self._listen(stderr))
-        reader, writer = await asyncio.open_connection(sock=local_end, limit=_READ_AHEAD)
+        reader, writer = await self._start()
         try:
             await self._shake_hands(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
@@ -145,6 +134,21 @@ class Transport:
             await self.hang_up()
             raise
         return reader, writer
+
+    async def _start(self) -> Streams:
+        local_end, remote_end = map(keep_from_children, socket.socketpair())
+        stderr, remote_stderr = _pipe()
+        with remote_end, remote_stderr:
+            streams = await asyncio.open_connection(sock=local_end, limit=_READ_AHEAD)
+            self._process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=remote_end.fileno(),
+                stdout=remote_end.fileno(),
+                stderr=remote_stderr,
+                start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
+            )
+        self._listener = asyncio.create_task(self._listen(stderr))
+        return streams
 
     async def _end_connection(self) -> None:
         is_tied = self._config.get("is_tied") and self._has_answered

@@ -48,7 +48,7 @@ def write_state(paths: RunPaths, **more: Any) -> None:
     paths.state.write_text(json.dumps(state))
 
 
-def wait_until(is_so: Callable[[], bool], timeout_s: float = 10) -> None:
+def wait_until(is_so: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
     while not is_so():
         assert time.monotonic() < deadline, "timed out"
