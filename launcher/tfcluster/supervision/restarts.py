@@ -196,7 +196,7 @@ def lose_start(state: RunState, loss: Failure, now: float) -> None:
     elif state.can_come_back:
         verdict = state.restarts.decide(None, loss, step=None, jitter=state.jitter)
     if isinstance(verdict, GiveUp):
-        state.fail_unbegun(loss, verdict.why, now)
+        state.fail_unbegun(loss, verdict.why)
     else:
         _record(state, None, _reason_of(loss), verdict, attempt=state.gang.number + 1)
         _go_back(state, loss.node, now)

@@ -247,27 +247,25 @@ class RunState:
         if self.gang.failures and outcome.status is not Status.INTERRUPTED:
             self.diagnose()
         running = self.gang.running()
-        self._end(outcome, now)
+        self._end(outcome)
         longest = max((self.grace_s(member, grace_s) for member in running), default=0.0)
         is_announced = self.gang.is_announced or None
         self.record(ev.RunStopping(why=why, grace_s=longest, is_announced=is_announced))
         self.stop_tasks(running, why, now, grace_s=grace_s)
 
-    def _end(self, outcome: Outcome | None, now: float) -> None:
+    def _end(self, outcome: Outcome | None) -> None:
         self.ending, self.stage, self.next_attempt = outcome, Stage.ENDING_RUN, None
         self.timers.clear()
-        for member in self.gang.members(lambda one: one.is_awaited):
-            self.gang.put(replace(member, answer_by=now + AGENT_SLACK_S))
 
     def fail(self, cause: Failure, why: str, now: float) -> None:
         """End the run as failed because of `cause`, which is not restarted for `why`."""
         self.diagnose(why, cause)
-        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id), now)
+        self._end(verdicts.outcome_of(cause, why, self.plan, self.run_id))
         self.stop_tasks(self.gang.running(), "another task failed", now)
 
-    def fail_unbegun(self, loss: Failure, why: str, now: float) -> None:
+    def fail_unbegun(self, loss: Failure, why: str) -> None:
         """End the run as failed before any task has run that could be diagnosed or stopped."""
-        self._end(verdicts.outcome_of_start(loss, why), now)
+        self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
         self.warn_of_lone_training(is_over=True)

@@ -223,15 +223,23 @@ def test_a_task_whose_start_is_heard_of_after_ctrl_c_has_the_same_grace(
     assert (order.tasks, order.grace_s) == (("worker:0",), grace_s)
 
 
-def test_a_run_that_is_stopped_waits_a_little_for_the_answers_to_its_order_to_start() -> None:
+def test_a_run_that_is_stopped_waits_for_the_answers_to_its_order_to_start() -> None:
     replay = begun_without_starts(plan_of())
     replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
     replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
-    replay.after(AGENT_SLACK_S - 1)
+    replay.after(START_ANSWER_S - 1)
     assert do.DropNode("local") not in replay.orders
     replay.after(2)
     assert do.DropNode("local") in replay.orders
     replay.supervisor.node_lost("local", "it does not answer", replay.now)
+    assert replay.outcome() == (Status.INTERRUPTED, 130)
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_answers_to_an_order_to_start() -> None:
+    replay = begun_without_starts(plan_of())
+    replay.supervisor.order([task.id for task in replay.plan.tasks], 1, replay.now)
+    for _ in range(2):
+        replay.supervisor.stop(Stop("Ctrl-C", 130), replay.now)
     assert replay.outcome() == (Status.INTERRUPTED, 130)
 
 
