@@ -163,17 +163,17 @@ async def _gather_from_host(
     await hub.open([node])
     try:
         async with asyncio.TaskGroup() as background:
-            await hub.connect(
-                node,
-                on_message=lambda *message: None,
-                on_closed=lambda *reason: None,
-                background=background,
-                tasks=(),
-            )
-            folder = PurePosixPath(hub.site(node.name).paths.task_checkpoints(chief))
-            loop = asyncio.get_running_loop()
-            source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)
             try:
+                await hub.connect(
+                    node,
+                    on_message=lambda *message: None,
+                    on_closed=lambda *reason: None,
+                    background=background,
+                    tasks=(),
+                )
+                folder = PurePosixPath(hub.site(node.name).paths.task_checkpoints(chief))
+                loop = asyncio.get_running_loop()
+                source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)
                 return await asyncio.to_thread(_gather_from, source, paths, store, say)
             finally:
                 await hub.close(keeps_folders=True)
