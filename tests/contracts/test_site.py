@@ -32,7 +32,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "TFCLUSTER_DOCS_URL": ""},
         text=True,
         capture_output=True,
-        timeout=100,
+        timeout=250,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return folder

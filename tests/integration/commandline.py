@@ -42,7 +42,7 @@ class CommandLine:
     root: Path
     """A short path, because sockets are made below it."""
     server: ForkServer | None = None
-    patience_s: float = 60.0
+    patience_s: float = 120.0
     """Seconds after which a command, or what it is to do, counts as hung."""
     forks: bool = True
     """Lets the fork server (if any) start commands; False for tests that measure the command."""
@@ -112,7 +112,7 @@ class CommandLine:
         out, err = process.communicate(given, timeout=timeout or self.patience_s)
         return Done(process.returncode, out or b"", (err or b"").decode(errors="replace"))
 
-    def shell(self, script: str, *, timeout: float = 60) -> Done:
+    def shell(self, script: str, *, timeout: float = 120) -> Done:
         """Run a line of bash in which `tfcluster` is the installed command."""
         env = self.env | {"PATH": f"{Path(COMMAND).parent}:{self.env['PATH']}"}
         process = subprocess.Popen(
@@ -193,7 +193,7 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def wait_for(look: Callable[[], _T], *, timeout: float = 60, what: str = "") -> _T:
+def wait_for(look: Callable[[], _T], *, timeout: float = 120, what: str = "") -> _T:
     """Call `look` until it returns something true, and return that."""
     deadline = time.monotonic() + timeout
     while not (found := look()):
@@ -230,7 +230,7 @@ class Screen:
                 return False
         return True
 
-    def read_all(self, timeout: float = 60) -> int:
+    def read_all(self, timeout: float = 120) -> int:
         """Read to the end and return the exit code."""
         deadline = time.monotonic() + timeout
         while self.read(0.2):

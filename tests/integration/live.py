@@ -110,7 +110,7 @@ class Live:
         except subprocess.TimeoutExpired as late:
             raise AssertionError(f"{late}: {self.said()}") from None
 
-    def end_timed(self, timeout: float = 30) -> tuple[int, float]:
+    def end_timed(self, timeout: float = 120) -> tuple[int, float]:
         """Wait until the command has ended; return its exit code and the seconds from now."""
         since = time.monotonic()
         return self.process.wait(timeout), time.monotonic() - since

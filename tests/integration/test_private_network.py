@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from .commandline import CommandLine
+from .commandline import CommandLine, wait_for
 from .gang import MEET
 from .live import Live
 from .ordinary_user import OTHER_USER, as_ordinary_user
@@ -52,6 +52,12 @@ def answers(address: str, port: int) -> bool:
     return True
 
 
+def ports_of(run: Live) -> list[int]:
+    """Return the tasks' ports; none before the state has all, which may be later than a line."""
+    ports = [int(task["address"].rpartition(":")[2]) for task in run.state()["tasks"]]
+    return ports if all(ports) else []
+
+
 @pytest.mark.parametrize("network", ["private", "host"])
 def test_tasks_in_a_private_network_do_not_answer_from_outside(
     shell: CommandLine, network: str
@@ -62,7 +68,7 @@ def test_tasks_in_a_private_network_do_not_answer_from_outside(
     shell.spec("spec.json", job, runtime={"network": network})
     run = Live(shell, "up", "spec.json")
     run.wait_for_line("all peers answer")
-    ports = [int(task["address"].rpartition(":")[2]) for task in run.state()["tasks"]]
+    ports = wait_for(lambda: ports_of(run), what="the ports in the state")
     heard = {answers(address, port) for address in own_addresses() for port in ports}
     assert heard == {network == "host"}
     assert ("none: the network is private" in run.said()) is (network == "private")

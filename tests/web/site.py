@@ -153,7 +153,7 @@ class Page:
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
 
-    def wait(self, expression: str, *, timeout: float = 30) -> Any:
+    def wait(self, expression: str, *, timeout: float = 120) -> Any:
         """Wait until a JavaScript expression is true, and return its value."""
         return wait_for(
             lambda: self.script(f"return {expression}"), timeout=timeout, what=expression
@@ -167,7 +167,7 @@ class Page:
         script = "return [...document.querySelectorAll(arguments[0])].map((one) => one.innerText)"
         return list(self.script(script, selector))
 
-    def wait_for_text(self, selector: str, text: str, *, timeout: float = 30) -> None:
+    def wait_for_text(self, selector: str, text: str, *, timeout: float = 120) -> None:
         found = f"(document.querySelector({json.dumps(selector)})?.innerText ?? '')"
         self.wait(f"{found}.includes({json.dumps(text)})", timeout=timeout)
 

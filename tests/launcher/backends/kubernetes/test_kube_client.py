@@ -148,7 +148,7 @@ def test_an_early_end_of_tls_is_silence_and_the_request_is_repeated(
 ) -> None:
     port, came = closing
     write_one(kubeconfig, {"token": "t"}, server=f"https://127.0.0.1:{port}")
-    place = reach(SimpleNamespace(context=None, namespace=None), patience_s=0.5)
+    place = reach(SimpleNamespace(context=None, namespace=None), patience_s=2)
     with pytest.raises(KubeSilentError, match="does not answer"):
         place.get("pods/p") if method == "get" else place.create("pods", {})
     assert len(came) > 1
