@@ -18,7 +18,7 @@ from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
-_LOAD_LIMIT_S = 60
+_LOAD_LIMIT_S = 200
 _PROBLEMS = Path(__file__).with_name("page_problems.js")
 
 
@@ -72,6 +72,7 @@ def browser(width: int = 1280, height: int = 900, *, dark: bool = False) -> Iter
     driver = None
     try:
         driver = webdriver.Chrome(_options(profile), Service(_program("chromedriver")))
+        driver.set_script_timeout(_LOAD_LIMIT_S)
         driver.set_page_load_timeout(_LOAD_LIMIT_S)
         driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",

@@ -26,7 +26,7 @@ def launcher_modules() -> list[str]:
 
 def run(code: str, *args: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *args], capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -156,7 +156,7 @@ def test_the_version_is_printed_within_300_ms() -> None:
 
 def _seconds(command: list[str]) -> float:
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=200)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return min(time.perf_counter() - started, used)
@@ -180,6 +180,6 @@ for module in sys.argv[2].split(","):
         importlib.import_module(module)
 """
     command = [sys.executable, "-S", "-I", "-c", imports, root, ",".join(modules)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stderr[-3000:]

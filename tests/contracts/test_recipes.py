@@ -47,7 +47,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(checkout: Path, *argv: str) -> str:
     env = {**os.environ, "PYTHONPATH": f"{checkout}/launcher{os.pathsep}{checkout}"}
     done = subprocess.run(
-        [sys.executable, *argv], cwd=checkout, env=env, text=True, capture_output=True, timeout=60
+        [sys.executable, *argv], cwd=checkout, env=env, text=True, capture_output=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -107,7 +107,7 @@ def test_a_new_report_of_the_agent_touches_three_files(tmp_path: Path) -> None:
     path = os.pathsep.join(str(tmp_path / folder) for folder in ("launcher", "workers"))
     env = {**os.environ, "PYTHONPATH": path, "TFCLUSTER_HOME": str(tmp_path / "home")}
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=60
+        command, cwd=tmp_path, env=env, text=True, capture_output=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (events,) = (tmp_path / "home/runs").glob("main-*/events.jsonl")

@@ -31,7 +31,7 @@ def as_ordinary_user(shell: CommandLine, *args: str) -> Done:
         command, env=env, cwd=shell.cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     shell.started.append(process)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=200)
     return Done(process.returncode, out, err.decode())
 
 

@@ -124,7 +124,7 @@ def test_threads_that_start_the_first_commands_at_once_share_one_server(
         wait_for(lambda proc=proc, name=name: os.readlink(proc / "cwd").endswith(name))  # type: ignore[misc]
         parents.add((proc / "stat").read_text().rpartition(")")[2].split()[1])
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
     assert len(parents) == 1
     new.close()
 

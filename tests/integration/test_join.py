@@ -235,7 +235,7 @@ def test_a_task_started_with_the_output_of_env_finds_one_that_joined(shell: Comm
     assert exports.code == 0, exports.err
     line = f"{exports.out.decode()}\nexec '{shell.env['VIRTUAL_ENV']}/bin/python' peer.py"
     by_hand = subprocess.run(
-        ["bash", "-c", line], env=shell.env, cwd=shell.cwd, capture_output=True, timeout=60
+        ["bash", "-c", line], env=shell.env, cwd=shell.cwd, capture_output=True, timeout=200
     )
     assert by_hand.returncode == 0, by_hand.stderr
     assert first.end() == 0, first.said()

@@ -51,7 +51,7 @@ class Queue:
         )
 
     def say(self, *args: str) -> str:
-        out, err = self.start(*args).communicate(timeout=60)
+        out, err = self.start(*args).communicate(timeout=200)
         return out + err
 
     def free(self, *hosts: str) -> None:
@@ -80,7 +80,7 @@ def test_a_queued_run_says_why_and_starts_once_its_nodes_are_there(queue: Queue)
     assert "nodes: 0 of 2 slots are free" in status
 
     queue.free("127.0.0.1", "localhost")
-    _, err = up.communicate(timeout=60)
+    _, err = up.communicate(timeout=200)
     assert up.returncode == 0, err
     assert "queued: 0 of 2 slots are free" in err
     assert "the nodes are there: 127.0.0.1, localhost" in err
@@ -98,7 +98,7 @@ def test_a_queued_run_can_be_stopped_and_takes_no_nodes(queue: Queue) -> None:
     queue.free("127.0.0.1")
     wait_until(lambda: queue.reasons()[-1:] == ["1 of 2 slots are free"])
     assert "stopping" in queue.say("down")
-    _, err = up.communicate(timeout=60)
+    _, err = up.communicate(timeout=200)
     assert up.returncode == 143, err
     assert [path.name for path in queue.slots.iterdir()] == ["127.0.0.1.free"]
     assert queue.shell.state()["status"] == "interrupted"

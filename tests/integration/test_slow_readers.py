@@ -51,7 +51,7 @@ def test_a_stopped_reader_delays_no_task_and_gets_every_line_later(
     wait_for(lambda: len(exits(shell)) == WORKERS, what="all tasks, while nobody reads")
     assert_logs_are_whole(shell)
     assert run.poll() is None, "the rest of the lines still waits for its reader"
-    out, err = run.communicate(timeout=60)
+    out, err = run.communicate(timeout=200)
 
     assert run.returncode == 0, err
     assert split_by_task(out) == {task: expected_log(task, LINES) for task in TASKS}

@@ -40,7 +40,7 @@ while not os.path.exists("finish"):
 def test_a_live_runs_curves_are_served_on_loopback_until_it_ends(shell: CommandLine) -> None:
     shell.script("writes.py", WRITES)
     run = Live(shell, "run", "--tensorboard", "-n", "1", "writes.py", name="one")
-    url = wait_for(lambda: run.state()["tensorboard"], what="TensorBoard", timeout=90)
+    url = wait_for(lambda: run.state()["tensorboard"], what="TensorBoard", timeout=200)
     assert url.startswith("http://127.0.0.1:")
     server = _server_of(run.process.pid)
     listening = [c.laddr.ip for c in server.net_connections() if c.status == psutil.CONN_LISTEN]
@@ -83,7 +83,7 @@ def test_several_runs_are_compared_by_their_ids_and_ctrl_c_ends_it(shell: Comman
     assert process.stdout is not None
     url = process.stdout.readline().decode().strip()
     expected = [f"{run}/worker-0" for run in ids]
-    wait_for(lambda: sorted(_tags(url)) == expected, what="both runs", timeout=60)
+    wait_for(lambda: sorted(_tags(url)) == expected, what="both runs", timeout=200)
     server = _server_of(process.pid)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0

@@ -290,7 +290,7 @@ def test_without_its_packages_the_command_names_the_line_that_installs_them(
             " from tfcluster.cli.main import main; main()"
         )
         done = subprocess.run(
-            [sys.executable, "-c", code], env=shell.env, capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", code], env=shell.env, capture_output=True, text=True, timeout=200
         )
         assert done.returncode == 3
         assert "pip install 'tfcluster[ui]'" in done.stderr

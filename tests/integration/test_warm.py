@@ -122,7 +122,7 @@ def test_two_runs_at_the_same_time_have_an_agent_each_and_one_stays(kept: Kept) 
     kept.shell.script("job.py", IMPORTER + "import time; time.sleep(1)\n")
     both = [kept.shell.start(*WARM, "job.py") for _ in range(2)]
     for process in both:
-        process.communicate(timeout=60)
+        process.communicate(timeout=200)
         assert process.returncode == 0
     (left,) = kept.resting()
     assert is_alive(left)

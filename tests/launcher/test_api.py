@@ -358,7 +358,7 @@ def test_several_runs_go_on_at_once_from_any_thread(folder: Path) -> None:
     assert set(tfcluster.runs(live_only=True)) == set(found)
 
     (folder / "finish").touch()
-    results = [run.wait(timeout=60) for run in found]
+    results = [run.wait(timeout=200) for run in found]
     (folder / "finish").unlink()
 
     assert [result.status for result in results] == ["succeeded"] * 2
@@ -414,13 +414,13 @@ import signal, sys, threading, time, tfcluster
 print(tfcluster.start({spec("waits")!r}, detach=True).id)
 """
     done = subprocess.run(
-        [sys.executable, "-c", start], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=200, check=True
     )
     run = tfcluster.get_run(done.stdout.strip())
     wait_until_running(run)
 
     (folder / "finish").touch()
-    assert run.wait(timeout=60).status == "succeeded"
+    assert run.wait(timeout=200).status == "succeeded"
     (folder / "finish").unlink()
     coordinator = run.state().pid
     wait_for(lambda: not is_alive(coordinator))
@@ -445,7 +445,7 @@ job = {{"cluster": {{"worker": 1}}, "job": {{"command": ["true"]}}}}
 print(tfcluster.start(job, detach=True).wait().status)
 """
     command = [sys.executable, "-P", "-c", start]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=tmp_path)
 
     assert (done.stdout, done.stderr) == ("succeeded\n", "")
 
@@ -468,7 +468,7 @@ while run.status != "running":
 print(run.id)
 """
     done = subprocess.run(
-        [sys.executable, "-c", start], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", start], capture_output=True, text=True, timeout=200, check=True
     )
     run = tfcluster.get_run(done.stdout.strip())
 
@@ -511,7 +511,7 @@ print("ending", flush=True)
         assert process.stdout.readline() == "ending\n"
         wait_until_running(wait_for_run())
         (folder / "finish").touch()
-        found, errors = process.communicate(timeout=60)
+        found, errors = process.communicate(timeout=200)
     (folder / "finish").unlink()
 
     assert (found.split(), errors) == (ends, "")
@@ -545,7 +545,7 @@ except KeyboardInterrupt:
         assert all(map(is_alive, tasks))
         process.send_signal(signal.SIGINT)
 
-        assert process.communicate(timeout=60)[0] == b"interrupted\n"
+        assert process.communicate(timeout=200)[0] == b"interrupted\n"
     assert not any(map(is_alive, tasks))
     assert next(e["why"] for e in run.events() if e["type"] == "run_stopping") == "Ctrl-C"
 
@@ -578,7 +578,7 @@ def test_an_exception_of_a_signal_handler_stops_the_run(folder: Path, program: s
         if program != "sleep":
             wait_for(lambda: run.status == "stopping")
             run.stop(now=True)
-        assert process.communicate(timeout=60)[0] == b"interrupted\n"
+        assert process.communicate(timeout=200)[0] == b"interrupted\n"
     assert not any(map(is_alive, tasks))
 
 

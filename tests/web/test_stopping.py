@@ -60,7 +60,7 @@ def test_a_run_is_stopped_with_the_keyboard(page: Page, run: InBackground) -> No
     page.type(Keys.ENTER)
     tab_to(page, "stop-confirm")
     page.type(Keys.ENTER)
-    page.wait_for_text("#status", "interrupted", timeout=60)
+    page.wait_for_text("#status", "interrupted", timeout=200)
     page.wait("document.getElementById('stop').hidden")
     assert run.state()["status"] == "interrupted"
     assert "Stopping: the page of tfcluster ui" in page.text("#timeline")
@@ -71,7 +71,7 @@ def test_a_run_is_killed_at_once_where_that_is_asked_for(page: Page, run: InBack
     page.wait_for_text("#status", "running")
     for selector in ("#stop", "#stop-now", "#stop-confirm"):
         page.click(selector)
-    page.wait_for_text("#status", "interrupted", timeout=60)
+    page.wait_for_text("#status", "interrupted", timeout=200)
     assert run.state()["tasks"][0]["signal"] == 9
 
 

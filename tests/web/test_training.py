@@ -64,7 +64,7 @@ def test_a_training_is_seen_while_it_runs(watched: tuple[Page, Live]) -> None:
     page, run = watched
     page.wait_for_text("#status", "running", timeout=180)
     page.wait_for_text("#position", "step", timeout=180)
-    page.wait("document.querySelectorAll('#charts canvas').length >= 2", timeout=60)
+    page.wait("document.querySelectorAll('#charts canvas').length >= 2", timeout=200)
     assert not run.is_over()
     page.wait_for_text("#log-view", "worker:1")
     assert page.texts("#tasks tbody th") == ["worker:0", "worker:1"]

@@ -26,7 +26,7 @@ def printed() -> str:
         env={"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

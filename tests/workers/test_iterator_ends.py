@@ -237,7 +237,7 @@ def test_iterators_that_end_at_process_exit(case: str) -> None:
         [sys.executable, "-W", "ignore", "-c", PRELUDE + script],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, out, "")

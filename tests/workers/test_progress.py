@@ -175,7 +175,7 @@ def test_a_signal_handler_may_save_while_the_metrics_of_a_step_are_read(tmp_path
     script = tmp_path / "main.py"
     script.write_text(SIGNALLED)
     ended = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
     )
     assert (ended.returncode, ended.stdout) == (0, "saves at step 7\nsent [7]\n"), ended.stderr
 

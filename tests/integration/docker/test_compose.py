@@ -70,7 +70,7 @@ class Project:
     def __call__(self, *args: str) -> str:
         argv = [*self.compose, "--file", str(FILE), "--project-name", NAME, *args]
         env = {**self.docker.env, "TFCLUSTER_IMAGE": JOIN, "PROJECT": str(self.folder)}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         return done.stdout.strip()
 
@@ -155,7 +155,7 @@ class TestTraining:
                 timeout=HANG_S,
             )
         finally:
-            subprocess.run([*argv, "down"], env=worker_docker.env, capture_output=True, timeout=60)
+            subprocess.run([*argv, "down"], env=worker_docker.env, capture_output=True, timeout=200)
         assert up.returncode == 0, up.stdout + up.stderr
         assert "patched Keras 3" in up.stdout
         lines = [re.findall(rf"worker-{n}\S*\s+\| (.*)", up.stdout) for n in (0, 1)]

@@ -223,7 +223,7 @@ def test_a_docker_socket_without_permission_is_named(harbor: Harbor) -> None:
         env = harbor.shell.env | {"DOCKER_HOST": f"unix://{path}"}
         command = [*argv, COMMAND, "up", str(harbor.spec())]
         done = subprocess.run(
-            command, env=env, cwd=harbor.shell.cwd, capture_output=True, text=True, timeout=60
+            command, env=env, cwd=harbor.shell.cwd, capture_output=True, text=True, timeout=200
         )
     said = " ".join(done.stderr.split())
     assert done.returncode == 3, said

@@ -77,7 +77,7 @@ def test_a_worker_taken_off_the_network_costs_the_steps_since_the_last_checkpoin
         what="the first epoch",
         timeout=300,
     )
-    wait_for(lambda: of_type(run, "checkpoint_gathered"), what="its checkpoint", timeout=60)
+    wait_for(lambda: of_type(run, "checkpoint_gathered"), what="its checkpoint", timeout=200)
     worker_docker("network", "disconnect", run.run_id, f"{run.run_id}-worker-1")
     assert run.end(400) == 0, run.said()
     (restarting,) = of_type(run, "restarting")

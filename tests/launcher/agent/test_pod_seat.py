@@ -39,7 +39,7 @@ class Pod:
         return pod_dial.address_argv(self.address, token or self.token, argv)
 
     def run(self, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(self.dial(*argv), input=stdin, capture_output=True, timeout=60)
+        return subprocess.run(self.dial(*argv), input=stdin, capture_output=True, timeout=200)
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_caller_without_the_token_gets_no_process(pod: Pod, tmp_path: Path) ->
     wrong = tmp_path / "wrong"
     wrong.write_text("another token")
     argv = pod.dial("sh", "-c", f"touch {tmp_path}/was-here", token=wrong)
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=200)
     assert done.returncode == pod_dial.NO_CONNECTION
     assert not (tmp_path / "was-here").exists()
 
@@ -114,7 +114,7 @@ def start_agent(pod: Pod, ends_with: str = "signal.pause()") -> None:
     with subprocess.Popen(
         pod.dial("python", "-c", agent), stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as dial:
-        dial.communicate(timeout=60)
+        dial.communicate(timeout=200)
 
 
 def test_a_pod_whose_agent_has_ended_gives_its_files_for_a_while(pod: Pod, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_pod_whose_agent_has_ended_gives_its_files_for_a_while(pod: Pod, tmp_p
 def test_a_pod_ends_some_time_after_its_agent(tmp_path: Path) -> None:
     pod = Pod(tmp_path, "--linger-s=0.1")
     start_agent(pod, "sys.exit(3)")
-    pod.process.communicate(timeout=60)
+    pod.process.communicate(timeout=200)
     assert pod.process.returncode == 3
 
 
@@ -142,7 +142,7 @@ def test_a_pod_without_an_agent_ends_by_sigterm(pod: Pod) -> None:
 
 def test_a_pod_that_nobody_dials_ends(tmp_path: Path) -> None:
     pod = Pod(tmp_path, "--idle-s=0.1")
-    _, stderr = pod.process.communicate(timeout=60)
+    _, stderr = pod.process.communicate(timeout=200)
     assert pod.process.returncode == pod_seat.NOBODY_CAME
     assert b"nobody connected" in stderr
 
@@ -150,7 +150,7 @@ def test_a_pod_that_nobody_dials_ends(tmp_path: Path) -> None:
 def test_a_pod_whose_connections_left_no_agent_ends(tmp_path: Path) -> None:
     pod = Pod(tmp_path, "--idle-s=10")
     assert pod.run("true").returncode == 0
-    pod.process.communicate(timeout=60)
+    pod.process.communicate(timeout=200)
     assert pod.process.returncode == pod_seat.NOBODY_CAME
 
 
@@ -159,13 +159,13 @@ def test_a_pod_that_is_ended_after_its_program_has_the_programs_exit_code(tmp_pa
     while psutil.Process(pod.process.pid).children():
         time.sleep(0.01)
     pod.process.terminate()
-    pod.process.communicate(timeout=60)
+    pod.process.communicate(timeout=200)
     assert pod.process.returncode == 0
 
 
 def test_a_program_that_failed_ends_the_pod_with_its_exit_code(tmp_path: Path) -> None:
     pod = Pod(tmp_path, "--then", "sh", "-c", "exit 3")
-    pod.process.communicate(timeout=60)
+    pod.process.communicate(timeout=200)
     assert pod.process.returncode == 3
 
 
@@ -179,7 +179,7 @@ def test_a_connection_without_an_agent_does_not_keep_a_pod_that_is_to_end(pod: P
         assert dial.stdout.readline() == b"here\n"
         pod.process.terminate()
         assert pod.process.wait(60) == 128 + signal.SIGTERM
-        dial.communicate(timeout=60)
+        dial.communicate(timeout=200)
 
 
 def test_files_that_are_being_fetched_keep_a_seat_that_is_over(tmp_path: Path) -> None:
@@ -198,8 +198,8 @@ def test_files_that_are_being_fetched_keep_a_seat_that_is_over(tmp_path: Path) -
             time.sleep(0.01)
         time.sleep(1)  # its time is over long since
         assert pod.process.poll() is None
-        reading.communicate(b"whole", timeout=60)
-    pod.process.communicate(timeout=60)
+        reading.communicate(b"whole", timeout=200)
+    pod.process.communicate(timeout=200)
     assert pod.process.returncode == 0
 
 

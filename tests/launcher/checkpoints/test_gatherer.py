@@ -545,7 +545,7 @@ def test_a_small_checkpoint_on_a_full_disk_is_complete(chief: Path, tmp_path: Pa
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-ec"]
 
     done = subprocess.run(
-        [*command, f'{mount}; exec "$@"', "sh", *fill], capture_output=True, text=True, timeout=60
+        [*command, f'{mount}; exec "$@"', "sh", *fill], capture_output=True, text=True, timeout=200
     )
 
     assert done.stdout.splitlines() == [

@@ -103,7 +103,7 @@ def run(command: str, *args: str) -> tuple[int, str]:
 def run_without_privileges(*words: str) -> tuple[int, str]:
     """Run a command for which the modes of files count, also if the tests run as root."""
     argv = without_override([sys.executable, "-m", "tfcluster", *words])
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout + done.stderr
 
 

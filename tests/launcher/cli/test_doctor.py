@@ -33,7 +33,7 @@ def doctor(tmp_path: Path, fork_server: ForkServer) -> Tfcluster:
         started = fork_server.start(
             [command, *args], cwd=tmp_path, env=env, stdout=pipe, stderr=pipe
         )
-        out, err = started.communicate(timeout=60)
+        out, err = started.communicate(timeout=200)
         return subprocess.CompletedProcess(args, started.returncode, out.decode(), err.decode())
 
     return call

@@ -48,7 +48,7 @@ def tfcluster(folder: Path, fork_server: ForkServer) -> Tfcluster:
     def run(*args: str) -> subprocess.CompletedProcess[str]:
         pipe, env = subprocess.PIPE, environ(folder)
         command = fork_server.start(args, cwd=folder, env=env, stdout=pipe, stderr=pipe)
-        out, err = command.communicate(timeout=60)
+        out, err = command.communicate(timeout=200)
         return subprocess.CompletedProcess(args, command.returncode, out.decode(), err.decode())
 
     return run

@@ -242,7 +242,7 @@ def test_logs_of_a_live_run_are_followed_to_its_end(home: Path, make_run: MakeRu
         fresh = paths.state.with_name("fresh.json")
         fresh.write_text(json.dumps(state | {"status": "succeeded"}))
         fresh.replace(paths.state)
-        rest, _ = follower.communicate(timeout=60)
+        rest, _ = follower.communicate(timeout=200)
     finally:
         follower.kill()
         follower.wait()
@@ -265,7 +265,7 @@ def test_logs_end_quietly_when_the_reader_exits(home: Path, make_run: MakeRun) -
         env=os.environ | {"TFCLUSTER_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=True,
     )
     assert (done.stdout, done.stderr) == ("worker:0 │ line\n", "")

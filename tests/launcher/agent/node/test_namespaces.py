@@ -198,7 +198,7 @@ def test_a_system_that_refuses_namespaces_is_reported_and_no_agent_is_left(folde
     """The test uses a user namespace in which no further one may be created."""
     argv = ["unshare", "--user", "--map-root-user", "sh", "-c", REFUSED, "sh"]
     argv += [sys.executable, "-c", CONNECT, str(folder / "run")]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200)
     assert "SetupError 3 no private network" in done.stdout, done.stdout + done.stderr
     assert "user.max_user_namespaces=0" in done.stdout
     assert not list(folder.rglob("*.agent"))

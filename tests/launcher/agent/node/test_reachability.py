@@ -18,7 +18,7 @@ def other(host: str, port: int) -> dict[str, object]:
 def run(*others: dict[str, object], timeout_s: float = 2.0) -> list[list[object]]:
     order = json.dumps({"attempt": 3, "others": others, "patience_s": timeout_s})
     argv = [sys.executable, "-I", "-S", probe.__file__, order]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=200, check=True)
     report = json.loads(done.stdout)
     assert report["attempt"] == 3
     found: list[list[object]] = report["cut"]
