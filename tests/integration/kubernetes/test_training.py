@@ -27,7 +27,7 @@ def numbers(run: Live) -> list[float]:
 
 def _reported(run: Live) -> Iterator[float]:
     for event in run.events():
-        if event["type"] == "progress" and event["task"] == "worker:0" and "metrics" in event:
+        if event["type"] == "progress" and event["task"] == "worker:0" and event.get("metrics"):
             yield from (event["metrics"][name] for name in ("loss", "accuracy"))
 
 

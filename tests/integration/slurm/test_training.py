@@ -19,7 +19,7 @@ HANG_S = 240.0
 def numbers(run: Run) -> Iterator[float]:
     """Yield loss and accuracy of every epoch, as the chief reported them."""
     for event in run.events():
-        if event["type"] == "progress" and event["task"] == "worker:0" and "metrics" in event:
+        if event["type"] == "progress" and event["task"] == "worker:0" and event.get("metrics"):
             yield from (event["metrics"][name] for name in ("loss", "accuracy"))
 
 
