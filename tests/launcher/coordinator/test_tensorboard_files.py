@@ -117,6 +117,15 @@ def test_points_get_further_apart_and_the_last_one_is_always_written(gang: Curve
     assert 500 < len(steps) < 3_000
 
 
+def test_a_step_that_the_agent_reports_replaces_no_waiting_point(gang: Curves) -> None:
+    gang.step(1)
+    gang.now -= 1.5
+    gang.step(2)  # waits, as the last point was written half a second ago
+    gang.step(3, metrics={})
+    gang.curves.close()
+    assert gang.read()["loss"] == [(1, 1.0), (2, 0.5)]
+
+
 def test_numbers_that_a_float_cannot_hold_are_written(tmp_path: Path) -> None:
     file = EventFile(str(tmp_path), 1.0)
     values = {"large": 1e300, "huge": 10**400, "inf": -math.inf, "nan": math.nan}

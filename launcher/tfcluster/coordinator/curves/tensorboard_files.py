@@ -83,7 +83,8 @@ class RunCurves:
             task.file.start_again(event.step, self._clock())
         task.attempt, task.step = event.attempt, event.step
         if event.task == self._chief or not self._is_gang:
-            task.waiting = event
+            if event.metrics or task.waiting is None:  # the agent knows only the step
+                task.waiting = event
             now = self._clock()
             if now - task.written >= max(_LEAST_GAP_S, (now - task.began) * _GAP_SHARE):
                 self._flush(event.task)
