@@ -456,7 +456,7 @@ def test_a_copy_from_a_lost_node_is_shown_and_ends_with_ctrl_c(
         assert shown is not None
         assert shown["what"] == "checkpoints"
         run_gathering.cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             events = await end
         assert "gathering was stopped" in run_gathering.missed
         return events

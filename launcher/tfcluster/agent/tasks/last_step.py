@@ -13,8 +13,8 @@ import struct
 _STEP = struct.Struct("<q")
 _FITS_AT = _STEP.size
 HELD_S = 1.0
-"""Seconds without progress after which no report is held back any more but for want of a next one:
-twice the interval of `tfcluster_workers.reporting`."""
+"""Seconds without progress after which a step that was not reported waits for the next one, which
+may take long: twice the interval of `tfcluster_workers.reporting`."""
 
 
 class LastStep:

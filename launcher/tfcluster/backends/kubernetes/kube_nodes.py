@@ -156,7 +156,7 @@ class KubeNodes(Nodes):
             raise NodeLostError(f"{node} has no pod")
         sender = pod_files.sender_argv(self.run.run_id, os.devnull, str(folder))
         argv = await self._argv_of(pod, sender)
-        if not await pod_files.salvage(argv, into):
+        if not await pod_files.receive(argv, into):
             raise NodeLostError(f"the pod {pod.name} does not send its files")
 
     @classmethod

@@ -68,38 +68,23 @@ def sender_argv(run_id: str, folder: str, saved: str) -> list[str]:
     return ["python", "-I", "-S", "-c", _SEND, run_id, f"{folder}/logs", saved]
 
 
-def receive(command: Sequence[str], folder: Path, *, have: Iterable[Entry] = ()) -> bool:
+async def receive(command: Sequence[str], folder: Path, *, have: Iterable[Entry] = ()) -> bool:
     """Unpack what `command` sends into `folder`; return whether all arrived, and nothing else.
 
-    `have`: files that are not needed.
+    `have`: files that are not needed. Cancelling it ends the command.
     """
     known = {entry.path: (entry.size, entry.mtime_ns) for entry in have}
     with tempfile.TemporaryFile(dir=folder) as file:
-        try:
-            done = subprocess.run(
-                command,
-                input=json.dumps(known).encode(),
-                stdout=file,
-                stderr=subprocess.DEVNULL,
-                timeout=_COPY_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return False
-        if done.returncode:
-            return False
-        return _unpack(file, folder)
-
-
-async def salvage(command: Sequence[str], folder: Path) -> bool:
-    """Unpack what `command` sends, as `receive` does; cancelling it ends the command."""
-    with tempfile.TemporaryFile(dir=folder) as file:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=file, stderr=subprocess.DEVNULL
+            *command,
+            stdin=subprocess.PIPE,
+            stdout=file,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # the terminal's Ctrl-C must reach the coordinator only
         )
         try:
             async with asyncio.timeout(_COPY_S):
-                await process.communicate(b"{}")
+                await process.communicate(json.dumps(known).encode())
         except TimeoutError:
             return False
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -363,11 +364,11 @@ def test_a_living_pod_with_files_is_asked_until_it_answers(
 def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
     tmp_path: Path,
 ) -> None:
-    assert not pod_files.receive(["sh", "-c", "echo no archive"], tmp_path)
+    assert not asyncio.run(pod_files.receive(["sh", "-c", "echo no archive"], tmp_path))
     leads_out = (
         "import sys, tarfile; tar = tarfile.open(fileobj=sys.stdout.buffer, mode='w|');"
         "tar.addfile(tarfile.TarInfo('../outside')); tar.close()"
     )
     (inner := tmp_path / "inner").mkdir()
-    assert not pod_files.receive([sys.executable, "-c", leads_out], inner)
+    assert not asyncio.run(pod_files.receive([sys.executable, "-c", leads_out], inner))
     assert not [*tmp_path.glob("outside")]

@@ -7,6 +7,7 @@ before `KubeNodes` replaces that pod. The run goes on with the next attempt.
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Sequence
@@ -81,7 +82,7 @@ def _fetch(
         folder = Path(made)
         store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
         have = [entry for held in store.held for entry in held.checkpoint.files]
-        if not pod_files.receive(command, folder, have=have):
+        if not asyncio.run(pod_files.receive(command, folder, have=have)):
             return None
         names = [path.name for path in folder.glob(f"{pod_files.ATTEMPTS}/attempt-*")]
         attempt = max((int(name.removeprefix("attempt-")) for name in names), default=0)
