@@ -115,6 +115,6 @@ def test_a_failed_run_shows_the_culprit_its_lines_and_the_fix(
     assert "ValueError: Dimensions must be equal" in page.text("#cause")
     assert "broken.py" in page.text("#diagnosis")
     assert "Last lines of worker:1" in page.text("#last-lines")
-    assert len(page.texts("#charts figure")) >= 2
+    assert page.texts("#charts figure")[0].startswith("loss")  # too short a run has no speed
     page.assert_fits()
     assert wait_for(lambda: "Root cause" in page.text("#timeline"))
