@@ -229,7 +229,7 @@ def _read_job_code(spec: ClusterSpec, workdir: Path, workers: Path | None = None
     folders = (*(path.parent for path in queue), workdir)
     while queue and len(queued) <= _MAX_FILES:
         path = queue.pop()
-        read = _read_code(path, workdir, is_start=path in starts)
+        read = _read_code(path)
         code |= read
         found = {file for n in read.imports for file in _module_files(n, folders, workers)}
         queue += found - queued
@@ -247,10 +247,9 @@ def _first_file(program: command.Program, workdir: Path, workers: Path | None) -
     return next(_module_files(program.module, (workdir,), workers), None)
 
 
-def _read_code(path: Path, workdir: Path, *, is_start: bool) -> Code:
-    file = str(path.relative_to(workdir) if path.is_relative_to(workdir) else path)
+def _read_code(path: Path) -> Code:
     try:
-        return Code.read(path.read_text(encoding="utf-8"), file=file, is_start=is_start)
+        return Code.read(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return Code()
 

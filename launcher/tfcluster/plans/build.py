@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster import kinds
 from tfcluster.plans import command, preloading, remote_paths, secrets
-from tfcluster.plans.checks import needs_estimator, needs_tensorflow
+from tfcluster.plans.checks import needs_tensorflow
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.environment import UNSET, Variables
 from tfcluster.plans.keras_settings import (
@@ -90,7 +90,6 @@ def make_plan(
         hooks=has_hooks(spec),
         workdir=builder.workdir,
         needs_tensorflow=needs_tensorflow(spec, context),
-        needs_estimator=needs_estimator(spec, context),
         include=tuple(spec.job.include),
         withheld=tuple(_withheld(spec, context, spec_path)),
         settings=changed_settings(spec),
@@ -286,8 +285,6 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
         if node.interpreter is not None and has_keras_3(node.interpreter):
             inherited = with_inherited_switch(spec, node.name, context)
             yield from _keras_notes(inherited, node.interpreter, imports_keras=imports_keras)
-            if not plan.needs_estimator:
-                yield from _estimator_notes(node.interpreter, context)
     if spec.resources.memory is not None and not plan.images:
         yield "resources.memory has no effect without containers (--backend docker)"
     is_local = any(context.is_here(node.backend) for node in plan.nodes)
@@ -317,16 +314,6 @@ def _find_notes(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator
             "communication AUTO uses RING over gRPC even on GPUs: "
             "--set strategy.communication=NCCL is faster there"
         )
-
-
-def _estimator_notes(python: Interpreter, context: PlanContext) -> Iterator[str]:
-    """Yield a note on a possible use of tf.estimator, which may be for an older TensorFlow."""
-    if context.imports is None or context.code is None or not context.code.estimator.places:
-        return
-    yield (
-        f"{context.code.estimator.places[0]} uses tf.estimator, which TensorFlow"
-        f" {python.packages['tensorflow']} does not have: that line fails if it runs"
-    )
 
 
 def _keras_notes(spec: ClusterSpec, python: Interpreter, *, imports_keras: bool) -> Iterator[str]:

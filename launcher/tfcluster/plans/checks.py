@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _BY_HAND: Final = "an evaluator whose chief is started by hand"
-ESTIMATOR_FIX: Final = "choose a Python 3.9 to 3.11 with TensorFlow 2.15: --python PATH"
 _LONGEST_VARIABLE: Final = 32 * 4096
 """Bytes of one variable with its name (MAX_ARG_STRLEN, execve(2))."""
 _AROUND_HOST: Final = len('":12345", "')
@@ -55,7 +54,6 @@ def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupE
     for node in plan.nodes:
         yield from _check_tensorflow(spec, node, context)
         yield from _check_python_version(spec, node)
-        yield from _check_estimator(spec, node, context)
         yield from _check_keras_2(spec, node)
         yield from _check_keras_3(with_inherited_switch(spec, node.name, context), node, context)
     yield from _check_searches(spec, plan, context)
@@ -77,17 +75,6 @@ def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
     if any(module.startswith("tfcluster_workers.") for module in modules):
         return True
     return bool(context.packages & _TENSORFLOW)
-
-
-def needs_estimator(spec: ClusterSpec, context: PlanContext) -> bool:
-    """Return whether the job uses ``tf.estimator`` for certain."""
-    programs = command.programs(spec.job)
-    if not any(program.has_hooks for program in programs):
-        return False
-    if any(program.module == "tfcluster_workers.jobs.estimator_mnist" for program in programs):
-        return True
-    code = context.code if context.imports is not None else None
-    return code is not None and bool(code.estimator.sure())
 
 
 def _check_placeholders(spec: ClusterSpec) -> Iterator[SetupError]:
@@ -153,20 +140,6 @@ def _check_python_version(spec: ClusterSpec, node: NodePlan) -> Iterator[SetupEr
             f" {python.version}",
             fix="choose another with --python PATH, or switch the hooks off: --set job.hooks=off",
         )
-
-
-def _check_estimator(
-    spec: ClusterSpec, node: NodePlan, context: PlanContext
-) -> Iterator[SetupError]:
-    """Check for TensorFlow 2.15, the last with Estimator (2.16 release notes, tensorflow#76349)."""
-    python = node.interpreter
-    if python is None or not has_keras_3(python) or not needs_estimator(spec, context):
-        return
-    places = context.code.estimator.sure() if context.code is not None else ()
-    use = f" ({places[0]} uses it)" if places and context.imports is not None else ""
-    version = f"{python.path} ({python.why}) has {python.packages['tensorflow']}"
-    message = f"TensorFlow 2.15 was the last with tf.estimator{use}, but {version}"
-    yield InterpreterError(message, fix=ESTIMATOR_FIX)
 
 
 def _check_keras_2(spec: ClusterSpec, node: NodePlan) -> Iterator[SetupError]:

@@ -1,17 +1,14 @@
 """The analysis of a job's Python files: modules imported for certain, variables set, searches.
 
-It is the evidence of what a job needs: TensorFlow, Estimator, a KerasTuner search.
+It is the evidence of what a job needs: TensorFlow, a KerasTuner search.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
-
-from tfcluster.plans import estimator_use
-from tfcluster.plans.estimator_use import EstimatorUse
 
 PARTS: Final = frozenset({"keras", "estimator"})
 """Parts of TensorFlow that it loads on first use."""
@@ -43,7 +40,6 @@ class Code:
     """True if KerasTuner is imported, anywhere."""
     calls_search: bool = False
     """True if a method ``search`` is called with a tuner's arguments, and not on a regex."""
-    estimator: EstimatorUse = field(default_factory=EstimatorUse)
 
     @property
     def searches(self) -> bool:
@@ -51,11 +47,8 @@ class Code:
         return self.has_tuner and self.calls_search
 
     @classmethod
-    def read(cls, source: str, *, file: str = "", is_start: bool = True) -> Code:
-        """Analyse one file; a text that is not Python gives an empty result.
-
-        `is_start`: the file is the script itself.
-        """
+    def read(cls, source: str) -> Code:
+        """Analyse one file; a text that is not Python gives an empty result."""
         try:
             tree = ast.parse(source)
         except (SyntaxError, ValueError, RecursionError, MemoryError):  # see ast.parse's docs
@@ -67,7 +60,6 @@ class Code:
             frozenset(name for node in nodes for name in _variables_set(node)),
             any(name.partition(".")[0] in _TUNERS for name in _imported(nodes)),
             any(_is_tuner_search(nodes)),
-            estimator_use.read(tree, file=file, is_start=is_start),
         )
 
     def __or__(self, other: Code) -> Code:
@@ -77,7 +69,6 @@ class Code:
             self.sets | other.sets,
             self.has_tuner or other.has_tuner,
             self.calls_search or other.calls_search,
-            self.estimator | other.estimator,
         )
 
 

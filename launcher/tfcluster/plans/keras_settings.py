@@ -7,7 +7,7 @@ cannot, tasks get tf_keras (TF_USE_LEGACY_KERAS).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster.agent import foreign_json
@@ -109,12 +109,7 @@ def with_inherited_switch(spec: ClusterSpec, node: str, context: PlanContext) ->
 
 def has_keras_3(python: Interpreter | None) -> bool:
     """Return whether ``tf.keras`` of this Python is Keras 3, as since TensorFlow 2.16."""
-    return python is not None and is_from_2_16(python.packages)
-
-
-def is_from_2_16(packages: Mapping[str, str]) -> bool:
-    """Return whether a Python with these packages has TensorFlow 2.16 or later."""
-    return _numbers(packages.get("tensorflow", "")) >= (2, 16)
+    return python is not None and _numbers(python.packages.get("tensorflow", "")) >= (2, 16)
 
 
 def is_patchable(version: str) -> bool:

@@ -268,8 +268,6 @@ class Plan:
     """The job's folder on this machine; remote nodes get a copy of it."""
     needs_tensorflow: bool = False
     """True if the job imports TensorFlow for certain."""
-    needs_estimator: bool = field(default=False, metadata=ONLY_IF_SET)
-    """True if the job uses ``tf.estimator`` for certain; TensorFlow 2.15 was the last with it."""
     include: tuple[str, ...] = ()
     """Globs of files that are copied although git ignores them."""
     withheld: tuple[str, ...] = field(default=(), metadata=ONLY_IF_SET)

@@ -217,8 +217,8 @@ def machine_facts(node: str, folder: Path) -> ProbeAnswer:
 
 
 def _unplanned_needs(plan: Plan) -> Needs:
-    """Return the needs that the plan has not checked; it checks GPUs, script and Estimator."""
-    return replace(rules.needs_of(plan), estimator=False, nccl={}, gpu_indexes={})
+    """Return the needs that the plan has not checked; it checks GPUs and script."""
+    return replace(rules.needs_of(plan), nccl={}, gpu_indexes={})
 
 
 def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer) -> ProbeAnswer:

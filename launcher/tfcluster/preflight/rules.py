@@ -16,7 +16,6 @@ from tfcluster.agent import foreign_json
 from tfcluster.errors import PreflightError, count_names
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.context import LOCAL
-from tfcluster.plans.keras_settings import is_from_2_16
 from tfcluster.plans.plan import Plan
 from tfcluster.plans.resources import GIVEN_GPUS
 from tfcluster.preflight.all_reduce import AllReduce, slowest_links
@@ -64,8 +63,6 @@ class Needs:
     """The requirements of a job on the nodes it runs on."""
 
     tensorflow: bool = True
-    estimator: bool = False
-    """The job uses ``tf.estimator``."""
     gang: bool = True
     """The nodes train as one gang, so they must be alike. False for parameter servers, tuners and
     commands whose Python is not known."""
@@ -94,7 +91,6 @@ def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
                 highest[task.node] = max(highest.get(task.node, 0), index)
     return Needs(
         tensorflow=plan.needs_tensorflow,
-        estimator=plan.needs_estimator,
         gang=known and plan.kind == "training" and plan.strategy == "multi_worker_mirrored",
         nccl=nccl,
         with_gpus={
@@ -133,11 +129,6 @@ def _check_python(answer: ProbeAnswer, needs: Needs) -> Iterator[Finding]:
     if needs.tensorflow and "tensorflow" not in answer.packages:
         fix = f"name a Python that has it: {_python_field(answer.node)}"
         yield Finding(answer.node, "TensorFlow", "its Python has no TensorFlow", fix)
-    if needs.estimator and is_from_2_16(answer.packages):
-        version = answer.packages["tensorflow"]
-        what = f"TensorFlow {version} has no tf.estimator (2.15 was the last release with it)"
-        fix = f"name a Python with TensorFlow 2.15: {_python_field(answer.node)}"
-        yield Finding(answer.node, "TensorFlow", what, fix)
     imported = answer.imported or {}
     if "error" in imported and "tensorflow" in answer.packages:
         what = f"import tensorflow fails: {imported['error']}"

@@ -226,7 +226,7 @@ MESSAGES: tuple[KnownError, ...] = (
         "TensorFlow 2.15 was the last release with Estimator: choose a Python that has it with"
         " --python",
         r"has no attribute 'estimator'|No module named '?tensorflow_estimator"
-        r"|cannot import name 'estimator_training'|ESTIMATOR_API_NAME",
+        r"|cannot import name 'estimator_training'|ESTIMATOR_API_NAME|NoEstimatorError",
     ),
     _permanent(
         "estimator-eager",  # 46556, 45918

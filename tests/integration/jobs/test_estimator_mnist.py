@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import pytest
 from tests.documentation import unprinted
 
-from .lab import PYTHONS, SPECS, Lab, Trained, a_lab
+from .lab import SPECS, Lab, Trained, a_lab
 
 # Three TensorFlow processes on two busy cores.
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -85,14 +84,3 @@ def test_checkpoints_and_the_export_are_gathered(trained: Trained) -> None:
     steps = [checkpoint["step"] for checkpoint in trained.state["checkpoints"][:-1]]
     assert steps[-1] == 300
     assert "tf.saved_model.load(" in trained.err
-
-
-def test_a_newer_tensorflow_is_refused_before_anything_starts(lab: Lab) -> None:
-    before = lab.line.runs()
-    done = lab.line.run("up", SPEC, f"--python={PYTHONS['newest']}")
-    assert done.code == 3
-    said = " ".join(done.err.split())
-    assert re.search(r"2\.15 was the last with tf\.estimator, but \S+ \(--python\) has 2\.2", said)
-    assert "with TensorFlow 2.15: --python PATH" in said
-    assert lab.line.runs() == before
-    assert unprinted("tutorials/estimator_mnist.md", "was the last", done.err) == []

@@ -106,17 +106,6 @@ def test_an_unknown_python_is_not_checked(spec_of: SpecOf, machine: PlanContext)
     assert obstacles(spec, replace(machine, interpreters=unknown)) == []
 
 
-@pytest.mark.parametrize(("version", "stopped"), [("2.21.0", True), ("2.15.1", False)])
-def test_an_estimator_is_refused_on_a_tensorflow_without_estimator(
-    spec_of: SpecOf, machine: PlanContext, version: str, stopped: bool
-) -> None:
-    python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": version})
-    context = replace(machine, interpreters={"local": python})
-    job = {"script": None, "module": "tfcluster_workers.jobs.estimator_mnist"}
-    found = obstacles(spec_of({"job": job}), context)
-    assert ["TensorFlow 2.15" in str(obstacle) for obstacle in found] == [True] * stopped
-
-
 def test_requested_keras_2_must_be_installed(spec_of: SpecOf, machine: PlanContext) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
     context = replace(machine, interpreters={"local": python})

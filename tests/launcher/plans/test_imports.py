@@ -28,6 +28,12 @@ def test_only_imports_that_certainly_happen_are_found(source: str, expected: set
     assert Code.read(source).imports == expected
 
 
+@pytest.mark.parametrize("summands", [700, 100_000])
+def test_an_expression_too_deep_to_be_read_raises_no_error(summands: int) -> None:
+    deep = "import tensorflow\nx = " + "+".join(["1"] * summands)
+    assert Code.read(deep).imports <= {"tensorflow"}
+
+
 @pytest.mark.parametrize(
     ("source", "parts"),
     [

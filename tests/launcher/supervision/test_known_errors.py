@@ -205,6 +205,12 @@ MESSAGES = [
         "No module named 'tensorflow_estimator'",
     ),
     (
+        "estimator-removed",
+        Kind.PERMANENT,
+        "NoEstimatorError",
+        "TensorFlow 2.21.0 has no tf.estimator (the last release with it is 2.15)",
+    ),
+    (
         "estimator-eager",
         Kind.PERMANENT,
         "TypeError",
