@@ -27,7 +27,7 @@ PAGES = [
 ]
 KOREAN = sorted((DOCS / "ko").glob("*.md"))
 BLOCKS = [block for page in PAGES if page not in KOREAN for block in blocks(page)]
-KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "toml", "diff", "text", "sh"}
+KINDS = {"console", "output", "python", "json", "jsonc", "yaml", "diff", "text", "sh"}
 OTHER_PROGRAMS = {
     *(
         "docker",
@@ -103,7 +103,7 @@ def check_tfcluster(words: list[str]) -> None:
         context = command.make_context(name, list(rest))
     except click.exceptions.Exit:  # `--help`, `--list`
         return
-    specs = [word for word in rest if word.endswith((".json", ".jsonc", ".yaml", ".yml", ".toml"))]
+    specs = [word for word in rest if word.endswith((".json", ".jsonc", ".yaml", ".yml"))]
     sets = context.params.get("sets") or ()
     for spec in specs if name in ("up", "plan", "validate", "doctor", "join") else ():
         assert load(Path(spec), sets=sets)

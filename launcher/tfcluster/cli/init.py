@@ -47,7 +47,7 @@ def command(
 ) -> None:
     """Write FILE (default: tfcluster.json) for a training script, ready to be edited.
 
-    FILE may end in .json, .jsonc, .yaml, .yml or .toml. Without --script and --template, the
+    FILE may end in .json, .jsonc, .yaml or .yml. Without --script and --template, the
     training script in the current folder is used; on a terminal, init asks first. A folder without
     one gets an example to start from.
 
@@ -194,45 +194,18 @@ def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
 
 
 def format_spec(spec: Mapping[str, Any], ending: str) -> str:
-    """Return the text of a spec file; YAML and TOML name the schema in a comment."""
+    """Return the text of a spec file; YAML names the schema in a comment."""
     if ending in (".json", ".jsonc"):
         lines = (f"  {json.dumps(key)}: {_inline(value)}" for key, value in spec.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
     fields = {key: value for key, value in spec.items() if key != "$schema"}
-    if ending == ".toml":
-        return f"#:schema {_SCHEMA}\n\n{_toml(fields)}"
-    from tfcluster.spec.formats import yaml_text  # takes 20 ms
+    from tfcluster.spec import yaml_text  # takes 20 ms
 
     return f"# yaml-language-server: $schema={_SCHEMA}\n{yaml_text.write(fields)}"
 
 
 def _inline(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _toml(fields: Mapping[str, Any]) -> str:
-    """Return TOML with a table for each section; objects inside a section are inline tables."""
-    sections = {key: value for key, value in fields.items() if isinstance(value, dict)}
-    lines = _toml_lines({key: value for key, value in fields.items() if key not in sections})
-    for name, section in sections.items():
-        lines += ["", f"[{name}]", *_toml_lines(section)]
-    return "\n".join(lines) + "\n"
-
-
-def _toml_lines(fields: Mapping[str, Any]) -> list[str]:
-    bare = re.compile(r"[A-Za-z0-9_-]+")
-    return [
-        f"{key if bare.fullmatch(key) else _inline(key)} = {_toml_value(value)}"
-        for key, value in fields.items()
-    ]
-
-
-def _toml_value(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{', '.join(_toml_lines(value))}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(_toml_value, value))}]"
-    return _inline(value).replace("\x7f", "\\u007f")  # the only control that JSON leaves as it is
 
 
 def _show_templates(terminal: Terminal, *, as_json: bool) -> None:

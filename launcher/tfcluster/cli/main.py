@@ -126,7 +126,7 @@ def _meant(args: list[str]) -> str:
     word = args[0]
     if word.endswith(".py"):
         return f"To run a script: tfcluster run {word}"
-    if word.endswith((".json", ".jsonc", ".yaml", ".yml", ".toml")):
+    if word.endswith((".json", ".jsonc", ".yaml", ".yml")):
         return f"To run a spec: tfcluster up {word}"
     if other := OTHER_WORDS.get(word):
         return f"Did you mean `{other}`?"

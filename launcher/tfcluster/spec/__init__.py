@@ -12,10 +12,7 @@ Path = tuple[str | int, ...]
 JobName = Literal["chief", "worker", "ps", "evaluator"]
 JOBS: tuple[JobName, ...] = ("chief", "worker", "ps", "evaluator")
 """The job names, in the order of tables and logs."""
-SPEC_NAMES = (
-    *("tfcluster.json", "tfcluster.jsonc"),
-    *("tfcluster.yaml", "tfcluster.yml", "tfcluster.toml"),
-)
+SPEC_NAMES = ("tfcluster.json", "tfcluster.jsonc", "tfcluster.yaml", "tfcluster.yml")
 """The files that a command without SPEC looks for; their endings are those of the formats."""
 
 

@@ -1,12 +1,11 @@
 """A reader of JSON and JSONC that keeps the place of every key and value, which `json` does not.
 
-`yaml_text` and `toml_text` return the same `Document`.
+`yaml_text` returns the same `Document`.
 """
 
 from __future__ import annotations
 
 import bisect
-import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -68,27 +67,6 @@ class Lines:
     def place(self, offset: int) -> tuple[int, int]:
         line = bisect.bisect_right(self._starts, offset)
         return line, offset - self._starts[line - 1] + 1
-
-    def offset(self, line: int, column: int) -> int:
-        """Return the offset of a place."""
-        return self._starts[min(line, len(self._starts)) - 1] + column - 1
-
-
-def check_scalar(value: str | int | float | None, offset: int) -> None:
-    """Raise TextError for a value that JSON cannot hold or that no program can be passed."""
-    if isinstance(value, str):
-        if "\0" in value:
-            raise TextError(
-                offset, "the character \\u0000 cannot be passed to a program", "remove it"
-            )
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            message = "half of a character (an unpaired surrogate)"
-            raise TextError(offset, message, "write the character")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise TextError(offset, "not a finite number", "write a finite number")
-    elif value is not None and abs(value) >= 10**MAX_NUMBER_LENGTH:
-        fix = f"write at most {MAX_NUMBER_LENGTH} characters"
-        raise TextError(offset, "a number with too many digits", fix)
 
 
 def read(text: str, *, comments: bool = False) -> Document:

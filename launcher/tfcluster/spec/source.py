@@ -15,6 +15,9 @@ from tfcluster.spec import SPEC_NAMES, jsonc, run_name
 from tfcluster.spec.jsonc import Document, Lines, TextError
 
 _ENDINGS = tuple(Path(name).suffix for name in SPEC_NAMES)
+_TOML_TO_JSON = (
+    "import json, sys, tomllib; json.dump(tomllib.load(sys.stdin.buffer), sys.stdout, indent=2)"
+)
 MAX_BYTES = 4 * 1024 * 1024
 
 
@@ -51,13 +54,9 @@ class Source:
             raise SpecError([Problem(self.name, "the file is empty", fix)])
         try:
             if self.form in ("yaml", "yml"):
-                from tfcluster.spec.formats import yaml_text  # takes 20 ms
+                from tfcluster.spec import yaml_text  # takes 20 ms
 
                 return yaml_text.read(self.text)
-            if self.form == "toml":
-                from tfcluster.spec.formats import toml_text  # takes 15 ms
-
-                return toml_text.read(self.text)
             return jsonc.read(self.text, comments=self.form == "jsonc")
         except TextError as error:
             place = self.place(Lines(self.text).place(error.offset))
@@ -82,6 +81,7 @@ def read_source(source: str | Path | None) -> Source:
     path = Path(os.path.expanduser(source)).absolute()
     name = _printable(str(source))
     _refuse_program(path, name)
+    _refuse_toml(path, name)
     return Source(read_text(source, "spec", _fix_missing(path, name)), name, path, path.parent)
 
 
@@ -95,6 +95,14 @@ def _refuse_program(path: Path, name: str) -> None:
     if not option:
         fix += f"\n  → or write a spec for it: tfcluster init --script {words}"
     raise SpecError([Problem(name, f"this is a {kind} script, not a spec", fix)])
+
+
+def _refuse_toml(path: Path, name: str) -> None:
+    """Raise SpecError, with the command that makes JSON of it, for a spec in TOML."""
+    if path.suffix == ".toml" and os.path.isfile(path):
+        old, new = shlex.quote(name), shlex.quote(f"{name.removesuffix('.toml')}.json")
+        fix = f"convert it to JSON: python3 -c '{_TOML_TO_JSON}' < {old} > {new}"
+        raise SpecError([Problem(name, "a spec cannot be TOML, only JSON or YAML", fix)])
 
 
 def _fix_missing(path: Path, name: str) -> str:
@@ -119,6 +127,8 @@ def find_default(folder: Path) -> Path:
     """
     names = _names_in(folder)
     found = [name for name in SPEC_NAMES if name in names]
+    if not found and "tfcluster.toml" in names:
+        found = ["tfcluster.toml"]  # `_refuse_toml` says what to do
     if len(found) == 1:
         return Path(found[0])
     place = _printable(str(folder))

@@ -12,7 +12,7 @@ import yaml
 
 from tfcluster.errors import UsageError
 from tfcluster.spec import shorten
-from tfcluster.spec.formats.yaml_text import MOST_VALUES
+from tfcluster.spec.yaml_text import MOST_VALUES
 from tfcluster.tfjob import Note
 
 VERSIONS = ("v1", "v1beta2", "v1beta1", "v1alpha2")

@@ -18,7 +18,7 @@ from tests.documentation import blocks
 
 from tfcluster.cli.init import format_spec, training_scripts
 from tfcluster.cli.main import COMMANDS, OTHER_WORDS, main
-from tfcluster.spec.formats import toml_text, yaml_text
+from tfcluster.spec import yaml_text
 
 ROOT = Path(__file__).parents[3]
 Tfcluster = Callable[..., tuple[int, str]]
@@ -64,7 +64,7 @@ def test_init_writes_a_spec_for_the_script_in_the_folder(tfcluster: Tfcluster) -
     ("page", "kind"),
     [
         *(("README.md", "json"), ("docs/index.md", "json")),
-        *(("docs/guides/spec_files.md", "yaml"), ("docs/guides/spec_files.md", "toml")),
+        ("docs/guides/spec_files.md", "yaml"),
     ],
 )
 def test_the_documentation_shows_what_init_writes(
@@ -88,7 +88,6 @@ def test_what_init_writes_is_what_is_read(name: str) -> None:
     job = {"workdir": f"../{name}", "script": name, "args": []}
     fields = {"version": 1, "name": name, "cluster": {"worker": 2}, "job": job}
     assert yaml_text.read(format_spec(fields, ".yaml")).value == fields
-    assert toml_text.read(format_spec(fields, ".toml")).value == fields
 
 
 @pytest.mark.parametrize("name", ["e5", "n", "1e3", "_", "on"])
@@ -111,7 +110,7 @@ def test_the_file_that_is_proposed_has_the_ending_that_was_typed(tfcluster: Tfcl
     assert "did you mean train.py?" in tfcluster("validate", "trian.py")[1]
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])
+@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml"])
 def test_init_writes_any_format(tfcluster: Tfcluster, ending: str) -> None:
     assert tfcluster("init", f"mine.{ending}", "--script", "train.py")[0] == 0
     assert tfcluster("validate", f"mine.{ending}") == (0, f"mine.{ending}: OK; train, 2 tasks\n")
@@ -264,17 +263,17 @@ MIXED_UP = {
     "run of a module and a command": (["run", "-m", "a", "--no-python"], ["exclude each other"]),
     "up of a folder": (
         ["up", "sub"],
-        ["this is a folder", "name the spec file in it: sub/tfcluster.toml"],
+        ["this is a folder", "name the spec file in it: sub/tfcluster.yaml"],
     ),
     "up of a misspelt spec": (
-        ["up", "sub/tfclustr.toml"],
-        ["no such file", "did you mean sub/tfcluster.toml?"],
+        ["up", "sub/tfclustr.yaml"],
+        ["no such file", "did you mean sub/tfcluster.yaml?"],
     ),
     "up of another ending": (["up", "spec.json"], ["no such file", "did you mean spec.yaml?"]),
     "up of nothing": (
         ["up"],
         [
-            "no tfcluster.json (.jsonc, .yaml, .yml, .toml)",
+            "no tfcluster.json (.jsonc, .yaml, .yml)",
             "`tfcluster init`",
             "without a spec: tfcluster run -n 2 train.py",
         ],
@@ -298,7 +297,7 @@ def test_a_mixed_up_command_names_the_right_one(
     Path("bench.sh").write_text("#!/bin/sh\n")
     Path("spec.yaml").write_text("job: {}\n")
     Path("sub").mkdir()
-    Path("sub/tfcluster.toml").touch()
+    Path("sub/tfcluster.yaml").touch()
     if line == ["init"]:
         Path("eval.py").write_text("import tensorflow\n")
         lines = ["several scripts: train.py, eval.py", "--script train.py", "--template"]

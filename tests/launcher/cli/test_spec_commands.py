@@ -181,7 +181,7 @@ BAD_LINES = {
     "no such file": (["validate", "nowhere.json"], "nowhere.json: no such file"),
     "no default spec": (
         ["validate"],
-        "no tfcluster.json (.jsonc, .yaml, .yml, .toml) in this folder",
+        "no tfcluster.json (.jsonc, .yaml, .yml) in this folder",
     ),
     "a folder": (["validate", "."], "this is a folder, not a spec file"),
     "a path with NUL": (["validate", "a\0b"], "not a valid path"),

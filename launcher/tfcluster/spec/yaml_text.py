@@ -6,6 +6,7 @@ for different values, such as ``on`` or ``0755``, is an error here. What remains
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
@@ -13,7 +14,14 @@ from typing import Any, Final, NoReturn
 import yaml
 
 from tfcluster.spec import Path, shorten
-from tfcluster.spec.jsonc import MAX_DEPTH, NUMBER, TOO_DEEP, Document, TextError, check_scalar
+from tfcluster.spec.jsonc import (
+    MAX_DEPTH,
+    MAX_NUMBER_LENGTH,
+    NUMBER,
+    TOO_DEEP,
+    Document,
+    TextError,
+)
 
 MOST_VALUES: Final = 100_000
 """The limit of the values that aliases (``*name``) repeat: "a billion laughs" is not expanded."""
@@ -151,7 +159,7 @@ class _Reader:
             value = float(text) if match[1] or match[2] else int(text[:100])
         else:
             self.check_word(node, text)
-        check_scalar(value, node.start_mark.index)
+        _check_scalar(value, node.start_mark.index)
         return value
 
     def check_word(self, node: yaml.ScalarNode, text: str) -> None:
@@ -169,3 +177,20 @@ class _Reader:
         """Return the tag that `node` has if the user wrote none."""
         is_plain = getattr(node, "style", None) is None
         return str(self.resolver.resolve(type(node), node.value, (is_plain, not is_plain)))
+
+
+def _check_scalar(value: str | int | float | None, offset: int) -> None:
+    """Raise TextError for a value that JSON cannot hold or that no program can be passed."""
+    if isinstance(value, str):
+        if "\0" in value:
+            raise TextError(
+                offset, "the character \\u0000 cannot be passed to a program", "remove it"
+            )
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            message = "half of a character (an unpaired surrogate)"
+            raise TextError(offset, message, "write the character")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise TextError(offset, "not a finite number", "write a finite number")
+    elif value is not None and abs(value) >= 10**MAX_NUMBER_LENGTH:
+        fix = f"write at most {MAX_NUMBER_LENGTH} characters"
+        raise TextError(offset, "a number with too many digits", fix)

@@ -1,10 +1,10 @@
-"""Specs in YAML and TOML: the same values and the same errors as in JSON, with places."""
+"""Specs in YAML: the same values and the same errors as in JSON, with places."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import tomllib
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +16,15 @@ from hypothesis import strategies as st
 from tfcluster.cli import init
 from tfcluster.errors import SpecError
 from tfcluster.spec import published_schema
-from tfcluster.spec.formats.toml_text import read as read_toml
-from tfcluster.spec.formats.yaml_text import read as read_yaml
-from tfcluster.spec.jsonc import Document, TextError
+from tfcluster.spec.jsonc import TextError
 from tfcluster.spec.load import load, load_file
+from tfcluster.spec.source import find_default
+from tfcluster.spec.yaml_text import read as read_yaml
 
 from .writing import problems_of
 
 TEMPLATES = init.templates()
 HEAD_YAML = "cluster: {worker: 2}\n"
-HEAD_TOML = "cluster.worker = 2\n"
 
 # (the file with § where the mistake is, a part of the message, a part of the fix)
 YAML = {
@@ -79,73 +78,24 @@ YAML = {
     "a list in itself": ("a: &a [*a]", "nested more than 64 levels", "fewer levels"),
     "too deep": ("§" + "[" * 3000, "nested more than 64 levels", "fewer levels"),
 }  # fmt: skip
-TOML = {
-    "unknown key": (
-        f"{HEAD_TOML}[§stratgy]\n[job]\nscript = 't.py'",
-        "unknown key 'stratgy'",
-        '"strategy"',
-    ),
-    "a wrong value": (f"{HEAD_TOML}[job]\nscript = §3", "job.script: expected a string", '"3"'),
-    "a wrong item": (
-        f"{HEAD_TOML}job.script = 't'\njob.args = [ # of the script\n '--lr',\n §0.1]",
-        "job.args.1: expected a string, not 0.1",
-        '"0.1"',
-    ),
-    "a wrong value in an inline table": (
-        f"{HEAD_TOML}job = {{script = 't', env = {{'A.B' = '#}}', C = §1}}}}",
-        "job.env.C: expected a string",
-        '"1"',
-    ),
-    "a wrong value after long strings": (
-        f'{HEAD_TOML}job.args = ["""a"\n]""", \'\'\'[\'\'\', "\\""]\njob.script = §[]',
-        "job.script: expected a string",
-        "",
-    ),
-    "the second table of an array": (
-        "[job]\nscript = 't'\n[[cluster.worker]]\naddress = 'a:1'\n[[cluster.worker]]\n"
-        "address = 'b:1'\ngpus = §true\n[cluster.worker.env]\nA = '1'",
-        "cluster.worker.1.gpus",
-        "",
-    ),
-    "a wrong value below the last table of an array": (
-        "[job]\nscript = 't'\n[[cluster.worker]]\naddress = 'a:1'\n[[cluster.worker]]\n"
-        "address = 'b:1'\n[cluster.worker.env]\nA = §1",
-        "cluster.worker.1.env.A",
-        "",
-    ),
-    "a missing section": (f"§{HEAD_TOML}", '"job" is missing', '{"script": "train.py"}'),
-    "a key twice": ("a = 1\na = 2§", "not valid TOML", "keep one"),
-    "a bare word": ("a = §RING", "not valid TOML: invalid value", "double quotes"),
-    "a line without a value": ("a = 1\nb§\n", "not valid TOML", "key = value"),
-    "not closed": ("a = [1,§", "not valid TOML", "key = value"),
-    "a date": ("[job]\na = 1\nb = [2, §2026-01-01]", "'2026-01-01' is a date", "quotes"),
-    "infinity": ("a = §inf", "not a finite number", "finite"),
-    "too many digits": (f"a = §{'9' * 100}", "too many digits", "at most"),
-    "NUL": ('a = §"\\u0000"', "cannot be passed", "remove it"),
-    "too deep": ("§" + "a = " + "[" * 3000 + "]" * 3000, "nested more than 64 levels", "fewer"),
-    "deep": ("a = §" + "[" * 100 + "]" * 100, "nested more than 64 levels", "fewer"),
-}
-MARKED = {f"{ending}: {case}": (ending, *row)
-          for ending, table in (("yaml", YAML), ("toml", TOML))
-          for case, row in table.items() }  # fmt: skip
 
 
-@pytest.mark.parametrize(("ending", "marked", "message", "fix"), MARKED.values(), ids=MARKED)
+@pytest.mark.parametrize(("marked", "message", "fix"), YAML.values(), ids=YAML)
 def test_a_mistake_has_its_place_a_message_and_a_fix(
-    ending: str, marked: str, message: str, fix: str, tmp_path: Path
+    marked: str, message: str, fix: str, tmp_path: Path
 ) -> None:
     text = marked.replace("§", "")
-    found = problems_of(text, tmp_path, name=f"a.{ending}")[0]
+    found = problems_of(text, tmp_path, name="a.yaml")[0]
     before = marked.partition("§")[0] if "§" in marked else None
     if before is not None:
         line = before.count("\n") + 1
         column = len(before) - (before.rfind("\n") + 1) + 1
-        assert found.place == f"a.{ending}:{line}:{column}"
+        assert found.place == f"a.yaml:{line}:{column}"
     assert message in found.message
     assert fix in found.fix
 
 
-@pytest.mark.parametrize("ending", ["yaml", "yml", "toml"])
+@pytest.mark.parametrize("ending", ["yaml", "yml"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_template_is_the_same_spec_in_each_format(
     name: str, ending: str, tmp_path: Path
@@ -179,7 +129,7 @@ def test_an_alias_repeats_a_value_but_a_bomb_is_refused() -> None:
         read_yaml("\n".join(["l0: &l0 lol", *doubled]))
 
 
-@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml", "toml"])
+@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml"])
 def test_the_default_spec_may_have_any_format(
     ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +138,7 @@ def test_the_default_spec_may_have_any_format(
     Path(f"tfcluster.{ending}").write_text(init.format_spec(spec, f".{ending}"))
     loaded = load_file()
     assert (loaded.spec.task_count, loaded.path) == (3, tmp_path / f"tfcluster.{ending}")
-    Path("tfcluster.json" if ending != "json" else "tfcluster.toml").touch()
+    Path("tfcluster.json" if ending != "json" else "tfcluster.yaml").touch()
     with pytest.raises(SpecError, match="this folder has tfcluster"):
         load_file()
 
@@ -227,33 +177,22 @@ def every_path(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str |
     return [path, *(found for key, child in inner for found in every_path(child, (*path, key)))]
 
 
-def check_places(document: Document, text: str) -> None:
-    for path in every_path(document.value):
-        assert 0 <= document.values[path] <= len(text)
-
-
 @settings(max_examples=300)
 @given(st.lists(FRAGMENTS, max_size=14).map("".join))
 def test_any_text_is_read_with_all_places_or_refused(text: str) -> None:
-    for read in (read_yaml, read_toml):
-        with contextlib.suppress(TextError):
-            check_places(read(text), text)
+    with contextlib.suppress(TextError):
+        document = read_yaml(text)
+        for path in every_path(document.value):
+            assert 0 <= document.values[path] <= len(text)
 
 
-@settings(max_examples=200)
-@given(st.lists(st.sampled_from([
-    "a = 1", "b.c = [1, {d = 2}, []]", '"e.f" = "g"', "[t]", "[t.u]", "[[v]]", "[v.w]", "[[v.x]]",
-    "y = '''\n]'''", 'z = """"a" # \\""""', "k.'l m'.n = {}", "# [no]", "d = [\n1, # ]\n2\n]",
-]), max_size=8).map("\n".join))  # fmt: skip
-def test_every_value_of_valid_toml_has_a_place(text: str) -> None:
-    try:
-        expected = tomllib.loads(text)
-    except tomllib.TOMLDecodeError:
-        return
-    document = read_toml(text)
-    assert document.value == expected
-    check_places(document, text)
-    for path, offset in document.values.items():
-        if isinstance(path[-1:] and path[-1], str):
-            assert path in document.keys
-        assert offset == 0 or text[offset - 1] in " =[,.\n{"
+def test_a_spec_in_toml_is_refused_with_the_command_that_converts_it(tmp_path: Path) -> None:
+    spec = tmp_path / "train 1.toml"
+    spec.write_text("cluster.worker = 2\n[job]\nscript = 't.py'\n")
+    with pytest.raises(SpecError, match="a spec cannot be TOML, only JSON or YAML") as refused:
+        load(spec)
+    command = refused.value.problems[0].fix.partition(": ")[2]
+    subprocess.run(command, shell=True, check=True)
+    assert load(tmp_path / "train 1.json").task_count == 2
+    (tmp_path / "tfcluster.toml").touch()
+    assert find_default(tmp_path) == Path("tfcluster.toml")

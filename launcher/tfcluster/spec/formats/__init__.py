@@ -1,1 +1,0 @@
-"""Readers of specs in other formats than JSON: YAML, TOML."""
