@@ -32,8 +32,7 @@ def command(
 
     compose: a Compose file with a service for each task, which starts without tfcluster. sbatch:
     the script of a Slurm job, in which tfcluster starts the tasks. kubernetes: the objects that
-    `up` creates. jobset, indexed-job: objects of Kubernetes that start the tasks without tfcluster.
-    The file says what it needs. Secrets are never written.
+    `up` creates. The file says what it needs. Secrets are never written.
 
     ARGS after -- are appended to the job's own.
     """

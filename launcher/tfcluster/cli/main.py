@@ -81,6 +81,11 @@ OTHER_WORDS = {
     **{"version": "--version", "dashboard": "ui", "web": "ui", "docs": "help", "dry-run": "plan"},
 }
 """Words that other tools have for a command."""
+REMOVED = {
+    ("export", word): "`tfcluster up --backend kubernetes` starts the tasks in Kubernetes"
+    for word in ("jobset", "indexed-job")
+}
+"""A command and a word that it no longer takes → what does its work."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
@@ -134,6 +139,15 @@ def _meant(args: list[str]) -> str:
     return f"Did you mean {near[0]!r}?" if near else ""
 
 
+def _successors(args: list[str]) -> str:
+    """Return a line for each word of a command line that its command no longer takes."""
+    words = {part for word in args[1:] for part in word.split("=")}
+    found = [
+        to for (command, word), to in REMOVED.items() if [command] == args[:1] and word in words
+    ]
+    return "".join(f"\n  → {successor}" for successor in found)
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tfcluster")
 @click.option("--debug", is_flag=True, help="Show the traceback of every error.")
@@ -161,7 +175,7 @@ def main() -> None:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        Terminal().say(text.getvalue())
+        Terminal().say(text.getvalue().rstrip("\n") + _successors(sys.argv[1:]))
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 130

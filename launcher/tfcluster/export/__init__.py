@@ -10,7 +10,5 @@ FORMATS: Final = {
     "compose": "tfcluster.export.compose",
     "sbatch": "tfcluster.export.sbatch",
     "kubernetes": "tfcluster.export.kube_pods",
-    "jobset": "tfcluster.export.jobset",
-    "indexed-job": "tfcluster.export.indexed_job",
 }
 """The name that users write → the module of the format."""

@@ -24,10 +24,10 @@ from tfcluster.plans.resources import GIVEN_GPUS
 from tfcluster.plans.tf_config import Attempt, environment, fixed
 
 BACKEND: Final = "docker"
-PORT: Final = 2222
+_PORT: Final = 2222
 """The port of every task without one of its own: a container has all ports to itself."""
-WORKDIR: Final = "/code"
-STATE: Final = "/tmp/tfcluster"
+_WORKDIR: Final = "/code"
+_STATE: Final = "/tmp/tfcluster"
 """The folder in each container for what its task writes; any user may create it."""
 _IMAGES: Final = ("tfcluster-worker", "tfcluster-join")
 """tfcluster's image without `tfcluster_workers`, and the one with it."""
@@ -48,9 +48,9 @@ def render(subject: Subject, request: Request) -> Exported:
 
     Raises SetupError for an evaluator that would wait for the chief's checkpoints for ever.
     """
-    require_storage(subject.plan)
-    ports = {task.id: task.port or PORT for task in subject.plan.tasks}
-    plan, has_package = subject.plan.at(ports=ports), imports_package(subject)
+    _require_storage(subject.plan)
+    ports = {task.id: task.port or _PORT for task in subject.plan.tasks}
+    plan, has_package = subject.plan.at(ports=ports), _imports_package(subject)
     attempt = fixed(plan)
     services = {
         task.node: _service(attempt, task, request, has_package=has_package) for task in plan.tasks
@@ -62,7 +62,7 @@ def render(subject: Subject, request: Request) -> Exported:
     return Exported("\n".join([*lines, ""]), needs)
 
 
-def require_storage(plan: Plan) -> None:
+def _require_storage(plan: Plan) -> None:
     """Raise SetupError for an evaluator that would wait for the chief's checkpoints for ever."""
     evaluators = [task for task in plan.tasks if task.id.job == "evaluator"]
     if evaluators and plan.checkpoints.dir is None:
@@ -71,7 +71,7 @@ def require_storage(plan: Plan) -> None:
         raise SetupError(message, fix=fix)
 
 
-def imports_package(subject: Subject) -> bool:
+def _imports_package(subject: Subject) -> bool:
     """Return whether tasks or prepare steps certainly import `tfcluster_workers`."""
     plan = subject.plan
     commands = [*(task.command for task in plan.tasks), *plan.prepare.values()]
@@ -86,7 +86,7 @@ def _service(
     plan, node = attempt.plan, attempt.plan.node(task.node)
     container = node.container
     assert container is not None
-    paths = NodePaths(STATE, plan.name, shared=(node.workdir, WORKDIR))
+    paths = NodePaths(_STATE, plan.name, shared=(node.workdir, _WORKDIR))
     command = paths.command(task.command)
     prepare = plan.prepare.get(task.node)
     user = container.user or request.user
@@ -99,12 +99,12 @@ def _service(
         "stop_grace_period": f"{math.ceil(plan.supervision.grace_s)}s",
         "security_opt": ["no-new-privileges:true"],
         "pids_limit": int(PROCESSES),
-        "working_dir": WORKDIR,
-        "volumes": [_bind(_relative(plan.workdir, request.folder), WORKDIR, read_only=True),
+        "working_dir": _WORKDIR,
+        "volumes": [_bind(_relative(plan.workdir, request.folder), _WORKDIR, read_only=True),
                     *_mounts(container)],
         **dict(_limits(container)),
         "hostname": task.node,
-        "entrypoint": entrypoint(command, prepare and paths.command(prepare), env),
+        "entrypoint": _entrypoint(command, prepare and paths.command(prepare), env),
         "environment": env,
     }  # fmt: skip
 
@@ -116,7 +116,7 @@ def _image(name: str, *, has_package: bool) -> str:
     return f"{other}{colon}{tag}" if has_package and repository == own else name
 
 
-def entrypoint(command: Command, prepare: Command | None, env: Mapping[str, str]) -> list[str]:
+def _entrypoint(command: Command, prepare: Command | None, env: Mapping[str, str]) -> list[str]:
     """Return the argv of a container with `env`; the prepare step, if any, is before the task."""
     if prepare is None:
         return [*command.argv]
@@ -133,9 +133,9 @@ def _environment(
         attempt,
         task.id,
         run_id=attempt.plan.name,
-        checkpoint_dir=f"{STATE}/checkpoints",
-        tensorboard_dir=f"{STATE}/tensorboard",
-        tuner_dir=f"{STATE}/tuner",
+        checkpoint_dir=f"{_STATE}/checkpoints",
+        tensorboard_dir=f"{_STATE}/tensorboard",
+        tuner_dir=f"{_STATE}/tuner",
         holds_ports=False,
     )
     found = {var.name: _value(var) for var in (*command.env, *of_attempt)}
@@ -244,12 +244,12 @@ def _missing(plan: Plan) -> Iterator[str]:
     if plan.checkpoints.dir is None:
         yield (
             "It gathers checkpoints and outputs and resumes from them. Here they stay in each"
-            f" container, in {STATE}, until `docker compose down`; with checkpoints.dir they are"
+            f" container, in {_STATE}, until `docker compose down`; with checkpoints.dir they are"
             " on the host."
         )
     yield (
         "It gives each task a writable copy of the code, without files that hold secrets. Here the"
-        f" folder itself is mounted read-only at {WORKDIR}, with all its files."
+        f" folder itself is mounted read-only at {_WORKDIR}, with all its files."
     )
     asks = any(node.container is not None and node.container.gpus for node in plan.nodes)
     divided = "cores" if asks or plan.resources.gpus is not None else "cores and GPUs"

@@ -80,6 +80,16 @@ def test_the_format_is_required_and_one_of_a_list(
     assert "compose" in err
 
 
+@pytest.mark.parametrize("line", [("--format", "jobset"), ("--format=indexed-job",)])
+def test_a_format_that_was_removed_names_what_starts_the_tasks(
+    line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert export(monkeypatch, *line) == 2
+    assert capfd.readouterr().err.endswith(
+        "'kubernetes'.\n  → `tfcluster up --backend kubernetes` starts the tasks in Kubernetes\n"
+    )
+
+
 def test_addresses_of_other_machines_are_refused_where_they_are_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
