@@ -243,17 +243,6 @@ class Run:
         send = partial(control.stacks, tasks=labels)
         return waiting.change_run(self.paths, self.state, send, command)
 
-    def set_rate(self, rate: str | float) -> None:
-        """Give all links of a simulated network another rate, such as ``"100mbit"`` or 1e8 bits/s.
-
-        Returns once they have it. Raises UsageError for what is no rate and a run that has ended,
-        SetupError for another network, and NodeLostError if the coordinator does not answer.
-        """
-        from tfcluster.spec.network import read_rate  # imports pydantic
-
-        send = partial(control.set_rate, bits_per_s=read_rate(rate))
-        waiting.change_run(self.paths, self.state, send, "Run.set_rate()")
-
     def events(self, *, follow: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the events so far, with `follow` until the run ends; see `events.jsonl`."""
         return each(self._events(follow))

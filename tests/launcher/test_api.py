@@ -304,19 +304,6 @@ def test_local_tasks_run_in_the_python_that_calls(
 # -- live runs -----------------------------------------------------------------------------------
 
 
-def test_only_a_simulated_network_has_a_rate(started: tfcluster.Run) -> None:
-    wait_until_running(started)
-    with pytest.raises(tfcluster.SetupError, match="not simulated"):
-        started.set_rate("100mbit")
-    with pytest.raises(tfcluster.UsageError, match="is not a rate"):
-        started.set_rate("fast")
-
-
-def test_the_rate_of_a_run_that_has_ended_cannot_be_set(trained: tfcluster.Result) -> None:
-    with pytest.raises(tfcluster.UsageError, match="has ended"):
-        trained.run.set_rate(1e8)
-
-
 def test_stop_ends_the_tasks(started: tfcluster.Run) -> None:
     wait_until_running(started)
     tasks = pids(started)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tfcluster.backends.jobs import Outlook
 from tfcluster.errors import NodeLostError
-from tfcluster.rundir.control import refuse_rate
 
 if TYPE_CHECKING:
     from tfcluster.agent.catalogue import LostRunEnded
@@ -127,10 +126,6 @@ class Nodes(ABC):
         Only for nodes whose network is simulated; tells the end, and why it could not be done.
         """
         raise NotImplementedError
-
-    async def set_rate(self, bits_per_s: float) -> None:
-        """Give all links this rate from now on; raises SetupError if it is not simulated."""
-        await refuse_rate(bits_per_s)
 
     @classmethod
     async def fetch_left(

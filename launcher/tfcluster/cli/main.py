@@ -82,8 +82,11 @@ OTHER_WORDS = {
 }
 """Words that other tools have for a command."""
 REMOVED = {
-    ("export", word): "`tfcluster up --backend kubernetes` starts the tasks in Kubernetes"
-    for word in ("jobset", "indexed-job")
+    **dict.fromkeys(
+        (("export", "jobset"), ("export", "indexed-job")),
+        "`tfcluster up --backend kubernetes` starts the tasks in Kubernetes",
+    ),
+    ("scale", "--repeats"): "each cell is a run of its own: for longer cells, increase --steps",
 }
 """A command and a word that it no longer takes → what does its work."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}

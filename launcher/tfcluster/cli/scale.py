@@ -30,8 +30,6 @@ _MOST_WORKERS = 64
               help="RING, AUTO (strategy.communication).")  # fmt: skip
 @click.option("--steps", type=click.IntRange(1), default=200, metavar="N", show_default=True,
               help="Timed steps of each cell, at least.")  # fmt: skip
-@click.option("--repeats", type=click.IntRange(1), default=3, metavar="N", show_default=True,
-              help="Blocks that the steps are spread over.")  # fmt: skip
 @click.option("--predict", default="", metavar="N,N", help="Predict so many hosts.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
@@ -44,7 +42,6 @@ def command(
     rates: str,
     communication: str,
     steps: int,
-    repeats: int,
     predict: str,
     sets: tuple[str, ...],
     python: str | None,
@@ -53,9 +50,9 @@ def command(
 ) -> None:
     """Time the steps of SPEC (./tfcluster.json) with several workers on simulated networks.
 
-    All workers run on this machine. The rate of the network changes while they train, so each
-    number of workers starts once for a communication. A model of the step is fitted to the cells;
-    cells of as many workers as --predict names only test it.
+    All workers run on this machine, once for each cell: a number of workers, a communication and a
+    rate. A model of the step is fitted to the cells; cells of as many workers as --predict names
+    only test it.
 
     ARGS after -- are appended to the job's own: let it train long enough.
     """
@@ -68,7 +65,6 @@ def command(
         rates=_rates(rates),
         communications=_communications(communication),
         steps=steps,
-        repeats=repeats,
         sets=sets,
         python=python,
         args=job_args(),
@@ -119,13 +115,13 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
 
 
 def _say(progress: Progress, terminal: Terminal) -> None:
-    """Show the block that is measured now: at the bottom of a screen, elsewhere as a line."""
+    """Show the cell that is measured now: at the bottom of a screen, elsewhere as a line."""
     from tfcluster.ui.formats import format_bits, format_duration, plural
 
     where = plural(progress.workers, "worker")
     if progress.communication is not None and progress.rate is not None:
         where += f", {progress.communication} at {format_bits(progress.rate)}"
-    text = f"block {progress.block} of {progress.of}: {where}"
+    text = f"cell {progress.cell} of {progress.of}: {where}"
     if progress.remaining_s is not None:
         text += f"; about {format_duration(progress.remaining_s)} left"
     if terminal.has_footer:

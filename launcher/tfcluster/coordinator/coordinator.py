@@ -157,7 +157,6 @@ class Coordinator:
                 lambda why, now: self.stop(Stop(why, 143, now=now)),
                 lambda: state_json(self.run_writer.state),
                 self.scale_to,
-                lambda rate: self._hub.set_rate(rate, record=self._put_event),
                 self._stacks.ask,
             ),
             beside_run(self._launch.tensorboard_python, self.paths.curves, self._put_event),

@@ -23,7 +23,6 @@ from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import step_of
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.rundir import chaos
-from tfcluster.rundir import events as ev
 from tfcluster.rundir.paths import RunPaths, runtime_dir
 from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
@@ -244,12 +243,6 @@ class Hub:
     async def salvage(self, node: NodePlan, folder: PurePath, into: Path) -> None:
         """Copy `folder` of a node whose agent is gone; see `Nodes.salvage`. Raises SetupError."""
         await self._nodes[node.backend].salvage(node.name, folder, into)
-
-    async def set_rate(self, bits_per_s: float, *, record: Callable[[ev.Event], None]) -> None:
-        """Give all links of simulated nodes this rate; raises SetupError for other nodes."""
-        for nodes in self._nodes.values():
-            await nodes.set_rate(bits_per_s)
-        record(ev.Hint(message=f"the network has {bits_per_s / 1e6:g} Mbit/s now"))
 
     async def explain(self, node: str) -> str:
         """Return why a node that still answers is taken away; empty if nobody says so in time."""

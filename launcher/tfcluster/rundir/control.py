@@ -6,7 +6,6 @@ Requests and replies are JSON objects, one a line:
 ``{"op": "stop", "why": "down", "now": false}``  ``{"ok": true}``
 ``{"op": "status"}``                             the state
 ``{"op": "scale_to", "workers": 2}``             a sentence about it
-``{"op": "rate", "rate": 1e8}``                  ``{"ok": true}`` once all links have that rate
 ``{"op": "stacks", "tasks": []}``                the stacks of these tasks, or of all
 anything else                                    ``{"ok": false, "error": …}``
 =============================================  ====================================================
@@ -40,15 +39,10 @@ _CHECK_INTERVAL_S = 1.0
 
 STACKS_S = 20.0
 """Time for the answer: a task that does not answer is waited for."""
-_RATE_S = 60.0
-"""Time for the answer of a switch with many nodes."""
 
 Stop = Callable[[str, bool], None]
 """A function that ends the run; it gets the reason, and whether to kill the tasks at once."""
 GetState = Callable[[], object]
-SetRate = Callable[[float], Awaitable[None]]
-"""A function that gives all links of a simulated network this rate in bits per second; raises
-SetupError."""
 ScaleTo = Callable[[int], str]
 """A function that gives the gang this number of workers, and returns a sentence about it; it
 raises UsageError."""
@@ -66,11 +60,6 @@ async def _refuse_stacks(tasks: Sequence[str]) -> dict[str, Any]:
     raise UsageError("this run has no tasks")
 
 
-async def refuse_rate(bits_per_s: float) -> None:
-    """Raise SetupError: a `SetRate` of a run without a simulated network."""
-    raise SetupError("the network of the run is not simulated, so its rate cannot be set")
-
-
 @dataclass(frozen=True, slots=True)
 class _Answers:
     """The functions that answer requests."""
@@ -78,7 +67,6 @@ class _Answers:
     stop: Stop
     get_state: GetState
     scale_to: ScaleTo
-    set_rate: SetRate
     get_stacks: GetStacks
 
 
@@ -88,14 +76,13 @@ async def serve(
     stop: Stop,
     get_state: GetState,
     scale_to: ScaleTo = _refuse,
-    set_rate: SetRate = refuse_rate,
     get_stacks: GetStacks = _refuse_stacks,
 ) -> AsyncIterator[None]:
     """Answer this user's requests on `path` until the block ends; raises SetupError."""
     import asyncio  # clients do not need it: a fast start
 
     server: asyncio.Server
-    answer = partial(_serve_client, _Answers(stop, get_state, scale_to, set_rate, get_stacks))
+    answer = partial(_serve_client, _Answers(stop, get_state, scale_to, get_stacks))
 
     async def keep_listening() -> None:
         """Listen again when the socket is removed, for example with the user's last session."""
@@ -175,9 +162,6 @@ async def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
                 return {"ok": True, "state": answers.get_state()}
             case {"op": "scale_to", "workers": int(workers)}:
                 return {"ok": True, "answer": answers.scale_to(workers)}
-            case {"op": "rate", "rate": int() | float() as rate} if not isinstance(rate, bool):
-                await answers.set_rate(float(rate))
-                return {"ok": True}
             case {"op": "stacks", "tasks": list(tasks)}:
                 return {"ok": True, "answer": await answers.get_stacks(list(map(str, tasks)))}
             case other:
@@ -186,8 +170,6 @@ async def _reply(line: bytes, answers: _Answers) -> dict[str, object]:
         return {"ok": False, "error": error.message, "fix": error.fix}
     except ValueError as error:
         return {"ok": False, "error": str(error)}
-    except SetupError as error:
-        return {"ok": False, "error": error.message, "fix": error.fix}
 
 
 def stop(path: Path, *, why: str, now: bool) -> bool:
@@ -210,18 +192,6 @@ def scale_to(path: Path, workers: int) -> str:
     Raises UsageError if it refuses, and what `read_state` raises.
     """
     return str(answer_of(ask(path, {"op": "scale_to", "workers": workers}, 10.0)))
-
-
-def set_rate(path: Path, bits_per_s: float) -> bool:
-    """Give all links of the run on `path` another rate; return True once they have it.
-
-    Raises SetupError where that is not possible, and what `read_state` raises.
-    """
-    reply = ask(path, {"op": "rate", "rate": bits_per_s}, _RATE_S)
-    if not reply.get("ok"):
-        fix = str(reply.get("fix") or '--set \'runtime.network={"rate": "1gbit"}\'')
-        raise SetupError(str(reply.get("error")), fix=fix)
-    return True
 
 
 def stacks(path: Path, tasks: Sequence[str]) -> dict[str, Any]:

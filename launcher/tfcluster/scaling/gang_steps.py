@@ -1,25 +1,18 @@
-"""Measures the cells of a study: one run for each gang, whose network changes its rate meanwhile.
-
-TensorFlow starts once for a number of workers and a communication. Blocks of steps at each rate
-follow one another, several times and in alternating order, so that all cells are warm and what
-changes slowly on the machine affects all of them alike.
-"""
+"""Measures the cells of a study: one run for each, whose first steps do not count."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import api
 from tfcluster.agent.node import limits
 from tfcluster.discovery.planning import Planned, load_spec, plan_spec
-from tfcluster.errors import TfclusterError, UsageError
+from tfcluster.errors import UsageError
 from tfcluster.run_handle import Run
 from tfcluster.scaling.study import Measured
 from tfcluster.spec import LaunchOptions
@@ -31,12 +24,12 @@ STEP_TIMES: Final = "TFCLUSTER_STEP_TIMES"
 """The variable that makes a task report each step; the same as in `tfcluster_workers`."""
 WARM_UP_STEPS: Final = 3
 WARM_UP_S: Final = 1.0
-"""Steps after a change of the rate do not count: the change drops what was queued, and TCP sends
-it again after at least 0.2 s (RFC 6298) and finds the new rate. Both limits must be passed."""
-BLOCK_S: Final = 1.0
-"""Shortest time of a block, for steps of a few milliseconds."""
+"""After the first step TensorFlow and TCP find their pace. Both limits must be passed."""
+LEAST_S: Final = 1.0
+"""Shortest time of a cell's steps, for steps of a few milliseconds."""
 FIRST_STEP_S: Final = 600.0
 """Longest wait for the first step of a gang, its start and compilation included."""
+_REPORT: Final = "a custom training loop calls tfcluster_workers.reporting.progress(step)"
 _OPTIONS: Final = LaunchOptions(gathers=False, keeps_files=False)
 
 
@@ -52,8 +45,6 @@ class Request:
     communications: tuple[str, ...]
     steps: int
     """The timed steps of each cell, at least."""
-    repeats: int
-    """The number of blocks that they are spread over."""
     sets: tuple[str, ...] = ()
     """Overrides of the spec, as for ``--set``."""
     python: str | None = None
@@ -61,17 +52,17 @@ class Request:
     """Appended to ``job.args``."""
 
     @property
-    def gangs(self) -> tuple[tuple[int, str | None], ...]:
-        """Workers and communication of each run; one worker has nothing to send."""
-        more = [(n, c) for n in self.workers for c in self.communications if n > 1]
-        return ((1, None), *more)
+    def cells(self) -> tuple[tuple[int, str | None, float | None], ...]:
+        """Workers, communication and rate of each run; one worker has nothing to send."""
+        several = [n for n in self.workers if n > 1]
+        return ((1, None, None), *product(several, self.communications, self.rates))
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The block that is about to be measured, of all blocks of the study."""
+    """The cell that is about to be measured, of all cells of the study."""
 
-    block: int
+    cell: int
     of: int
     workers: int
     communication: str | None
@@ -89,6 +80,7 @@ class Gang:
 
     workers: int
     communication: str | None
+    rate: float | None
     planned: Planned
 
 
@@ -101,12 +93,12 @@ def plan_gangs(request: Request) -> tuple[Gang, ...]:
     first = load_spec(request.source, sets=request.sets)
     _require_studied(first.spec)
     found = []
-    for workers, communication in request.gangs:
-        sets = (*request.sets, *_sets(first.spec, request, workers, communication))
+    for workers, communication, rate in request.cells:
+        sets = (*request.sets, *_sets(first.spec, request, workers, communication, rate))
         loaded = load_spec(request.source, sets=sets)
         planned = plan_spec(loaded, python=request.python, args=request.args)
         planned.require()
-        found.append(Gang(workers, communication, planned))
+        found.append(Gang(workers, communication, rate, planned))
     return tuple(found)
 
 
@@ -129,11 +121,16 @@ def _require_studied(spec: ClusterSpec) -> None:
 
 
 def _sets(
-    spec: ClusterSpec, request: Request, workers: int, communication: str | None
+    spec: ClusterSpec,
+    request: Request,
+    workers: int,
+    communication: str | None,
+    rate: float | None,
 ) -> list[str]:
     """Return the overrides of one run; what the spec says about its network stays."""
-    written, rate = spec.runtime.network, request.rates[0]
-    network = {"rate": rate} if isinstance(written, str) else {**_written(written), "rate": rate}
+    written = spec.runtime.network
+    network = {} if isinstance(written, str) else _written(written)
+    network["rate"] = rate or request.rates[0]
     sets = [
         f"cluster={json.dumps({'worker': workers})}",
         "runtime.backend=simulated",
@@ -166,11 +163,14 @@ def measure(
     example. Ctrl-C ends the run and raises KeyboardInterrupt. Raises JobFailed if a run fails,
     UsageError if a job ends before its cells are measured, and what `api.make_launch` raises.
     """
-    clock, found, warned = _Clock(gangs, request, tell), list[Measured](), set[str]()
-    for gang in gangs:
+    found, warned, began_at = list[Measured](), set[str](), time.monotonic()
+    for done, gang in enumerate(gangs):
+        remaining = (time.monotonic() - began_at) / done * (len(gangs) - done) if done else None
+        place = (gang.workers, gang.communication, gang.rate)
+        tell(Progress(done + 1, len(gangs), *place, remaining))
         run = api.start_launch(api.make_launch(gang.planned, _OPTIONS))
         try:
-            found += _Measurement(run, gang, request, clock).cells()
+            found.append(_measure_cell(run, gang, request.steps))
         finally:
             run.stop(now=True)
         for warning in run.state().warnings:
@@ -181,96 +181,40 @@ def measure(
     return found
 
 
-class _Clock:
-    """Numbers the blocks and estimates how long the rest takes."""
-
-    def __init__(self, gangs: Sequence[Gang], request: Request, tell: Tell) -> None:
-        self._tell, self._done, self._began_at = tell, 0, time.monotonic()
-        self._of = sum(
-            request.repeats * (len(request.rates) if g.workers > 1 else 1) for g in gangs
-        )
-
-    def begin(self, gang: Gang, rate: float | None) -> None:
-        """Announce the next block."""
-        taken, left = time.monotonic() - self._began_at, self._of - self._done
-        remaining = taken / self._done * left if self._done else None
-        self._done += 1
-        self._tell(
-            Progress(self._done, self._of, gang.workers, gang.communication, rate, remaining)
-        )
-
-
-class _Measurement:
-    """The measurement of one run: its steps, block by block."""
-
-    def __init__(self, run: Run, gang: Gang, request: Request, clock: _Clock) -> None:
-        self._run, self._gang, self._request, self._clock = run, gang, request, clock
-        self._steps = Steps(str(gang.planned.plan.chief))
-        self._events = run.events(follow=True)
-
-    def cells(self) -> Iterator[Measured]:
-        """Measure all blocks, then yield the cells of this gang."""
-        request, gang = self._request, self._gang
-        rates: tuple[float | None, ...] = request.rates if gang.workers > 1 else (None,)
-        blocks: dict[float | None, list[Block]] = {rate: [] for rate in rates}
-        for number in range(request.repeats):
-            for rate in rates if number % 2 == 0 else reversed(rates):
-                self._clock.begin(gang, rate)
-                blocks[rate].append(self._block(rate))
-        for rate, measured in blocks.items():
-            busy_s = sum(block.lasted_s for block in measured)
-            yield Measured(
+def _measure_cell(run: Run, gang: Gang, least: int) -> Measured:
+    """Read events until `least` steps count; raises JobFailed or UsageError if the run ends."""
+    steps, events = Steps(str(gang.planned.plan.chief)), run.events(follow=True)
+    until = time.monotonic() + FIRST_STEP_S
+    while True:
+        timed = steps.timed()
+        if len(timed.step_s) >= least and timed.lasted_s >= LEAST_S:
+            return Measured(
                 workers=gang.workers,
                 communication=gang.communication,
-                rate=rate,
-                step_s=tuple(step for block in measured for step in block.step_s),
-                gradient_bytes=self._steps.gradient_bytes,
-                global_batch=self._steps.global_batch,
-                busy_cores=sum(block.cpu_s for block in measured) / busy_s if busy_s else None,
+                rate=gang.rate,
+                step_s=timed.step_s,
+                gradient_bytes=steps.gradient_bytes,
+                global_batch=steps.global_batch,
+                busy_cores=timed.cpu_s / timed.lasted_s,
             )
+        if (event := next(events, None)) is None:
+            run.wait().check()
+            raise _ended_early(steps.count)
+        steps.note(event)
+        if not steps.count and time.monotonic() > until:
+            raise UsageError(f"the job has reported no step for {FIRST_STEP_S:.0f} s", fix=_REPORT)
 
-    def _block(self, rate: float | None) -> Block:
-        """Change the rate, and read steps until there are enough of them."""
-        self._read_until(lambda: self._steps.count > 1)
-        if rate is not None:
-            self._run.set_rate(rate)
-        changed_at = time.monotonic()
-        least = math.ceil(self._request.steps / self._request.repeats)
 
-        def is_done() -> bool:
-            block = self._steps.since(changed_at)
-            return len(block.step_s) >= least and block.lasted_s >= BLOCK_S
-
-        self._read_until(is_done)
-        return self._steps.since(changed_at)
-
-    def _read_until(self, is_done: Callable[[], bool]) -> None:
-        """Read events until `is_done`; raises JobFailed or UsageError if the run ends before."""
-        until = time.monotonic() + FIRST_STEP_S
-        while not is_done():
-            event = next(self._events, None)
-            if event is None:
-                self._run.wait().check()
-                raise self._ended_early()
-            self._steps.note(event)
-            if not self._steps.count and time.monotonic() > until:
-                raise UsageError(
-                    f"the job has reported no step for {FIRST_STEP_S:.0f} s",
-                    fix="a custom training loop calls tfcluster_workers.reporting.progress(step)",
-                )
-
-    def _ended_early(self) -> TfclusterError:
-        steps = self._steps.count
-        if not steps:
-            fix = "a custom training loop calls tfcluster_workers.reporting.progress(step)"
-            return UsageError("the job has ended and reported no steps", fix=fix)
-        fix = "let it train longer (`-- --steps 100000`), or measure fewer --steps or --repeats"
-        return UsageError(f"the job ended after {steps:,} steps, before all was measured", fix=fix)
+def _ended_early(steps: int) -> UsageError:
+    if not steps:
+        return UsageError("the job has ended and reported no steps", fix=_REPORT)
+    fix = "let it train longer (`-- --steps 100000`), or measure fewer --steps"
+    return UsageError(f"the job ended after {steps:,} steps, before all was measured", fix=fix)
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """Timed steps at one rate."""
+class Timed:
+    """The steps of a cell that count."""
 
     step_s: tuple[float, ...]
     """Seconds of each."""
@@ -308,25 +252,25 @@ class Steps:
             batch = event["mean_examples_per_second"] / event["mean_steps_per_second"]
             self.global_batch = float(round(batch)) if batch >= 1 else batch
 
-    def since(self, changed_at: float) -> Block:
-        """Return the steps that began after `changed_at` and its warm-up.
+    def timed(self) -> Timed:
+        """Return the steps that began after the warm-up.
 
         One report may end several steps (`steps_per_execution`): each gets an equal part.
         """
-        later = self.ends[bisect_left(self.ends, changed_at, key=lambda entry: entry[1]) :]
-        counted = [entry for entry in later[WARM_UP_STEPS:] if entry[1] >= changed_at + WARM_UP_S]
+        warm_at = self.ends[0][1] + WARM_UP_S if self.ends else 0.0
+        counted = [entry for entry in self.ends[WARM_UP_STEPS:] if entry[1] >= warm_at]
         found = list[float]()
         for (before, began), (number, end) in pairwise(counted):
             if number > before:
                 found += [(end - began) / (number - before)] * (number - before)
         if not found:
-            return Block(())
+            return Timed(())
         began, ended = counted[0][1], counted[-1][1]
         inside = [entry for entry in self.used if began <= entry[0] <= ended]
         if len(inside) < 2:
-            return Block(tuple(found), ended - began)
+            return Timed(tuple(found), ended - began)
         share = (inside[-1][1] - inside[0][1]) / (inside[-1][0] - inside[0][0])
-        return Block(tuple(found), ended - began, share * (ended - began))
+        return Timed(tuple(found), ended - began, share * (ended - began))
 
 
 def machine_cores() -> int:

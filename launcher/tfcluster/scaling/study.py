@@ -30,7 +30,7 @@ class Measured:
     rate: float | None
     """Bits per second of every port; both are None for one worker."""
     step_s: tuple[float, ...]
-    """Seconds of each step, without those after a change of the rate."""
+    """Seconds of each step, without the first ones."""
     gradient_bytes: int | None = None
     """The bytes of the gradients that each step sums; None if the job does not report them."""
     global_batch: float | None = None

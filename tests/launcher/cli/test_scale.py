@@ -53,6 +53,7 @@ def refused(
         (("--workers", "1,2", "--predict", "2"), "measure other numbers too: --workers 1,2,2"),
         (("--predict", "x"), "--predict: 'x' is not a list"),
         (("-o", "missing/page.html"), "no folder missing"),
+        (("--repeats", "2"), "→ each cell is a run of its own: for longer cells, increase --steps"),
     ],
 )
 def test_a_wrong_option_is_named_with_a_fix(

@@ -80,34 +80,6 @@ def test_a_request_for_workers_is_answered_or_refused_with_a_fix(paths: RunPaths
         with_server(path, lambda: control.scale_to(path, 2))
 
 
-def test_a_rate_is_answered_once_it_is_set(paths: RunPaths) -> None:
-    path, rates = paths.control_socket, list[float]()
-
-    async def set_rate(bits_per_s: float) -> None:
-        rates.append(bits_per_s)
-
-    async def talk() -> None:
-        async with control.serve(path, lambda why, now: None, lambda: STATE, set_rate=set_rate):
-            await asyncio.to_thread(control.set_rate, path, 1e8)
-
-    asyncio.run(talk())
-    assert rates == [1e8]
-
-
-def test_a_network_that_is_not_simulated_has_no_rate(paths: RunPaths) -> None:
-    path = paths.control_socket
-    with pytest.raises(SetupError, match="not simulated") as refused:
-        with_server(path, lambda: control.set_rate(path, 1e8))
-    assert "runtime.network" in refused.value.fix
-
-
-@pytest.mark.parametrize("rate", ['"fast"', "true", "null"])
-def test_what_is_no_rate_is_rejected(paths: RunPaths, rate: str) -> None:
-    path = paths.control_socket
-    request = f'{{"op": "rate", "rate": {rate}}}\n'.encode()
-    assert b'"ok": false' in with_server(path, lambda: say(path, request))
-
-
 def test_only_this_user_can_reach_the_socket(paths: RunPaths) -> None:
     path = paths.control_socket
     mode = with_server(path, lambda: path.parent.stat().st_mode)

@@ -1,10 +1,10 @@
-"""The steps of a block are those after a change of the rate and its warm-up."""
+"""The steps of a cell are those after the warm-up."""
 
 from __future__ import annotations
 
 import pytest
 
-from tfcluster.scaling.gang_steps import WARM_UP_S, Block, Steps
+from tfcluster.scaling.gang_steps import WARM_UP_S, Steps, Timed
 
 
 def reported(steps: list[int], times: list[float], cpu_s: float = 0.0) -> dict[str, object]:
@@ -20,41 +20,41 @@ def every(seconds: float, count: int, *, start: float = 100.0) -> Steps:
     return found
 
 
-def test_steps_before_the_change_and_the_first_ones_after_it_do_not_count() -> None:
+def test_the_first_steps_do_not_count() -> None:
     steps = every(0.5, 20)
-    block = steps.since(105.0)
-    assert block.step_s == pytest.approx([0.5] * 7)
-    assert block.lasted_s == pytest.approx(3.5)
+    timed = steps.timed()
+    assert timed.step_s == pytest.approx([0.5] * 16)
+    assert timed.lasted_s == pytest.approx(8.0)
 
 
 def test_short_steps_do_not_count_until_the_warm_up_is_over() -> None:
-    block = every(0.01, 300).since(100.0)
-    assert len(block.step_s) == pytest.approx((3.0 - WARM_UP_S) / 0.01, abs=2)
+    timed = every(0.01, 300).timed()
+    assert len(timed.step_s) == pytest.approx((3.0 - WARM_UP_S) / 0.01, abs=2)
 
 
 def test_a_report_of_several_steps_divides_its_time() -> None:
     steps = Steps("worker:0")
     for number in range(1, 12):
         steps.note(reported([10 * number], [100.0 + number]))
-    block = steps.since(100.0)
-    assert block.step_s == pytest.approx([0.1] * 70)
+    timed = steps.timed()
+    assert timed.step_s == pytest.approx([0.1] * 70)
 
 
 def test_another_training_that_begins_again_is_no_negative_step() -> None:
     steps = every(0.5, 10)
     for number in range(1, 11):
         steps.note(reported([number], [105.0 + number * 0.5]))
-    assert min(steps.since(100.0).step_s) > 0
+    assert min(steps.timed().step_s) > 0
 
 
-def test_the_processor_time_is_that_of_the_block() -> None:
-    block = every(0.5, 20).since(100.0)
-    assert block.cpu_s / block.lasted_s == pytest.approx(0.5)
+def test_the_processor_time_is_that_of_the_steps() -> None:
+    timed = every(0.5, 20).timed()
+    assert timed.cpu_s / timed.lasted_s == pytest.approx(0.5)
 
 
-def test_without_steps_the_block_is_empty() -> None:
-    assert Steps("worker:0").since(0.0) == Block(())
-    assert every(0.5, 3).since(100.0) == Block(())
+def test_without_steps_nothing_is_timed() -> None:
+    assert Steps("worker:0").timed() == Timed(())
+    assert every(0.5, 3).timed() == Timed(())
 
 
 def test_other_tasks_and_events_are_ignored() -> None:

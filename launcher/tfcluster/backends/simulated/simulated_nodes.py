@@ -33,8 +33,6 @@ class SimulatedNodes(RelayedNodes):
         self._doors: Mapping[str, Mapping[str, str]] = {}
         self._power: dict[str, asyncio.Event] = defaultdict(asyncio.Event)
         """Node that was without power → set when it has some again."""
-        self._rate: float | None = None
-        """The rate of all links in bits per second, once `set_rate` has replaced the spec's."""
         self._asking = asyncio.Lock()
         self._disturbances: list[asyncio.Task[None]] = []
         self._switch = await asyncio.create_subprocess_exec(
@@ -98,24 +96,13 @@ class SimulatedNodes(RelayedNodes):
             if fault.for_s is None:
                 return
             await asyncio.sleep(fault.for_s)
-            await self._restore(fault.node)
+            await self._ask({"op": "restore", "node": fault.node})
         except SetupError as error:
             self.run.tell(f"'{fault.text}': {error.message}")
         else:
             if fault.verb == POWER_OFF:
                 self._power[fault.node].set()
             self.run.tell(f"'{fault.text}' is over: {fault.node} is as before")
-
-    async def _restore(self, node: str) -> None:
-        await self._ask({"op": "restore", "node": node})
-        if self._rate is not None:
-            await self._ask({"op": "rate", "node": node, "rate": self._rate})
-
-    async def set_rate(self, bits_per_s: float) -> None:
-        """Give all ports and cables this rate, and drop what waits in their queues."""
-        self._rate = bits_per_s
-        for node in self._doors:
-            await self._ask({"op": "rate", "node": node, "rate": bits_per_s})
 
     @classmethod
     def argv(cls, node: NodePlan) -> list[str]:
