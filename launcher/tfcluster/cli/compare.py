@@ -1,4 +1,4 @@
-"""`tfcluster compare`: show runs beside each other, as a table or as a page with their curves."""
+"""`tfcluster compare`: show runs beside each other in a table."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import time
 
 import click
 
-from tfcluster.cli.completion import files, run_names
-from tfcluster.cli.report import write_page
+from tfcluster.cli.completion import run_names
 from tfcluster.errors import UsageError
 
 MOST_RUNS = 6
-"""The runs whose lines a chart can tell apart."""
+"""The runs whose columns a table can show."""
 
 
 @click.command("compare")
 @click.argument("runs", metavar="RUN RUN...", nargs=-1, required=True, shell_complete=run_names)
-@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
-              help="Write a page with the curves of the runs; - is stdout.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array with an object a run.")
-def command(runs: tuple[str, ...], target: str | None, as_json: bool) -> None:
+def command(runs: tuple[str, ...], as_json: bool) -> None:
     """Compare two to six runs: how they ended, their results, and how their specs differ."""
     from tfcluster.report.comparison import compare
     from tfcluster.report.gather import gather
@@ -37,10 +34,6 @@ def command(runs: tuple[str, ...], target: str | None, as_json: bool) -> None:
     comparison = compare([gather(paths, now=now) for paths in found])
     if as_json:
         terminal.emit_json(comparison.to_json())
-    elif target is not None:
-        from tfcluster.report.page import render_comparison
-
-        write_page(render_comparison(comparison), target)
     else:
         tables = comparison.tables(terminal.stdout.width() or UNLIMITED)
         terminal.out("\n\n".join(stdout_text(table, terminal) for table in tables))

@@ -86,6 +86,10 @@ REMOVED = {
         (("export", "jobset"), ("export", "indexed-job")),
         "`tfcluster up --backend kubernetes` starts the tasks in Kubernetes",
     ),
+    **dict.fromkeys(
+        (("compare", "-o"), ("compare", "--output")),
+        "`tfcluster ui` shows the curves of several runs in the same charts",
+    ),
     ("scale", "--repeats"): "each cell is a run of its own: for longer cells, increase --steps",
 }
 """A command and a word that it no longer takes → what does its work."""

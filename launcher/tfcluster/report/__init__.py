@@ -1,1 +1,1 @@
-"""Pages about runs that need no server: the report of one run, the comparison of several."""
+"""Views of runs that need no server: the page of one run, the table that compares several."""

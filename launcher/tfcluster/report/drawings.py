@@ -1,8 +1,8 @@
-"""Chooses what is drawn: the charts of one run and of several, and the rows of a timeline."""
+"""Chooses what is drawn of a run: its charts, and the rows of a timeline."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Final
@@ -15,11 +15,7 @@ from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.history import format_checkpoint
 
 MOST_CHARTS_OF_METRICS: Final = 8
-_SPEEDS: Final = {
-    "examples_per_second": "Examples per second",
-    "steps_per_second": "Steps per second",
-}
-_POINTS_OF_COMPARED: Final = 400
+_MOST_POINTS: Final = 400
 AXES: Final[tuple[Axis, ...]] = ("step", "time")
 
 
@@ -59,29 +55,9 @@ def figures_of(report: RunReport) -> list[Figure]:
     return found
 
 
-def compared_figures(reports: Sequence[RunReport], labels: Sequence[str]) -> list[Figure]:
-    """Return the charts with a line for each run: metrics of the chiefs, speed, memory."""
-    drawn: dict[tuple[str, str], list[tuple[int, Curve]]] = {}
-    for index, report in enumerate(reports):
-        for curve in report.history.curves:
-            if curve.task == report.history.chief and curve.name in _compared(curve):
-                drawn.setdefault((curve.kind, curve.name), []).append((index, curve))
-    figures = []
-    order = [("metric", "loss"), *(("speed", name) for name in _SPEEDS), ("usage", "rss_bytes")]
-    others = [key for key in drawn if key not in order][:MOST_CHARTS_OF_METRICS]
-    for kind, name in [key for key in (order[0], *others, *order[1:]) if key in drawn]:
-        curves = drawn[kind, name]
-        lines = [(labels[index], curve, index) for index, curve in curves]
-        title = _TITLES.get(name, name) if kind != "metric" else name
-        figures.append(_of_lines(title, lines, (), _unit(name, kind)))
-    return figures
-
-
-def _compared(curve: Curve) -> Iterable[str]:
-    return (curve.name,) if curve.kind == "metric" else (*_SPEEDS, "rss_bytes")
-
-
-_TITLES: Final = _SPEEDS | {
+_TITLES: Final = {
+    "examples_per_second": "Examples per second",
+    "steps_per_second": "Steps per second",
     "rss_bytes": "Memory",
     "cores": "Processor cores in use",
     "gpu": "Use of the GPUs (1: all)",
@@ -113,35 +89,24 @@ def _figure(
     label: Callable[[Curve], str],
     marks: Sequence[tuple[Axis, Mark]],
 ) -> Figure:
-    lines = [(label(curve), curve, index) for index, curve in enumerate(curves[:MOST_LINES])]
-    figure = _of_lines(title, lines, marks, _unit(curves[0].name, curves[0].kind))
-    more = [label(curve) for curve in curves[MOST_LINES:]]
-    return replace(figure, note=f"not drawn: {join_first(more)}" if more else "")
-
-
-def _of_lines(
-    title: str,
-    lines: Sequence[tuple[str, Curve, int]],
-    marks: Sequence[tuple[Axis, Mark]],
-    unit: Unit,
-) -> Figure:
-    """Return a figure; `lines` are label, curve and colour."""
+    drawn, unit = curves[:MOST_LINES], _unit(curves[0].name, curves[0].kind)
     charts = []
     for axis in AXES:
-        drawn = tuple(
-            Line(label, _points(curve, axis), colour)
-            for label, curve, colour in lines
-            if _points(curve, axis)
+        lines = tuple(
+            Line(label(curve), points, colour)
+            for colour, curve in enumerate(drawn)
+            if (points := _points(curve, axis))
         )
         found = tuple(mark for of, mark in marks if of == axis)
         # Memory is that of a moment; a line without steps has none to be drawn over.
-        if axis == "time" or (lines[0][1].kind != "usage" and len(drawn) == len(lines)):
-            charts.append(Chart(title, drawn, axis, unit, found))
-    return Figure(title, tuple(charts))
+        if axis == "time" or (drawn[0].kind != "usage" and len(lines) == len(drawn)):
+            charts.append(Chart(title, lines, axis, unit, found))
+    more = [label(curve) for curve in curves[MOST_LINES:]]
+    return Figure(title, tuple(charts), f"not drawn: {join_first(more)}" if more else "")
 
 
 def _points(curve: Curve, axis: Axis) -> tuple[tuple[float, float], ...]:
-    points = downsample(curve.points, _POINTS_OF_COMPARED)
+    points = downsample(curve.points, _MOST_POINTS)
     if axis == "time":
         return tuple((time, value) for time, _, value in points)
     return tuple((float(step), value) for _, step, value in points if step is not None)

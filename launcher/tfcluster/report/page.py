@@ -1,4 +1,4 @@
-"""Renders reports and comparisons as one HTML page each, which loads nothing and needs no script.
+"""Renders a report as one HTML page, which loads nothing and needs no script.
 
 All text is sanitized and escaped: names, metrics and log lines come from tasks.
 """
@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import __version__
 from tfcluster.report.charts import DASHES, MOST_LINES, format_time
-from tfcluster.report.comparison import Comparison
-from tfcluster.report.drawings import AXES, compared_figures, figures_of, timeline_rows
+from tfcluster.report.drawings import AXES, figures_of, timeline_rows
 from tfcluster.report.gather import (
     MOST_TASKS_IN_FULL,
     Results,
@@ -63,13 +62,6 @@ def render_report(report: RunReport) -> str:
             spec=_json_lines(report.spec),
         )
     )
-
-
-def render_comparison(comparison: Comparison) -> str:
-    """Return the page that compares runs."""
-    figures = compared_figures(comparison.reports, comparison.labels)
-    template = environment().get_template("compare.html")
-    return template.render(comparison=comparison, axes=AXES, figures=figures)
 
 
 def format_results(results: Results) -> tuple[tuple[str, str], ...]:

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.documentation import unprinted
-from tests.launcher.report.recorded import START, failure, record, starts, steps, success
+from tests.launcher.report.recorded import START, failure, record, success
 
 from tfcluster.report.comparison import Comparison, compare
-from tfcluster.report.drawings import compared_figures
 from tfcluster.report.gather import gather
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.ui.render import part_lines
@@ -113,31 +112,6 @@ def test_a_wide_screen_shows_all_values_whole(home_dir: Path) -> None:
     ]
     assert module in text_of(comparison_of(*runs), 200)
     assert "and_a_module" in text_of(comparison_of(*runs), 60)  # modules differ at their end
-
-
-def test_the_curves_of_all_runs_share_their_charts(home_dir: Path) -> None:
-    comparison = comparison_of(
-        record(home_dir, success(), suffix="aaaa"),
-        record(home_dir, success(scale=2.0), suffix="bbbb"),
-        record(home_dir, starts(), suffix="cccc"),
-    )
-    figures = compared_figures(comparison.reports, comparison.labels)
-    assert [f.title for f in figures] == [
-        *("loss", "val_loss", "accuracy", "Examples per second", "Steps per second", "Memory"),
-    ]
-    loss = figures[0]
-    assert [chart.axis for chart in loss.charts] == ["step", "time"]
-    assert [line.label for line in loss.lines] == ["demo aaaa", "demo bbbb"]
-    assert loss.lines[0].points[0] == (1.0, 1.0)
-    assert loss.lines[1].points[0] == (1.0, 2.0)
-
-
-def test_a_line_without_steps_is_drawn_over_time_only(home_dir: Path) -> None:
-    paths = record(home_dir, [*starts(), *steps(1, 2)])
-    text = paths.events.read_text().replace('"step":', '"other":')
-    paths.events.write_text(text)
-    figures = compared_figures([gather(paths, now=START)], ["demo"])
-    assert [chart.axis for chart in figures[0].charts] == ["time"]
 
 
 def test_the_json_has_an_object_for_each_run(home_dir: Path) -> None:

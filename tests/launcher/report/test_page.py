@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.launcher.report.recorded import START, a_plan, failure, record, starts, steps, success
 
-from tfcluster.report.comparison import compare
+from tfcluster.report.drawings import figures_of
 from tfcluster.report.gather import RunReport, gather
-from tfcluster.report.page import format_results, render_comparison, render_report
+from tfcluster.report.page import format_results, render_report
 from tfcluster.rundir import events as ev
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event
@@ -185,6 +185,13 @@ def test_of_many_tasks_the_root_cause_is_shown_in_full(home_dir: Path) -> None:
     assert (len(shown), shown[-1]) == (16, "worker:33")
 
 
+def test_a_line_without_steps_is_drawn_over_time_only(home_dir: Path) -> None:
+    paths = record(home_dir, [*starts(), *steps(1, 2)])
+    paths.events.write_text(paths.events.read_text().replace('"step":', '"other":'))
+    figures = figures_of(report_of(paths))
+    assert [chart.axis for chart in figures[0].charts] == ["time"]
+
+
 def test_a_file_outside_of_the_run_folder_is_never_shown(home_dir: Path, tmp_path: Path) -> None:
     secret = tmp_path / "secret.log"
     secret.write_text("the secret\n")
@@ -222,9 +229,6 @@ def test_hostile_text_is_shown_as_text(home_dir: Path) -> None:
     assert "<script>alert(1)</script>" in page.text
     assert not set(page.text) & {"\x1b", "\u202e"}
     assert len(page.text) < 150_000
-    reports = [report_of(paths), report_of(paths)]
-    compared = Page(render_comparison(compare(reports)))
-    assert compared.tags <= KNOWN_TAGS
 
 
 @given(text=st.text())
