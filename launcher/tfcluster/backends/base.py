@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
-from tfcluster.backends.jobs import Outlook
 from tfcluster.errors import NodeLostError
 
 if TYPE_CHECKING:
@@ -111,10 +110,6 @@ class Nodes(ABC):
         cannot be copied, or, as here, if the node's next agent finds them.
         """
         raise NodeLostError(f"the agent of {node} is gone")
-
-    async def examine(self) -> Outlook:
-        """Return what only nodes that are open show, for `doctor --deep`. Raises SetupError."""
-        return Outlook(())
 
     async def repair(self) -> list[str]:
         """Repair the nodes before another attempt; return what was repaired, in sentences."""

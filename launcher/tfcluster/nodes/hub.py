@@ -16,7 +16,6 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends import open_nodes
 from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
-from tfcluster.backends.jobs import Outlook
 from tfcluster.kinds import Capabilities
 from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
@@ -265,10 +264,6 @@ class Hub:
                 await link.close()
                 if link.has_ended:
                     self._ended.add(node)
-
-    async def examine(self) -> Mapping[str, Outlook]:
-        """Return backend → what only open nodes show. Raises SetupError."""
-        return {backend: await nodes.examine() for backend, nodes in self._nodes.items()}
 
     async def repair(self) -> list[str]:
         """Restore what nodes lack before another attempt; return sentences about it."""

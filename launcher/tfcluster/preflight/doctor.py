@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from tfcluster.agent import foreign_json
 from tfcluster.agent.node import machine
 from tfcluster.backends import bundle, jobs, open_nodes
 from tfcluster.backends.base import Tell, ignore_event
-from tfcluster.backends.jobs import Outlook
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
@@ -177,7 +176,6 @@ async def _examine(
     paths.logs.mkdir(parents=True)
     hub = Hub(paths, _LEASE_S, tell, tell, open_nodes, plan=plan, runtime=runtime)
     visit = _Visit(plan, hub)
-    outlooks: Mapping[str, Outlook] = {}
     async with asyncio.TaskGroup() as background:
         try:
             findings = await visit.connect_all(background)
@@ -196,17 +194,12 @@ async def _examine(
                 deep=deep,
                 shared=shared,
             )
-            if deep and visit.connected:
-                outlooks = await visit.examine(findings)
             names = tuple(node.name for node in plan.nodes)
             report = replace(report, nodes=names).with_more(findings)
             if deep and not report.fatal:
                 report = await visit.measure(paths, report, tell)
         finally:
             await visit.hub.close()
-    for backend, outlook in outlooks.items():
-        if outlook.obstacles:
-            report = report.with_nodes(PreflightReport.of_job(backend, outlook))
     return report
 
 
@@ -267,15 +260,6 @@ class _Visit:
             self._lost[node] = why
             self.connected.remove(node)
             self.hub.keep(node, msg.StartFailed(task=PREFLIGHT, attempt=0, error=why))
-
-    async def examine(self, findings: list[Finding]) -> Mapping[str, Outlook]:
-        """Return backend → what only open nodes show; add a finding where that cannot be found."""
-        try:
-            return await self.hub.examine()
-        except SetupError as error:
-            backend = self.plan.nodes[0].backend
-            findings.append(Finding(backend, "nodes", error.message, error.fix, is_fatal=False))
-            return {}
 
     async def measure(
         self, paths: RunPaths, report: PreflightReport, tell: Tell

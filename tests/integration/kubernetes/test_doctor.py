@@ -36,12 +36,9 @@ def test_a_run_that_the_cluster_can_start_passes(desk: Desk, tmp_path: Path) -> 
     assert "All checks passed" in text
 
 
-def test_a_deep_look_imports_tensorflow_in_pods_and_tries_the_network(
-    desk: Desk, tmp_path: Path
-) -> None:
+def test_a_deep_look_imports_tensorflow_in_pods(desk: Desk, tmp_path: Path) -> None:
     code, text = doctor(desk.shell, tmp_path, desk.runtime(), "--deep")
     assert code == 0, text
-    assert "does not enforce NetworkPolicies" in text  # the lab's network plugin does not
     assert "worker-1" in text
     assert desk.left() == []
 

@@ -84,7 +84,7 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         what = f"this user may not read {join_first(sorted(survey.unread), 12)}: not checked"
         found.append(Obstacle("permissions", what, "", is_fatal=False))
     about = f"Kubernetes {version.get('gitVersion')} at {cluster.name}"
-    return Outlook(tuple(found), f"{about}; `--deep` tries image and NetworkPolicies")
+    return Outlook(tuple(found), f"{about}; `--deep` tries the image")
 
 
 def _judge_version(version: Object) -> Iterator[Obstacle]:

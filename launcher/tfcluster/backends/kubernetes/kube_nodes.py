@@ -23,14 +23,7 @@ from typing import ParamSpec, Self, TypeVar
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
-from tfcluster.backends.jobs import Outlook
-from tfcluster.backends.kubernetes import (
-    pod_files,
-    pod_reasons,
-    policy_probe,
-    run_objects,
-    run_pods,
-)
+from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
 from tfcluster.backends.kubernetes.cluster.kube_client import (
@@ -175,12 +168,6 @@ class KubeNodes(Nodes):
         argv = pod_files.sender_argv(run_id, os.devnull, str(folder))
         if not await asyncio.to_thread(pod_files.fetch, place, used[0].name, token, argv, into):
             raise NodeLostError(f"the pod {used[0].name} does not send its files")
-
-    async def examine(self) -> Outlook:
-        """Return whether the cluster enforces the pods' NetworkPolicy. Raises SetupError."""
-        first = self._pods[self.planned[0].name]
-        pod = await soon(self._cluster.get, f"pods/{first.name}")
-        return await policy_probe.probe(self._cluster, self._pod_run, self._owner, pod)
 
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
