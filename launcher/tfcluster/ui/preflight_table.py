@@ -178,7 +178,7 @@ def _rows(
 ) -> Iterator[tuple[str, list[tuple[str, list[Finding]]]]]:
     """Yield each check with the values and findings of `nodes`, if there are any.
 
-    A backend's own checks of a job, such as ``permissions`` and ``quota``, come first.
+    A backend's own checks of a job, such as ``permissions`` and ``volumes``, come first.
     """
     answers = {answer.node: answer for answer in report.answers}
     own = [finding.check for finding in report.findings if finding.check not in _ROWS]

@@ -13,7 +13,7 @@ from .desk import Desk
 ROLE = [
     {
         "apiGroups": [""],
-        "resources": ["pods", "secrets", "services", "serviceaccounts", "limitranges"],
+        "resources": ["pods", "secrets", "services", "serviceaccounts"],
         "verbs": ["get", "list"],
     }
 ]
@@ -52,28 +52,14 @@ def test_what_the_spec_names_must_exist(desk: Desk, tmp_path: Path) -> None:
     assert "no Secret keys" in text
 
 
-def test_a_quota_that_never_allows_the_run_refuses_it(desk: Desk, tmp_path: Path) -> None:
-    desk.kubectl("create", "quota", "small", "--hard=pods=2")
-    code, text = doctor(desk.shell, tmp_path, desk.runtime())
-    assert code == 3
-    assert "the quota small never allows" in text
-
-
-def test_nodes_that_are_too_small_are_a_warning(desk: Desk, tmp_path: Path) -> None:
-    resources = {"limits": {"nvidia.com/gpu": 1}}
-    code, text = doctor(desk.shell, tmp_path, desk.runtime(resources=resources))
-    assert code == 0, text
-    assert "hold 0 of 2 tasks at once" in text
-
-
 def test_a_user_of_one_namespace_sees_the_missing_rights_and_what_was_not_checked(
     desk: Desk, tmp_path: Path
 ) -> None:
     desk.shell.env["KUBECONFIG"] = str(desk.user("ann", rules=ROLE))
-    code, text = doctor(desk.shell, tmp_path, desk.runtime())
+    code, text = doctor(desk.shell, tmp_path, desk.runtime(priority_class="high"))
     assert code == 3
     assert "this user may not create pods" in text
-    assert "nodes" in text.partition("may not read")[2]
+    assert "priorityclasses" in text.partition("may not read")[2]
 
 
 def test_an_unreachable_server_and_no_kubeconfig_are_said(desk: Desk, tmp_path: Path) -> None:

@@ -150,14 +150,14 @@ def test_a_schedulers_own_checks_are_shown_and_a_fix_only_where_there_is_one(
 ) -> None:
     obstacles = (
         Obstacle("permissions", "this user may not create pods", "a Role gives them"),
-        Obstacle("nodes", "the nodes hold 0 of 2 tasks", "", is_fatal=False),
+        Obstacle("volumes", "the claim data has no volume yet", "", is_fatal=False),
     )
     report = PreflightReport.of_job("kubernetes", Outlook(obstacles))
     assert report.with_nodes(report).nodes == ("kubernetes",)  # one column
     shown = format_report(report, width=width, colours=False)
     assert "permissions" in shown
     assert "may not create pods" in shown
-    assert "hold 0 of 2 tasks" in shown
+    assert "the claim data has no volume yet" in shown
     assert [line.split() for line in shown.split("\n") if "→" in line] == [
         ["→", "a", "Role", "gives", "them"]
     ]

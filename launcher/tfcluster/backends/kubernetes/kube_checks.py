@@ -1,23 +1,23 @@
-"""Checks of a run before its pods are made: cluster, rights, quota, nodes and named objects.
+"""Checks of a run before its pods are made: cluster, rights and named objects.
 
 Kubernetes accepts pods that can never start, and a Secret that is missing shows only on a node.
-What this user may not read is not checked, which is no obstacle, but is said.
+What this user may not read is not checked, which is no obstacle, but is said. Whether pods fit the
+quota and the nodes is for the API server and the scheduler to say (`pod_reasons`).
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.backends.kubernetes import kube_capacity, run_objects
+from tfcluster.backends.kubernetes import run_objects
 from tfcluster.backends.kubernetes.cluster.kube_access import reach
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
-from tfcluster.backends.kubernetes.kube_capacity import PodNeeds
 from tfcluster.errors import SetupError, join_first
 
 if TYPE_CHECKING:
@@ -73,9 +73,8 @@ def check(job: Submission, *, thorough: bool) -> Outlook:
         survey = Survey(cluster, settings, tasks=job.nodes)
         version = cluster.get("/version", what="version")
         found = [*_judge_version(version), *survey.check_objects(), *survey.check_gang()]
-        found += survey.check_amounts()
         if thorough:
-            found += [*survey.check_rights(), *survey.check_nodes()]
+            found += survey.check_rights()
         else:  # what would fail only later, when the run's files are copied
             found += survey.check_rights_of_user(_PORT_FORWARD)
     except SetupError as error:
@@ -101,16 +100,6 @@ class Survey:
         self.cluster, self.settings, self.tasks = cluster, settings, tasks
         self.unread: set[str] = set()
         """The kinds of objects that this user may not read."""
-
-    def _list(self, path: str, **query: str) -> list[Object] | None:
-        """Return all objects, or None where this user may not list them."""
-        try:
-            return self.cluster.list(path, labels=None, **query)
-        except KubeError as error:
-            if error.status != 403:
-                raise
-            self.unread.add(path.rpartition("/")[2])
-            return None
 
     def _find(self, path: str) -> Object | bool:
         """Return an object, False where there is none, True where it may not be read."""
@@ -212,80 +201,6 @@ class Survey:
         elif registry and len(self.settings.image_pull_secrets) == 1 and registry not in hosts:
             what = f"the secret {name} does not sign in at {registry}, which has the image"
             yield Obstacle("image", what, "correct image_pull_secrets", is_fatal=False)
-
-    # ── Amounts ──
-
-    def _pods(self, quotas: Sequence[Object] = ()) -> list[PodNeeds]:
-        """Return the needs of the coordinator's pod and of the tasks' pods."""
-        spec, own = self.settings, self.settings.coordinator
-        deadline = spec.pod_template.get("spec", {}).get("activeDeadlineSeconds")
-        scopes = {
-            "priority_class": self._priority_class(quotas),
-            "has_deadline": deadline is not None,
-        }
-        first = kube_capacity.needs(own.resources.requests, own.resources.limits, **scopes)
-        task = kube_capacity.needs(
-            spec.resources.requests,
-            spec.resources.limits,
-            node_selector=spec.node_selector,
-            tolerations=spec.tolerations,
-            affinity=spec.affinity or {},
-            **scopes,
-        )
-        return [first, *[task] * self.tasks]
-
-    def _priority_class(self, quotas: Sequence[Object]) -> str | None:
-        """Return the pods' class; the cluster's default is only read where a quota asks for it."""
-        template = self.settings.pod_template.get("spec", {})
-        named: str | None = template.get("priorityClassName", self.settings.priority_class)
-        if named or not any(map(kube_capacity.selects_by_priority, quotas)):
-            return named
-        classes = self._list(_SCHEDULING) or ()
-        return next((c["metadata"]["name"] for c in classes if c.get("globalDefault")), None)
-
-    def check_amounts(self) -> Iterator[Obstacle]:
-        """Compare the pods with the quotas and limit ranges of the namespace."""
-        namespace = self.cluster.namespace
-        ranges, quotas = self._list("limitranges") or [], self._list("resourcequotas") or []
-        pods = [kube_capacity.with_defaults(pod, ranges) for pod in self._pods(quotas)]
-        fix = f"change `resources`: `kubectl describe limitrange -n {namespace}`"
-        for problem in dict.fromkeys(
-            problem for pod in pods for problem in kube_capacity.beyond_ranges(pod, ranges)
-        ):
-            yield Obstacle("quota", f"a LimitRange of {namespace} forbids {problem}", fix)
-        fix = f"`kubectl describe quota -n {namespace}` shows what is used"
-        missing = {name for pod in pods for name in kube_capacity.unset(pod, quotas)}
-        if missing:
-            what = f"a quota of {namespace} demands {', '.join(sorted(missing))} of every pod"
-            yield Obstacle("quota", what, "set them in resources and coordinator.resources")
-        for one in kube_capacity.shortages(pods, quotas):
-            when = "never allows" if one.is_final else "does not allow now"
-            what = f"the quota {one.quota} {when} the run's pods: {one}"
-            yield Obstacle("quota", what, fix, is_fatal=one.is_final)
-
-    def check_nodes(self) -> Iterator[Obstacle]:
-        """Estimate whether the nodes could hold all tasks at once."""
-        nodes = self._list("/api/v1/nodes")
-        if nodes is None:
-            return
-        active = "status.phase!=Succeeded,status.phase!=Failed"
-        running = self._list("/api/v1/pods", fieldSelector=active)
-        task = self._pods()[-1]
-        empty = kube_capacity.places(nodes, task)
-        free = kube_capacity.places(nodes, task, running or ())
-        fix = "`kubectl describe nodes` shows labels, taints, allocatable and used resources"
-        if empty < self.tasks:
-            what = (
-                f"the {len(nodes)} nodes hold {empty} of {self.tasks} tasks at once (an estimate):"
-                " the run waits unless nodes are added"
-            )
-            yield Obstacle("nodes", what, fix, is_fatal=False)
-        elif free < self.tasks:
-            what = (
-                f"the nodes have room for {free} of {self.tasks} tasks now (an estimate): the run"
-                " waits until other pods end"
-            )
-            yield Obstacle("nodes", what, fix, is_fatal=False)
 
     # ── Gang scheduler ──
 

@@ -18,13 +18,17 @@ from enum import StrEnum
 from typing import Any
 
 from tfcluster.backends.kubernetes import pod_words
-from tfcluster.backends.kubernetes.kube_capacity import parse_amounts
 from tfcluster.backends.kubernetes.pod_words import Words
 from tfcluster.backends.kubernetes.run_pods import COORDINATOR_CONTAINER, TASK_CONTAINER
 
 Object = Mapping[str, Any]
 _OWN = frozenset({TASK_CONTAINER, COORDINATOR_CONTAINER})
 """The containers of ours; a template or an admission webhook may add others."""
+_UNITS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3} | {
+    f"{prefix}{i}": base**power
+    for power, prefix in enumerate("KMGTPE", 1)
+    for base, i in ((1000.0, ""), (1024.0, "i"))
+}
 _STARTS = frozenset({"Pulling", "Pulled", "Created", "Started"})
 """Events of a pod whose network and volumes are there."""
 
@@ -145,7 +149,16 @@ def _can_fit_quota(message: str, tasks: int, others: int) -> bool:
 def _amounts(message: str, word: str) -> dict[str, float]:
     match = re.search(rf"{word}: (\S+=[^\s,]+(?:,\S+=[^\s,]+)*)", message)
     pairs = (part.partition("=") for part in match[1].split(",")) if match else ()
-    return parse_amounts({name: value for name, _, value in pairs})
+    return {name: _parse_quantity(value) for name, _, value in pairs}
+
+
+def _parse_quantity(text: str) -> float:
+    """Return an amount in base units: cores, bytes, pieces.
+
+    Grammar: apimachinery/pkg/api/resource/quantity.go.
+    """
+    number = text.rstrip("numkMGTPEi")
+    return float(number) * _UNITS[text.removeprefix(number)]
 
 
 def _out_of_memory(pod: Object, events: Sequence[Object]) -> Reason | None:

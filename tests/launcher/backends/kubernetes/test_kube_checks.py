@@ -10,7 +10,7 @@ import pytest
 from tests.documentation import ROOT
 
 from tfcluster.backends.jobs import Obstacle, Submission
-from tfcluster.backends.kubernetes import kube_capacity, kube_checks
+from tfcluster.backends.kubernetes import kube_checks
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.backends.kubernetes.kube_checks import Survey
 from tfcluster.discovery.planning import plan_file
@@ -46,10 +46,6 @@ class FakeCluster:
         found: Object = self.objects[path]
         return found
 
-    def list(self, path: str, *, labels: object = None, **query: object) -> list[Object]:
-        self._check(path)
-        return list(self.objects.get(path, ()))
-
     def create(self, path: str, body: Object, *, what: str = "") -> Object:
         self._check(path)
         asked = body["spec"]["resourceAttributes"]
@@ -62,17 +58,6 @@ def survey(
 ) -> Survey:
     fake = cast("Cluster", FakeCluster(objects, forbidden=forbidden))
     return Survey(fake, Kubernetes.model_validate(spec), tasks=tasks)
-
-
-def node(name: str, *, gpus: int = 0, **spec: Any) -> Object:
-    allocatable = {"cpu": "4", "memory": "8Gi", "pods": "110", "nvidia.com/gpu": str(gpus)}
-    ready = [{"type": "Ready", "status": "True"}]
-    labels = {"kubernetes.io/hostname": name}
-    return {
-        "metadata": {"name": name, "labels": labels},
-        "spec": spec,
-        "status": {"allocatable": allocatable, "conditions": ready},
-    }
 
 
 def test_each_missing_object_is_named_with_the_field_that_names_it() -> None:
@@ -131,123 +116,10 @@ def test_a_claim_without_a_volume_yet(
     assert [one.is_fatal for one in found] == ([] if is_fatal is None else [is_fatal])
 
 
-@pytest.mark.parametrize(
-    ("hard", "used", "is_fatal"),
-    [("2", "0", True), ("8", "7", False), ("8", "0", None)],
-)
-def test_a_quota_refuses_what_it_never_allows(hard: str, used: str, is_fatal: bool | None) -> None:
-    status = {"hard": {"pods": hard}, "used": {"pods": used}}
-    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": hard}}, "status": status}
-    found = list(survey({"resourcequotas": [quota]}).check_amounts())
-    assert [one.is_fatal for one in found] == ([] if is_fatal is None else [is_fatal])
-
-
-def test_a_quota_that_demands_requests_is_named_unless_defaults_fill_them() -> None:
-    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"requests.cpu": "9"}}}
-    (found,) = survey({"resourcequotas": [quota]}).check_amounts()
-    assert "requests cpu" in found.what
-    ranges = [{"spec": {"limits": [{"type": "Container", "defaultRequest": {"cpu": "1"}}]}}]
-    assert list(survey({"resourcequotas": [quota], "limitranges": ranges}).check_amounts()) == []
-
-
-ONE_GIB, ONE_CPU = {"requests": {"memory": "1Gi"}}, {"requests": {"cpu": "1"}}
-ELSEWHERE = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
-    {"topologyKey": "zone", "namespaces": ["other"]}]}}  # fmt: skip
-DEADLINE = {"spec": {"activeDeadlineSeconds": 60}}
-
-
-@pytest.mark.parametrize(
-    ("scope", "spec", "pods"),
-    [
-        ("Terminating", {}, 0),
-        ("NotTerminating", {}, 3),
-        ("Terminating", {"pod_template": DEADLINE}, 3),
-        ("NotTerminating", {"pod_template": DEADLINE}, 0),
-        ("BestEffort", {}, 2),
-        ("BestEffort", {"coordinator": {"resources": {}}}, 3),
-        ("BestEffort", {"resources": ONE_GIB}, 0),
-        ("NotBestEffort", {"resources": ONE_GIB}, 3),
-        ("NotBestEffort", {"resources": {"limits": {"nvidia.com/gpu": 1}}}, 1),
-        ("PriorityClass", {}, 0),
-        ("PriorityClass", {"priority_class": "low"}, 3),
-        ("CrossNamespacePodAffinity", {}, 0),
-        ("CrossNamespacePodAffinity", {"affinity": ELSEWHERE}, 2),
-        ("VolumeAttributesClass", {}, 0),
-    ],
-)
-def test_a_quota_counts_the_pods_of_its_scope(scope: str, spec: Object, pods: int) -> None:
-    quota = {"metadata": {"name": "q"}, "spec": {"scopes": [scope], "hard": {"pods": "0"}}}
-    found = [one.what for one in survey({"resourcequotas": [quota]}, **spec).check_amounts()]
-    said = f"the quota q never allows the run's pods: pods: {pods} asked, 0 of 0 used"
-    assert found == ([said] if pods else [])
-
-
-@pytest.mark.parametrize(
-    ("operator", "values", "counted"),
-    [
-        ("In", ["high"], {"high"}),
-        ("NotIn", ["high"], {None, "low"}),
-        ("Exists", [], {"high", "low"}),
-        ("DoesNotExist", [], {None}),
-    ],
-)
-def test_a_quota_of_priority_classes_counts_what_its_operator_says(
-    operator: str, values: list[str], counted: set[str | None]
-) -> None:
-    rule = {"scopeName": "PriorityClass", "operator": operator, "values": values}
-    scoped = {"scopeSelector": {"matchExpressions": [rule]}, "hard": {"pods": "2"}}
-    objects = {"resourcequotas": [{"metadata": {"name": "q"}, "spec": scoped}]}
-    classes = (None, "low", "high")
-    found = {name for name in classes if [*survey(objects, priority_class=name).check_amounts()]}
-    assert found == counted
-    default = [{"metadata": {"name": "low"}, "globalDefault": True}]
-    path = "/apis/scheduling.k8s.io/v1/priorityclasses"
-    assert bool([*survey({**objects, path: default}).check_amounts()]) is ("low" in counted)
-
-
-@pytest.mark.parametrize(
-    ("spec", "missing"),
-    [
-        ({"scopes": ["Terminating"]}, []),
-        ({"scopes": ["NotTerminating"]}, ["limits cpu"]),
-        ({"scopes": ["NotBestEffort"]}, ["limits cpu"]),
-        (
-            {"scopeSelector": {"matchExpressions": [
-                {"scopeName": "PriorityClass", "operator": "In", "values": ["high"]}]}},
-            [],
-        ),
-    ],
-)  # fmt: skip
-def test_only_a_quota_that_counts_a_pod_demands_resources_of_it(
-    spec: Object, missing: list[str]
-) -> None:
-    quota = {"metadata": {"name": "q"}, "spec": {**spec, "hard": {"cpu": "9", "limits.cpu": "9"}}}
-    found = [
-        one.what for one in survey({"resourcequotas": [quota]}, resources=ONE_CPU).check_amounts()
-    ]
-    assert found == [f"a quota of vision demands {', '.join(missing)} of every pod"][: len(missing)]
-
-
-def test_gpus_count_in_the_estimate_of_nodes() -> None:
-    resources = {"limits": {"nvidia.com/gpu": 1}}
-    objects = {"/api/v1/nodes": [node("n1", gpus=1), node("n2")]}
-    (found,) = survey(objects, resources=resources).check_nodes()
-    assert "hold 1 of 2 tasks" in found.what
-    assert not found.is_fatal
-
-
-def test_running_pods_leave_less_room() -> None:
-    used = {"containers": [{"resources": {"requests": {"cpu": "3"}}}], "nodeName": "n1"}
-    objects = {"/api/v1/nodes": [node("n1")], "/api/v1/pods": [{"spec": used}]}
-    (found,) = survey(objects, resources={"requests": {"cpu": "2"}}).check_nodes()
-    assert "room for 0 of 2 tasks now" in found.what
-
-
 def test_what_may_not_be_read_is_said_and_stops_nothing() -> None:
-    asked = survey({}, forbidden=("nodes", "quotas"))
-    assert list(asked.check_nodes()) == []
-    assert list(asked.check_amounts()) == []
-    assert asked.unread == {"nodes", "resourcequotas"}
+    asked = survey({}, forbidden=("priorityclasses",), priority_class="high")
+    assert list(asked.check_objects()) == []
+    assert asked.unread == {"priorityclasses"}
 
 
 def test_each_missing_right_is_named() -> None:
@@ -331,42 +203,6 @@ def test_up_asks_for_the_gang_and_the_account_only_where_the_spec_names_them(
     job = Submission("lab-1", tmp_path, (), planned.spec.runtime, nodes=2, tasks_per_node=1)
     found = kube_checks.check(job, thorough=False)
     assert [one.check for one in found.obstacles] == said
-    always = ["/version", "/api/v1/namespaces/vision", "limitranges", "resourcequotas"]
+    always = ["/version", "/api/v1/namespaces/vision"]
     review = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
     assert sorted(fake.asked) == sorted([*always, *asked, review, review])
-
-
-@pytest.mark.parametrize(
-    ("spec", "toleration", "fits"),
-    [
-        ({}, {}, True),
-        ({"unschedulable": True}, {}, False),
-        ({"taints": [{"key": "gpu", "effect": "NoSchedule"}]}, {}, False),
-        (
-            {"taints": [{"key": "gpu", "effect": "NoSchedule"}]},
-            {"key": "gpu", "operator": "Exists"},
-            True,
-        ),
-        ({"taints": [{"key": "gpu", "effect": "PreferNoSchedule"}]}, {}, True),
-    ],
-)
-def test_taints_keep_pods_away_that_do_not_tolerate_them(
-    spec: Object, toleration: Object, fits: bool
-) -> None:
-    pod = kube_capacity.needs({}, {}, tolerations=[toleration] if toleration else [])
-    assert kube_capacity.may_use(node("n1", **spec), pod) is fits
-
-
-@pytest.mark.parametrize(
-    ("rule", "fits"),
-    [
-        ({"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}, True),
-        ({"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["n1"]}, False),
-        ({"key": "zone", "operator": "Exists"}, False),
-    ],
-)
-def test_required_node_affinity_chooses_nodes(rule: Object, fits: bool) -> None:
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [rule]}]}
-    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    pod = kube_capacity.needs({}, {}, affinity=affinity)
-    assert kube_capacity.may_use(node("n1"), pod) is fits

@@ -448,6 +448,12 @@ def _natures(reason: Reason | None, *lasted: float) -> list[Nature]:
             "is used up",
             Nature.PERMANENT,
         ),
+        (
+            "exceeded quota: q, requested: cpu=1500m,memory=1Gi, used: cpu=1,memory=0, limited:"
+            " cpu=2,memory=1000Mi",
+            "is used up",
+            Nature.PERMANENT,
+        ),
         ("failed quota: q: must specify limits.cpu", "demands", Nature.PERMANENT),
         ("maximum memory usage per Container is 1Gi, but limit is 2Gi", "LimitRange",
          Nature.PERMANENT),
