@@ -40,7 +40,6 @@ class Agent:
         guard_alive: int,
         host_spawner: HostNetworkSpawner | None = None,
         previous: Agent | None = None,
-        preloader: Preloader | None = None,
     ) -> None:
         """Listen on the agent's socket.
 
@@ -49,15 +48,14 @@ class Agent:
         received files), warm (whether and how the agent stays), is_tied (it ends
         with its connection), announces (a scheduler decides about its end: signals only announce
         it; so it is if is_tied), echo (a file that the tasks' output is also written to).
-        `previous` is the last run's agent; `preloader` has begun before the run.
+        `previous` is the last run's agent.
         """
         self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
         identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
         self._ports = PortHolder(config["ports_dir"], identity, recorder)
         self._selector = selectors.DefaultSelector()
-        before = previous._preloader if previous else preloader
-        self._preloader: Preloader = before or Preloader(recorder)
+        self._preloader: Preloader = previous._preloader if previous else Preloader(recorder)
         self._log_streams = streams = LogStreams(self._selector)
         self._runner = TaskRunner(
             recorder,

@@ -31,12 +31,10 @@ def main() -> None:
     with contextlib.suppress(OSError):
         os.chmod(cache, 0o700)
     folder = os.path.join(cache, "bundles", order["digest"])
-    in_pod = bool(order["config"].get("early"))  # where `pod_early` may have linked the image's
-    if not is_intact(folder, follows_links=in_pod):
+    if not is_intact(folder):
         os.write(1, NEED)
-        _unpack(_read_exactly(int(_read_line())), folder, follows_links=in_pod)
-    if not (in_pod and os.path.lexists(os.path.join(cache, "early"))):
-        drop_bytecode(folder)  # else `pod_early` has made the folder, before any task
+        _unpack(_read_exactly(int(_read_line())), folder)
+    drop_bytecode(folder)
     os.write(1, HAVE)
     os.umask(umask)
     sys.path.append(os.path.join(folder, "agent"))
@@ -68,14 +66,14 @@ def _read_exactly(size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _unpack(content: bytes, folder: str, *, follows_links: bool = False) -> None:
+def _unpack(content: bytes, folder: str) -> None:
     import io
     import zipfile
 
-    install(folder, zipfile.ZipFile(io.BytesIO(content)).extractall, follows_links=follows_links)
+    install(folder, zipfile.ZipFile(io.BytesIO(content)).extractall)
 
 
-def install(folder: str, write: Callable[[str], object], *, follows_links: bool = False) -> None:
+def install(folder: str, write: Callable[[str], object]) -> None:
     """Make `folder` complete: `write` fills a temporary folder, which then takes its place.
 
     Processes that install the same folder at once do not disturb each other. A damaged folder (a
@@ -93,7 +91,7 @@ def install(folder: str, write: Callable[[str], object], *, follows_links: bool 
         for _ in range(_TRIES):
             with contextlib.suppress(OSError):  # NFS cannot lock a folder: others may interfere
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if is_intact(folder, follows_links=follows_links):
+            if is_intact(folder):
                 return
             fresh = tempfile.mkdtemp(prefix=".new-", dir=cache)
             write(fresh)
@@ -108,14 +106,14 @@ def install(folder: str, write: Callable[[str], object], *, follows_links: bool 
                 if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
                     raise
                 shutil.rmtree(fresh, ignore_errors=True)
-        if not is_intact(folder, follows_links=follows_links):
+        if not is_intact(folder):
             raise OSError(f"the bundle in {folder} is incomplete")
     finally:
         os.close(lock)
         shutil.rmtree(fresh, ignore_errors=True)  # each retry would fill the disk a little more
 
 
-def is_intact(folder: str, *, follows_links: bool = False) -> bool:
+def is_intact(folder: str) -> bool:
     """Return whether the folder's content has the digest that is its name (`backends.bundle`).
 
     Bytecode does not count. Only the digest shows that a cleaner or a full disk left the folder
@@ -124,35 +122,30 @@ def is_intact(folder: str, *, follows_links: bool = False) -> bool:
     with contextlib.suppress(OSError):
         os.utime(folder)  # marked as in use: `files.cache` does not prune it now
     try:
-        return digest_of(folder, follows_links=follows_links) == os.path.basename(folder)
+        return digest_of(folder) == os.path.basename(folder)
     except OSError:
         return False
 
 
-def digest_of(folder: str, *, follows_links: bool = False) -> str:
-    """Return the digest of the folder's content. Raises OSError, also for a link to a folder.
-
-    `follows_links`: such links are followed. Their bytecode is not removed (`drop_bytecode`), so
-    that is for an image's folders only.
-    """
+def digest_of(folder: str) -> str:
+    """Return the digest of the folder's content. Raises OSError, also for a link to a folder."""
     found = hashlib.sha256()
-    for name in sorted(_list_files(folder, follows_links)):
+    for name in sorted(_list_files(folder)):
         with open(os.path.join(folder, name), "rb") as file:
             content = file.read()
         found.update(f"{name}\0{len(content)}\0".encode() + content)
     return found.hexdigest()[:16]
 
 
-def _list_files(folder: str, follows_links: bool) -> list[str]:
-    """Return the relative paths of all files, and of links to folders that are not followed.
+def _list_files(folder: str) -> list[str]:
+    """Return the relative paths of all files, and of links to folders.
 
     Such a link cannot be read as a file, so it fails the check: Python would import unchecked code
     through it.
     """
     found = []
-    for above, folders, names in os.walk(folder, followlinks=follows_links):
-        if not follows_links:
-            names += [name for name in folders if os.path.islink(os.path.join(above, name))]
+    for above, folders, names in os.walk(folder):
+        names += [name for name in folders if os.path.islink(os.path.join(above, name))]
         folders[:] = [name for name in folders if name != _BYTECODE]
         found += [os.path.relpath(os.path.join(above, name), folder) for name in names]
     return found

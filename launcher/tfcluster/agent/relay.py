@@ -113,7 +113,7 @@ def reach_agent(config: dict[str, Any]) -> socket.socket:
             _end_unclaimed(running)
         if "seat" in config:
             _start_agent_in_container(config)
-        elif not (config.get("early") and _start_early_agent(config)):
+        else:
             _start_agent(config)
         return _connect(path)
     finally:
@@ -193,19 +193,6 @@ def _start_agent_in_container(config: dict[str, Any]) -> None:
     with waiting.makefile("rb") as file:
         if not file.readline():
             raise RelayError(_NOT_STARTED)
-
-
-def _start_early_agent(config: dict[str, Any]) -> bool:
-    """Have the agent that waits in this pod (`early_agent`) begin; return whether there is one."""
-    from tfcluster.agent.containers.pod_early import early_socket
-
-    try:
-        waiting = _connect(early_socket())
-    except OSError:
-        return False
-    with waiting, waiting.makefile("rb") as file:
-        waiting.sendall(json.dumps(config).encode() + b"\n")
-        return bool(file.readline())
 
 
 def _await_container(path: str) -> socket.socket:

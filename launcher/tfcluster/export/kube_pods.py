@@ -12,7 +12,7 @@ from typing import Any, Final
 import yaml
 
 from tfcluster import __version__
-from tfcluster.backends.kubernetes import early_start, run_objects, run_pods
+from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.export.request import Exported, Request, Subject, bullets, secret_names
 
@@ -58,7 +58,6 @@ def _objects(run: PodRun) -> list[dict[str, Any]]:
 def _needs(run: PodRun) -> Iterator[str]:
     keys = [f"{run_objects.ENV_KEY}{name}" for name in secret_names(run.plan)]
     fixed = [run_objects.TOKEN, run_objects.COORDINATOR_TOKEN, run_objects.SEAT]
-    fixed += early_start.FILES if early_start.is_used(run) else ()
     listed = ", ".join([*fixed, *keys])
     yield f"the Secret {run.name} with the keys {listed}, which `up` makes"
     package = run_objects.package_name(run, 0)

@@ -230,7 +230,11 @@ def start(argv: list[str], streams: tuple[int, int, int] | None) -> int:
     if pid:
         return pid
     try:
-        leave_session()
+        os.setsid()
+        if (write := signal.set_wakeup_fd(-1)) >= 0:  # `wake_on`
+            os.close(write)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it
         for target, stream in enumerate(streams or ()):
             os.dup2(stream, target)
@@ -239,15 +243,6 @@ def start(argv: list[str], streams: tuple[int, int, int] | None) -> int:
         os.write(2, f"{words[0]}: {error}\n".encode())
     finally:
         os._exit(NOT_FOUND)
-
-
-def leave_session() -> None:
-    """Make this fork the leader of a session of its own, which handles no signals (`wake_on`)."""
-    os.setsid()
-    if (write := signal.set_wakeup_fd(-1)) >= 0:
-        os.close(write)
-    for number in (signal.SIGTERM, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def wake_on(*numbers: int) -> int:

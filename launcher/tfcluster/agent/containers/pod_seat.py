@@ -20,7 +20,6 @@ import sys
 import time
 
 from tfcluster.agent.containers.pod_connection import SignIn, exit_code, serve, start, wake_on
-from tfcluster.agent.containers.pod_early import early_socket, fork_agent
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +41,6 @@ def main() -> NoReturn:
     parser = argparse.ArgumentParser()
     parser.add_argument("--token", default=os.path.join(os.path.dirname(sys.argv[0]), "token"))
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--preload", metavar="NODE", help="begin the imports of NODE's task")
     parser.add_argument("--idle-s", type=float, default=IDLE_S)
     parser.add_argument("--linger-s", type=float, default=600.0)
     parser.add_argument("--collect-s", type=float, default=3600.0)
@@ -73,10 +71,7 @@ class Seat:
         self._deadline: float | None = time.monotonic() + options.idle_s
         _become_subreaper()
         self._signals = wake_on(signal.SIGCHLD, signal.SIGTERM)
-        self._program = self._early = 0
-        if options.preload:
-            folder = os.path.dirname(sys.argv[0])
-            self._early = fork_agent(folder, options.preload, closes=[self._signals])
+        self._program = 0
         self._notes, self._note = os.pipe()
         """The processes of connections report to this one through them."""
         self._listener = _listen(options.port)
@@ -179,9 +174,6 @@ class Seat:
             is_used = self._handlers or self._adopted_any or self._has_agents()
             if self._deadline is None and not (is_used or self._options.then):
                 self._deadline = time.monotonic() + self._options.idle_s
-        elif pid == self._early and os.path.lexists(early_socket()):
-            os.unlink(early_socket())  # it failed before it was an agent: a relay starts one
-            self._early = 0
         elif self._options.then:
             if pid == self._program:
                 self._code = code
@@ -192,9 +184,7 @@ class Seat:
 
     def _has_agents(self) -> bool:
         """Return whether a process is left that a coordinator has started, or that ends."""
-        found = _children({os.getpid()}, dead=True)
-        is_waiting = not self._is_terminated and os.path.lexists(early_socket())
-        return bool(found - {self._early} if is_waiting else found)
+        return bool(_children({os.getpid()}, dead=True))
 
     def _wards(self) -> set[int]:
         """Return the processes that get the pod's SIGTERM: the program, or each guard and agent.

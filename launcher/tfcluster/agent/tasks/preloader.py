@@ -49,23 +49,12 @@ class Preloader:
         self._timeout_s = 0.0
         self.is_ready = False
         """True if the imports have succeeded, so that `fork` forks the process."""
-        self._is_early = False
-        """True if the process was started by `begin_early` and no order has come since."""
         self._key: str | None = None
         """The order's key: an order with the same key may use the same process."""
         self._reported: set[str] = set()
         self.pid = 0
         self.deadline: float | None = None
         """The moment when unfinished imports are given up."""
-
-    def begin_early(self, order: msg.Preload) -> None:
-        """Start the process before there is a run, whose order has the same key."""
-        self._key = order.key
-        with contextlib.suppress(OSError):  # the order finds no process, and starts one
-            if not self._start(order.process):
-                self._is_early = True
-                self._started = start_time(self.pid)
-                self._recorder.add_group(self.pid, self._started)
 
     def serve(self, link: CoordinatorLink, selector: selectors.BaseSelector) -> None:
         """Report to `link` from now on: a run begins."""
@@ -83,13 +72,8 @@ class Preloader:
         if self.is_ready and is_same:
             self._link.send(msg.PreloadReady(seconds=0.0))
             return
-        self._timeout_s = order.within_s
-        if self._is_early and is_same:
-            self._is_early = False
-            self._watch()
-            return
         self._end()
-        self._key = order.key
+        self._key, self._timeout_s = order.key, order.within_s
         if not IS_LINUX:  # not supported, which is no failure to report
             self._link.send(msg.PreloadReady(seconds=0.0))
             return
@@ -199,7 +183,7 @@ class Preloader:
             self._link.send(msg.PreloadFailed(error=why))
 
     def _end(self) -> None:
-        self.is_ready = self._is_early = False
+        self.is_ready = False
         self.deadline = None
         if self._socket is not None:
             with contextlib.suppress(KeyError, ValueError):

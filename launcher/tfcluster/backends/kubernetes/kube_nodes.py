@@ -172,7 +172,7 @@ class KubeNodes(Nodes):
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
-        settings = {"announces": True, "echo": "/proc/1/fd/1", "early": True}
+        settings = {"announces": True, "echo": "/proc/1/fd/1"}
         until = self._clock.now() + _DIAL_S
         while True:
             try:

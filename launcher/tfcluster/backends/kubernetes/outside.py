@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import past_runs
-from tfcluster.backends.kubernetes import early_start, run_objects
+from tfcluster.backends.kubernetes import run_objects
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object, soon
 from tfcluster.backends.kubernetes.cluster.kube_forward import Forwarder
 from tfcluster.backends.kubernetes.run_objects import COORDINATOR, PodRun
@@ -46,7 +46,7 @@ class Outside:
         made = await to_the_end(soon(self._cluster.create, "services", service))
         self.owner = service | made
         owned = {
-            "secrets": run_objects.secret(self._run, token, {}, early_start.files(self._run)),
+            "secrets": run_objects.secret(self._run, token, {}),
             "networking/networkpolicies": run_objects.network_policy(self._run),
         }
         if (group := run_objects.pod_group(self._run)) is not None:

@@ -12,10 +12,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
-from tfcluster.agent.containers import pod_connection, pod_early, pod_seat
+from tfcluster.agent.containers import pod_connection, pod_seat
 from tfcluster.backends.bundle import Bundle
 from tfcluster.plans.plan import Plan
 from tfcluster.spec.kubernetes import Kubernetes, is_label_value
@@ -123,31 +122,23 @@ def with_owner(made: Object, owner: Object) -> Object:
     return {**made, "metadata": {**made["metadata"], "ownerReferences": [owned_by(owner)]}}
 
 
-def secret(
-    run: PodRun,
-    token: str,
-    env: Mapping[str, str],
-    files: Mapping[str, bytes] = MappingProxyType({}),
-    *,
-    own_token: str = "",
-) -> Object:
+def secret(run: PodRun, token: str, env: Mapping[str, str], *, own_token: str = "") -> Object:
     """Return the Secret of a run: the tokens of its seats, their program, the values of `env`.
 
     `token`: that of the tasks' seats. `own_token`: that of the coordinator's, which the pods of
-    tasks do not have; else a task could use the coordinator's ServiceAccount. `files`: more for
-    the tasks' seats (`early_start.files`).
+    tasks do not have; else a task could use the coordinator's ServiceAccount.
     """
     values = {f"{ENV_KEY}{name}": env[name].encode() for name in sorted(env)}
     tokens = {TOKEN: token.encode()} | (
         {COORDINATOR_TOKEN: own_token.encode()} if own_token else {}
     )
-    return _opaque(run, run.name, {**tokens, SEAT: seat(), **files, **values})
+    return _opaque(run, run.name, {**tokens, SEAT: seat(), **values})
 
 
 def seat() -> bytes:
     """Return the first program of a pod as a zip file that Python runs."""
     files = {"__main__.py": f"import {pod_seat.__name__} as seat\n\nseat.main()\n".encode()}
-    for name, path in ((m.__name__, m.__file__) for m in (pod_connection, pod_early, pod_seat)):
+    for name, path in ((m.__name__, m.__file__) for m in (pod_connection, pod_seat)):
         assert path is not None
         inner = Path(*name.split("."))
         files[f"{inner}.py"] = Path(path).read_bytes()

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_seat
-from tfcluster.backends.kubernetes import early_start
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
@@ -58,8 +57,7 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
     """Return the pod of a task (``worker-0``); its command is the seat that waits for us."""
     settings = run.settings
     shm = SHM if any("/" in name for name in settings.resources.limits) else None
-    early = early_start.FILES if early_start.is_used(run) else ()
-    volumes = [_secret_volume(run, *early), *_own_folders(shm, settings.volumes)]
+    volumes = [_secret_volume(run), *_own_folders(shm, settings.volumes)]
     spec = {
         "restartPolicy": "Never",
         "hostname": task,
@@ -82,9 +80,9 @@ def task_pod(run: PodRun, task: str, generation: int) -> Object:
 def _task_container(run: PodRun, task: str, generation: int, volumes: Sequence[Object]) -> Object:
     settings, node = run.settings, run.plan.node(task)
     assert node.container is not None
-    options = [*_patience(run, generation), *early_start.seat_options(run, task)]
+    command = [node.python, *_seat(), *_patience(run, generation)]
     return {
-        **_seat_container(TASK_CONTAINER, node.container.image, [node.python, *_seat(), *options]),
+        **_seat_container(TASK_CONTAINER, node.container.image, command),
         "env": _environment(),
         "envFrom": [dict(_env_source(entry)) for entry in settings.env_from],
         "resources": _resources(settings.resources),

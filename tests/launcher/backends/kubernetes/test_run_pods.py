@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -12,15 +11,9 @@ import pytest
 from tests.documentation import ROOT
 from tests.pod_security import violations
 
-from tfcluster.agent import catalogue as msg
-from tfcluster.backends.kubernetes import early_start, run_objects, run_pods
+from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.discovery.planning import plan_file
-from tfcluster.nodes import orders
-from tfcluster.nodes.remote_folders import Site
-from tfcluster.plans.preloading import preload_on
-from tfcluster.plans.remote_paths import NodePaths
-from tfcluster.rundir.paths import RunPaths
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
@@ -208,30 +201,3 @@ def test_run_as_non_root_follows_the_user(
     assert made["containers"][0]["securityContext"].get("runAsNonRoot") is task
     coordinator = run_pods.coordinator_template(run)["spec"]
     assert coordinator["securityContext"]["runAsNonRoot"] is pod
-
-
-def test_pods_that_import_ahead_have_the_order_that_the_coordinator_gives(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import tensorflow")
-    section = {"backend": "kubernetes", "kubernetes": {"image": "a"}}
-    job = {"script": "train.py", "env": {"MY_TOKEN": "s3cret", "TF_CPP_MIN_LOG_LEVEL": "1"}}
-    spec = {"cluster": {"worker": 2}, "job": job, "runtime": section}
-    (tmp_path / "spec.json").write_text(json.dumps(spec))
-    planned = plan_file(str(tmp_path / "spec.json"))
-    run = PodRun("lab-1", planned.plan, planned.spec.runtime)
-    files = early_start.files(run)
-    about = json.loads(files["preload.json"])
-    assert about["of"] == {"worker-0": 0, "worker-1": 0}
-    (fields,) = about["orders"]
-    early = msg.Preload.read(fields)
-    pod = run_pods.task_pod(run, "worker-1", 1)
-    (home,) = (v["value"] for v in pod["spec"]["containers"][0]["env"] if v["name"] == "HOME")
-    there = NodePaths(f"{home}/.cache/tfcluster", "lab-1")
-    site = Site("worker-1", "lab-1", RunPaths(tmp_path), there)
-    found = preload_on(run.plan, "worker-1")
-    assert found is not None
-    assert orders.preload(found, run.plan.node("worker-1"), site).key == early.key
-    assert early.process.argv[1].startswith(f"{home}/")
-    assert "s3cret" not in str(files)
-    assert pod["spec"]["containers"][0]["command"][-1] == "--preload=worker-1"
-    (mounted,) = (v for v in pod["spec"]["volumes"] if v["name"] == "tfcluster-run")
-    assert {*files} <= {item["key"] for item in mounted["secret"]["items"]}

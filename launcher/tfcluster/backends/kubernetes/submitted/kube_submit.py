@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.kubernetes import early_start, pod_reasons, run_objects, run_pods
+from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import reach
 from tfcluster.backends.kubernetes.cluster.kube_client import (
     Cluster,
@@ -68,8 +68,8 @@ def _make_all(
 
     A pod that is made before its Secrets waits for the kubelet's next try to mount them. The
     coordinator's pod is the first to get a place: without it those of the tasks hold theirs in
-    vain. Once it has one, the tasks' pods are made, which begin their imports meanwhile
-    (`early_start`); else the coordinator makes them.
+    vain. Once it has one, the tasks' pods are made, which start meanwhile; else the coordinator
+    makes them.
     """
     secret_names, count = sorted(values), len(package)
     template = run_pods.coordinator_template(run, secrets=secret_names, pieces=count)
@@ -100,8 +100,7 @@ def _needed_by_pods(
 ) -> Iterator[tuple[str, Object]]:
     """Yield the objects that the run's pods must not be without, and where they are made."""
     token = secrets.token_hex(32)
-    files = early_start.files(run)
-    yield "secrets", run_objects.secret(run, token, values, files, own_token=own_token)
+    yield "secrets", run_objects.secret(run, token, values, own_token=own_token)
     yield "networking/networkpolicies", run_objects.network_policy(run)
     if (group := run_objects.pod_group(run)) is not None:
         yield run_objects.pod_groups(group, place.namespace), group
