@@ -2,8 +2,9 @@
 
 FILE is JSON: ``{"backend": …, "nodes": [NodePlan as JSON, …], "broken": NodePlan or null}``, see
 `Rig`, or ``{"spec": PATH, "broken_image": …}``: the last node of the spec gets that image, if one
-is given. Prints one line per check: its name, then ``ok`` or the error. The checks run as a process
-of their own, since a backend may only be reachable from another network namespace.
+is given. ``run_id`` names the run of all checks, for nodes that belong to the job of a run. Prints
+one line per check: its name, then ``ok`` or the error. The checks run as a process of their own,
+since a backend may only be reachable from another network namespace.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ class Rig:
     number: int
     planned: Planned | None = None
     """The plan and its spec, for a backend that needs them."""
+    run_id: str | None = None
 
     def __post_init__(self) -> None:
         self.queued: list[str] = []
         self.warnings: list[str] = []
         self.run = RunContext(
-            f"contract-{os.getpid()}-{self.number}",
+            self.run_id or f"contract-{os.getpid()}-{self.number}",
             self.folder,
             LEASE_S,
             queued=self.queued.append,
@@ -254,7 +256,8 @@ def main() -> None:
             if broken is None and name == UNREACHED:
                 continue
             try:
-                rig = Rig(list(nodes), broken, Path(folder), number, planned)
+                run_id = facts.get("run_id")
+                rig = Rig(list(nodes), broken, Path(folder), number, planned, run_id)
                 asyncio.run(_within_time(check, rig, facts.get("hang_s", HANG_S)))
                 print(name, "ok", flush=True)
             except Exception:

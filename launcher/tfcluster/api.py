@@ -340,10 +340,7 @@ def _is_submitted(backend: str, options: LaunchOptions) -> bool:
     Raises UsageError for options that a run of this backend cannot have.
     """
     its = kinds.get(backend)
-    if options.coordinator == "here":
-        _require_reach(its, backend)
-    stays = options.coordinator == "here" or its.is_allocated(os.environ)
-    is_submitted = its.jobs is not None and not stays
+    is_submitted = its.jobs is not None and not its.is_allocated(os.environ)
     if is_submitted and options.tensorboard:
         raise UsageError(
             "--tensorboard: the coordinator of this run runs in a job, and its page could only be"
@@ -366,15 +363,6 @@ def _tensorboard_python(plan: Plan) -> str:
     from tfcluster.coordinator.curves.tensorboard_server import choose_python
 
     return choose_python([plan])
-
-
-def _require_reach(its: kinds.Kind, backend: str) -> None:
-    """Raise UsageError if a coordinator outside of the scheduler cannot reach the nodes."""
-    if its.jobs is not None and not (its.is_reached_from_outside or its.is_allocated(os.environ)):
-        raise UsageError(
-            f"--coordinator here: {backend} has no nodes for a coordinator outside of a job",
-            fix=f"leave it out, or start it inside an allocation of {backend}",
-        )
 
 
 def with_lease(planned: Planned) -> Plan:

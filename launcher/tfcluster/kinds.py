@@ -98,8 +98,6 @@ class Kind:
 
     jobs: str | None = None
     """The module that submits runs as jobs of a scheduler (`backends.jobs.Jobs`)."""
-    is_reached_from_outside: bool = False
-    """True if a coordinator outside of the scheduler can make and reach nodes, too."""
 
     def place(self, task: str, number: int, host: str, runtime: Any) -> tuple[str, str]:
         """Return the node and the host name of a task (``worker-1``), the `number`-th of the spec.

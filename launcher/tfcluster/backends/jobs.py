@@ -174,12 +174,12 @@ class Jobs(Protocol):
         """
 
     def run_inside(
-        self, job: Submission, argv: Sequence[str], *, tell: Callable[[str], None]
+        self, job: Submission, argv: Sequence[str], folder: Path, *, tell: Callable[[str], None]
     ) -> None:
-        """Run a command of this machine in an allocation like the job's, but of a few minutes.
+        """Run a Python with the options `argv` and `folder` where the job's coordinator would run.
 
-        `tell` shows that it is waited for. Raises SetupError for a command that fails. A backend
-        that `kinds.Kind.is_reached_from_outside` has no need of it.
+        It gets an allocation like the job's, but of a few minutes, the files in `folder`, and
+        leaves its own there. `tell` shows what is waited for. Raises SetupError if it fails.
         """
 
     def submit(self, job: Submission) -> str:

@@ -6,7 +6,7 @@ import functools
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -35,8 +35,6 @@ _WATCH_OPTIONS = (
     click.option("--tensorboard", is_flag=True,
                  help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
-    click.option("--coordinator", type=click.Choice(["cluster", "here"]), default="cluster",
-                 help="Where the coordinator of a run at Kubernetes runs."),
 )  # fmt: skip
 backend_option = click.option(
     "--backend",
@@ -45,6 +43,10 @@ backend_option = click.option(
     help="Where tasks run (runtime.backend).",
 )
 _KEY = "tfcluster.job_args"
+_REMOVED = {
+    "--coordinator": "The coordinator of a run at Kubernetes is always a pod: leave the option out."
+}
+"""Option of earlier versions → what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +91,10 @@ def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
         warm: bool,
         tensorboard: bool,
         no_gather: bool,
-        coordinator: Literal["cluster", "here"],
         **others: Any,
     ) -> Any:
         options = LaunchOptions(
-            detach=detach,
-            gathers=not no_gather,
-            warm=warm,
-            tensorboard=tensorboard,
-            coordinator=coordinator,
+            detach=detach, gathers=not no_gather, warm=warm, tensorboard=tensorboard
         )
         display = Display(as_json, collapse, native_logs)
         return command(*args, options=options, display=display, **others)
@@ -159,7 +156,9 @@ class WithJobArgs(click.Command):
             return super().parse_args(ctx, args[:place])
         except click.NoSuchOption as error:
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if scripts := [word for word in args[:place] if word.endswith(".py")]:
+            if removed := _REMOVED.get(error.option_name):
+                message = f"{error.message} {removed}"
+            elif scripts := [word for word in args[:place] if word.endswith(".py")]:
                 start = args.index(scripts[0])
                 line = shlex.join(["tfcluster", "run", *args[start:]])
                 message = f"{error.message} To run a script: {line}"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
 
 _LEASE_S = 10.0
-_PLAN, _REPORT = "plan.json", "report.json"
+_GIVEN, _REPORT = "given.json", "report.json"
 """The files by which `main` gets its plan and returns its report."""
 _TURN_S = 0.5
 _FIX = "log in there, check that its disk and memory are not full, and try again"
@@ -78,23 +78,21 @@ def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport
     plan, backend = planned.plan, planned.plan.nodes[0].backend
     its = jobs.of_backend(backend)
     assert its is not None
-    job = jobs.submission_of(plan, planned.spec.runtime, home() / "runs" / "doctor")
+    runtime, run_id = planned.spec.runtime, new_run_id("doctor", time.time())
+    job = jobs.submission_of(plan, runtime, home() / "runs" / run_id)
     report = PreflightReport.of_job(backend, its.check(job, thorough=True))
     if not deep or report.fatal:
         return report
-    with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
-        if kinds.get(backend).is_reached_from_outside:
-            run_writer.make_runtime_dir()
-            runtime = planned.spec.runtime
-            found = _examine(plan, Path(scratch), deep=True, runtime=runtime, tell=tell)
-            return report.with_nodes(asyncio.run(found))
-        (Path(scratch) / _PLAN).write_text(json.dumps(to_json(plan)))
+    given = {"run_id": run_id, "plan": to_json(plan), "runtime": runtime.model_dump(mode="json")}
+    with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as made:
+        scratch = Path(made)
+        (scratch / _GIVEN).write_text(json.dumps(given))
         try:
-            its.run_inside(job, [sys.executable, "-P", "-m", __name__, scratch], tell=tell)
-            made = foreign_json.read_json_object(Path(scratch) / _REPORT)
+            its.run_inside(job, ["-P", "-m", __name__], scratch, tell=tell)
+            found = foreign_json.read_json_object(scratch / _REPORT)
         except SetupError as error:
             return report.with_more([Finding(backend, "nodes", error.message, error.fix)])
-    return report.with_nodes(PreflightReport.from_json(made))
+    return report.with_nodes(PreflightReport.from_json(found))
 
 
 def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
@@ -126,10 +124,24 @@ def _examine_shared(plan: Plan, scratch: Path) -> PreflightReport:
 
 def main(scratch: Path) -> None:
     """Examine the nodes of the allocation that this process runs in, for `_examine_job`."""
-    plan = from_json(Plan, foreign_json.read_json_object(scratch / _PLAN))
+    from tfcluster.spec.sections import Runtime  # imports pydantic
+
+    given = foreign_json.read_json_object(scratch / _GIVEN)
+    plan, runtime = from_json(Plan, given["plan"]), Runtime.model_validate(given["runtime"])
     run_writer.make_runtime_dir()
-    report = _examine_shared(plan, scratch)
+    if plan.nodes[0].capabilities.sees_files:
+        report = _examine_shared(plan, scratch)
+    else:
+        run_id = given["run_id"]
+        report = asyncio.run(
+            _examine(plan, scratch, deep=True, runtime=runtime, tell=_write_line, run_id=run_id)
+        )
     (scratch / _REPORT).write_text(json.dumps(report.to_json()))
+
+
+def _write_line(sentence: str) -> None:
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
 
 
 def examine_this_machine(python: str | None = None, *, deep: bool = False) -> PreflightReport:
@@ -167,12 +179,14 @@ async def _examine(
     tell: Tell = ignore_event,
     known: PreflightReport | None = None,
     shared: Sequence[str] = (),
+    run_id: str | None = None,
 ) -> PreflightReport:
     """Return what the nodes' agents find.
 
-    `known`: the report of checks that are done already; `shared`: paths that the nodes look for.
+    `known`: the report of checks that are done already; `shared`: paths that the nodes look for;
+    `run_id`: that of the job that this process runs in.
     """
-    paths = RunPaths(scratch / new_run_id("doctor", time.time()))
+    paths = RunPaths(scratch / (run_id or new_run_id("doctor", time.time())))
     paths.logs.mkdir(parents=True)
     hub = Hub(paths, _LEASE_S, tell, tell, open_nodes, plan=plan, runtime=runtime)
     visit = _Visit(plan, hub)

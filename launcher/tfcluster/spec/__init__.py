@@ -62,7 +62,5 @@ class LaunchOptions:
     """A process on this machine keeps the tasks' imports for the next run."""
     tensorboard: bool = False
     """TensorBoard serves the run's curves while the run lives."""
-    coordinator: Literal["cluster", "here"] = "cluster"
-    """``here``: at Kubernetes, the coordinator stays on this machine instead of in a pod."""
     chaos: tuple[str, ...] = ()
     """The faults of ``--chaos``, as typed."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,18 +12,32 @@ from tests.backend_contract import NAMES, results
 from tests.lab.kube_images import HOST, host_template
 from tests.lab.kubectl import Kubectl, until
 
+from tfcluster.backends import jobs
+from tfcluster.backends.kubernetes.submitted import kube_jobs
+from tfcluster.discovery.planning import plan_file
+
 from .desk import HANG_S, left_in
 
 pytestmark = [pytest.mark.slow]
 ROOT = Path(__file__).parents[3]
-CONTRACT_S = 700
 JOB = {"module": "tfcluster_workers.jobs.keras_mnist"}
 SPEC = {"version": 1, "cluster": {"worker": 3}, "job": JOB}
 
 
+PROGRAM = """
+import os, pathlib, sys
+os.chdir(sys.argv[-1])
+sys.path.insert(0, sys.argv[1])
+sys.argv[1:] = ["facts.json"]
+sys.stdout = sys.stderr
+from tests import backend_contract
+backend_contract.main()
+"""
+
+
 @pytest.fixture(scope="module")
 def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """Run all checks once, in two pods; the broken one's image has a name that cannot be."""
+    """Run all checks once, in a coordinator's pod with two others; the broken one has no image."""
     folder = tmp_path_factory.mktemp("contract")
     admin, namespace = Kubectl(kube), f"contract-{os.getpid()}"
     admin("create", "namespace", namespace)
@@ -34,19 +46,21 @@ def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     section = {"image": HOST, "namespace": namespace, "pod_template": host_template()}
     runtime = {"backend": "kubernetes", "kubernetes": section}
     (folder / "spec.json").write_text(json.dumps({**SPEC, "runtime": runtime}))
-    facts = {"spec": str(folder / "spec.json"), "broken_image": "A:::", "hang_s": HANG_S}
+    facts = {"spec": "spec.json", "broken_image": "A:::", "hang_s": HANG_S, "run_id": namespace}
     (folder / "facts.json").write_text(json.dumps(facts))
-    more = {"KUBECONFIG": str(kube), "TFCLUSTER_HOME": str(folder), "PYTHONPATH": str(ROOT)}
-    argv = [sys.executable, "-m", "tests.backend_contract", str(folder / "facts.json")]
-    try:
-        done = subprocess.run(
-            argv, env=os.environ | more, capture_output=True, text=True, timeout=CONTRACT_S
-        )
-        left = left_in(admin, "-n", namespace)
-    finally:
-        admin("delete", "namespace", namespace, "--wait=false")
+    said = list[str]()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(kube))
+        patched.setenv("TFCLUSTER_HOME", str(folder / "home"))
+        planned = plan_file(str(folder / "spec.json"))
+        job = jobs.submission_of(planned.plan, planned.spec.runtime, folder / namespace)
+        try:
+            kube_jobs.run_inside(job, ["-c", PROGRAM, str(ROOT)], folder, tell=said.append)
+            left = left_in(admin, "-n", namespace)
+        finally:
+            admin("delete", "namespace", namespace, "--wait=false")
     assert left == []
-    return results(done.stdout + done.stderr)
+    return results("\n".join(said))
 
 
 @pytest.mark.parametrize("check", NAMES)

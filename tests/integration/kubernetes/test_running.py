@@ -1,4 +1,4 @@
-"""A spec runs in pods whose coordinator is here, survives their losses, and leaves nothing."""
+"""A spec runs in pods, survives their losses, and leaves nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from tests.integration.commandline import wait_for
 from tests.integration.live import Live
-from tests.lab.kube_images import host_template
+from tests.lab.kube_images import HOST, host_template
+
+from tfcluster.backends.kubernetes.run_pods import merge
 
 from .desk import HANG_S, Desk
-from .submitted import RELEASE, ended, note_fault, of_type, said
+from .submitted import RELEASE, ended, note_fault, of_type, said, task_pods
 
 pytestmark = [pytest.mark.slow]
 
@@ -27,11 +29,7 @@ def spec(desk: Desk, script: str, *, runtime: dict[str, Any] | None = None, **mo
 
 
 def up(desk: Desk, script: str, **more: Any) -> Live:
-    return Live(desk.shell, "up", str(spec(desk, script, **more)), "--coordinator", "here")
-
-
-def pods(desk: Desk) -> list[str]:
-    return sorted(desk.kubectl("get", "pods", "-o", "name").split())
+    return Live(desk.shell, "up", str(spec(desk, script, **more)))
 
 
 def tasks_lines(desk: Desk, pod: str) -> list[str]:
@@ -72,13 +70,12 @@ def test_each_task_has_a_pod_that_its_peers_find_by_name(desk: Desk) -> None:
             what=desk.log(pod),
         )
         made = desk.kubectl.json("get", "pod", pod)
-        assert made["metadata"]["ownerReferences"][0]["kind"] == "Service"
+        assert made["metadata"]["ownerReferences"][0]["kind"] == "Job"
     for number in (0, 1):
         pod = f"{run.run_id}-worker-{number}-g1"
         desk.kubectl("exec", pod, "--", "touch", RELEASE)
     ended(run, 0)
     assert len([line for line in run.log("worker:0").splitlines() if line.startswith("found")]) == 2
-    assert "the coordinator runs here, outside the cluster" in said(run)
     assert desk.left() == []
 
 
@@ -97,12 +94,12 @@ time.sleep(600)
 def test_a_killed_task_restarts_in_its_pod_and_a_killed_pod_is_replaced(desk: Desk) -> None:
     run = up(desk, LOSSES, supervision={"backoff_s": 0, "max_restarts": 2})
     wait_for(lambda: "attempt 2" in run.log("worker:1", 2) or run.is_over(), timeout=HANG_S)
-    first = [f"pod/{run.run_id}-worker-{number}-g1" for number in (0, 1)]
-    assert pods(desk) == first, run.said()
+    first = [f"{run.run_id}-worker-{number}-g1" for number in (0, 1)]
+    assert task_pods(desk) == first, run.said()
     since = time.time()
     desk.kill(f"{run.run_id}-worker-1-g1")
     wait_for(lambda: len(of_type(run, "restarting")) == 2 or run.is_over(), timeout=HANG_S)
-    wait_for(lambda: "-g2" in str(pods(desk)) or run.is_over(), timeout=HANG_S)
+    wait_for(lambda: "-g2" in str(task_pods(desk)) or run.is_over(), timeout=HANG_S)
     ended(run, 1)
     killed = next(each["time"] for each in of_type(run, "task_exited"))
     note_fault(run, killed, "a task is killed")
@@ -141,26 +138,14 @@ def test_a_deleted_pod_lets_the_gang_save_and_costs_no_restart(desk: Desk) -> No
     desk.kubectl("delete", "pod", f"{run.run_id}-worker-1-g1", "--wait=false")
     wait_for(lambda: "attempt 2" in run.log("worker:1", 2) or run.is_over(), timeout=HANG_S)
     note_fault(run, since, "a pod is deleted")
-    names = [f"pod/{run.run_id}-worker-{where}" for where in ("0-g1", "1-g2")]
-    assert [name for name in pods(desk) if not name.endswith("1-g1")] == names, run.said()
+    names = [f"{run.run_id}-worker-{where}" for where in ("0-g1", "1-g2")]
+    assert [name for name in task_pods(desk) if not name.endswith("1-g1")] == names, run.said()
     (again,) = of_type(run, "restarting")
     assert again["counts"] is False, again
     run.process.send_signal(signal.SIGINT)
     ended(run, 130)
     (gathered, *_) = of_type(run, "checkpoint_gathered")
     assert (run.folder / f"{gathered['path']}.data-00000-of-00001").read_text() == "weights"
-    assert desk.left() == []
-
-
-def test_down_removes_what_a_coordinator_that_was_killed_here_has_left(desk: Desk) -> None:
-    run = up(desk, LOOK)
-    run.wait_for_line('"peers"')
-    run.process.kill()
-    run.end()
-    assert f"kubernetes still has Service {run.run_id}" in desk.shell.run("ps").err
-    down = desk.shell.run("down", run.run_id, timeout=HANG_S)
-    assert down.code == 0, down.err
-    assert f"Service {run.run_id}" in " ".join(down.err.split())
     assert desk.left() == []
 
 
@@ -183,17 +168,19 @@ def test_an_image_that_does_not_exist_is_a_clear_end(desk: Desk) -> None:
     phase = ("get", "pod", "registry", "-o", "jsonpath={.status.phase}")
     wait_for(lambda: desk.kubectl(*phase) == "Running", timeout=HANG_S, what="the registry")
     image = f"localhost:{REGISTRY_PORT}/none:1"
-    run = ended(up(desk, LOOK, runtime={"image": image, "node_selector": ON_N1}), 3)
+    runtime = {"image": image, "node_selector": ON_N1, "coordinator": {"image": HOST}}
+    runtime["pod_template"] = host_template()  # for the coordinator
+    run = ended(up(desk, LOOK, runtime=runtime), 3)
     assert f"the image {image} does not exist" in said(run)
     assert "image" in run.state()["reason"]
     assert desk.left() == []
 
 
 def test_an_image_that_no_node_has_ends_at_once_where_none_is_pulled(desk: Desk) -> None:
-    runtime = desk.runtime(image="localhost/none:1")["kubernetes"]
-    never = {"name": "task", "imagePullPolicy": "Never"}
-    runtime["pod_template"] = {"spec": {"containers": [never]}}
-    run = ended(up(desk, LOOK, runtime=runtime), 3)
+    never = {"containers": [{"name": "task", "imagePullPolicy": "Never"}]}
+    template = merge(host_template(), {"spec": never})
+    image = {"image": "localhost/none:1", "coordinator": {"image": HOST}}
+    run = ended(up(desk, LOOK, runtime={**image, "pod_template": template}), 3)
     assert "pull policy is Never" in said(run)
     assert desk.left() == []
 

@@ -15,7 +15,6 @@ pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 SMALL = ("--", "--epochs=2", "--examples=960")
 HANG_S = 240.0
-HERE = ("--coordinator=here",)
 
 
 def numbers(run: Live) -> list[float]:
@@ -52,9 +51,8 @@ def in_pods(desk: Desk, *options: str) -> list[float]:
 def test_two_pods_learn_what_two_local_workers_learn(desk: Desk, tensorflow: str) -> None:
     python = f"--python={PYTHONS[tensorflow]}"
     here = learned(desk, "--backend=local", python)
-    where = () if tensorflow == "newest" else HERE
-    assert in_pods(desk, python, *where) == pytest.approx(here, abs=1e-4)
-    if not where:
+    assert in_pods(desk, python) == pytest.approx(here, abs=1e-4)
+    if tensorflow == "newest":
         kill = "--chaos=kill worker:1 at step 20"
         assert in_pods(desk, python, kill) == pytest.approx(here, abs=1e-4)
     assert desk.left() == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -375,18 +376,18 @@ def test_a_probe_waits_for_its_allocation_and_says_so(commands: Path, tmp_path: 
     )
     said: list[str] = []
     job = submission(each=2, partition="gpu", time="12h", extra=["--exclusive"])
-    slurm_checks.run_inside(job, ["python", "x"], tell=said.append)
+    slurm_checks.run_inside(job, ["-m", "x"], tmp_path, tell=said.append)
     assert said == ["waiting for nodes: job 7 queued and waiting for resources"]
     words = (tmp_path / "argv").read_text().split()
     assert {"--time=5", "--nodes=2", "--partition=gpu", "--exclusive"} <= {*words}
-    assert words[-3:] == ["--", "python", "x"]
+    assert words[-5:] == ["--", sys.executable, "-m", "x", str(tmp_path)]
     stub(
         commands,
         "salloc",
         "echo 'salloc: error: Job submit/allocate failed: Invalid qos' >&2; exit 1",
     )
     with pytest.raises(SetupError, match="cannot be probed: Invalid qos"):
-        slurm_checks.run_inside(job, ["python", "x"], tell=said.append)
+        slurm_checks.run_inside(job, ["-m", "x"], tmp_path, tell=said.append)
 
 
 def test_a_user_s_own_defaults_do_not_override_the_spec(commands: Path, tmp_path: Path) -> None:
@@ -404,5 +405,5 @@ def test_a_probe_does_not_ask_for_more_time_than_its_partition_gives(
     stub(commands, "salloc", f"echo $@ > {tmp_path}/argv")
     line = PARTITION.format(name="gpu").replace("MaxTime=UNLIMITED", "MaxTime=00:02:00")
     stub(commands, "scontrol", f"echo '{line}'")
-    slurm_checks.run_inside(submission(partition="gpu"), ["true"], tell=lambda _: None)
+    slurm_checks.run_inside(submission(partition="gpu"), [], tmp_path, tell=lambda _: None)
     assert "--time=2" in (tmp_path / "argv").read_text().split()

@@ -224,6 +224,10 @@ MIXED_UP = {
         ["up", "spec.yaml", "--epochs", "3"],
         ["No such option '--epochs'", "come after `--`"],
     ),
+    "up with an option of an earlier version": (
+        ["up", "--coordinator", "here"],
+        ["No such option '--coordinator'", "always a pod: leave the option out"],
+    ),
     "up with a misspelt option": (["up", "--bakend", "x"], ["Did you mean '--backend'"]),
     "plan of a script": (["plan", "train.py"], ["tfcluster run -n 2 train.py"]),
     "up of a shell script": (

@@ -26,6 +26,7 @@ from tfcluster.preflight import doctor
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.spec.sections import Runtime
 from tfcluster.typed_json import from_json
 
 ENOSPC = "hold_ports: OSError: [Errno 28] No space left on device"
@@ -144,13 +145,15 @@ class Scheduler:
         assert (job.nodes, job.tasks_per_node) == (2, 1)
         return Outlook(self.obstacles, "it would start now")
 
-    def run_inside(self, job: Submission, argv: list[str], *, tell: object) -> None:
+    def run_inside(self, job: Submission, argv: list[str], folder: Path, *, tell: object) -> None:
         self.ran.append(argv)
         if isinstance(self.inner, SetupError):
             raise self.inner
-        *_, scratch = argv
-        assert from_json(Plan, json.loads(Path(scratch, "plan.json").read_text())).nodes
-        Path(scratch, "report.json").write_text(json.dumps(self.inner.to_json()))
+        given = json.loads((folder / "given.json").read_text())
+        assert from_json(Plan, given["plan"]).nodes
+        assert Runtime.model_validate(given["runtime"]) == job.runtime
+        assert given["run_id"] == job.run_id
+        (folder / "report.json").write_text(json.dumps(self.inner.to_json()))
 
 
 @pytest.fixture

@@ -40,7 +40,6 @@ class KubernetesKind(Kind):
     capabilities = Capabilities(makes_nodes=True, in_containers=True, clears_up=True)
     nodes = "tfcluster.backends.kubernetes.kube_nodes:KubeNodes"
     jobs = "tfcluster.backends.kubernetes.submitted.kube_jobs"
-    is_reached_from_outside = True
     leftovers = "tfcluster.backends.kubernetes.submitted.kube_jobs"
     exposure = (
         "TensorFlow listens in the pods, without a password: a NetworkPolicy lets only the run's"

@@ -33,12 +33,12 @@ _PORT_FORWARD = (("", "pods/portforward", "get create"),)
 RIGHTS: tuple[tuple[str, str, str], ...] = (
     ("", "pods", "create get list delete patch"),
     *_PORT_FORWARD,
-    ("", "secrets", "create get delete"),
-    ("", "services", "create get list delete"),
+    ("", "secrets", "create get"),
+    ("", "services", "create"),
     ("", "serviceaccounts", "get"),
     ("", "events", "list"),
     ("batch", "jobs", "create get list patch delete"),
-    ("networking.k8s.io", "networkpolicies", "create delete"),
+    ("networking.k8s.io", "networkpolicies", "create"),
 )
 """API group, resource and verbs that the user needs who starts runs."""
 SETUP_RIGHTS: tuple[tuple[str, str, str], ...] = (
@@ -237,7 +237,7 @@ class Survey:
         named = self.settings.coordinator.service_account
         account = named or run_objects.ACCOUNT
         groups = _GANGS[gang][:1] if gang in _POD_GROUP_GANGS else ()
-        of_gang = [(group, "podgroups", "create delete") for group in groups]
+        of_gang = [(group, "podgroups", "create") for group in groups]
         yield from self.check_rights_of_user([*RIGHTS, *of_gang])
         is_there = self._find(f"serviceaccounts/{account}") is not False
         if is_there and (missing := self._missing(_coordinator_rights(), account=account)):

@@ -1,10 +1,10 @@
 """`KubeNodes`: one pod per task, made, reached and replaced by the coordinator.
 
-A pod's first program is a seat (`agent.containers.pod_seat`), which starts what the coordinator
-sends. The agent listens there instead of dialling a coordinator, so one mechanism serves that in
-the cluster, which connects directly, and one on a laptop, which goes through the API server. Direct
-connections do not notice that the API server or a kubelet is away. A pod that ended is replaced by
-one of the next generation, with another name, so a pod of a lost node never meets its successor's.
+The coordinator is a pod of the run's Job. A task's pod has a seat as its first program
+(`agent.containers.pod_seat`), which starts what the coordinator sends. The coordinator connects to
+it directly, and does not notice that the API server or a kubelet is away. A pod that ended is
+replaced by one of the next generation, with another name, so a pod of a lost node never meets its
+successor's.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
     KubeSilentError,
     Object,
     soon,
+    to_the_end,
 )
 from tfcluster.backends.kubernetes.leadership import Leadership
-from tfcluster.backends.kubernetes.outside import Outside, to_the_end
 from tfcluster.backends.kubernetes.pod_reasons import Nature
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TASK, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, Pauses, TaskPod, Wait
@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 
 
 class KubeNodes(Nodes):
-    """The task pods of a run, and what they share unless a Job of the cluster has made it."""
+    """The task pods of a run; what they share comes with the run's Job."""
 
     def __init__(
         self, planned: Sequence[NodePlan], run: RunContext, clock: Clock | None = None
@@ -66,8 +66,8 @@ class KubeNodes(Nodes):
         assert run.runtime is not None
         self._pod_run = PodRun(run.run_id, run.plan, run.runtime)
         self._settings = self._pod_run.settings
-        self._job = os.environ.get(JOB_VARIABLE)
-        """The Job whose pod this process is in; None outside the cluster."""
+        self._job = os.environ[JOB_VARIABLE]
+        """The Job whose pod this process is in."""
         self._name, self._clock = self._pod_run.name, clock or Clock()
         self._labels = {**run_objects.run_labels(run.run_id), ROLE: "task"}
         self._pods: dict[str, TaskPod] = {}
@@ -80,10 +80,9 @@ class KubeNodes(Nodes):
         """Pods that had an agent."""
         self._user = f"{socket.gethostname()}/{os.getpid()}/{secrets.token_hex(4)}"
         """The name by which pods are claimed; a coordinator that starts again has another."""
-        self._token, self._is_open, self._is_slow_end_told = _TOKEN, False, False
+        self._is_open = self._is_slow_end_told = False
         self._owner: Object
         self._cluster: Cluster
-        self._outside: Outside | None = None
 
     async def __aenter__(self) -> Self:
         """Make the pods and wait until all run. Raises SetupError."""
@@ -91,16 +90,9 @@ class KubeNodes(Nodes):
         self.allocation = f"{self._name} in the namespace {self._cluster.namespace}"
         self.hosts = {node.name: self._pod_run.host(node.name) for node in self.planned}
         try:
-            if self._job is None:
-                await self._open_outside()
-                self.run.tell(
-                    "the coordinator runs here, outside the cluster: if this machine sleeps or"
-                    f" loses its network for more than {self.run.lease_s:g} s, the tasks end"
-                )
-            else:
-                self._cluster.fence = Leadership(self._cluster, self._job).require
-                self._owner = await self._ask(self._cluster.get, f"batch/jobs/{self._job}")
-                await self._take_over()
+            self._cluster.fence = Leadership(self._cluster, self._job).require
+            self._owner = await self._ask(self._cluster.get, f"batch/jobs/{self._job}")
+            await self._take_over()
             await self._have_running(self.planned)
             self._is_open = True
         except BaseException:
@@ -292,9 +284,9 @@ class KubeNodes(Nodes):
         """The time in which pods must all be given a node; None: as long as it takes.
 
         If the place of a lost pod is late, the run gives all its places back by going back into
-        the queue (`can_come_back`). Outside of the cluster nothing would start it again.
+        the queue (`can_come_back`).
         """
-        if self._settings.gang != "none" or (self._is_open and self._job is None):
+        if self._settings.gang != "none":
             return None
         return self._pod_run.plan.supervision.start_deadline_s
 
@@ -323,12 +315,8 @@ class KubeNodes(Nodes):
         self._refused_since = {}
         for result in results:
             if isinstance(result, KubeError):
-                reason = pod_reasons.refused(
-                    result.message,
-                    result.fix,
-                    tasks=len(self.planned),
-                    others=int(self._job is not None),
-                )
+                tasks = len(self.planned)
+                reason = pod_reasons.refused(result.message, result.fix, tasks=tasks, others=1)
                 now = self._clock.now()
                 began = self._refused_since.setdefault(reason.what, since.get(reason.what, now))
                 if reason.after(now - began).nature is not Nature.WAITING:
@@ -380,24 +368,19 @@ class KubeNodes(Nodes):
 
     async def _note_generation(self, generation: int) -> None:
         """Note at the Job which names are taken for ever, for a later coordinator."""
-        if self._job is None or generation <= max(self._generation.values(), default=0):
+        if generation <= max(self._generation.values(), default=0):
             return
         body = {"metadata": {"annotations": {NEWEST: str(generation)}}}
         await self._ask(self._cluster.patch, f"batch/jobs/{self._job}", body)
 
     async def _argv(self, node: NodePlan, pod: TaskPod) -> list[str]:
         """Return the transport to a pod, once its name is known."""
-        if self._outside is None:
-            await self._await_name(self.hosts[node.name], await self._address(pod))
+        await self._await_name(self.hosts[node.name], await self._address(pod))
         return await self._argv_of(pod, ["python", "-I", "-S", "-c", STARTER])
 
     async def _argv_of(self, pod: TaskPod, argv: Sequence[str]) -> list[str]:
         """Return the command that runs `argv` in a pod."""
-        if self._outside is not None:
-            path = self._outside.forwarder.path
-            return pod_dial.through_argv(path, pod.name, self._token, argv)
-        address = f"{await self._address(pod)}:{PORT}"
-        return pod_dial.address_argv(address, self._token, argv)
+        return pod_dial.address_argv(f"{await self._address(pod)}:{PORT}", _TOKEN, argv)
 
     async def _address(self, pod: TaskPod) -> str:
         found = await self._ask(self._cluster.get, f"pods/{pod.name}")
@@ -423,15 +406,8 @@ class KubeNodes(Nodes):
             " pods reach it (port 53 in the egress rules of a NetworkPolicy)?"
         )
 
-    async def _open_outside(self) -> None:
-        backend, folder = self.planned[0].backend, self.run.runtime_dir
-        outside = Outside(self._cluster, self._pod_run, backend=backend, folder=folder)
-        self._outside, self._token = outside, outside.token
-        await outside.open()
-        self._owner = outside.owner
-
     async def _end(self) -> None:
-        """Delete the pods, unless files in them must stay, and what they share."""
+        """Delete the pods, unless files in them must stay."""
         try:
             if self.keeps_folders:
                 names = ", ".join(pod.name for pod in self._pods.values())
@@ -441,8 +417,6 @@ class KubeNodes(Nodes):
                 )
             else:
                 await self._end_pods()
-            if self._outside is not None:
-                await self._outside.close(keeps_objects=self.keeps_folders)
         except SetupError as error:
             self.run.warn_at_end(f"objects of {self._name} may be left: {error.message}")
 

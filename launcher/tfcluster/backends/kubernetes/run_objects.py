@@ -31,11 +31,11 @@ MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 RUN_ID: Final = "tfcluster.dev/run-id"
 STOP: Final = "tfcluster.dev/stop"
 CLAIMED: Final = "tfcluster.dev/claimed"
-COORDINATOR: Final = "tfcluster.dev/coordinator"
+VISITOR: Final = "tfcluster.dev/visitor"
 NEWEST: Final = "tfcluster.dev/newest-generation"
-"""Annotations: the full id of a run, why its Job is stopped, who uses a pod, the coordinator of a
-run outside of the cluster, and the highest generation of a run's pods, for which a name may be
-taken for ever."""
+"""Annotations: the full id of a run, why its Job is stopped, who uses a pod, the process that uses
+a Job without a run, and the highest generation of a run's pods, for which a name may be taken for
+ever."""
 
 HOME_FOLDER: Final = "/tfcluster/home"
 """The home of a pod's processes."""

@@ -102,24 +102,31 @@ def _seat_container(name: str, image: str, command: Sequence[str]) -> Object:
     }
 
 
-def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: int = 1) -> Object:
+def coordinator_template(
+    run: PodRun,
+    *,
+    secrets: Sequence[str] = (),
+    pieces: int = 1,
+    program: Sequence[str] | None = None,
+) -> Object:
     """Return the template of the coordinator's pod.
 
     `secrets`: the names of the variables whose values the run's Secret has; they are mounted.
     `pieces`: the number of Secrets with the run's package. A kubelet lists and watches each Secret
-    of a pod, at 5 requests per second before Kubernetes 1.27.
+    of a pod, at 5 requests per second before Kubernetes 1.27. `program`: what the seat starts;
+    None: the coordinator.
     """
     settings, own = run.settings, run.settings.coordinator
     keys = (f"{ENV_KEY}{name}" for name in sorted(secrets))
     secret = _secret_volume(run, COORDINATOR_TOKEN, *keys)
-    volumes = [secret, _package_volume(run, pieces), _state_volume(settings)]
+    volumes = [secret, *([_package_volume(run, pieces)] if pieces else ()), _state_volume(settings)]
     volumes += _own_folders(None, ())
     spec = {
         "restartPolicy": "OnFailure",
         "serviceAccountName": own.service_account or ACCOUNT,
         "automountServiceAccountToken": True,
         **_common_spec(run, own.tolerations, own.node_selector),
-        "containers": [_coordinator_container(run, volumes)],
+        "containers": [_coordinator_container(run, volumes, program)],
         "volumes": [*map(_source, volumes)],
     }
     metadata = run.metadata(run.name, **{ROLE: "coordinator"})
@@ -130,13 +137,17 @@ def coordinator_template(run: PodRun, *, secrets: Sequence[str] = (), pieces: in
     return merged
 
 
-def _coordinator_container(run: PodRun, volumes: Sequence[Object]) -> Object:
+def _coordinator_container(
+    run: PodRun, volumes: Sequence[Object], program: Sequence[str] | None
+) -> Object:
     own = run.settings.coordinator
+    if program is None:
+        program = (*COORDINATOR, run.run_id)
     options = [
         f"--token={RUN_FOLDER}/{COORDINATOR_TOKEN}",
         f"--collect-s={run.settings.collect_s:g}",
     ]
-    command = ["python3", *_seat(), *options, "--then", *COORDINATOR, run.run_id]
+    command = ["python3", *_seat(), *options, *(("--then", *program) if program else ())]
     state = {JOB_VARIABLE: run.name, "TFCLUSTER_HOME": STATE_FOLDER}
     return {
         **_seat_container(COORDINATOR_CONTAINER, own.image or run.plan.images[0], command),

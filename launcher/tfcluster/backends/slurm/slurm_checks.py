@@ -14,9 +14,11 @@ import os
 import re
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tfcluster.backends.base import Tell
@@ -378,8 +380,9 @@ def read_estimate(said: str, now: float) -> str:
     return f"Slurm would start the job {when} {where}"
 
 
-def run_inside(job: Submission, argv: Sequence[str], *, tell: Tell) -> None:
-    """Run a command in an allocation of at most five minutes (`backends.jobs.Jobs.run_inside`)."""
+def run_inside(job: Submission, argv: Sequence[str], folder: Path, *, tell: Tell) -> None:
+    """Run a Python in an allocation of at most five minutes (`backends.jobs.Jobs.run_inside`)."""
+    argv = [sys.executable, *argv, str(folder)]
     partitions, settings = _read_partitions(), job.runtime.slurm
     known = (partitions.get(name, {}) for name in _named(job, partitions))
     limits = (settings.time, *(parse_time(pairs.get("MaxTime", "")) for pairs in known))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.launcher.agent.test_pod_seat import Pod
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import past_runs
+from tfcluster.backends.jobs import Submission
+from tfcluster.backends.kubernetes.cluster import port_forward
 from tfcluster.backends.kubernetes.cluster.kube_client import (
     Cluster,
     KubeError,
@@ -21,12 +24,12 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
 )
 from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.run_objects import (
-    COORDINATOR,
     COORDINATOR_TOKEN,
     MANAGED_BY,
     RUN,
     RUN_ID,
     STOP,
+    VISITOR,
 )
 from tfcluster.backends.kubernetes.submitted import kube_jobs, kube_own_job
 from tfcluster.backends.kubernetes.submitted.kube_own_job import HISTORY
@@ -39,6 +42,7 @@ from tfcluster.rundir.fold import first_state
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
+from tfcluster.spec.sections import Runtime
 
 Object = dict[str, Any]
 
@@ -273,22 +277,89 @@ def test_pods_that_have_run_nothing_are_not_waited_for(
     assert [graces[f"pods/lab-1-{name}"] for name in ("x", "worker-0", "worker-1")] == [0, 0, 1]
 
 
+EXAMINE = """
+import pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+print("waiting", file=sys.stderr)
+(folder / "report.json").write_text((folder / "given.json").read_text().upper())
+sys.exit(int("fail" in (folder / "given.json").read_text()))
+"""
+
+
+@pytest.fixture
+def visited(place: FakePlace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+    """Have a real seat in the pod of a Job; return a call that runs `EXAMINE` there."""
+    (seat_folder := tmp_path / "seat").mkdir()
+    seat, said = Pod(seat_folder), list[str]()
+    host, _, port = seat.address.rpartition(":")
+
+    def open_port(cluster: object, pod: str, number: int) -> socket.socket:
+        assert pod == "lab-1-x"
+        return socket.create_connection((host, int(port)))
+
+    monkeypatch.setattr(port_forward, "open_port", open_port)
+    monkeypatch.setattr(kube_jobs, "reach", lambda settings, patience_s: place)
+    monkeypatch.setattr(kube_jobs, "make_visit", lambda job, place: b"the token")
+    monkeypatch.setattr(place, "name", "https://k/vision", raising=False)
+    place.add("batch/jobs/lab-1")
+    place.add("pods/lab-1-x", uid="u")["status"] = running_pod()
+    (folder := tmp_path / "scratch").mkdir()
+    job = Submission("lab-1", folder, (), Runtime(), nodes=2, tasks_per_node=1)
+
+    def run(text: str) -> tuple[str, Sequence[str]]:
+        (folder / "given.json").write_text(text)
+        kube_jobs.run_inside(job, ["-c", EXAMINE], folder, tell=said.append)
+        return (folder / "report.json").read_text(), said
+
+    yield run
+    seat.process.kill()
+    seat.process.communicate()
+
+
+def test_a_python_runs_in_the_coordinators_pod_with_the_files_of_a_folder(
+    visited: Any, place: FakePlace
+) -> None:
+    text = "plan " * 100_000  # longer than one frame
+    assert visited(text) == (text.upper(), ["waiting"])
+    assert "batch/jobs/lab-1" in place.deleted
+    assert not past_runs.is_noted("lab-1")
+
+
+def test_what_fails_in_the_coordinators_pod_is_an_error_and_leaves_nothing(
+    visited: Any, place: FakePlace
+) -> None:
+    with pytest.raises(SetupError, match="the checks in the pod lab-1-x failed: waiting"):
+        visited("fail")
+    assert "batch/jobs/lab-1" in place.deleted
+
+
+def test_checks_end_at_once_if_the_coordinators_pod_can_never_start(
+    visited: Any, place: FakePlace
+) -> None:
+    never = {"waiting": {"reason": "InvalidImageName", "message": "cannot parse A:::"}}
+    status = {"phase": "Pending", "containerStatuses": [{"name": "coordinator", "state": never}]}
+    pod = place.objects["pods/lab-1-x"]
+    pod |= {"spec": {"nodeName": "n1", "containers": [{"image": "A:::"}]}, "status": status}
+    with pytest.raises(SetupError, match="the coordinator's pod cannot start"):
+        visited("")
+    assert "batch/jobs/lab-1" in place.deleted
+
+
 def find(place: FakePlace, run: str | None = None) -> Mapping[str, Any]:
     return kube_jobs.find("https://k/vision", run, patience_s=1)
 
 
-def test_the_service_of_a_coordinator_that_was_killed_here_is_found_with_its_pods(
+def test_the_job_of_checks_whose_process_was_killed_is_found_with_its_pods(
     place: FakePlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place.add("services/lab-1", notes={COORDINATOR: "host/0/1/2"})
-    place.add("services/of-a-job", ownerReferences=[{}])
+    place.add("batch/jobs/lab-1", notes={VISITOR: "host/0/1/2"})
     place.add("pods/lab-1-worker-0-g1", notes={"tfcluster.dev/claimed": "x"})
     assert find(place) == {}
     monkeypatch.setattr(past_runs, "is_orphan", lambda name: name == "host/0/1/2")
-    assert find(place) == {"lab-1": ["Service lab-1", "pod lab-1-worker-0-g1"]}
+    assert find(place) == {"lab-1": ["Job lab-1", "pod lab-1-worker-0-g1"]}
     place.objects.pop("pods/lab-1-worker-0-g1")
     assert kube_jobs.remove("https://k/vision", "lab-1") == ""
-    assert place.deleted == ["services/lab-1"]
+    assert place.deleted == ["batch/jobs/lab-1"]
 
 
 @pytest.mark.parametrize(

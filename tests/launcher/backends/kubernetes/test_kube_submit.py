@@ -6,6 +6,7 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,6 +123,22 @@ def test_the_coordinators_pod_is_made_once_all_that_it_mounts_and_finds_exists(
     assert kinds == [*needed, "Pod", "Pod"]
     assert place.made[0]["spec"]["parallelism"] == 0
     assert place.patched == [("batch/jobs/lab-1", {"spec": {"parallelism": 1}}, len(needed))]
+
+
+def test_the_pod_for_checks_starts_nothing_and_uses_no_volume_of_a_run(
+    place: FakePlace, tmp_path: Path
+) -> None:
+    job = submission(tmp_path)
+    kubernetes = job.runtime.kubernetes.model_copy(update={"run_volume": "runs"})
+    job = replace(job, runtime=job.runtime.model_copy(update={"kubernetes": kubernetes}))
+    token = kube_submit.make_visit(job, place)  # type: ignore[arg-type]
+    kinds = [made["kind"] for made in place.made]
+    assert kinds == ["Job", "Secret", "NetworkPolicy", "Service"]
+    assert decode(place.made[1], "coordinator-token") == token.decode()
+    pod = place.made[0]["spec"]["template"]["spec"]
+    assert "--then" not in pod["containers"][0]["command"]
+    assert not any("persistentVolumeClaim" in volume for volume in pod["volumes"])
+    assert "tfcluster-package" not in [volume["name"] for volume in pod["volumes"]]
 
 
 @pytest.mark.parametrize("pods", [[], [{"spec": {}}]])

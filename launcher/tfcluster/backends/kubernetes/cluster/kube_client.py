@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -294,6 +294,21 @@ async def soon(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) 
     import asyncio  # a submission does without
 
     return await asyncio.to_thread(function, *args, **kwargs)
+
+
+async def to_the_end(request: Awaitable[_T]) -> _T:
+    """Return what a request returns; also a cancelled caller waits for its answer.
+
+    The thread of a request cannot be stopped: the object would be made after the end.
+    """
+    import asyncio
+
+    task = asyncio.ensure_future(request)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
 
 
 def _called(path: str, body: Object) -> str:

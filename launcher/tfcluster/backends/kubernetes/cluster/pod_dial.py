@@ -1,8 +1,7 @@
 """The transport to a pod: runs a command at its seat (`agent.containers`), with our streams.
 
 ``python -I -S pod_dial.py --address 10.0.0.7:7077 --token FILE ARGV...`` connects directly, from
-within the cluster. With ``--pod`` and ``--through`` another process connects through the API server
-(`kube_forward`). It imports nothing but the standard library.
+within the cluster. It imports nothing but the standard library.
 
 The exit code is that of the command, 128 + N for a signal; 255 without a connection, with the
 reason on stderr.
@@ -40,16 +39,14 @@ class DialError(ConnectionError):
 def main() -> NoReturn:
     """Run the command; exit with its exit code."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--address", help="HOST:PORT")
-    parser.add_argument("--pod")
-    parser.add_argument("--through", help="the socket of a process that reaches the pod")
+    parser.add_argument("--address", required=True, help="HOST:PORT")
     parser.add_argument("--token", required=True, help="the file with the run's token")
     parser.add_argument("--done", action="store_true", help="release the seat's program")
     parser.add_argument("argv", nargs=argparse.REMAINDER)
     options = parser.parse_args()
     try:
         token = Path(options.token).read_bytes().strip()
-        connection = _connect(options)
+        connection = _connect(options.address)
         order = {"done": True} if options.done else {"argv": options.argv}
         sign_in(connection, token, order)
         code = join(connection)
@@ -63,12 +60,6 @@ def address_argv(address: str, token: Path, argv: Sequence[str]) -> list[str]:
     """Return the command that runs `argv` in the pod at this address (``HOST:PORT``)."""
     start = [sys.executable, "-I", "-S", __file__]
     return [*start, "--address", address, "--token", str(token), *argv]
-
-
-def through_argv(path: Path, pod: str, token: Path, argv: Sequence[str]) -> list[str]:
-    """Return the command that runs `argv` in this pod through the socket of a `Forwarder`."""
-    start = [sys.executable, "-I", "-S", __file__]
-    return [*start, "--through", str(path), "--pod", pod, "--token", str(token), *argv]
 
 
 def sign_in(connection: socket.socket, token: bytes, order: Mapping[str, Any]) -> None:
@@ -114,28 +105,13 @@ def _send_stdin(connection: socket.socket) -> None:
                 return
 
 
-def _connect(options: argparse.Namespace) -> socket.socket:
-    if options.address:
-        host, _, port = options.address.rpartition(":")
-        try:
-            connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
-        except OSError as error:
-            raise DialError(f"cannot connect to the pod at {options.address}: {error!r}") from None
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-    return _through(options.through, options.pod)
-
-
-def _through(path: str, pod: str) -> socket.socket:
-    """Return a connection that another process makes (`kube_forward`). Raises ConnectionError."""
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(path)
-    connection.sendall(f"{pod}\n".encode())
-    answer = b""
-    while not answer.endswith(b"\n"):
-        answer += _read_exactly(connection, 1)
-    if answer.strip():
-        raise DialError(answer.decode().strip())
+def _connect(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        connection = socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S)
+    except OSError as error:
+        raise DialError(f"cannot connect to the pod at {address}: {error!r}") from None
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 

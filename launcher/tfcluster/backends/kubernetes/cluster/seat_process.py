@@ -7,7 +7,7 @@ sign in there again.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Final, Self
 
@@ -42,6 +42,8 @@ class SeatProcess(io.RawIOBase):
         """The exit code; None while it runs, and if the connection broke."""
         self.errors = bytearray()
         """The beginning of its stderr."""
+        self.on_errors: Callable[[bytes], None] = self.errors.extend
+        """Called with what it writes to stderr."""
         self._pending = memoryview(b"")
         self._file: IO[bytes] = self._connection.makefile("rb")
         try:
@@ -89,7 +91,7 @@ class SeatProcess(io.RawIOBase):
         elif kind == STDOUT:
             self._pending = memoryview(payload)
         else:
-            self.errors += payload[: _MOST_ERRORS - len(self.errors)]
+            self.on_errors(payload[: _MOST_ERRORS - len(self.errors)])
         return bool(len(payload) == size)
 
     def send(self, data: bytes) -> None:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import base64
 import contextlib
 import functools
+import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import past_runs
-from tfcluster.backends.jobs import JobEnd, JobState
+from tfcluster.backends.jobs import JobEnd, JobState, Submission
 from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster import seat_process
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
@@ -34,11 +36,11 @@ from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
     CLAIMED,
-    COORDINATOR,
     MANAGED_BY,
     ROLE,
     RUN,
     STOP,
+    VISITOR,
 )
 from tfcluster.backends.kubernetes.submitted import kube_package
 from tfcluster.backends.kubernetes.submitted.kube_job_states import (
@@ -52,7 +54,7 @@ from tfcluster.backends.kubernetes.submitted.kube_own_job import can_come_back a
 from tfcluster.backends.kubernetes.submitted.kube_own_job import ending as ending
 from tfcluster.backends.kubernetes.submitted.kube_own_job import own as own
 from tfcluster.backends.kubernetes.submitted.kube_own_job import requeue as requeue
-from tfcluster.backends.kubernetes.submitted.kube_submit import TOKEN, write_token
+from tfcluster.backends.kubernetes.submitted.kube_submit import TOKEN, make_visit, write_token
 from tfcluster.backends.kubernetes.submitted.kube_submit import hints as hints
 from tfcluster.backends.kubernetes.submitted.kube_submit import submit as submit
 from tfcluster.backends.kubernetes.submitted.kube_submit import warnings as warnings
@@ -60,7 +62,7 @@ from tfcluster.backends.past_runs import RefusedError, SilentError, UnreachableE
 from tfcluster.errors import SetupError
 from tfcluster.rundir import control
 from tfcluster.rundir.events import JobSubmitted
-from tfcluster.rundir.paths import RunPaths, runtime_dir
+from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec.sections import Runtime
 
 _STOP_S: Final = 20.0
@@ -71,12 +73,33 @@ second."""
 _ENDS_S: Final = 5.0
 """Seconds in which the last pods of an ended run usually stop."""
 _POLL_S: Final = 0.3
+_CHUNK: Final = 1 << 18
 _TOLD: Final = "told"
 """The note about a stop once the coordinator knows of it: the next one does not ask again."""
 _seen_since: dict[str, tuple[str, float]] = {}
 """Job or pod → the reason for which it waits, and since when this process knows that."""
-_OWNERS: Final = {"Job": "batch/jobs", "Service": "services"}
-"""The object that owns all others of a run: its Job, or without one its Service."""
+_CARRY: Final = """
+import json, pathlib, subprocess, sys, tempfile
+with tempfile.TemporaryDirectory() as made:
+    folder = pathlib.Path(made)
+    for name, text in json.load(sys.stdin).items():
+        (folder / name).write_text(text)
+    argv = [sys.executable, *sys.argv[1:], made]
+    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    code = None
+    while code is None:
+        try:
+            code = process.wait(2)
+        except subprocess.TimeoutExpired:
+            print(file=sys.stderr, flush=True)
+    files = [path for path in folder.iterdir() if path.is_file()]
+    json.dump({path.name: path.read_text() for path in files}, sys.stdout)
+sys.exit(code)
+"""
+"""The program for the pod: runs a Python with the files of a folder, and returns them.
+
+Its empty lines are signs of life.
+"""
 
 
 def cluster(of: str | Runtime, *, patience_s: float) -> str:
@@ -99,11 +122,14 @@ def look(cluster: str, *, patience_s: float) -> dict[str, JobState]:
         by_job = {pod["metadata"].get("labels", {}).get("job-name"): pod for pod in pods}
         found = {}
         for job in jobs:
-            pod = by_job.get(job["metadata"]["name"])
-            uid = (pod or job)["metadata"].get("uid", "")
-            watched_s = functools.partial(_watched_s, uid)
-            found[run_of(job)] = describe(job, pod, _events(place, job, pod), watched_s)
+            found[run_of(job)] = _state_of(place, job, by_job.get(job["metadata"]["name"]))
     return found
+
+
+def _state_of(place: Cluster, job: Object, pod: Object | None) -> JobState:
+    uid = (pod or job)["metadata"].get("uid", "")
+    watched_s = functools.partial(_watched_s, uid)
+    return describe(job, pod, _events(place, job, pod), watched_s)
 
 
 def _watched_s(uid: str, what: str) -> float:
@@ -126,6 +152,82 @@ def _events(place: Cluster, job: Object, pod: Object | None) -> Sequence[Object]
     name = waits["metadata"]["name"]
     selector = f"involvedObject.kind={kind},involvedObject.name={name}"
     return place.list("events", fieldSelector=selector)
+
+
+def run_inside(
+    job: Submission, argv: Sequence[str], folder: Path, *, tell: Callable[[str], None]
+) -> None:
+    """Run a Python in a pod like the coordinator's (`backends.jobs.Jobs.run_inside`)."""
+    place = reach(job.runtime.kubernetes, patience_s=_STOP_S)
+    name = run_objects.object_name(job.run_id)
+    past_runs.note(job.run_id, "kubernetes", place.name)
+    token = make_visit(job, place)
+    try:
+        pod = _await_coordinator(place, name, tell)
+        command = ["python", "-P", "-c", _CARRY, *argv]
+        files = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+        for made, text in _exchange(place, pod, token, command, files, tell).items():
+            (folder / Path(made).name).write_text(text)
+    finally:
+        _delete_all(place, name, now=True)
+    past_runs.forget(job.run_id)
+
+
+def _await_coordinator(place: Cluster, job: str, tell: Callable[[str], None]) -> str:
+    """Return the name of the Job's pod, once it runs. Raises SetupError if it never will."""
+    told = ""
+    while (running := _coordinator_pod(place, job)) is None:
+        pods = sorted(place.list("pods", labels={"job-name": job}), key=_newness)
+        state = _state_of(place, place.get(f"batch/jobs/{job}"), pods[-1] if pods else None)
+        if state.end is not None:
+            raise SetupError(state.end.reason, fix=state.end.fix)
+        if state.reason != told:
+            tell(told := state.reason)
+        time.sleep(_POLL_S)
+    return running
+
+
+def _exchange(
+    place: Cluster,
+    pod: str,
+    token: bytes,
+    argv: Sequence[str],
+    given: Mapping[str, str],
+    tell: Callable[[str], None],
+) -> Mapping[str, str]:
+    """Return the JSON that a process in a pod answers to `given`. Raises SetupError."""
+    rest = ""
+
+    def take(errors: bytes) -> None:
+        nonlocal rest
+        process.errors += errors
+        *lines, rest = (rest + errors.decode(errors="replace")).split("\n")
+        for line in filter(None, lines):
+            tell(line)
+
+    until = time.monotonic() + _STOP_S
+    while True:
+        try:
+            process = SeatProcess(place, pod, token, argv, timeout_s=_SILENT_S)
+            break
+        except OSError as error:  # it may not listen yet
+            if time.monotonic() > until:
+                raise SetupError(
+                    f"the pod {pod} cannot be reached: {describe_error(error)}"
+                ) from error
+            time.sleep(_POLL_S)
+    process.on_errors, reply = take, b""
+    with process:
+        try:
+            data = json.dumps(given).encode()
+            for at in (*range(0, len(data), _CHUNK), len(data)):  # the last one ends its stdin
+                process.send(data[at : at + _CHUNK])
+            reply = process.readall()
+        except OSError as error:
+            process.errors += describe_error(error).encode()
+        if process.code != 0:
+            raise SetupError(f"the checks in the pod {pod} failed: {process.last_words}")
+    return foreign_json.parse_json_object(reply)
 
 
 def explain_end(job: str, *, cluster: str, patience_s: float) -> JobEnd:
@@ -292,36 +394,29 @@ class PodFolder:
 
 
 def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str, Sequence[str]]:
-    """Return run → its Job, or its Service if a coordinator outside of the cluster has left it,
-    with the pods that were kept (`backends.past_runs.Finder`)."""
+    """Return run → its Job with the pods that were kept (`backends.past_runs.Finder`)."""
     place = _reach(endpoint, patience_s)
-    labels = {MANAGED_BY: "tfcluster"}
     found: dict[str, list[str]] = {}
     with _silence(refusals=True):
-        for kind, path in _OWNERS.items():
-            for owner in place.list(path, labels=labels):
-                run, metadata = run_of(owner), owner["metadata"]
-                if "deletionTimestamp" in metadata or "ownerReferences" in metadata:
-                    continue
-                if run == run_id or (run_id is None and _is_left(owner)):
-                    found[run] = [f"{kind} {metadata['name']}", *_kept_pods(place, owner)]
+        for job in place.list("batch/jobs", labels={MANAGED_BY: "tfcluster"}):
+            run, metadata = run_of(job), job["metadata"]
+            is_asked_for = run == run_id or (run_id is None and _is_left(job))
+            if is_asked_for and "deletionTimestamp" not in metadata:
+                found[run] = [f"Job {metadata['name']}", *_kept_pods(place, job)]
     return found
 
 
-def _is_left(owner: Object) -> bool:
-    """Return whether no coordinator is there for a run that this machine has started."""
-    if (coordinator := owner["metadata"].get("annotations", {}).get(COORDINATOR)) is not None:
-        return past_runs.is_orphan(coordinator)
-    folder = RunPaths.of(run_of(owner)).root
+def _is_left(job: Object) -> bool:
+    """Return whether nobody needs a Job any more that this machine has made."""
+    if (visitor := job["metadata"].get("annotations", {}).get(VISITOR)) is not None:
+        return past_runs.is_orphan(visitor)
+    folder = RunPaths.of(run_of(job)).root
     return folder.exists() and not past_runs.is_live_job(folder)
 
 
 def remove(endpoint: str, run_id: str) -> str:
-    """Delete the object that owns all others of the run, and what a coordinator here has left."""
-    from tfcluster.backends.kubernetes import outside  # imports asyncio, which `up` does without
-
+    """Delete the Job of a run with all that it owns."""
     place = _reach(endpoint, _STOP_S)
-    outside.remove_files(run_objects.object_name(run_id), runtime_dir())
     try:
         with _silence():
             _delete_all(place, run_objects.object_name(run_id), now=True)
@@ -381,15 +476,14 @@ def _kept_pods(place: Cluster, owner: Object) -> list[str]:
 
 
 def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bool = False) -> None:
-    """Delete the Job, or the Service without one, and, before it is gone, all that it owns.
+    """Delete the Job and, before it is gone, all that it owns.
 
     A kubelet keeps the object of an ended pod for up to a minute: it is removed here. `now`: the
     tasks get no time to save. `is_released`: the coordinator's pod has nothing to do any more, so
     it is not waited for if its kubelet is slow to report its end.
     """
-    paths = (f"{path}/{name}" for path in _OWNERS.values())
-    path, owner = next(((p, found) for p in paths if (found := place.find(p))), ("", None))
-    if owner is None:
+    path = f"batch/jobs/{name}"
+    if (owner := place.find(path)) is None:
         return
     labels, until = {RUN: owner["metadata"]["labels"][RUN]}, time.monotonic() + _ENDS_S
     if now:  # first: a kubelet that has begun to wait for a grace does not shorten it

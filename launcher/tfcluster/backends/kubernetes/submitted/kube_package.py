@@ -203,7 +203,7 @@ def _require_size(size: int, paths: RunPaths, code: Sequence[Sent]) -> None:
         raise SetupError(
             f"{what}: the checkpoint to resume from has {seed / 1e6:.0f} MB",
             fix="set checkpoints.dir to a volume or an object store that the pods see, and copy"
-            " the checkpoint there; or use `up --coordinator here`, which sends it to the pods",
+            " the checkpoint there",
         )
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)[:3]
     named = ", ".join(f"{name} ({sizes[name] / 1e6:.1f} MB)" for name in largest)

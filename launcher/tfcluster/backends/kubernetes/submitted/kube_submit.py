@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
+from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_access import reach
@@ -29,6 +30,7 @@ from tfcluster.rundir.paths import RunPaths
 TOKEN: Final = ".seat-token"
 """The file with the token of the coordinator's seat, in the run folder."""
 _SUBMIT_S: Final = 30.0
+_VISIT_S: Final = 1800
 _PLACE_S: Final = 2.0
 """The time in which the coordinator's pod gets a node where one has room for it."""
 _UNDISTURBED_S: Final = 0.1
@@ -51,37 +53,60 @@ def submit(job: Submission) -> str:
     values = _environment(job.plan, foreign_json.read_json_object(paths.spec))
     if not job.runtime.kubernetes.coordinator.service_account:
         _require_account(place)
+    template = run_pods.coordinator_template(run, secrets=sorted(values), pieces=len(package))
     own_token = secrets.token_hex(32)
-    _make_all(place, run, values, package, own_token)
+    made = run_objects.coordinator_job(run, template)
+    with (
+        _making_all(place, run, made, values, package, own_token) as owner,
+        contextlib.suppress(KubeSilentError),  # the run has begun: its coordinator goes on
+    ):
+        _make_first_pods(place, run, owner)
     write_token(paths, own_token)
     return run.name
 
 
-def _make_all(
+def make_visit(job: Submission, place: Cluster) -> bytes:
+    """Make the objects of a run whose coordinator's pod starts nothing; return its seat's token.
+
+    The pod ends after a while if nobody removes it. Raises SetupError.
+    """
+    assert job.plan is not None
+    kubernetes = job.runtime.kubernetes.model_copy(update={"run_volume": None})
+    runtime = job.runtime.model_copy(update={"kubernetes": kubernetes})
+    run, token = PodRun(job.run_id, job.plan, runtime), secrets.token_hex(32)
+    template = run_pods.coordinator_template(run, pieces=0, program=())
+    made = run_objects.coordinator_job(run, template)
+    made["spec"]["activeDeadlineSeconds"] = _VISIT_S
+    made["metadata"]["annotations"] |= {run_objects.VISITOR: past_runs.this_process()}
+    if not kubernetes.coordinator.service_account:
+        _require_account(place)
+    with _making_all(place, run, made, {}, (), token):
+        return token.encode()
+
+
+@contextlib.contextmanager
+def _making_all(
     place: Cluster,
     run: PodRun,
+    job: Object,
     values: Mapping[str, str],
     package: Sequence[Mapping[str, bytes]],
     own_token: str,
-) -> None:
-    """Make the Job, all that it owns, and then the pods; delete the Job if that fails.
+) -> Iterator[Object]:
+    """Make the Job and all that it owns, and then its pod; delete it if that or the block fails.
 
     A pod that is made before its Secrets waits for the kubelet's next try to mount them. The
     coordinator's pod is the first to get a place: without it those of the tasks hold theirs in
-    vain. Once it has one, the tasks' pods are made, which start meanwhile; else the coordinator
-    makes them.
+    vain. Once it has one, the tasks' pods are made in the block, which start meanwhile; else the
+    coordinator makes them.
     """
-    secret_names, count = sorted(values), len(package)
-    template = run_pods.coordinator_template(run, secrets=secret_names, pieces=count)
-    job = run_objects.coordinator_job(run, template)
-    owner: Object = job
+    owner = job
     try:
         owner = job | place.create("batch/jobs", {**job, "spec": job["spec"] | {"parallelism": 0}})
         for path, body in _needed_by_pods(place, run, values, package, own_token):
             place.create(path, run_objects.with_owner(body, owner))
         place.patch(f"batch/jobs/{run.name}", {"spec": {"parallelism": 1}})
-        with contextlib.suppress(KubeSilentError):  # the run has begun: its coordinator goes on
-            _make_first_pods(place, run, owner)
+        yield owner
     except BaseException as error:
         is_of_another_run = owner is job and isinstance(error, KubeError) and error.is_conflict
         if not is_of_another_run:
