@@ -82,7 +82,7 @@ def test_a_command_without_a_spec_imports_no_slow_module(words: str, tmp_path: P
 def test_completion_imports_no_slow_module(words: str, tmp_path: Path) -> None:
     script = """
 import json, os, sys
-os.environ |= {"_TFCLUSTER_COMPLETE": "zsh_complete", "_TFCLUSTER_LINE": sys.argv[1]}
+os.environ |= {"_TFCLUSTER_COMPLETE": "bash_complete", "_TFCLUSTER_LINE": sys.argv[1]}
 os.environ["TFCLUSTER_HOME"] = sys.argv[2]
 from tfcluster.cli.main import main
 try:

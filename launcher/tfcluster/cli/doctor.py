@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import click
 
-from tfcluster.cli.completion import files
 from tfcluster.cli.options import backend_option, host_options
 from tfcluster.spec import HostChoice
 
 
 @click.command("doctor")
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--deep", is_flag=True, help="Also import TensorFlow and measure all-reduces.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @backend_option
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     spec: str | None,

@@ -6,14 +6,14 @@ import os
 
 import click
 
-from tfcluster.cli.completion import files, task_names
+from tfcluster.cli.completion import task_names
 
 
 @click.command("env")
-@click.argument("spec", metavar="SPEC|RUN", shell_complete=files)
+@click.argument("spec", metavar="SPEC|RUN")
 @click.argument("task_name", metavar="TASK", shell_complete=task_names)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 def command(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) -> None:
     """Print the environment of TASK (worker:1) of SPEC, for a shell that starts it by hand.
 

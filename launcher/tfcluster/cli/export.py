@@ -8,19 +8,18 @@ from pathlib import Path
 
 import click
 
-from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, job_args
 from tfcluster.export import FORMATS
 
 
 @click.command("export", cls=WithJobArgs)
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--format", "name", type=click.Choice(list(FORMATS)), required=True,
               help="The tool that reads the file.")  # fmt: skip
-@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files, default="-",
+@click.option("-o", "--output", "target", metavar="FILE", default="-",
               help="The file to write (default: -, stdout).")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 def command(
     spec: str | None,
     name: str,

@@ -7,8 +7,6 @@ import shlex
 
 import click
 
-from tfcluster.cli.completion import files
-
 _TITLES = {
     "needed": "needed before a start",
     "missing": "without counterpart",
@@ -17,8 +15,8 @@ _TITLES = {
 
 
 @click.command("import")
-@click.argument("manifest", shell_complete=files)
-@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files, default="-",
+@click.argument("manifest")
+@click.option("-o", "--output", "target", metavar="FILE", default="-",
               help="The spec to write (default: -, stdout).")  # fmt: skip
 def command(manifest: str, target: str) -> None:
     """Turn MANIFEST, a Kubeflow TFJob in YAML or JSON (-: stdin), into a spec.

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import completer, files
+from tfcluster.cli.completion import completer
 from tfcluster.errors import UsageError, join_first, similar_file
 from tfcluster.spec import SPEC_NAMES, published_schema, run_name
 from tfcluster.ui.formats import plural
@@ -29,8 +29,8 @@ _TRAINS = {"tensorflow", "keras", "tf_keras", "keras_tuner"}
 
 
 @click.command("init")
-@click.argument("file", required=False, shell_complete=files)
-@click.option("--script", metavar="SCRIPT", shell_complete=files,
+@click.argument("file", required=False)
+@click.option("--script", metavar="SCRIPT",
               help="Write a spec that runs SCRIPT.")  # fmt: skip
 @click.option("--template", metavar="NAME", shell_complete=completer(lambda _: templates()),
               help=f"Start from a template (if no script is found: {FIRST_TEMPLATE}).")  # fmt: skip

@@ -6,17 +6,17 @@ from dataclasses import replace
 
 import click
 
-from tfcluster.cli.completion import files, task_names
+from tfcluster.cli.completion import task_names
 from tfcluster.cli.options import Display, WithJobArgs, job_args, skip_options, watch_options
 from tfcluster.spec import LaunchOptions
 
 
 @click.command("join", cls=WithJobArgs)
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--task", "names", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Start worker:1, whatever its address; may be repeated.")  # fmt: skip
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @watch_options
 @skip_options("this machine")

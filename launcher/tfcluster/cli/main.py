@@ -172,7 +172,7 @@ def main() -> None:
     The exit codes are those of ``tfcluster.errors`` and of the run.
     """
     if instruction := os.environ.get("_TFCLUSTER_COMPLETE"):
-        from tfcluster.cli.shells import answer
+        from tfcluster.cli.completion import answer
 
         sys.exit(answer(cli, instruction))
     raise_limit()

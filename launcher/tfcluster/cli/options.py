@@ -10,13 +10,13 @@ from typing import Any
 
 import click
 
-from tfcluster.cli.completion import backend_names, files
+from tfcluster.cli.completion import backend_names
 from tfcluster.spec import HostChoice, LaunchOptions
 
 _HOST_OPTIONS = (
-    click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
+    click.option("-H", "--hosts", metavar="HOSTS",
                  help="Run the workers on these hosts: gpu1,anna@gpu2:2 (2 slots), or a hostfile."),
-    click.option("--hostfile", metavar="FILE", shell_complete=files,
+    click.option("--hostfile", metavar="FILE",
                  help="File of hosts for the workers, one per line: user@host slots=2."),
     click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Use only these tasks."),
     click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Leave out these tasks."),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from tfcluster.cli.completion import files, task_names
+from tfcluster.cli.completion import task_names
 from tfcluster.cli.options import WithJobArgs, backend_option, host_options, job_args
 from tfcluster.spec import HostChoice
 
 
 @click.command("plan", cls=WithJobArgs)
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option(
     "--task",
     "task_name",
@@ -21,7 +21,7 @@ from tfcluster.spec import HostChoice
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @backend_option
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
     spec: str | None,

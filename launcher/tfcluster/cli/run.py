@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from tfcluster.cli.completion import files
 from tfcluster.cli.options import Display, chaos_option, host_options, watch_options
 from tfcluster.errors import UsageError
 from tfcluster.spec import SPEC_NAMES, HostChoice, LaunchOptions
@@ -41,12 +40,11 @@ class _Run(click.Command):
 @click.option("--no-python", is_flag=True, help="Run the command SCRIPT without Python.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @host_options
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (default: the script's).")
 @watch_options
 @chaos_option
-@click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED,
-                shell_complete=files)  # fmt: skip
+@click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
 def command(
     workers: int | None,
     module: str | None,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.cli.completion import files
 from tfcluster.cli.options import WithJobArgs, job_args
 from tfcluster.errors import UsageError
 
@@ -21,7 +20,7 @@ _MOST_WORKERS = 64
 
 
 @click.command("scale", cls=WithJobArgs)
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--workers", default="1,2", metavar="N,N", show_default=True,
               help="Numbers of workers; 1 is always measured.")  # fmt: skip
 @click.option("--rate", "rates", default="1gbit", metavar="RATE,RATE", show_default=True,
@@ -32,9 +31,9 @@ _MOST_WORKERS = 64
               help="Timed steps of each cell, at least.")  # fmt: skip
 @click.option("--predict", default="", metavar="N,N", help="Predict so many hosts.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 @click.option("--json", "as_json", is_flag=True, help="Print the study as one JSON object.")
-@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
+@click.option("-o", "--output", "target", metavar="FILE",
               help="Also write a page with charts; - is stdout.")  # fmt: skip
 def command(
     spec: str | None,

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from tfcluster.cli.completion import files, run_names, task_names
+from tfcluster.cli.completion import run_names, task_names
 from tfcluster.cli.options import (
     Display,
     WithJobArgs,
@@ -21,13 +21,13 @@ from tfcluster.spec import HostChoice, LaunchOptions
 
 
 @click.command("up", cls=WithJobArgs)
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @host_options
 @backend_option
 @click.option("--submit", "submits", is_flag=True,
               help="Submit a job of its own, also inside an allocation.")  # fmt: skip
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
 @click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,
               help="Resume from the checkpoints of RUN; without SPEC, use RUN's spec.")  # fmt: skip

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.cli.completion import files
-
 if TYPE_CHECKING:
     from tfcluster.errors import TfclusterError
 
 
 @click.command("validate")
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all problems.")
 def command(spec: str | None, sets: tuple[str, ...], as_json: bool) -> None:
