@@ -219,10 +219,9 @@ def command(shell: str) -> None:
     the current session: eval "$(tfcluster completion bash)", or `tfcluster completion fish |
     source`.
     """
-    from tfcluster.cli.main import cli
     from tfcluster.ui.terminal import Terminal
 
-    terminal = Terminal()
+    cli, terminal = click.get_current_context().find_root().command, Terminal()
     terminal.out(SHELLS[shell](cli, {}, "tfcluster", VARIABLE).source())
     if terminal.stdout.is_tty:
         terminal.say(f"to install it: tfcluster completion {shell} > {_INSTALL_PATHS[shell]}")

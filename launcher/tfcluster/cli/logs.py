@@ -13,7 +13,7 @@ import click
 from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names, task_names
 from tfcluster.cli.elsewhere import find_run, scheduler_options
-from tfcluster.cli.prune import UNITS_S
+from tfcluster.cli.ending import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.log_files import find_label, log_folders, newest_attempts, rank

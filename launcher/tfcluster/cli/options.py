@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -13,7 +14,80 @@ import click
 from tfcluster.cli.completion import backend_names
 from tfcluster.spec import HostChoice, LaunchOptions
 
-_HOST_OPTIONS = (
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_KEY = "tfcluster.job_args"
+_REMOVED = {
+    "--coordinator": "The coordinator of a run at Kubernetes is always a pod: leave the option out."
+}
+"""Option of earlier versions → what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """The user's choices of how a run is shown."""
+
+    as_json: bool = False
+    collapse: bool = False
+    native_logs: bool = False
+
+
+def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> Decorator:
+    """Return a decorator that adds `options` to a command.
+
+    The command gets `makers` instead of those options: each is what its function returns for the
+    options, and the earlier makers, that have the names of its parameters.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_bundles(**given: Any) -> Any:
+            for name, make in makers.items():
+                wanted = [key for key in inspect.signature(make).parameters if key in given]
+                given[name] = make(**{key: given.pop(key) for key in wanted})
+            return command(**given)
+
+        made: Callable[..., Any] = with_bundles
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return add
+
+
+def _launch_options(
+    detach: bool,
+    warm: bool,
+    tensorboard: bool,
+    no_gather: bool,
+    chaos: tuple[str, ...] = (),
+    no_preflight: bool = False,
+    no_prepare: bool = False,
+) -> LaunchOptions:
+    return LaunchOptions(
+        detach=detach,
+        gathers=not no_gather,
+        prepares=not no_prepare,
+        runs_preflight=not no_preflight,
+        warm=warm,
+        tensorboard=tensorboard,
+        chaos=chaos,
+    )
+
+
+set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
+backend_option = click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=backend_names,
+    help="Where tasks run (runtime.backend).",
+)
+chaos_option = click.option(
+    "--chaos", multiple=True, metavar="FAULT",
+    help="Inject a fault: 'kill worker:1 at step 50'; see `tfcluster help chaos`.",
+)  # fmt: skip
+HOST_OPTIONS = (
     click.option("-H", "--hosts", metavar="HOSTS",
                  help="Run the workers on these hosts: gpu1,anna@gpu2:2 (2 slots), or a hostfile."),
     click.option("--hostfile", metavar="FILE",
@@ -21,6 +95,8 @@ _HOST_OPTIONS = (
     click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Use only these tasks."),
     click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Leave out these tasks."),
 )  # fmt: skip
+host_options = bundled(HOST_OPTIONS, hosts=HostChoice)
+"""The decorator of a command that gets them as `hosts`, one HostChoice."""
 _WATCH_OPTIONS = (
     click.option("-d", "--detach", is_flag=True,
                  help="Return when all tasks run, or a scheduler has the run; print its id."),
@@ -36,111 +112,22 @@ _WATCH_OPTIONS = (
                  help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
-backend_option = click.option(
-    "--backend",
-    metavar="NAME",
-    shell_complete=backend_names,
-    help="Where tasks run (runtime.backend).",
-)
-_KEY = "tfcluster.job_args"
-_REMOVED = {
-    "--coordinator": "The coordinator of a run at Kubernetes is always a pod: leave the option out."
-}
-"""Option of earlier versions → what to do instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Display:
-    """The user's choices of how a run is shown."""
+def launch_options(*more: Decorator) -> Decorator:
+    """Return the decorator of a command that launches a run; `more`: its further options.
 
-    as_json: bool = False
-    collapse: bool = False
-    native: bool = False
-
-
-def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the host options to `command`, which gets them as `hosts`, one HostChoice."""
-
-    @functools.wraps(command)
-    def with_choice(
-        *args: Any,
-        hosts: str | None,
-        hostfile: str | None,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-        **others: Any,
-    ) -> Any:
-        return command(*args, hosts=HostChoice(hosts, hostfile, include, exclude), **others)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_HOST_OPTIONS), with_choice)
-
-
-def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a launch to `command`.
-
-    It gets them as `options`, the LaunchOptions, and `display`.
+    The command gets them as `options`, the LaunchOptions, and `display`.
     """
-
-    @functools.wraps(command)
-    def with_watch(
-        *args: Any,
-        detach: bool,
-        as_json: bool,
-        collapse: bool,
-        native_logs: bool,
-        warm: bool,
-        tensorboard: bool,
-        no_gather: bool,
-        **others: Any,
-    ) -> Any:
-        options = LaunchOptions(
-            detach=detach, gathers=not no_gather, warm=warm, tensorboard=tensorboard
-        )
-        display = Display(as_json, collapse, native_logs)
-        return command(*args, options=options, display=display, **others)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
+    return bundled((*_WATCH_OPTIONS, *more), options=_launch_options, display=Display)
 
 
-def chaos_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--chaos``; to be used below `watch_options`: it becomes part of its `options`."""
-
-    @functools.wraps(command)
-    def with_faults(
-        *args: Any, chaos: tuple[str, ...], options: LaunchOptions, **others: Any
-    ) -> Any:
-        return command(*args, options=replace(options, chaos=chaos), **others)
-
-    return click.option(
-        "--chaos",
-        multiple=True,
-        metavar="FAULT",
-        help="Inject a fault: 'kill worker:1 at step 50'; see `tfcluster help chaos`.",
-    )(with_faults)
-
-
-def skip_options(checked: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add options that skip the checks of what is `checked`, and the prepare step.
-
-    To be used below `watch_options`: they become part of its `options`.
-    """
-
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_skips(
-            *args: Any, no_preflight: bool, no_prepare: bool, options: LaunchOptions, **others: Any
-        ) -> Any:
-            options = replace(options, runs_preflight=not no_preflight, prepares=not no_prepare)
-            return command(*args, options=options, **others)
-
-        preflight = click.option(
-            "--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."
-        )
-        return preflight(
-            click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")(with_skips)
-        )
-
-    return add
+def skip_options(checked: str) -> tuple[Decorator, Decorator]:
+    """Return options that skip the checks of what is `checked`, and the prepare step."""
+    return (
+        click.option("--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."),
+        click.option("--no-prepare", is_flag=True, help="Skip job.prepare."),
+    )
 
 
 class WithJobArgs(click.Command):
@@ -170,5 +157,5 @@ class WithJobArgs(click.Command):
 
 def job_args() -> tuple[str, ...]:
     """Return the arguments after ``--`` of the running command."""
-    found: tuple[str, ...] = click.get_current_context().meta[_KEY]
+    found: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
     return found

@@ -195,7 +195,7 @@ def test_with_join_the_launcher_is_included(docker: Fake) -> None:
     assert values(recorded["argv"], "--target") == ["join"]
     assert values(recorded["argv"], "--tag")[0] == "tfcluster-join:latest"
     assert {
-        "launcher/tfcluster/cli/join.py",
+        "launcher/tfcluster/cli/starting.py",
         "workers/tfcluster_workers/boot.py",
     } <= {*recorded["files"]}
     assert not [name for name in recorded["files"] if "__pycache__" in name]

@@ -1,4 +1,4 @@
-"""`tfcluster run`: run a script as N workers, on this machine or on hosts, without a spec."""
+"""`tfcluster up`, `run` and `join`: start a run, and show it to its end."""
 
 from __future__ import annotations
 
@@ -10,16 +10,132 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import click
+from click.shell_completion import CompletionItem
 
-from tfcluster.cli.options import Display, chaos_option, host_options, watch_options
+from tfcluster.cli.completion import run_names, task_names
+from tfcluster.cli.options import (
+    Display,
+    WithJobArgs,
+    backend_option,
+    chaos_option,
+    host_options,
+    job_args,
+    launch_options,
+    python_option,
+    set_option,
+    skip_options,
+)
 from tfcluster.errors import UsageError
 from tfcluster.spec import SPEC_NAMES, HostChoice, LaunchOptions
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
+
+@click.command("up", cls=WithJobArgs)
+@click.argument("spec", required=False)
+@set_option
+@host_options
+@backend_option
+@click.option("--submit", "submits", is_flag=True,
+              help="Submit a job of its own, also inside an allocation.")  # fmt: skip
+@python_option
+@click.option("--name", metavar="NAME", help="Name of the run (name).")
+@click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,
+              help="Resume from the checkpoints of RUN; without SPEC, use RUN's spec.")  # fmt: skip
+@click.option("--except", "excepted", multiple=True, metavar="TASK", shell_complete=task_names,
+              help="Leave TASK (worker:1) for you to start by hand; may be repeated.")  # fmt: skip
+@launch_options(chaos_option, *skip_options("the nodes"))
+def up(
+    spec: str | None,
+    sets: tuple[str, ...],
+    hosts: HostChoice,
+    backend: str | None,
+    submits: bool,
+    python: str | None,
+    name: str | None,
+    resume: str | None,
+    excepted: tuple[str, ...],
+    options: LaunchOptions,
+    display: Display,
+) -> int:
+    """Start the tasks of SPEC (./tfcluster.json; - = standard input) and show their output.
+
+    With -d the run continues in the background: see `attach`, `logs -f`, `status`, `wait`, `down`.
+    With --except the start panel shows the command to start TASK, for example under a debugger.
+
+    ARGS after -- are appended to the job's own. Exit codes: 0 succeeded, 1 the job failed, 2 error
+    in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
+    143 `tfcluster down`.
+    """
+    from tfcluster.api import make_launch, require_scheduler
+    from tfcluster.cli.launch import launch, preimport
+    from tfcluster.coordinator import resume as resuming
+    from tfcluster.discovery.planning import plan_file
+    from tfcluster.kinds import leave_allocation
+    from tfcluster.ui.terminal import Terminal
+
+    if submits:
+        backend = leave_allocation(os.environ) or backend
+    resumed = resuming.find(resume, Terminal().say_wrapped) if resume is not None else None
+    stored = resumed.source if resumed is not None and spec is None else None
+    planned = plan_file(
+        stored or spec,
+        sets=sets,
+        options={"--name": ("name", name), "--backend": ("runtime.backend", backend)},
+        python=python,
+        args=job_args(),
+        hosts=hosts,
+        meanwhile=preimport,
+    )
+    planned = planned.without_tasks(excepted)
+    if submits:
+        require_scheduler(planned.plan)
+    return launch(make_launch(planned, options, resume=resumed), display)
+
+
+@click.command("join", cls=WithJobArgs)
+@click.argument("spec", required=False)
+@click.option("--task", "names", multiple=True, metavar="TASK", shell_complete=task_names,
+              help="Start worker:1, whatever its address; may be repeated.")  # fmt: skip
+@set_option
+@python_option
+@click.option("--name", metavar="NAME", help="Name of the run (name).")
+@launch_options(*skip_options("this machine"))
+def join(
+    spec: str | None,
+    names: tuple[str, ...],
+    sets: tuple[str, ...],
+    python: str | None,
+    name: str | None,
+    options: LaunchOptions,
+    display: Display,
+) -> int:
+    """Start the tasks of SPEC (./tfcluster.json) whose addresses are this machine's.
+
+    Run it on every machine, or have a scheduler (Slurm) or orchestrator (Kubernetes) start it
+    there; there is no ssh and no common coordinator. All machines need the same SPEC with a fixed
+    port for every task. Tasks are never restarted; to resume, set checkpoints.dir to storage that
+    all machines share.
+
+    ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
+    here only because of a failure on another machine: start all machines again.
+    """
+    from tfcluster.api import make_launch
+    from tfcluster.cli.launch import launch
+    from tfcluster.discovery.planning import plan_join
+
+    planned = plan_join(
+        spec,
+        names=names,
+        sets=sets,
+        options={"--name": ("name", name)},
+        python=python,
+        args=job_args(),
+    )
+    if names:  # a task may have another machine's address, which the checks would refuse
+        options = replace(options, runs_preflight=False)
+    return launch(make_launch(planned, options), display)
 
 
 class _Run(click.Command):
@@ -40,13 +156,11 @@ class _Run(click.Command):
 @click.option("--no-python", is_flag=True, help="Run the command SCRIPT without Python.")
 @click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
 @host_options
-@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
+@python_option
 @click.option("--name", metavar="NAME", help="Name of the run (default: the script's).")
-@watch_options
-@chaos_option
+@launch_options(chaos_option)
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
-def command(
-    workers: int | None,
+def run(
     module: str | None,
     no_python: bool,
     sets: tuple[str, ...],
@@ -78,9 +192,8 @@ def command(
     _check_program(program, args, kind)
     if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
         _check_command(program)
-    spec = spec_of_program(program, args, workers=workers or 2, kind=kind, name=name)
-    choice = replace(hosts, workers=workers)
-    loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=choice)
+    spec = spec_of_program(program, args, workers=hosts.workers or 2, kind=kind, name=name)
+    loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=hosts)
     planned = plan_spec(loaded, python=python, meanwhile=preimport)
     return launch(make_launch(planned, options), display)
 
