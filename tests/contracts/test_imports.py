@@ -66,7 +66,7 @@ print("\\n" + json.dumps(sorted(sys.modules)))
 @pytest.mark.parametrize(
     ("words", "slow"),
     [
-        ("--version", ("rich", "pydantic", "psutil", "asyncio", "pathlib", "urllib.parse")),
+        ("--version", ("rich.console", "pydantic", "psutil", "asyncio", "pathlib", "urllib.parse")),
         ("ps", ("pydantic", "psutil", "asyncio")),
         ("plan", ("psutil", "asyncio", "tfcluster.rundir.events")),
     ],

@@ -118,7 +118,7 @@ class _ShownRun:
             return False
         self._keys.close()
         if question:
-            from tfcluster.ui.live.job_control import single_keys
+            from tfcluster.ui.job_control import single_keys
 
             self._next_key = self._keys.enter_context(single_keys(0))
         self._view.ask(question)

@@ -115,6 +115,8 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
 
 def _say(progress: Progress, terminal: Terminal) -> None:
     """Show the cell that is measured now: at the bottom of a screen, elsewhere as a line."""
+    from rich.text import Text
+
     from tfcluster.ui.formats import format_bits, format_duration, plural
 
     where = plural(progress.workers, "worker")
@@ -124,7 +126,7 @@ def _say(progress: Progress, terminal: Terminal) -> None:
     if progress.remaining_s is not None:
         text += f"; about {format_duration(progress.remaining_s)} left"
     if terminal.has_footer:
-        terminal.show_footer([[(text, "dim")]])
+        terminal.show_footer([Text(text, "dim")])
     else:
         terminal.say(text)
 

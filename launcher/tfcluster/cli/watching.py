@@ -36,8 +36,8 @@ from tfcluster.ui import history
 from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView
 from tfcluster.ui.formats import plural
-from tfcluster.ui.live.overview import LiveRuns, describe, overview_grid, watch
 from tfcluster.ui.merged_logs import LogFilter
+from tfcluster.ui.overview import LiveRuns, describe, watch
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import part_lines, show, stdout_text
 from tfcluster.ui.stack_lines import format_stacks
@@ -148,7 +148,7 @@ def top(as_json: bool) -> None:
     elif is_live:
         watch(runs, terminal)
     else:
-        terminal.out(stdout_text(overview_grid(runs.read(), now=time.time()), terminal))
+        terminal.out(stdout_text(runs_grid(runs.read(), now=time.time(), live=True), terminal))
 
 
 @click.command("status")

@@ -11,8 +11,8 @@ from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import UNLIMITED, Grid, draw, part_lines
-from tfcluster.ui.terminal import Painted
+from tfcluster.ui.render import UNLIMITED, Grid, part_lines
+from tfcluster.ui.terminal import Painted, draw
 
 if TYPE_CHECKING:
     from rich.text import Text

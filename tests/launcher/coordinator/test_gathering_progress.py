@@ -28,7 +28,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
 from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
-from tfcluster.ui.follow import format_status_line
+from tfcluster.ui.frame import format_status_line
 from tfcluster.ui.panels import runs_grid, status_panel
 from tfcluster.ui.render import plain_text
 
@@ -95,7 +95,7 @@ def test_the_state_shows_the_files_that_a_run_waits_for(paths: RunPaths, tmp_pat
     assert 3 * MB <= done < 6 * MB
     line = f"checkpoints from {REMOTE}, {done / 1e6:.1f} MB of 6.3 MB"
     assert f"gathering    {line}" in plain_text(status_panel(state, paths, now=1e9), 100)
-    assert f"gathering {line}" in format_status_line(state, {}, now=1e9, width=200)
+    assert f"gathering {line}" in format_status_line(state, now=1e9, width=200)
     assert runs_grid([state], now=1e9).rows[0][1] == "running, gathering"
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
     lines = [format_event(event) for event in events if event["type"] == "gathering"]

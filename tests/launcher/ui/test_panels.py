@@ -33,7 +33,7 @@ from tfcluster.ui.panels import (
     root_cause_panel,
     runs_grid,
     status_panel,
-    task_ends_grid,
+    tasks_grid,
 )
 from tfcluster.ui.plan_view import start_panel
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
@@ -121,7 +121,7 @@ def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -
     ended, running = failed_run(), running_run()
     for task in (*ended.tasks, *running.tasks):
         task.mean_steps_per_second = 17.5
-    closing = task_ends_grid(ended)
+    closing = tasks_grid(ended)
     place = closing.headers.index("steps/s")
     assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
     status = status_panel(running, PATHS, now=START + 10)

@@ -6,7 +6,7 @@ import pytest
 
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.states import Status
-from tfcluster.ui.live.figure_text import Trend, draw_trend
+from tfcluster.ui.figure_text import Trend, draw_trend
 
 from .frames import START, run_of, worker
 
