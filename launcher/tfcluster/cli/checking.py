@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import click
 
@@ -22,13 +21,13 @@ from tfcluster.cli.options import (
     python_option,
     set_option,
 )
+from tfcluster.discovery.planning import Planned, plan_file
 from tfcluster.errors import Problem, SetupError, SpecError, TfclusterError
+from tfcluster.plans import placement
 from tfcluster.spec import NO_CHOICE, HostChoice
+from tfcluster.ui import plan_view
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
-
-if TYPE_CHECKING:
-    from tfcluster.discovery.planning import Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,6 @@ class SpecChoice:
 
     def plan(self) -> Planned:
         """Load and plan the spec. Raises TfclusterError for the first depth's problems."""
-        from tfcluster.discovery.planning import plan_file
 
         return plan_file(
             self.spec,
@@ -114,8 +112,6 @@ def plan(choice: SpecChoice, task_name: str | None, as_json: bool) -> None:
     ARGS after -- are appended to the job's own. Problems that would stop `up` are listed too;
     the exit code is still 0.
     """
-    from tfcluster.plans import placement
-    from tfcluster.ui import plan_view
 
     planned = choice.plan()
     plan, terminal = planned.plan, Terminal()

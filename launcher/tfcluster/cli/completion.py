@@ -23,6 +23,15 @@ from click.shell_completion import (
     split_arg_string,
 )
 
+from tfcluster import kinds
+from tfcluster.agent import foreign_json
+from tfcluster.rundir import registry
+from tfcluster.rundir.paths import RUN_ID, RunPaths, home
+from tfcluster.spec import JOBS
+from tfcluster.spec.source import read_source
+from tfcluster.ui import pages
+from tfcluster.ui.terminal import Terminal
+
 Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 VARIABLE: Final = "_TFCLUSTER_COMPLETE"
@@ -123,7 +132,6 @@ def completer(find: Callable[[click.Context], Iterable[str]]) -> Completer:
 @completer
 def run_names(context: click.Context) -> Iterator[str]:
     """Yield the names and the ids of runs, the newest first."""
-    from tfcluster.rundir.paths import RUN_ID
 
     folders = _newest_runs()
     yield from (match["name"] for path in folders if (match := RUN_ID.fullmatch(path.name)))
@@ -133,8 +141,6 @@ def run_names(context: click.Context) -> Iterator[str]:
 @completer
 def live_runs(context: click.Context) -> Iterator[str]:
     """Yield the names and the ids of live runs."""
-    from tfcluster.rundir import registry
-    from tfcluster.rundir.paths import RunPaths
 
     live = []
     for path in _newest_runs():
@@ -164,7 +170,6 @@ def task_names(context: click.Context) -> Iterator[str]:
 @completer
 def backend_names(context: click.Context) -> Iterable[str]:
     """Return the values of ``runtime.backend``."""
-    from tfcluster import kinds
 
     return (kinds.AUTO, *kinds.REGISTRY)
 
@@ -172,14 +177,12 @@ def backend_names(context: click.Context) -> Iterable[str]:
 @completer
 def page_names(context: click.Context) -> Iterable[str]:
     """Return the pages of the documentation."""
-    from tfcluster.ui import pages
 
     return pages.titles()
 
 
 def _newest_runs() -> list[Path]:
     """Return the folders of the newest runs, without reading what is in them."""
-    from tfcluster.rundir.paths import RUN_ID, home
 
     found = [(match["time"], path) for path in (home() / "runs").iterdir()
              if (match := RUN_ID.fullmatch(path.name))]  # fmt: skip
@@ -187,8 +190,6 @@ def _newest_runs() -> list[Path]:
 
 
 def _tasks_of_spec(spec: str | None) -> Iterator[str]:
-    from tfcluster.spec import JOBS
-    from tfcluster.spec.source import read_source
 
     if spec == "-":
         return
@@ -199,8 +200,6 @@ def _tasks_of_spec(spec: str | None) -> Iterator[str]:
 
 
 def _tasks_of_run(run: str | None) -> Iterable[str]:
-    from tfcluster.agent import foreign_json
-    from tfcluster.rundir.paths import RUN_ID, RunPaths
 
     for path in _newest_runs():
         match = RUN_ID.fullmatch(path.name)
@@ -219,7 +218,6 @@ def command(shell: str) -> None:
     the current session: eval "$(tfcluster completion bash)", or `tfcluster completion fish |
     source`.
     """
-    from tfcluster.ui.terminal import Terminal
 
     cli, terminal = click.get_current_context().find_root().command, Terminal()
     terminal.out(SHELLS[shell](cli, {}, "tfcluster", VARIABLE).source())

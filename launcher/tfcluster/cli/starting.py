@@ -15,7 +15,9 @@ from typing import Literal
 import click
 from click.shell_completion import CompletionItem
 
+from tfcluster.api import make_launch, require_scheduler, spec_of_program
 from tfcluster.cli.completion import run_names, task_names
+from tfcluster.cli.launch import launch, preimport
 from tfcluster.cli.options import (
     Display,
     WithJobArgs,
@@ -28,8 +30,13 @@ from tfcluster.cli.options import (
     set_option,
     skip_options,
 )
+from tfcluster.coordinator import resume as resuming
+from tfcluster.discovery.planning import plan_file, plan_join, plan_spec
 from tfcluster.errors import UsageError
+from tfcluster.kinds import leave_allocation
 from tfcluster.spec import SPEC_NAMES, HostChoice, LaunchOptions
+from tfcluster.spec.load import from_value
+from tfcluster.ui.terminal import Terminal
 
 
 @click.command("up", cls=WithJobArgs)
@@ -68,12 +75,6 @@ def up(
     in the command line or the spec, 3 environment or setup error, 4 deadline passed, 130 Ctrl-C,
     143 `tfcluster down`.
     """
-    from tfcluster.api import make_launch, require_scheduler
-    from tfcluster.cli.launch import launch, preimport
-    from tfcluster.coordinator import resume as resuming
-    from tfcluster.discovery.planning import plan_file
-    from tfcluster.kinds import leave_allocation
-    from tfcluster.ui.terminal import Terminal
 
     if submits:
         backend = leave_allocation(os.environ) or backend
@@ -121,9 +122,6 @@ def join(
     ARGS after -- are appended to the job's own. Exit codes: those of `up`, and 5 if tasks failed
     here only because of a failure on another machine: start all machines again.
     """
-    from tfcluster.api import make_launch
-    from tfcluster.cli.launch import launch
-    from tfcluster.discovery.planning import plan_join
 
     planned = plan_join(
         spec,
@@ -176,10 +174,6 @@ def run(
     The workers run on this machine or, with --hosts, on other machines through ssh. With
     --no-python, SCRIPT is any command: a program on PATH, or a file such as ./bench.sh.
     """
-    from tfcluster.api import make_launch, spec_of_program
-    from tfcluster.cli.launch import launch, preimport
-    from tfcluster.discovery.planning import plan_spec
-    from tfcluster.spec.load import from_value
 
     program, *args = (module, *line) if module is not None else line or ("",)
     kind: Literal["script", "module", "command"] = "script"

@@ -12,8 +12,15 @@ import click
 
 from tfcluster.cli.completion import page_names, task_names
 from tfcluster.cli.options import WithJobArgs, job_args, python_option, set_option
+from tfcluster.cli.report import write_page
+from tfcluster.coordinator import manual_start
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
+from tfcluster.export.request import Request
+from tfcluster.export.request import export as export_plan
+from tfcluster.spec import published_schema
+from tfcluster.spec.source import read_stdin, read_text
+from tfcluster.ui import pages, plan_view
 from tfcluster.ui.terminal import Terminal
 
 _TITLES = {
@@ -36,8 +43,6 @@ def env(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) ->
 
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
-    from tfcluster.coordinator import manual_start
-    from tfcluster.ui import plan_view
 
     found = manual_start.build(spec, task_name, sets=sets, python=python)
     lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
@@ -67,8 +72,6 @@ def export(
 
     ARGS after -- are appended to the job's own.
     """
-    from tfcluster.cli.report import write_page
-    from tfcluster.export.request import Request, export
 
     file = None if target == "-" else Path(target).absolute()
     request = Request(
@@ -82,7 +85,7 @@ def export(
         user=f"{os.getuid()}:{os.getgid()}",
         environ=os.environ,
     )
-    exported = export(name, request)
+    exported = export_plan(name, request)
     write_page(exported.text, target, example="FILE")
     for need in exported.needs:
         Terminal().say(f"the file needs {need}")
@@ -104,8 +107,6 @@ def import_(manifest: str, target: str) -> None:
     The spec has the backend kubernetes. What it cannot say, what it says otherwise and what is
     still needed is listed on stderr, each with its place in the manifest.
     """
-    from tfcluster.cli.report import write_page
-    from tfcluster.spec.source import read_stdin, read_text
     from tfcluster.tfjob.conversion import convert
 
     is_stdin = manifest == "-"
@@ -126,7 +127,6 @@ def schema() -> None:
 
     `tfcluster init` writes it next to the spec, where editors find it without a network.
     """
-    from tfcluster.spec import published_schema
 
     Terminal().out(published_schema.text())
 
@@ -141,7 +141,6 @@ def help_(page: str | None) -> None:
     The options of a command: tfcluster COMMAND --help
     """
     from tfcluster.cli.main import COMMANDS
-    from tfcluster.ui import pages
 
     terminal, found = Terminal(), pages.titles()
     if page in COMMANDS and page not in found:

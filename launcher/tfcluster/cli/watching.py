@@ -49,10 +49,12 @@ _TASK = re.compile(r"[a-z]+:\d+")
 
 @click.command("ps")
 @click.option("-a", "--all", "all_runs", is_flag=True, help="Include runs that have ended.")
+@click.option("-w", "--watch", "watches", is_flag=True, help="Watch the live runs, as `top` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array of states.")
 @scheduler_options
 def ps(
     all_runs: bool,
+    watches: bool,
     as_json: bool,
     backend: str | None,
     context: str | None,
@@ -62,8 +64,12 @@ def ps(
 
     With --backend, list the runs that a scheduler has, whichever machine submitted them.
     """
-    if (scheduler := scheduler_of(backend, context, namespace, all=all_runs)) is not None:
+    others = {"all": all_runs, "watch": watches}
+    if (scheduler := scheduler_of(backend, context, namespace, **others)) is not None:
         _list_elsewhere(scheduler, as_json=as_json)
+        return
+    if watches:
+        _watch_live(as_json=as_json)
         return
     terminal, survey = Terminal(), job_watch.list_runs()
     known = [snapshot for _, snapshot in survey.runs]
@@ -139,6 +145,10 @@ def top(as_json: bool) -> None:
 
     On a terminal the table is refreshed until q or Ctrl-C; elsewhere it is printed once.
     """
+    _watch_live(as_json=as_json)
+
+
+def _watch_live(*, as_json: bool) -> None:
     terminal, runs = Terminal(), LiveRuns()
     is_live = terminal.stdout.is_tty and terminal.has_footer and not as_json
     if not is_live:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from rich.text import Text
+
 from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import sanitize_text
 from tfcluster.ui.terminal import Painted, Stream, Terminal, draw
@@ -141,7 +143,6 @@ def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
 
     There is no border at the sides, so that paths and commands can be copied.
     """
-    from rich.text import Text
 
     tone, title = _TONES[panel.tone], sanitize_text(panel.title)
     rule = " " + "─" * (width - len(title) - 1)
