@@ -91,6 +91,10 @@ REMOVED = {
         (("compare", "-o"), ("compare", "--output")),
         "`tfcluster ui` shows the curves of several runs in the same charts",
     ),
+    (
+        "up",
+        "--coordinator",
+    ): "a run's coordinator at Kubernetes is always a pod: leave the option out",
     ("scale", "--repeats"): "each cell is a run of its own: for longer cells, increase --steps",
 }
 """A command and a word that it no longer takes → what does its work."""

@@ -17,10 +17,6 @@ from tfcluster.spec import HostChoice, LaunchOptions
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _KEY = "tfcluster.job_args"
-_REMOVED = {
-    "--coordinator": "The coordinator of a run at Kubernetes is always a pod: leave the option out."
-}
-"""Option of earlier versions → what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +139,7 @@ class WithJobArgs(click.Command):
             return super().parse_args(ctx, args[:place])
         except click.NoSuchOption as error:
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if removed := _REMOVED.get(error.option_name):
-                message = f"{error.message} {removed}"
-            elif scripts := [word for word in args[:place] if word.endswith(".py")]:
+            if scripts := [word for word in args[:place] if word.endswith(".py")]:
                 start = args.index(scripts[0])
                 line = shlex.join(["tfcluster", "run", *args[start:]])
                 message = f"{error.message} To run a script: {line}"
