@@ -13,7 +13,7 @@ import psutil
 import pyte
 import pytest
 
-from .commandline import CommandLine, Screen, screen, wait_for
+from .commandline import CommandLine, Screen, screen
 from .streams import WRITER, expected_log, split_by_task
 
 WORKERS, LINES = 4, 200_000
@@ -32,22 +32,6 @@ STEPS = """
 import os, time
 for n in range(40):
     print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
-    time.sleep(0.05)
-"""
-HALF_WAY = (
-    STEPS
-    + """
-    while n == 20 and not os.path.exists("go"):
-        time.sleep(0.02)
-"""
-)
-"""A job that writes its second half once there is a file called ``go``."""
-ENDLESS = """
-import itertools, os, time
-for n in itertools.count():
-    print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
-    if os.path.exists("go"):
-        break
     time.sleep(0.05)
 """
 
@@ -232,39 +216,3 @@ def test_logs_refuses_a_task_that_the_run_does_not_have(shell: CommandLine) -> N
 
     assert (done.code, done.out) == (2, b"")
     assert "has no task worker:7\n  → one of worker:0, worker:1" in done.err
-
-
-def test_logs_f_ends_when_its_reader_leaves(shell: CommandLine) -> None:
-    shell.script("steps.py", ENDLESS)
-    run = shell.start("run", "-n", "2", "steps.py")
-    wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
-
-    done = shell.shell("set -o pipefail; tfcluster logs -f | head -1")
-
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count(b"\n") == 1
-    assert run.poll() is None, "the run goes on"
-    shell.script("go", "")
-    run.communicate(timeout=30)
-    assert run.returncode == 0
-
-
-def test_logs_f_follows_a_live_run_from_another_process_and_ends_with_it(
-    shell: CommandLine,
-) -> None:
-    shell.script("steps.py", HALF_WAY)
-    run = shell.start("run", "-n", "2", "steps.py")
-    wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
-
-    shown = shell.root / "followed"
-    with shown.open("wb") as stdout:
-        follower = shell.start("logs", "-f", stdout=stdout)
-    wait_for(lambda: shown.read_bytes().count(b"step 20\n") == 2, what="what was written already")
-    shell.script("go", "")
-    out, err = run.communicate(timeout=30)
-
-    assert run.returncode == 0, err
-    assert follower.wait(30) == 0
-    followed = shown.read_bytes()
-    assert split_by_task(followed) == split_by_task(out)
-    assert followed.count(b"\n") == 80

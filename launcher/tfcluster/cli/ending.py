@@ -13,7 +13,7 @@ from tfcluster.api import get_run
 from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.cli.completion import live_runs, run_names
-from tfcluster.cli.elsewhere import scheduler_of, scheduler_options
+from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
 from tfcluster.coordinator import cleanup
 from tfcluster.errors import NodeLostError, SetupError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
@@ -62,9 +62,7 @@ def down(
     everything: bool,
     warm: bool,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """Stop RUN (default: the only live run) and wait until it has ended.
 
@@ -72,8 +70,8 @@ def down(
     exit code 3, the message names the hosts where tasks may still run, and until when.
     """
     terminal = Terminal()
-    others = {"all": everything, "warm": warm, "json": as_json}
-    if (scheduler := scheduler_of(backend, context, namespace, **others)) is not None:
+    excluded = {"--all": everything, "--warm": warm, "--json": as_json}
+    if (scheduler := choice.scheduler(excluded)) is not None:
         if run is None:
             raise UsageError("--backend needs RUN", fix="`tfcluster ps --backend NAME` lists them")
         scheduler.stop(run, terminal.say_wrapped, now=now)

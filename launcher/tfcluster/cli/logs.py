@@ -12,7 +12,7 @@ import click
 
 from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names, task_names
-from tfcluster.cli.elsewhere import find_run, scheduler_options
+from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
 from tfcluster.cli.ending import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
@@ -60,15 +60,13 @@ def command(
     collapse: bool,
     native: bool,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
     if collapse and (as_json or times):
         other = "--json" if as_json else "--time"
         raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
-    terminal, paths = Terminal(), find_run(run, backend, context, namespace).paths
+    terminal, paths = Terminal(), choice.find_run(run).paths
     log_filter = LogFilter(
         tasks=[find_label(registry.load(paths), task) for task in tasks],
         grep=_compile(grep),

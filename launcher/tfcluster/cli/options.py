@@ -29,10 +29,10 @@ class Display:
 
 
 def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> Decorator:
-    """Return a decorator that adds `options` to a command.
+    """Return a decorator that adds `options` to a command, which gets a few values made of them.
 
-    The command gets `makers` instead of those options: each is what its function returns for the
-    options, and the earlier makers, that have the names of its parameters.
+    `makers`: a parameter of the command → the function that returns its value. That function takes
+    the options, and the earlier values, that have the names of its parameters.
     """
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:

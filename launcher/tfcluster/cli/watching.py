@@ -17,13 +17,7 @@ from tfcluster.backends import job_watch, past_runs
 from tfcluster.backends.local import warm_agents
 from tfcluster.checkpoints.store import load_hint, open_for_reading
 from tfcluster.cli.completion import live_runs, run_names
-from tfcluster.cli.elsewhere import (
-    Scheduler,
-    find_run,
-    option_of,
-    scheduler_of,
-    scheduler_options,
-)
+from tfcluster.cli.elsewhere import Scheduler, SchedulerChoice, option_of, scheduler_options
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.log_files import newest_attempts
@@ -56,16 +50,13 @@ def ps(
     all_runs: bool,
     watches: bool,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """List live runs, oldest first.
 
     With --backend, list the runs that a scheduler has, whichever machine submitted them.
     """
-    others = {"all": all_runs, "watch": watches}
-    if (scheduler := scheduler_of(backend, context, namespace, **others)) is not None:
+    if scheduler := choice.scheduler({"--all": all_runs, "--watch": watches}):
         _list_elsewhere(scheduler, as_json=as_json)
         return
     if watches:
@@ -168,13 +159,11 @@ def _watch_live(*, as_json: bool) -> None:
 def status(
     run: str | None,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """Show one run (default: the latest): its tasks, progress, diagnosis."""
     terminal = Terminal()
-    found = find_run(run, backend, context, namespace)
+    found = choice.find_run(run)
     state = found.state()
     if as_json:
         terminal.emit_json(state_json(state) | {"folder": str(found.folder)})
@@ -205,9 +194,7 @@ def attach(
     collapse: bool,
     native_logs: bool,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """Watch RUN (default: the only live run) until it ends; Ctrl-C detaches, the run continues.
 
@@ -215,7 +202,7 @@ def attach(
     returns the run's own exit code.
     """
     terminal = Terminal()
-    found = find_run(run, backend, context, namespace, live_only=True)
+    found = choice.find_run(run, live_only=True)
     paths, state = found.paths, found.state()
     if state.status.is_final and not as_json:
         terminal.say(f"{state.run} has ended")
@@ -262,7 +249,7 @@ def stacks(run: str | None, task: str | None, all_threads: bool, as_json: bool) 
     terminal = Terminal()
     if task is None and run is not None and _TASK.fullmatch(run):
         run, task = None, run
-    found = find_run(run, None, None, None, live_only=True)
+    found = SchedulerChoice().find_run(run, live_only=True)
     answer = found.stacks(*([task] if task is not None else []))
     if as_json:
         terminal.emit_json({"run": found.id, **answer})
