@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfcluster import kinds
 from tfcluster.agent.error_text import reason_of
@@ -32,12 +32,11 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.spec import NO_CHOICE, HostChoice
+from tfcluster.spec.cluster import count
 from tfcluster.spec.fields import Mistake
-
-if TYPE_CHECKING:
-    from tfcluster.spec.job import Job
-    from tfcluster.spec.load import LoadedSpec
-    from tfcluster.spec.model import ClusterSpec
+from tfcluster.spec.job import Job
+from tfcluster.spec.load import LoadedSpec, load_file
+from tfcluster.spec.model import ClusterSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,6 @@ def load_spec(
 
     Raises SpecError (exit 2).
     """
-    from tfcluster.spec.load import load_file  # imports pydantic
-
     file = source.spec if isinstance(source, RunPaths) else source
     loaded = load_file(file, sets=sets, options=options, hosts=hosts)
     if isinstance(source, RunPaths):
@@ -191,8 +188,6 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
 
     A spec with addresses says itself where its tasks run.
     """
-    from tfcluster.spec.cluster import count
-
     spec = loaded.spec
     if spec.hosts:
         return loaded
@@ -241,8 +236,6 @@ def _load(
     sets: Sequence[str],
     options: Mapping[str, tuple[str, Any]],
 ) -> tuple[LoadedSpec, tuple[TaskId, ...]]:
-    from tfcluster.spec.load import load_file  # imports pydantic
-
     loaded = load_file(source, sets=sets, options=options)
     own = own_addresses()
     placed = place_tasks(loaded.spec, own)
