@@ -65,7 +65,7 @@ class _ShownRun:
         self._next_key: Callable[[], bytes] = bytes
 
     def opened(self, paths: RunPaths, plan: Plan) -> None:
-        from tfcluster.rundir.tail import tail_offset
+        from tfcluster.rundir.task_logs import tail_offset
         from tfcluster.ui.follow import RunView
         from tfcluster.ui.merged_logs import LogFilter
 

@@ -16,10 +16,8 @@ from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
 from tfcluster.cli.ending import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
-from tfcluster.rundir.log_files import find_label, log_folders, newest_attempts, rank
-from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.tail import end_of_lines
+from tfcluster.rundir.task_logs import RunLogs, end_of_lines, find_label, newest_attempts, rank
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.formats import plural
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
@@ -148,9 +146,8 @@ def parse_moment(text: str, now: float | None = None) -> float:
 
 def _require_times(paths: RunPaths) -> None:
     """Raise UsageError for a run of a release that did not record when lines were written."""
-    logs = [log for _, folder in log_folders(paths.logs) for log in folder.glob("*.log")]
-    written = [log for log in logs if log.stat().st_size]
-    if written and not any(LogTimes(log).exists for log in written):
+    written = [log for log in RunLogs(paths.logs).discover() if log.size()]
+    if written and not any(log.times.exists for log in written):
         raise UsageError(
             f"the times of the lines of {paths.run_id} are not known: an older tfcluster ran it",
             fix="leave out --time and --since",

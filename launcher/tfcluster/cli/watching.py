@@ -20,12 +20,11 @@ from tfcluster.cli.completion import live_runs, run_names
 from tfcluster.cli.elsewhere import Scheduler, SchedulerChoice, option_of, scheduler_options
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import state_json
-from tfcluster.rundir.log_files import newest_attempts
 from tfcluster.rundir.paths import RunPaths, home, runtime_dir
 from tfcluster.rundir.registry import RunListing
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.rundir.tail import end_of_lines
+from tfcluster.rundir.task_logs import end_of_lines, newest_attempts
 from tfcluster.ui import history
 from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.follow import RunView

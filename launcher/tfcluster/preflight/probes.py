@@ -21,12 +21,12 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
 from tfcluster.nodes.reports import END_REPLIES, LINKS, PREFLIGHT
-from tfcluster.nodes.task_reports import last_text
 from tfcluster.plans.environment import proxy_guards
 from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.preflight import rules
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.task_logs import last_text
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.supervision import connectivity
 from tfcluster.supervision.connectivity import DialPlan, between

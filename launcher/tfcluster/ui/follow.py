@@ -20,16 +20,15 @@ from rich.text import Text
 from tfcluster.agent import foreign_json
 from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir.figures import figures_of
-from tfcluster.rundir.log_files import prepare_label
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.rundir.tail import LogSource
+from tfcluster.rundir.task_logs import LogSource, last_lines, prepare_label
 from tfcluster.ui.event_lines import format_event
 from tfcluster.ui.figure_text import Trend
 from tfcluster.ui.folder_watch import BATCH_S, FolderWatch
 from tfcluster.ui.frame import LEAST_ROWS, Scene, draw_frame, format_status_line
 from tfcluster.ui.job_control import JobControl
-from tfcluster.ui.lines import read_end, sanitize
+from tfcluster.ui.lines import sanitize
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.ui.terminal import Stream, Terminal
@@ -257,7 +256,7 @@ class RunView:
         known, size = self._last_lines.get(task.log), source.size()
         if known is None or known[0] != size:
             native = NativeFilter()
-            lines = read_end(source.path, within=_LAST_BYTES)
+            lines = last_lines(source.path, within=_LAST_BYTES)
             shown = [line for line in lines if line.strip() and native(line + b"\n")]
             last = sanitize(shown[-1] + b"\n", colours=False).decode() if shown else ""
             known = self._last_lines[task.log] = size, last.strip()

@@ -6,16 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from tfcluster.rundir.log_files import rank
+from tfcluster.rundir import task_logs
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui import merged_logs
+from tfcluster.rundir.task_logs import rank
 from tfcluster.ui.lines import MAX_LINE_BYTES
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, task_colour
 
@@ -243,34 +241,6 @@ def lines_of(task: int, count: int) -> Iterable[bytes]:
     return (b"task %d line %07d " % (task, n) for n in range(count))
 
 
-@pytest.mark.slow
-def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
-    paths: RunPaths, write_log: Write
-) -> None:
-    count = 200_000
-
-    def grow(task: int) -> None:
-        content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, count))
-        # The pieces do not end at a newline.
-        for start in range(0, len(content), 99_991):
-            write_log(f"worker:{task}", content[start : start + 99_991])
-
-    writers = [threading.Thread(target=grow, args=(task,)) for task in range(4)]
-    for writer in writers:
-        writer.start()
-    logs, blocks = MergedLogs(paths), []
-    while any(writer.is_alive() for writer in writers):
-        blocks += list(logs.advance())
-        time.sleep(0.001)
-    blocks += list(logs.drain())
-    shown = b"".join(blocks)[:-1].split(b"\n")
-    assert len(shown) == 4 * count
-    for task in range(4):
-        prefix = f"worker:{task} │ ".encode()
-        lines = [line for line in shown if line.startswith(prefix)]
-        assert lines == [prefix + line.ljust(84, b"x") for line in lines_of(task, count)]
-
-
 MERGE = """
 import pathlib, resource, sys, time
 from tfcluster.rundir.paths import RunPaths
@@ -310,7 +280,7 @@ def test_many_new_logs_are_sorted_once(
         ranked.append(label)
         return rank(label)
 
-    monkeypatch.setattr(merged_logs, "rank", counted)
+    monkeypatch.setattr(task_logs, "rank", counted)
     for index in range(100):
         write_log(f"worker:{index}", b"x\n")
     logs = MergedLogs(paths)
