@@ -7,65 +7,29 @@ and what on this machine would stop them. `doctor` asks the nodes, too.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 import click
 
 from tfcluster.cli.completion import task_names
-from tfcluster.cli.options import (
-    HOST_OPTIONS,
-    WithJobArgs,
-    backend_option,
-    bundled,
-    job_args,
-    python_option,
-    set_option,
-)
-from tfcluster.discovery.planning import Planned, plan_file
+from tfcluster.cli.options import HOST_OPTIONS, WithJobArgs, backend_option, plan_options
+from tfcluster.discovery import planning
 from tfcluster.errors import Problem, SetupError, SpecError, TfclusterError
 from tfcluster.plans import placement
-from tfcluster.spec import NO_CHOICE, HostChoice
+from tfcluster.preflight import obstacles
+from tfcluster.spec import PlanOptions
 from tfcluster.ui import plan_view
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
-
-@dataclass(frozen=True, slots=True)
-class SpecChoice:
-    """The spec to check, with what the command line changes in it."""
-
-    spec: str | None = None
-    sets: tuple[str, ...] = ()
-    hosts: HostChoice = NO_CHOICE
-    backend: str | None = None
-    python: str | None = None
-
-    def plan(self) -> Planned:
-        """Load and plan the spec. Raises TfclusterError for the first depth's problems."""
-
-        return plan_file(
-            self.spec,
-            sets=self.sets,
-            options={"--backend": ("runtime.backend", self.backend)},
-            python=self.python,
-            args=job_args(),
-            hosts=self.hosts,
-        )
-
-
-_spec_choice = bundled(
-    (click.argument("spec", required=False), set_option, *HOST_OPTIONS, backend_option,
-     python_option),
-    hosts=HostChoice,
-    choice=SpecChoice,
-)  # fmt: skip
-"""The decorator of a command that gets SPEC and the options that change it as `choice`."""
+_spec = click.argument("spec", required=False)
+_plan_options = plan_options(*HOST_OPTIONS, backend_option)
 
 
 @click.command("validate")
-@_spec_choice
+@_spec
+@_plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with all problems.")
-def validate(choice: SpecChoice, as_json: bool) -> None:
+def validate(spec: str | None, changes: PlanOptions, as_json: bool) -> None:
     """Check SPEC (./tfcluster.json; - = standard input); report every problem with a fix.
 
     Files, folders and variables that SPEC names must exist. Exit codes, those of `plan`: 0 the spec
@@ -74,19 +38,19 @@ def validate(choice: SpecChoice, as_json: bool) -> None:
     """
     terminal = Terminal()
     try:
-        spec, path = (planned := choice.plan()).spec, planned.plan.spec_path
+        checked, path = (planned := planning.plan(spec, changes)).spec, planned.plan.spec_path
     except TfclusterError as error:
         if not as_json:
             raise
-        problems = _problems_of(error, choice.spec or ".")
+        problems = _problems_of(error, spec or ".")
         terminal.emit_json({"valid": False, "problems": problems})
         raise click.exceptions.Exit(error.exit_code) from None
     if as_json:
-        known = {"spec": path, "name": spec.name, "tasks": spec.task_count}
+        known = {"spec": path, "name": checked.name, "tasks": checked.task_count}
         terminal.emit_json({"valid": True, **known, "problems": []})
         return
-    shown = choice.spec or (os.path.basename(path) if path else "-")
-    terminal.say(f"{shown}: OK; {spec.name}, {plural(spec.task_count, 'task')}")
+    shown = spec or (os.path.basename(path) if path else "-")
+    terminal.say(f"{shown}: OK; {checked.name}, {plural(checked.task_count, 'task')}")
 
 
 def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
@@ -97,6 +61,7 @@ def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
 
 
 @click.command("plan", cls=WithJobArgs)
+@_spec
 @click.option(
     "--task",
     "task_name",
@@ -104,16 +69,17 @@ def _problems_of(error: TfclusterError, place: str) -> list[dict[str, str]]:
     shell_complete=task_names,
     help="Show one task in full, such as worker:1.",
 )
-@_spec_choice
+@_plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(choice: SpecChoice, task_name: str | None, as_json: bool) -> None:
+def plan(spec: str | None, changes: PlanOptions, task_name: str | None, as_json: bool) -> None:
     """Show the tasks of SPEC (./tfcluster.json): nodes, addresses, Python, resources.
 
     ARGS after -- are appended to the job's own. Problems that would stop `up` are listed too;
     the exit code is still 0.
     """
 
-    planned = choice.plan()
+    planned = planning.plan(spec, changes)
+    problems = tuple(obstacles.find(planned))
     plan, terminal = planned.plan, Terminal()
     if task_name is not None:
         task = placement.find_task((task.id for task in plan.tasks), task_name)
@@ -122,17 +88,18 @@ def plan(choice: SpecChoice, task_name: str | None, as_json: bool) -> None:
         else:
             terminal.out("\n".join(plan_view.format_task(plan, task)))
     elif as_json:
-        terminal.emit_json(plan_view.plan_json(plan, planned.obstacles()))
+        terminal.emit_json(plan_view.plan_json(plan, problems))
     else:
-        lines = plan_view.format_plan(plan, planned.obstacles(), width=terminal.width)
+        lines = plan_view.format_plan(plan, problems, width=terminal.width)
         terminal.out("\n".join(lines))
 
 
 @click.command("doctor")
+@_spec
 @click.option("--deep", is_flag=True, help="Also import TensorFlow and measure all-reduces.")
-@_spec_choice
+@_plan_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(choice: SpecChoice, deep: bool, as_json: bool) -> int:
+def doctor(spec: str | None, changes: PlanOptions, deep: bool, as_json: bool) -> int:
     """Check every node of SPEC as `up` does before it starts; without SPEC, check this machine.
 
     Checks versions, GPUs, ports, host names, connections between nodes, disks, clocks and
@@ -144,10 +111,10 @@ def doctor(choice: SpecChoice, deep: bool, as_json: bool) -> int:
     from tfcluster.ui.preflight_table import format_report
 
     terminal = Terminal()
-    if choice == SpecChoice(python=choice.python):
-        report = examine_this_machine(choice.python, deep=deep)
+    if spec is None and not changes.touches_spec:
+        report = examine_this_machine(changes.python, deep=deep)
     else:
-        report = examine(choice.plan(), deep=deep, tell=terminal.say)
+        report = examine(planning.plan(spec, changes), deep=deep, tell=terminal.say)
     if as_json:
         terminal.emit_json(report.to_json())
     else:

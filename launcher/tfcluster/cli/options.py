@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from tfcluster.cli.completion import backend_names
-from tfcluster.spec import HostChoice, LaunchOptions
+from tfcluster.spec import NO_CHOICE, HostChoice, LaunchOptions, PlanOptions
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -91,8 +91,6 @@ HOST_OPTIONS = (
     click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Use only these tasks."),
     click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Leave out these tasks."),
 )  # fmt: skip
-host_options = bundled(HOST_OPTIONS, hosts=HostChoice)
-"""The decorator of a command that gets them as `hosts`, one HostChoice."""
 _WATCH_OPTIONS = (
     click.option("-d", "--detach", is_flag=True,
                  help="Return when all tasks run, or a scheduler has the run; print its id."),
@@ -108,6 +106,28 @@ _WATCH_OPTIONS = (
                  help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
+
+
+def _plan_options(
+    sets: tuple[str, ...],
+    python: str | None,
+    hosts: HostChoice = NO_CHOICE,
+    backend: str | None = None,
+    name: str | None = None,
+) -> PlanOptions:
+    fields = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
+    return PlanOptions(sets, fields, hosts, python, job_args())
+
+
+def plan_options(*more: Decorator) -> Decorator:
+    """Return the decorator of a command that plans a spec; `more`: its options besides the least.
+
+    The command gets them and the job's arguments as `changes`, the PlanOptions.
+    """
+    makers: dict[str, Callable[..., Any]] = {"changes": _plan_options}
+    if HOST_OPTIONS[0] in more:
+        makers = {"hosts": HostChoice, **makers}
+    return bundled((set_option, *more, python_option), **makers)
 
 
 def launch_options(*more: Decorator) -> Decorator:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.cli.options import WithJobArgs, job_args
+from tfcluster.cli.options import WithJobArgs, plan_options
 from tfcluster.errors import UsageError
+from tfcluster.spec import PlanOptions
 
 if TYPE_CHECKING:
     from tfcluster.scaling.gang_steps import Progress, Request
@@ -30,8 +31,7 @@ _MOST_WORKERS = 64
 @click.option("--steps", type=click.IntRange(1), default=200, metavar="N", show_default=True,
               help="Timed steps of each cell, at least.")  # fmt: skip
 @click.option("--predict", default="", metavar="N,N", help="Predict so many hosts.")
-@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", help="Python that runs the tasks.")
+@plan_options()
 @click.option("--json", "as_json", is_flag=True, help="Print the study as one JSON object.")
 @click.option("-o", "--output", "target", metavar="FILE",
               help="Also write a page with charts; - is stdout.")  # fmt: skip
@@ -42,8 +42,7 @@ def command(
     communication: str,
     steps: int,
     predict: str,
-    sets: tuple[str, ...],
-    python: str | None,
+    changes: PlanOptions,
     as_json: bool,
     target: str | None,
 ) -> None:
@@ -64,9 +63,7 @@ def command(
         rates=_rates(rates),
         communications=_communications(communication),
         steps=steps,
-        sets=sets,
-        python=python,
-        args=job_args(),
+        options=changes,
     )
     hosts = _counts(predict, "--predict") if predict else ()
     _require_fit(request, hosts)

@@ -19,35 +19,33 @@ from tfcluster.api import make_launch, require_scheduler, spec_of_program
 from tfcluster.cli.completion import run_names, task_names
 from tfcluster.cli.launch import launch, preimport
 from tfcluster.cli.options import (
+    HOST_OPTIONS,
     Display,
     WithJobArgs,
     backend_option,
     chaos_option,
-    host_options,
-    job_args,
     launch_options,
-    python_option,
-    set_option,
+    plan_options,
     skip_options,
 )
 from tfcluster.coordinator import resume as resuming
-from tfcluster.discovery.planning import plan_file, plan_join, plan_spec
+from tfcluster.discovery import planning
+from tfcluster.discovery.planning import plan_own_part
 from tfcluster.errors import UsageError
 from tfcluster.kinds import leave_allocation
-from tfcluster.spec import SPEC_NAMES, HostChoice, LaunchOptions
-from tfcluster.spec.load import from_value
+from tfcluster.spec import SPEC_NAMES, LaunchOptions, PlanOptions
+from tfcluster.spec.load import load
 from tfcluster.ui.terminal import Terminal
+
+_name = click.option("--name", metavar="NAME",
+                     help="Name of the run (default: that of the spec or script).")  # fmt: skip
 
 
 @click.command("up", cls=WithJobArgs)
 @click.argument("spec", required=False)
-@set_option
-@host_options
-@backend_option
+@plan_options(*HOST_OPTIONS, backend_option, _name)
 @click.option("--submit", "submits", is_flag=True,
               help="Submit a job of its own, also inside an allocation.")  # fmt: skip
-@python_option
-@click.option("--name", metavar="NAME", help="Name of the run (name).")
 @click.option("--resume", metavar="RUN[@STEP]", shell_complete=run_names,
               help="Resume from the checkpoints of RUN; without SPEC, use RUN's spec.")  # fmt: skip
 @click.option("--except", "excepted", multiple=True, metavar="TASK", shell_complete=task_names,
@@ -55,12 +53,8 @@ from tfcluster.ui.terminal import Terminal
 @launch_options(chaos_option, *skip_options("the nodes"))
 def up(
     spec: str | None,
-    sets: tuple[str, ...],
-    hosts: HostChoice,
-    backend: str | None,
+    changes: PlanOptions,
     submits: bool,
-    python: str | None,
-    name: str | None,
     resume: str | None,
     excepted: tuple[str, ...],
     options: LaunchOptions,
@@ -76,19 +70,12 @@ def up(
     143 `tfcluster down`.
     """
 
-    if submits:
-        backend = leave_allocation(os.environ) or backend
+    if submits and (scheduler := leave_allocation(os.environ)):
+        backend = {"--backend": ("runtime.backend", scheduler)}
+        changes = replace(changes, fields={**changes.fields, **backend})
     resumed = resuming.find(resume, Terminal().say_wrapped) if resume is not None else None
     stored = resumed.source if resumed is not None and spec is None else None
-    planned = plan_file(
-        stored or spec,
-        sets=sets,
-        options={"--name": ("name", name), "--backend": ("runtime.backend", backend)},
-        python=python,
-        args=job_args(),
-        hosts=hosts,
-        meanwhile=preimport,
-    )
+    planned = planning.plan(stored or spec, changes, meanwhile=preimport)
     planned = planned.without_tasks(excepted)
     if submits:
         require_scheduler(planned.plan)
@@ -99,16 +86,12 @@ def up(
 @click.argument("spec", required=False)
 @click.option("--task", "names", multiple=True, metavar="TASK", shell_complete=task_names,
               help="Start worker:1, whatever its address; may be repeated.")  # fmt: skip
-@set_option
-@python_option
-@click.option("--name", metavar="NAME", help="Name of the run (name).")
+@plan_options(_name)
 @launch_options(*skip_options("this machine"))
 def join(
     spec: str | None,
     names: tuple[str, ...],
-    sets: tuple[str, ...],
-    python: str | None,
-    name: str | None,
+    changes: PlanOptions,
     options: LaunchOptions,
     display: Display,
 ) -> int:
@@ -123,17 +106,10 @@ def join(
     here only because of a failure on another machine: start all machines again.
     """
 
-    planned = plan_join(
-        spec,
-        names=names,
-        sets=sets,
-        options={"--name": ("name", name)},
-        python=python,
-        args=job_args(),
-    )
+    planned, tasks = plan_own_part(spec, names, changes)
     if names:  # a task may have another machine's address, which the checks would refuse
         options = replace(options, runs_preflight=False)
-    return launch(make_launch(planned, options), display)
+    return launch(make_launch(planned.only(tasks), options), display)
 
 
 class _Run(click.Command):
@@ -152,19 +128,13 @@ class _Run(click.Command):
               help="Number of workers (default: 2; with --hosts: their slots).")  # fmt: skip
 @click.option("-m", "module", metavar="MODULE", help="Run a module instead of SCRIPT.")
 @click.option("--no-python", is_flag=True, help="Run the command SCRIPT without Python.")
-@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Set a field of the spec.")
-@host_options
-@python_option
-@click.option("--name", metavar="NAME", help="Name of the run (default: the script's).")
+@plan_options(*HOST_OPTIONS, _name)
 @launch_options(chaos_option)
 @click.argument("line", nargs=-1, metavar="SCRIPT [ARGS]...", type=click.UNPROCESSED)
 def run(
     module: str | None,
     no_python: bool,
-    sets: tuple[str, ...],
-    hosts: HostChoice,
-    python: str | None,
-    name: str | None,
+    changes: PlanOptions,
     line: tuple[str, ...],
     options: LaunchOptions,
     display: Display,
@@ -184,11 +154,12 @@ def run(
     elif no_python:
         kind = "command"
     _check_program(program, args, kind)
+    hosts = changes.hosts
     if kind == "command" and hosts.hosts is None and hosts.hostfile is None:
         _check_command(program)
-    spec = spec_of_program(program, args, workers=hosts.workers or 2, kind=kind, name=name)
-    loaded = from_value(spec, where="tfcluster run", sets=sets, hosts=hosts)
-    planned = plan_spec(loaded, python=python, meanwhile=preimport)
+    spec = spec_of_program(program, args, workers=hosts.workers or 2, kind=kind)
+    loaded = load(spec, changes, where="tfcluster run")
+    planned = planning.plan(loaded, changes, meanwhile=preimport)
     return launch(make_launch(planned, options), display)
 
 

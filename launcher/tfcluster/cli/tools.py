@@ -11,14 +11,14 @@ from pathlib import Path
 import click
 
 from tfcluster.cli.completion import page_names, task_names
-from tfcluster.cli.options import WithJobArgs, job_args, python_option, set_option
+from tfcluster.cli.options import WithJobArgs, plan_options
 from tfcluster.cli.report import write_page
 from tfcluster.coordinator import manual_start
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
 from tfcluster.export.request import Request
 from tfcluster.export.request import export as export_plan
-from tfcluster.spec import published_schema
+from tfcluster.spec import PlanOptions, published_schema
 from tfcluster.spec.source import read_stdin, read_text
 from tfcluster.ui import pages, plan_view
 from tfcluster.ui.terminal import Terminal
@@ -33,9 +33,8 @@ _TITLES = {
 @click.command("env")
 @click.argument("spec", metavar="SPEC|RUN")
 @click.argument("task_name", metavar="TASK", shell_complete=task_names)
-@set_option
-@python_option
-def env(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) -> None:
+@plan_options()
+def env(spec: str, task_name: str, changes: PlanOptions) -> None:
     """Print the environment of TASK (worker:1) of SPEC, for a shell that starts it by hand.
 
     With a RUN of `up --except TASK` instead of SPEC, the ports are those of that run. The last
@@ -44,26 +43,19 @@ def env(spec: str, task_name: str, sets: tuple[str, ...], python: str | None) ->
     Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
     """
 
-    found = manual_start.build(spec, task_name, sets=sets, python=python)
+    found = manual_start.build(spec, task_name, changes)
     lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
     Terminal().out("\n".join(lines))
 
 
 @click.command("export", cls=WithJobArgs)
 @click.argument("spec", required=False)
-@click.option("--format", "name", type=click.Choice(list(FORMATS)), required=True,
+@click.option("--format", "tool", type=click.Choice(list(FORMATS)), required=True,
               help="The tool that reads the file.")  # fmt: skip
 @click.option("-o", "--output", "target", metavar="FILE", default="-",
               help="The file to write (default: -, stdout).")  # fmt: skip
-@set_option
-@python_option
-def export(
-    spec: str | None,
-    name: str,
-    target: str,
-    sets: tuple[str, ...],
-    python: str | None,
-) -> None:
+@plan_options()
+def export(spec: str | None, tool: str, target: str, changes: PlanOptions) -> None:
     """Write the tasks of SPEC (./tfcluster.json) as a file of another tool, and start nothing.
 
     compose: a Compose file with a service for each task, which starts without tfcluster. sbatch:
@@ -76,16 +68,14 @@ def export(
     file = None if target == "-" else Path(target).absolute()
     request = Request(
         spec=spec,
-        sets=sets,
-        python=python,
-        args=job_args(),
+        options=changes,
         file=file.name if file is not None else "",
         folder=str(file.parent if file is not None else Path.cwd()),
         tfcluster=_own_command(),
         user=f"{os.getuid()}:{os.getgid()}",
         environ=os.environ,
     )
-    exported = export_plan(name, request)
+    exported = export_plan(tool, request)
     write_page(exported.text, target, example="FILE")
     for need in exported.needs:
         Terminal().say(f"the file needs {need}")

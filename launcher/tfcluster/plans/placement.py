@@ -7,15 +7,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tfcluster import kinds
 from tfcluster.errors import SetupError, UsageError, join_first
-from tfcluster.kinds import Kind
 from tfcluster.plans import command
-from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.keras_settings import find_data_dir
 from tfcluster.plans.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plans.resources import Share
@@ -27,23 +26,6 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _FIXED_PORTS_FIX = 'write every address with its port, for example "10.0.0.1:2222"'
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTask:
-    """One task of the spec, its address and its node; port 0 is chosen at the start."""
-
-    id: TaskId
-    host: str
-    port: int
-    node: str
-    backend: str
-    gpus: Gpus = None
-    env: Mapping[str, str | None] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> Kind:
-        return kinds.get(self.backend)
 
 
 def is_local(host: str, local_addresses: Collection[str]) -> bool:

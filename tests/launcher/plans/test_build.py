@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.launcher.plans.conftest import on
 
 from tfcluster.errors import UsageError
 from tfcluster.plans.build import make_plan
@@ -70,7 +71,7 @@ def test_arguments_after_the_dashes_follow_those_of_the_spec(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({"job": {"args": ["a"]}})
-    plan = make_plan(spec, machine, args=["b", "c"])
+    plan = make_plan(spec, on(machine, spec), args=["b", "c"])
     assert plan.tasks[1].command.argv[-3:] == ("a", "b", "c")
 
 
@@ -89,7 +90,8 @@ def test_single_jobs_or_tasks_may_have_another_program_or_other_arguments(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
-    plan = make_plan(spec_of({"cluster": cluster, "job": ROLES}), machine, args=["--lr", "1"])
+    spec = spec_of({"cluster": cluster, "job": ROLES})
+    plan = make_plan(spec, on(machine, spec), args=["--lr", "1"])
     script = ("/venv/bin/python", BOOT, "script", f"{SPEC_DIR}/train.py")
     assert {str(task.id): task.command.argv for task in plan.tasks} == {
         "chief:0": (*script, "train", "--lr", "1"),
@@ -488,7 +490,7 @@ def test_a_plan_depends_only_on_its_inputs(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({})
-    assert make_plan(spec, machine) == make_plan(spec, replace(machine))
+    assert make_plan(spec, on(machine, spec)) == make_plan(spec, on(machine, spec))
 
 
 @pytest.mark.parametrize(
@@ -510,7 +512,7 @@ def test_the_prepare_step_of_an_example_job_gets_its_data_options(
 ) -> None:
     prepare = {"module": "tfcluster_workers.data.prepare"}
     spec = spec_of({"job": {"args": given, "prepare": prepare}})
-    command = make_plan(spec, machine, args=typed).prepare["local"]
+    command = make_plan(spec, on(machine, spec), args=typed).prepare["local"]
     assert command.argv == ("/venv/bin/python", "-m", prepare["module"], *passed)
 
 
@@ -526,7 +528,8 @@ def test_files_with_secrets_are_not_sent_to_other_hosts(
     context = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})
 
     def withheld(**job: Any) -> tuple[str, ...]:
-        return make_plan(spec_of({"job": job}), context, spec_path="sub/spec.json").withheld
+        spec = spec_of({"job": job})
+        return make_plan(spec, on(context, spec), spec_path="sub/spec.json").withheld
 
     assert withheld(env={"SEED": "1", "API_KEY": None}) == ()
     assert withheld(env_file=".env") == (f"{SPEC_DIR}/.env",)
