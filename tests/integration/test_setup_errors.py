@@ -59,13 +59,6 @@ def went_well(line: CommandLine, *args: str) -> None:
 # -- the script and its Python ------------------------------------------------------------------
 
 
-def test_a_missing_script_is_refused(line: CommandLine) -> None:
-    said = refused(line, "run", "missing.py", code=2)
-
-    assert f"there is no script at {line.cwd}/missing.py" in said
-    assert not line.home.exists()
-
-
 @pytest.mark.parametrize("job", ["module", "script"])
 def test_a_python_without_tensorflow_is_refused(line: CommandLine, job: str) -> None:
     venv.create(line.root / "bare", symlinks=True)

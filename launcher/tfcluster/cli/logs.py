@@ -17,7 +17,7 @@ from tfcluster.cli.ending import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.task_logs import RunLogs, end_of_lines, find_label, newest_attempts, rank
+from tfcluster.rundir.task_logs import end_of_lines, find_label, newest_attempts, rank
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.formats import plural
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
@@ -75,8 +75,6 @@ def command(
         tail=tail,
         failed=_find_failed(paths),
     )
-    if since is not None or times:
-        _require_times(paths)
     if as_json:
         is_over = job_watch.StateFile(paths).is_over
         merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
@@ -142,16 +140,6 @@ def parse_moment(text: str, now: float | None = None) -> float:
             " ('2026-09-14 14:30')",
         ) from error
     return (found if found <= today else found - timedelta(days=1)).timestamp()
-
-
-def _require_times(paths: RunPaths) -> None:
-    """Raise UsageError for a run of a release that did not record when lines were written."""
-    written = [log for log in RunLogs(paths.logs).discover() if log.size()]
-    if written and not any(log.times.exists for log in written):
-        raise UsageError(
-            f"the times of the lines of {paths.run_id} are not known: an older tfcluster ran it",
-            fix="leave out --time and --since",
-        )
 
 
 def _compile(regex: str | None) -> re.Pattern[bytes] | None:

@@ -102,9 +102,8 @@ def load(source: Source, options: PlanOptions = UNCHANGED) -> LoadedSpec:
     if not isinstance(source, RunPaths):
         return spec_load.load(source, options)
     loaded, state = spec_load.load(source.spec, options), registry.load(source)
-    spec_path = Path(state.spec) if state.spec else None
-    folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
-    return replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
+    path = Path(state.spec) if state.spec else None
+    return replace(loaded, path=path, folder=Path(state.spec_folder or Path.cwd()))
 
 
 def plan(

@@ -6,8 +6,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -40,7 +39,19 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
     `local_addresses` are the addresses and names of this machine, here and below. A task keeps the
     port of a listed address in a container, too, which has all ports to itself.
     """
-    return tuple(_place_tasks(spec, local_addresses))
+    backend, found = spec.runtime.backend, list[PlacedTask]()
+    for job in JOBS:
+        listed = spec.cluster.get(job, 0)
+        for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
+            task = TaskId(job, index)
+            host = "127.0.0.1" if entry is None else entry.host
+            its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
+            node, host = kinds.get(its).place(task.file_name, len(found), host, spec.runtime)
+            placed = PlacedTask(task, host, 0, node, its)
+            if entry is not None:
+                placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
+            found.append(placed)
+    return tuple(found)
 
 
 def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
@@ -191,22 +202,6 @@ def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
 
 def _ports_to_choose(plan: Plan) -> list[str]:
     return [str(task.id) for task in plan.listening if task.port == 0]
-
-
-def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
-    backend = spec.runtime.backend
-    numbers = itertools.count()
-    for job in JOBS:
-        listed = spec.cluster.get(job, 0)
-        for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
-            task = TaskId(job, index)
-            host = "127.0.0.1" if entry is None else entry.host
-            its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
-            node, host = kinds.get(its).place(task.file_name, next(numbers), host, spec.runtime)
-            placed = PlacedTask(task, host, 0, node, its)
-            if entry is not None:
-                placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
-            yield placed
 
 
 def _mount(path: str | None, context: PlanContext) -> str | None:

@@ -91,7 +91,7 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         steps_per_second=lead.steps_per_second if moves else None,
         examples_per_second=lead.examples_per_second if moves else None,
         mean_steps_per_second=None if is_stalled else lead.mean_steps_per_second,
-        mean_examples_per_second=None if is_stalled else _mean_examples(lead),
+        mean_examples_per_second=None if is_stalled else lead.mean_examples_per_second,
         first_step_s=lead.first_step_s,
         rss_bytes=rss_bytes,
         cores=used,
@@ -135,14 +135,6 @@ def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
 def is_of_epoch_end(metric: str) -> bool:
     """Return whether a metric is reported at the end of an epoch only."""
     return metric.startswith(("val_", "lr", "learning_rate"))
-
-
-def _mean_examples(task: TaskSnapshot) -> float | None:
-    """Return the mean speed in examples; older releases did not store it."""
-    known = task.mean_examples_per_second, task.mean_steps_per_second, task.steps_per_second
-    if known[0] is not None or known[1] is None or not (known[2] and task.examples_per_second):
-        return known[0]
-    return task.examples_per_second * known[1] / known[2]
 
 
 def _remaining_s(task: TaskSnapshot) -> float | None:

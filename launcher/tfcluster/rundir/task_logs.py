@@ -291,8 +291,8 @@ class LogTimes:
     """Tells when the parts of one log were written, from the time index beside it.
 
     An entry of the index (`agent.tasks.output.TimeIndex`) is an offset of the log and the time at
-    which what follows was written, at most ten per second. Runs of older releases have no index.
-    It is read in parts, because the index of a long run is large.
+    which what follows was written, at most ten per second. It is read in parts, because that of
+    a long run is large.
     """
 
     WINDOW = 1024
@@ -475,8 +475,9 @@ class RunLogs:
             while before != (progress := (task.current, task.current.position)):
                 before = progress
                 if block := b"".join(task.read()):
+                    log = task.current
                     for line in latest_states(block)[:-1].split(b"\n"):
-                        yield task.current, line
+                        yield log, line
 
     def _new_files(self) -> Iterator[tuple[int, Path]]:
         """Yield attempt and path of the files since the last call."""

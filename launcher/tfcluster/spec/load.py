@@ -14,10 +14,9 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import Problem, SpecError
 from tfcluster.spec import UNCHANGED, Path, PlanOptions, jsonc, overrides, shorten
 from tfcluster.spec.fields import Mistake
-from tfcluster.spec.hosts import read_hosts, spread
+from tfcluster.spec.hosts import read_hosts, select, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path
-from tfcluster.spec.selection import select
 from tfcluster.spec.source import Source, read_source
 
 

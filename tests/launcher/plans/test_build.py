@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from tests.launcher.plans.conftest import on
 
-from tfcluster.errors import UsageError
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
 from tfcluster.plans.imports import Code
@@ -18,7 +17,6 @@ from tfcluster.plans.plan import EnvVar, Interpreter, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.resources import EVEN_SHARE
 from tfcluster.spec.model import ClusterSpec
-from tfcluster.typed_json import from_json, to_json
 
 Planner = Callable[..., Plan]
 BUNDLE = "/home/ann/.cache/tfcluster/bundles/0123abcd"
@@ -123,15 +121,6 @@ def test_tasks_with_their_own_command_are_not_preloaded(plan_of: Planner) -> Non
     assert preload_on(alone, "local") is None
 
 
-def test_a_plan_with_programs_of_single_tasks_is_the_same_after_it_is_loaded(
-    plan_of: Planner,
-) -> None:
-    cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
-    plan = plan_of({"cluster": cluster, "job": ROLES})
-    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
-    assert [task.has_own_command for task in loaded.tasks] == [False] * 4 + [True]
-
-
 def test_the_pythonpath_of_a_task_with_hooks_is_unchanged(plan_of: Planner) -> None:
     assert "PYTHONPATH" not in env(plan_of())
 
@@ -176,17 +165,6 @@ def test_the_last_layer_of_the_environment_takes_precedence(plan_of: Planner) ->
         "--set",
         "job.env_file",
     ]
-
-
-def test_a_secret_comes_from_the_launcher_and_stays_hidden(plan_of: Planner) -> None:
-    plan = plan_of({"job": {"secrets": ["KEY"]}}, environ={"KEY": "s3"})
-    key = next(v for v in plan.tasks[0].command.env if v.name == "KEY")
-    assert (key.value, key.secret) == ("s3", True)
-
-
-def test_a_secret_that_is_not_set_is_refused(plan_of: Planner) -> None:
-    with pytest.raises(UsageError, match="KEY"):
-        plan_of({"job": {"secrets": ["KEY"]}})
 
 
 def test_variables_of_another_cluster_are_not_inherited(plan_of: Planner) -> None:
@@ -442,12 +420,6 @@ def test_the_data_folder_is_that_of_the_host_or_the_default(plan_of: Planner) ->
     hosts = {"runtime": {"hosts": {"*": {"data_dir": "/mnt/tfds"}}}}
     assert env(plan_of(hosts))["TFDS_DATA_DIR"] == "/mnt/tfds"
     assert "TFDS_DATA_DIR" not in env(plan_of(environ={"TFDS_DATA_DIR": "/own", "HOME": "/h"}))
-
-
-def test_grpc_bypasses_a_proxy(plan_of: Planner) -> None:
-    plan = plan_of(environ={"https_proxy": "http://proxy:3128", "no_proxy": "corp"})
-    assert env(plan)["no_grpc_proxy"] == "corp,127.0.0.1"
-    assert "enable_http_proxy=0" in env(plan)["TF_GRPC_DEFAULT_OPTIONS"]
 
 
 def test_prepare_runs_once_per_node_without_tf_config(plan_of: Planner) -> None:

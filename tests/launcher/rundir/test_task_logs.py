@@ -51,16 +51,6 @@ def test_a_line_is_read_once_it_has_its_newline(tmp_path: Path) -> None:
     assert read(source) == b"second\n"
 
 
-def test_a_last_line_without_newline_gets_one_after_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"first\nlast words")
-    source = LogSource(log)
-    assert [read(source), read(source)] == [b"first\n", b""]
-    source.has_ended = True
-    assert read(source) == b"last words\n"
-    assert read(source) == b""
-
-
 def test_output_of_a_grandchild_after_the_end_is_still_read(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"last words")
@@ -113,15 +103,6 @@ def test_an_unreadable_file_yields_nothing(tmp_path: Path) -> None:
     (tmp_path / "worker-0.log").mkdir()
     source = LogSource(tmp_path / "worker-0.log")
     assert read(source) == b""
-
-
-def test_a_huge_line_without_newline_is_not_lost_at_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"x" * (2 * CHUNK + 5))
-    source = LogSource(log)
-    assert read(source) == b""
-    source.has_ended = True
-    assert read(source) == b"x" * (2 * CHUNK + 5) + b"\n"
 
 
 @pytest.mark.parametrize("size", [1000, CHUNK - 4, CHUNK - 1, CHUNK, CHUNK + 3, 3 * CHUNK])

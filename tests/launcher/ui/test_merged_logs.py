@@ -88,12 +88,6 @@ def test_a_task_has_the_same_colour_whatever_the_others_are() -> None:
     assert len({task_colour(label) for label in small}) == len(small)
 
 
-def test_a_huge_line_reaches_a_pipe_whole(paths: RunPaths, write_log: Write) -> None:
-    write_log("worker:0", b"x" * 10_000_000)
-    write_log("worker:1", b"y\n")
-    assert drained(paths) == f"worker:0 │ {'x' * 10_000_000}\nworker:1 │ y\n"
-
-
 def test_a_screen_gets_the_beginning_of_a_huge_line_and_a_note(
     paths: RunPaths, write_log: Write
 ) -> None:
@@ -134,15 +128,6 @@ def test_an_unfinished_line_that_is_not_asked_for_is_not_shown(
     write_log("worker:0", b"one\nkilled in mid-")
     assert drained(paths, LogFilter(tail=0)) == ""
     assert drained(paths, LogFilter(tail=1)) == "worker:0 │ killed in mid-\n"
-
-
-def test_a_growing_line_does_not_delay_other_tasks(paths: RunPaths, write_log: Write) -> None:
-    write_log("worker:0", b"x" * 600_000)
-    write_log("worker:1", b"y\n")
-    logs = MergedLogs(paths)
-    assert b"".join(logs.advance()).decode() == "worker:1 │ y\n"
-    write_log("worker:0", b"x\n")
-    assert b"".join(logs.advance()).decode() == f"worker:0 │ {'x' * 600_001}\n"
 
 
 @pytest.mark.parametrize(

@@ -286,7 +286,7 @@ def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
     lead = run.tasks[0]
     lead.metrics, lead.first_step_s = {"accuracy": 0.9, "loss": 0.25, "val_loss": 0.3}, 6.2
     lead.epoch, lead.epochs, lead.total_steps = 3, 10, 4000
-    lead.examples_per_second, lead.mean_steps_per_second = 2637.0, 20.6
+    lead.mean_examples_per_second, lead.mean_steps_per_second = 1318.0, 20.6
     shown = plain_text(closing_panel(run, PATHS, has_curves=True), 80)
     facts = {line.split("  ")[1].strip(): line for line in shown.splitlines() if "  " in line}
     assert facts["metrics"].endswith("loss 0.25, accuracy 0.9, val_loss 0.3")
