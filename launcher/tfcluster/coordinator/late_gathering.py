@@ -27,7 +27,6 @@ from tfcluster.coordinator import cleanup
 from tfcluster.coordinator.gathering import list_held
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_checkpoints import RemoteSource
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.plans.remote_paths import CACHE, NodePaths, node_folder
 from tfcluster.rundir import registry
@@ -37,6 +36,7 @@ from tfcluster.rundir.run_writer import require_json
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.restart_policy import chief_among
+from tfcluster.wire.remote_source import RemoteSource
 
 _COPY_S, _POLL_S = 60.0, 0.5
 

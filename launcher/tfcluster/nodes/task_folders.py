@@ -27,6 +27,11 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
 from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.remote_source import RemoteSource, grows, is_same
+
+_RATE = 50e6
+"""Bytes per second at which a checkpoint is copied while its task trains."""
+_TENSORBOARD_RATE = 5e6
 
 
 class TaskFolders:
@@ -140,7 +145,7 @@ class TaskFolders:
 
     def _fetch_node_tensorboard(self, site: Site, stopped: Stopped) -> str:
         """Copy the files of all tasks of a node after one listing; return why one failed, or ""."""
-        rate, why = remote_checkpoints.TENSORBOARD_RATE, ""
+        rate, why = _TENSORBOARD_RATE, ""
         source = self._source(site.node, site.paths.curves, rate)
         folders = {task.id.file_name for task in self._plan.tasks if task.node == site.node}
         for entry in source.scan(stopped=stopped):
@@ -153,19 +158,15 @@ class TaskFolders:
                     why = f"{entry.path}: {describe_error(error)}"
         return why
 
-    def _fetch_tensorboard_file(
-        self, source: remote_checkpoints.RemoteSource, entry: Entry, stopped: Stopped
-    ) -> None:
+    def _fetch_tensorboard_file(self, source: RemoteSource, entry: Entry, stopped: Stopped) -> None:
         target = self._paths.curves / entry.path
-        if "tfevents" in PurePosixPath(entry.path).name:  # TensorFlow only appends to it
+        if grows(entry.path):
             source.follow(entry, target, stopped=stopped)
-        elif not entry.path.endswith("/") and not _is_same(target, entry):
+        elif not entry.path.endswith("/") and not is_same(target, entry):
             source.copy(entry, target, stopped=stopped)
 
-    def _source(
-        self, node: str, folder: PurePath, rate: float = remote_checkpoints.RATE
-    ) -> remote_checkpoints.RemoteSource:
-        return remote_checkpoints.RemoteSource(
+    def _source(self, node: str, folder: PurePath, rate: float = _RATE) -> RemoteSource:
+        return RemoteSource(
             PurePosixPath(folder),
             lambda: self._hub.files(node),
             self._loop,
@@ -210,11 +211,3 @@ class TaskFolders:
 
     def _site(self, task: TaskId) -> Site:
         return self._hub.site(self._plan.task(task).node)
-
-
-def _is_same(target: Path, entry: Entry) -> bool:
-    try:
-        found = target.stat()
-    except OSError:
-        return False
-    return (found.st_size, found.st_mtime_ns) == (entry.size, entry.mtime_ns)

@@ -11,9 +11,9 @@ import pytest
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.copying import SourceChangedError
-from tfcluster.nodes.remote_checkpoints import RemoteSource
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.messages import FileSlice
+from tfcluster.wire.remote_source import RemoteSource
 
 CONTENT = b"evil"
 OUTSIDE = [

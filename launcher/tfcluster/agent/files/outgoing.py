@@ -41,6 +41,8 @@ class Outgoing:
         """Prepare; `keep_alive` is called repeatedly during a long order."""
         self._send, self._send_bytes, self._keep_alive = send, send_bytes, keep_alive
         self._readings: dict[int, _Reading] = {}
+        self._listed: dict[str, dict[str, tuple[int, int]]] = {}
+        """Folder → path → size and time, as they were listed for who wants changes only."""
 
     def scan(self, order: msg.Scan) -> None:
         """List every file and folder below `folder`, except links.
@@ -51,11 +53,16 @@ class Outgoing:
         """
         number, size, count, names = order.id, 0, 0, 0
         entries: list[tuple[str, int, int]] = []
+        listed = self._listed.setdefault(order.folder, {}) if order.changes else None
         for entry in walk(order.folder, "", lambda: self._keep_alive(number)):
             count, names = count + 1, names + len(entry[0])
             if count > order.most or names > budgets.LISTED_BYTES:
                 self._send(msg.Scanned(id=number, entries=[], left_off=True))
                 return
+            if listed is not None:
+                if listed.get(entry[0]) == entry[1:]:
+                    continue
+                listed[entry[0]] = entry[1:]
             entries.append(entry)
             size += _ENTRY_BYTES + 6 * len(entry[0])
             if size > _PAGE_BYTES:
