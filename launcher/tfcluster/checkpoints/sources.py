@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePath
@@ -18,20 +18,25 @@ from tfcluster.checkpoints.copying import (
     copy_verified,
     never,
     raise_if_cancelled,
+    replacing,
 )
 
 
 def scan(
-    directory: Path, *, most: int | None = None, stopped: Stopped = never
+    directory: Path,
+    *,
+    most: int | None = None,
+    enters: Callable[[str], bool] = lambda path: True,
+    stopped: Stopped = never,
 ) -> tuple[Entry, ...]:
     """Return every file and folder below `directory`; links are neither followed nor listed.
 
-    Files that vanish meanwhile are left out; a missing directory is empty. Agents list folders
-    of other machines in the same way. Raises OSError, also if there are more than `most` entries,
-    and CancelledError.
+    Folders below it are searched if it `enters` them. Files that vanish meanwhile are left out; a
+    missing directory is empty. Agents list folders of other machines in the same way. Raises
+    OSError, also if there are more than `most` entries, and CancelledError.
     """
     found = []
-    names = walk(str(directory), "", partial(raise_if_cancelled, stopped))
+    names = walk(str(directory), "", partial(raise_if_cancelled, stopped), enters)
     for number, (path, size, mtime_ns) in enumerate(names, 1):
         if most is not None and number > most:
             raise OSError(budgets.too_many_files(str(directory), most))
@@ -53,7 +58,7 @@ class Source(Protocol):
         """Return everything in the folder; () if it does not exist."""
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        """Copy one file to `target`; return its SHA-512. See `copying.copy_verified`."""
+        """Copy one file, which appears whole; return its SHA-512. See `copying.copy_verified`."""
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         """Raise SourceChangedError unless all `entries` are unchanged."""
@@ -64,12 +69,16 @@ class LocalSource:
     """A folder of this machine."""
 
     folder: Path
+    most: int = budgets.LISTED_CHECKPOINTS
+    """The limit of files and folders in a listing; a larger one is an error."""
+    enters: Callable[[str], bool] = lambda path: True
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        return scan(self.folder, most=budgets.LISTED_CHECKPOINTS, stopped=stopped)
+        return scan(self.folder, most=self.most, enters=self.enters, stopped=stopped)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
-        return copy_verified(self.folder / entry.path, target, entry, stopped=stopped)
+        with replacing(target) as partial:
+            return copy_verified(self.folder / entry.path, partial, entry, stopped=stopped)
 
     def check(self, entries: Sequence[Entry], *, stopped: Stopped = never) -> None:
         for entry in entries:

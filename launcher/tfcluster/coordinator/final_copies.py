@@ -17,6 +17,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
+from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Store, deliver
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
@@ -82,13 +83,10 @@ class FinalCopies:
         globs, into, stopped = self.plan.checkpoints.outputs, self.paths.outputs, self.stopped
         if not globs:
             return ()
-        found = Outputs((), ())
+        found, workdir = Outputs((), ()), self.folders.workdir(self.chief)
         failure = "checkpoints.outputs were not all copied"
-        with self._noting_failure(failure, "outputs", self.folders.workdir(self.chief)):
-            if self.folders.is_remote(self._node):
-                found = self.folders.fetch_outputs(self.chief, globs, into, stopped=stopped)
-            else:
-                found = gather_outputs(Path(self.plan.workdir), globs, into, stopped=stopped)
+        with self._noting_failure(failure, "outputs", _path_of(workdir)):
+            found = gather_outputs(workdir, globs, into, stopped=stopped)
             self.notes += describe_damage(into, found.files, stopped=stopped)
         self.notes += found.notes
         return found.files
@@ -134,8 +132,11 @@ class FinalCopies:
 
     @property
     def _checkpoint_folder(self) -> PurePath:
-        directory = self.folders.checkpoints(self.chief)
-        return directory if isinstance(directory, Path) else directory.folder
+        return _path_of(self.folders.checkpoints(self.chief))
+
+
+def _path_of(place: Path | Source) -> PurePath:
+    return place if isinstance(place, Path) else place.folder
 
 
 class StalledError(OSError):

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import Saved
-from tfcluster.agent.error_text import describe_error
+from tfcluster.agent.error_text import describe_error, reason_of
 from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
@@ -24,6 +24,7 @@ from tfcluster.checkpoints.restore import newest_in, newest_of, newest_reported
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.coordinator.final_copies import FileThreads, FinalCopies, StalledError
 from tfcluster.errors import RunFolderError, SetupError
+from tfcluster.nodes.filling import Follower
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
@@ -75,7 +76,8 @@ class RunGathering:
         up may still save after that: its checkpoints are not gathered."""
         self._folders: TaskFolders
         self._before: outputs.WorkdirBefore | None = None
-        self._is_due = asyncio.Event()
+        self._is_due, self._has_gathered = asyncio.Event(), asyncio.Event()
+        self._followers: list[Follower] = []
         self._chief_is_over = False
         self._is_cancelled = threading.Event()
         self._salvaging: asyncio.Task[str] | None = None
@@ -359,21 +361,19 @@ class RunGathering:
         self._is_settled = False
         if chief != self._chief and self._runs_chief:
             evaluators = (task.id for task in self._plan.tasks if task.id.job == "evaluator")
-            followers = map(self._folders.follower, evaluators)
-            source = self._folders.checkpoints(chief)
-            self._chief = chief
-            self._gatherer = Gatherer(
-                source, self._store, followers=followers, saves=self._paths.saves
-            )
+            self._followers = [*map(self._folders.follower, evaluators)]
+            self._chief, source = chief, self._folders.checkpoints(chief)
+            self._gatherer = Gatherer(source, self._store, saves=self._paths.saves)
 
     async def follow(self, report: Callable[[Event], None]) -> None:
         """Gather until cancelled: every 2 s, and soon after a task reported a save.
 
-        TensorBoard files of other machines are copied every 10 s.
+        Evaluators get what was gathered; TensorBoard files of other machines are copied every 10 s.
         """
         if self.is_gathering:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow_checkpoints(report))
+                group.create_task(self._fill_evaluators())
                 group.create_task(self._follow_tensorboard())
 
     async def _follow_checkpoints(self, report: Callable[[Event], None]) -> None:
@@ -387,6 +387,25 @@ class RunGathering:
                 self._note_problem(await self._try_to_gather(is_final=self._chief_is_over))
             for event in self.take_events():
                 report(event)
+            self._has_gathered.set()
+
+    async def _fill_evaluators(self) -> None:
+        """Add gathered checkpoints to the evaluators' folders."""
+        noted = set[str]()
+        while True:
+            await self._has_gathered.wait()
+            self._has_gathered.clear()
+            for follower in self._followers:
+                try:
+                    await follower.follow(self._store.held)
+                except SourceChangedError:
+                    pass  # the next gathering finds newer ones
+                except OSError as error:
+                    why = (
+                        f"{follower.target.folder} does not get new checkpoints: {reason_of(error)}"
+                    )
+                    self._notes.extend({why} - noted)
+                    noted.add(why)
 
     async def _follow_tensorboard(self) -> None:
         fetch = partial(self._folders.fetch_tensorboard, stopped=self._is_stopped)

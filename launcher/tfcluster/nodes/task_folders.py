@@ -12,16 +12,13 @@ from pathlib import Path, PurePath, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
-from tfcluster.checkpoints import outputs
 from tfcluster.checkpoints.completeness import Entry
-from tfcluster.checkpoints.copying import SourceChangedError, Stopped
-from tfcluster.checkpoints.outputs import Outputs
-from tfcluster.checkpoints.restore import Follower, newest_of, put_back
+from tfcluster.checkpoints.copying import Stopped
+from tfcluster.checkpoints.restore import newest_of, put_back
 from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.nodes import remote_checkpoints
+from tfcluster.nodes.filling import Follower, LocalTarget, RemoteTarget, files_to_send
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.remote_checkpoints import RemoteFollower
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
@@ -74,10 +71,13 @@ class TaskFolders:
         """Return the command by which the user copies `folder` from a node that was reached."""
         return self._hub.fetch_command(self._plan.node(node), folder)
 
-    def workdir(self, task: TaskId) -> PurePosixPath:
-        """Return the working directory of `task` on its node."""
+    def workdir(self, task: TaskId) -> Path | Source:
+        """Return the working directory of `task`, or the source that reads it."""
         site = self._site(task)
-        return PurePosixPath(site.folder(self._plan.node(site.node).workdir))
+        if not site.is_remote:
+            return Path(self._plan.workdir)
+        folder = PurePosixPath(site.folder(self._plan.node(site.node).workdir))
+        return replace(self._source(site.node, folder), most=budgets.LISTED_OUTPUTS)
 
     def checkpoints(self, task: TaskId) -> Path | Source:
         """Return the folder where `task` saves, or the source that reads it on another machine."""
@@ -94,34 +94,14 @@ class TaskFolders:
         node, folder = self._plan.node(site.node), site.paths.task_checkpoints(task)
         await self._hub.salvage(node, folder, into)
 
-    def follower(self, evaluator: TaskId) -> Path | Follower:
-        """Return the evaluator's folder, or what adds gathered checkpoints to a remote one."""
+    def follower(self, evaluator: TaskId) -> Follower:
+        """Return what adds gathered checkpoints to the evaluator's folder."""
         site = self._site(evaluator)
-        folder = site.paths.task_checkpoints(evaluator)
+        folder, beside = site.paths.task_checkpoints(evaluator), self._paths.root
         if not site.is_remote:
-            return folder
-        source = self._source(site.node, folder)
-        return RemoteFollower(source.folder, source.files, loop=self._loop, beside=self._paths.root)
-
-    def fetch_outputs(
-        self, task: TaskId, globs: Sequence[str], into: Path, *, stopped: Stopped
-    ) -> Outputs:
-        """Copy the files that the globs match in the remote workdir of `task`; blocks.
-
-        Raises OSError, CancelledError.
-        """
-        folder = self._source(self._site(task).node, self.workdir(task))
-        source = replace(folder, max_entries=budgets.LISTED_OUTPUTS)
-        entries = {entry.path: entry for entry in source.scan(stopped=stopped)}
-        found = outputs.matching(entries.values(), globs)
-        copied, notes = list[str](), list(found.notes)
-        for path in found.files:
-            try:
-                source.copy(entries[path], into / path, stopped=stopped)
-                copied.append(path)
-            except SourceChangedError as error:
-                notes.append(f"checkpoints.outputs: {path} was not copied: {describe_error(error)}")
-        return Outputs(tuple(copied), tuple(notes))
+            return Follower(LocalTarget(folder), beside=beside)
+        there = RemoteTarget(PurePosixPath(folder), lambda: self._hub.files(site.node))
+        return Follower(there, beside=beside)
 
     def fetch_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
         """Copy the new parts of remote tasks' TensorBoard files; blocks.
@@ -193,7 +173,7 @@ class TaskFolders:
 
     async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
         with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:
-            files = await asyncio.to_thread(remote_checkpoints.files_to_send, Path(folder), state)
+            files = await asyncio.to_thread(files_to_send, Path(folder), state)
             sending = (self._send_to_task(site, task, files) for task, site in tasks)
             results = await asyncio.gather(*sending, return_exceptions=True)
         for result in results:

@@ -262,11 +262,11 @@ class RemoteSource:
     """Returns the files of the current agent; raises OSError if there is none."""
     loop: asyncio.AbstractEventLoop
     rate: Callable[[], float | None]
-    max_entries: int = budgets.LISTED_CHECKPOINTS
+    most: int = budgets.LISTED_CHECKPOINTS
     """Limit of files and folders in a listing; a larger one is an error."""
 
     def scan(self, *, stopped: Stopped = never) -> tuple[Entry, ...]:
-        return self._wait(self._there(stopped).scan(most=self.max_entries), stopped)
+        return self._wait(self._there(stopped).scan(most=self.most), stopped)
 
     def copy(self, entry: Entry, target: Path, *, stopped: Stopped = never) -> str:
         return self._wait(self._there(stopped).copy(entry, target), stopped)

@@ -57,8 +57,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def gatherer(chief: Path, tmp_path: Path, clock: Clock) -> Gatherer:
-    store = Store(tmp_path / "store", keep=3)
-    return Gatherer(chief, store, followers=[tmp_path / "evaluator"], clock=clock)
+    return Gatherer(chief, Store(tmp_path / "store", keep=3), clock=clock)
 
 
 def gather_steps(gatherer: Gatherer, clock: Clock, times: int = 2) -> list[int | None]:
@@ -139,7 +138,6 @@ def test_a_clock_that_is_set_back_loses_no_checkpoint(
     assert {"ckpt-30", "ckpt-35", "ckpt-40"} <= set(held)
     assert newest_of(store.state()) == Newest(40, "ckpt-40")
     assert latest(store.root) == "ckpt-40/ckpt-40"
-    assert latest(chief.parent / "evaluator") == "ckpt-40"
     (model,) = (one for one in store.state() if one.kind is Kind.KERAS)
     assert model.path.read_bytes() == (chief / "model.keras").read_bytes()
 
@@ -460,54 +458,6 @@ def test_an_estimator_that_restarts_and_rewrites_its_graph_loses_nothing(
 
     (held,) = Store(gatherer.store.root).held
     assert (held.step, held.kind) == (5, Kind.ESTIMATOR)
-
-
-def test_an_evaluator_s_directory_gets_new_checkpoints(
-    chief: Path, gatherer: Gatherer, clock: Clock, tmp_path: Path
-) -> None:
-    evaluator = tmp_path / "evaluator"
-    (evaluator / "eval").mkdir(parents=True)
-    (evaluator / "eval" / "events").write_text("its own")
-    for step in range(1, 9):
-        write_prefix(chief, f"model.ckpt-{step}", saved=step)
-        gather_steps(gatherer, clock)
-
-    names = sorted(path.name for path in evaluator.glob("*.index"))
-    assert names == [f"model.ckpt-{step}.index" for step in range(4, 9)]
-    text = (evaluator / "checkpoint").read_text()
-    assert text.startswith('model_checkpoint_path: "model.ckpt-8"\n')
-    assert text.count("all_model_checkpoint_paths") == 5
-    assert (evaluator / "eval" / "events").read_text() == "its own"
-
-
-def test_a_follower_copies_each_checkpoint_once_with_several_series(
-    chief: Path, gatherer: Gatherer, tmp_path: Path
-) -> None:
-    for step in (1, 2, 3):
-        write_prefix(chief, f"old-{step}", saved=step)
-    inodes: dict[str, int] = {}
-    for step in range(1, 9):
-        write_prefix(chief, f"new-{step}", saved=10 + step)
-        gatherer.gather_last()
-        for path in (tmp_path / "evaluator").glob("*.index"):
-            assert inodes.setdefault(path.name, path.stat().st_ino) == path.stat().st_ino
-
-    existing = {path.stem for path in (tmp_path / "evaluator").glob("*.index")}
-    assert existing == {f"old-{step}" for step in (1, 2, 3)} | {
-        f"new-{step}" for step in range(4, 9)
-    }
-
-
-def test_a_follower_whose_directory_was_replaced_is_filled_again(
-    chief: Path, gatherer: Gatherer, tmp_path: Path
-) -> None:
-    write_prefix(chief, "ckpt-1", saved=1)
-    gatherer.gather_last()
-    shutil.rmtree(tmp_path / "evaluator")
-
-    gatherer.gather_last()
-
-    assert (tmp_path / "evaluator" / "ckpt-1.index").exists()
 
 
 def test_a_cancelled_gatherer_still_gathers_at_the_end(chief: Path, gatherer: Gatherer) -> None:

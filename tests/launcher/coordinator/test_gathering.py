@@ -23,6 +23,7 @@ from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
+from tfcluster.nodes.filling import Follower, LocalTarget
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -64,8 +65,8 @@ class LocalFolders:
     def checkpoints(self, task: TaskId) -> Path:
         return self._paths.task_checkpoints(task)
 
-    def follower(self, task: TaskId) -> Path:
-        return self._paths.task_checkpoints(task)
+    def follower(self, task: TaskId) -> Follower:
+        return Follower(LocalTarget(self.checkpoints(task)), beside=self._paths.root)
 
     def use_full_speed(self) -> None:
         """Do nothing."""

@@ -12,10 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind
+from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import CancelledError, SourceChangedError
-from tfcluster.checkpoints.store import Gathered
-from tfcluster.nodes.remote_checkpoints import files_to_send
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles
 from tfcluster.wire.remote_source import RemoteSource
 
@@ -146,21 +144,3 @@ def test_a_new_part_with_a_wrong_hash_is_removed(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="differs from"):
         with_source(remote, lambda source: source.follow(remote.entry, target))
     assert target.read_bytes() == b"0123"
-
-
-def test_files_of_the_store_are_linked_and_not_copied_before_sending(tmp_path: Path) -> None:
-    stored = tmp_path / "ckpt-1"
-    stored.mkdir()
-    (stored / "ckpt-1.index").write_bytes(b"index")
-    (stored / "ckpt-1.data-00000-of-00001").write_bytes(b"data")
-    entries = (Entry("in/ckpt-1.data-00000-of-00001", 4, 1), Entry("in/ckpt-1.index", 5, 2))
-    checkpoint = Checkpoint(Kind.TF_CHECKPOINT, "in/ckpt-1", entries, ())
-    digests = ("d" * 128, "e" * 64)
-    gathered = Gathered(checkpoint, stored, 1, digests, 2)
-    (tmp_path / "outgoing").mkdir()
-    sent = {file.path: file for file in files_to_send(tmp_path / "outgoing", [gathered])}
-    assert sorted(sent) == ["in/checkpoint", *sorted(entry.path for entry in entries)]
-    data = sent["in/ckpt-1.data-00000-of-00001"]
-    assert data.source.samefile(stored / "ckpt-1.data-00000-of-00001")
-    assert (data.sha512, data.mtime_ns) == ("d" * 128, 1)
-    assert b"ckpt-1" in sent["in/checkpoint"].source.read_bytes()

@@ -187,13 +187,16 @@ class _Reading:
 
 
 def walk(
-    folder: str, inside: str, keep_alive: Callable[[], None] = lambda: None
+    folder: str,
+    inside: str,
+    keep_alive: Callable[[], None] = lambda: None,
+    enters: Callable[[str], bool] = lambda path: True,
 ) -> Iterator[tuple[str, int, int]]:
     """Yield (path, size, mtime in ns) of every file and folder below `folder`, sorted by name.
 
-    A folder's path ends in a slash, and its size is 0 or `UNREADABLE`. `keep_alive` is called for
-    each name. Raises OSError if the disk fails or `folder` itself cannot be read, which is not the
-    same as an empty folder.
+    A folder's path ends in a slash, and its size is 0 or `UNREADABLE`; only those that it `enters`
+    are searched. `keep_alive` is called for each name. Raises OSError if the disk fails or `folder`
+    itself cannot be read, which is not the same as an empty folder.
     """
     children = []
     try:
@@ -212,7 +215,8 @@ def walk(
             if child.is_dir(follow_symlinks=False):
                 size = 0 if os.access(child.path, os.R_OK | os.X_OK) else UNREADABLE
                 yield f"{inside}{child.name}/", size, child.stat().st_mtime_ns
-                yield from walk(child.path, f"{inside}{child.name}/", keep_alive)
+                if enters(f"{inside}{child.name}"):
+                    yield from walk(child.path, f"{inside}{child.name}/", keep_alive, enters)
             elif child.is_file(follow_symlinks=False):
                 file = child.stat(follow_symlinks=False)
                 yield f"{inside}{child.name}", file.st_size, file.st_mtime_ns
