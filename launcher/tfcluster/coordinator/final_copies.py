@@ -153,6 +153,8 @@ class FileThreads:
         """Make the threads; `progress` returns a number that grows while work goes on."""
         self._progress, self._silence_s = progress, silence_s
         self._threads = ThreadPoolExecutor(thread_name_prefix="files")
+        self.is_stalled = False
+        """True if the last work was given up."""
 
     def close(self) -> None:
         """Let the threads end; those whose work never ends are not waited for."""
@@ -169,9 +171,11 @@ class FileThreads:
         while silent_s < self._silence_s:
             done, _ = await asyncio.wait([future], timeout=step_s)
             if done:
+                self.is_stalled = False
                 return future.result()
             now = self._progress()
             silent_s, before = (silent_s + step_s if now == before else 0.0), now
+        self.is_stalled = True
         future.add_done_callback(lambda late: late.cancelled() or late.exception())
         raise StalledError(
             f"{what} has made no progress for {self._silence_s:.0f} s: a file system of this"

@@ -141,7 +141,7 @@ def test_a_disk_that_stays_full_is_an_environment_error(
 def test_a_failed_gathering_is_reported_once_and_does_not_end_the_run(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def gather_last() -> list[Any]:
+    def gather_last(*_: Any, **how: Any) -> list[Any]:
         raise FULL
 
     monkeypatch.setattr(run_gathering._gatherer, "gather_last", gather_last)
@@ -295,7 +295,7 @@ def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
         return [found]
 
     monkeypatch.setattr(run_gathering._gatherer, "gather", gather)
-    monkeypatch.setattr(run_gathering._gatherer, "gather_last", list)
+    monkeypatch.setattr(run_gathering._gatherer, "gather_last", lambda *_, **how: [])
 
     async def end_during_gathering() -> list[Event]:
         following = asyncio.create_task(run_gathering.follow(lambda event: None))
@@ -314,7 +314,7 @@ def test_a_checkpoint_gathered_while_the_run_ends_is_reported(
 def test_a_run_whose_final_gathering_raises_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail() -> list[Any]:
+    def fail(*_: Any, **how: Any) -> list[Any]:
         raise ValueError("a bug")
 
     monkeypatch.setattr(run_gathering._gatherer, "gather_last", fail)
@@ -327,7 +327,7 @@ def test_a_run_whose_final_gathering_raises_is_incomplete(
 def test_a_cancelled_gathering_is_incomplete(
     run_gathering: RunGathering, monkeypatch: pytest.MonkeyPatch, within_a_copy: bool
 ) -> None:
-    def cancel_and_gather() -> list[Gathered]:
+    def cancel_and_gather(*_: Any, **how: Any) -> list[Gathered]:
         run_gathering.cancel()
         if within_a_copy:  # the gatherer does not report what it skips
             return []
