@@ -1,15 +1,9 @@
-"""Restoring: put one complete state into every task's directory (`put_back`), and find the newest
-checkpoint.
-
-TensorFlow's strategies need every worker to restore the same step (design.md, rule 8), so before
-an attempt a task's directory holds exactly this state, or nothing.
-"""
+"""The state that an attempt starts from: its newest checkpoint, and its files under the names that
+the chief gave them."""
 
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,37 +11,8 @@ from posixpath import basename
 
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find, oldest_first
-from tfcluster.checkpoints.copying import sync_folder
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
-
-_INCOMING = ".incoming-"
-_REPLACED = ".replaced"
-
-
-def put_back(state: Sequence[Gathered], directories: Iterable[Path]) -> None:
-    """Make each directory hold exactly `state` (see `Store.state`), all of them or none.
-
-    Everything is first copied next to the directories and then renamed; a folder beside each one
-    keeps its previous contents. Raises OSError before anything is replaced, SourceChangedError if
-    the store is damaged.
-    """
-    targets = list(directories)
-    staged: list[Path] = []
-    try:
-        for target in targets:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            staging = tempfile.mkdtemp(prefix=f"{target.name}{_INCOMING}", dir=target.parent)
-            staged.append(Path(staging))
-            fill(Path(staging), state)
-        for new, target in zip(staged, targets, strict=True):
-            _swap(new, target)
-    finally:
-        for leftover in staged:
-            shutil.rmtree(leftover, ignore_errors=True)
-    if state:  # for an empty folder no start needs to wait for the disk
-        for target in targets:
-            sync_folder(target.parent)
 
 
 def newest_of(state: Iterable[Gathered]) -> Newest:
@@ -106,15 +71,3 @@ def newest_reported(reported: Mapping[str, int]) -> Newest:
     """Return the checkpoint that the chief reported last."""
     path, step = [*reported.items()][-1] if reported else ("", None)
     return Newest(step, basename(path) or None)
-
-
-def _swap(new: Path, target: Path) -> None:
-    """Rename `new` to `target`; a `target` that is not empty is kept under another name."""
-    if target.is_dir() and any(target.iterdir()):
-        replaced = target.with_name(f"{target.name}{_REPLACED}")
-        shutil.rmtree(replaced, ignore_errors=True)
-        target.rename(replaced)
-    elif target.is_dir():
-        target.rmdir()
-    new.chmod(0o755)
-    new.rename(target)

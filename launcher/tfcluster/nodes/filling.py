@@ -6,18 +6,20 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Protocol
 
 from tfcluster.agent.catalogue import FileEntry
 from tfcluster.agent.files import blobs, incoming
 from tfcluster.checkpoints.completeness import Entry, Kind
-from tfcluster.checkpoints.copying import SourceChangedError
+from tfcluster.checkpoints.copying import NOT_AS_GATHERED, SourceChangedError
 from tfcluster.checkpoints.restore import name_checkpoints
 from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered
+from tfcluster.wire.file_sending import RemoteFilesError
 from tfcluster.wire.file_transfer import RemoteFiles
 from tfcluster.wire.file_trees import Sent, announce
 
@@ -66,10 +68,13 @@ def _paths(gathered: Sequence[Gathered]) -> set[str]:
 
 
 class Target(Protocol):
-    """A task's folder to which files are added, on any machine. Its methods raise OSError."""
+    """A task's folder, on any machine. Its methods raise OSError."""
 
     @property
     def folder(self) -> PurePath: ...
+
+    async def replace(self, files: Sequence[Sent]) -> None:
+        """Have it hold exactly `files`, all at once."""
 
     async def paths(self) -> set[str]:
         """Return what it holds."""
@@ -87,19 +92,36 @@ class LocalTarget:
     async def paths(self) -> set[str]:
         return {entry.path for entry in await asyncio.to_thread(scan, self.folder)}
 
-    async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
-        await asyncio.to_thread(self._add, files, removed)
+    async def replace(self, files: Sequence[Sent]) -> None:
+        """Have it hold exactly `files`; what it held before is kept beside it."""
+        await asyncio.to_thread(
+            self._put, files, partial(incoming.replace_folder, kept=f"{self.folder}.replaced")
+        )
 
-    def _add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
+    async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
+        def add(into: str, entries: Sequence[FileEntry], put: incoming.Put) -> None:
+            incoming.add_files(into, entries, removed, put)
+
+        await asyncio.to_thread(self._put, files, add)
+
+    def _put(
+        self,
+        files: Sequence[Sent],
+        put_all: Callable[[str, Sequence[FileEntry], incoming.Put], None],
+    ) -> None:
+        """Put files here as an agent does. Raises SourceChangedError for damaged ones."""
         tree = announce(files)
 
         def put(file: FileEntry, target: str) -> None:
             source, _ = tree.sources[str(file.sha512)]
-            blobs.copy(str(source), str(file.sha512), target, 0o644)
+            try:
+                blobs.copy(str(source), str(file.sha512), target, 0o644)
+            except blobs.NotInCache as error:
+                raise SourceChangedError(f"{file.path}: {NOT_AS_GATHERED}") from error
             if file.mtime_ns is not None:
                 os.utime(target, ns=(file.mtime_ns, file.mtime_ns))
 
-        incoming.add_files(str(self.folder), tree.entries, removed, put)
+        put_all(str(self.folder), tree.entries, put)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +130,38 @@ class RemoteTarget:
 
     folder: PurePosixPath
     files: Callable[[], RemoteFiles]
-    """Returns the files of the current agent, or raises OSError."""
+    """Returns the files of the current agent, or raises RemoteFilesError."""
+    is_lost: Callable[[], bool]
 
     async def paths(self) -> set[str]:
         return {path for path, _, _ in await self.files().scan(str(self.folder))}
 
+    async def replace(self, files: Sequence[Sent]) -> None:
+        """Have it hold exactly `files`; a node that is lost meanwhile is reported by its link."""
+        try:
+            await self.files().send_tree(str(self.folder), files, keep=False)
+        except RemoteFilesError:
+            if not self.is_lost():
+                raise
+
     async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
         await self.files().add_files(str(self.folder), files, removed=removed)
+
+
+async def put_back(state: Sequence[Gathered], targets: Iterable[Target], *, beside: Path) -> None:
+    """Have each folder hold exactly `state` (see `Store.state`), each all at once.
+
+    TensorFlow's strategies need every worker to restore the same step, so before an attempt a
+    task's folder holds this state and nothing else.
+
+    `beside`: a folder on the store's disk. Raises SourceChangedError, OSError.
+    """
+    with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=beside) as folder:
+        files = await asyncio.to_thread(files_to_send, Path(folder), state)
+        filling = (target.replace(files) for target in targets)
+        for result in await asyncio.gather(*filling, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
 
 
 class Follower:
@@ -147,7 +194,7 @@ class Follower:
             try:
                 sent = await asyncio.to_thread(_files_of, Path(folder), new, staying)
                 await self.target.add(sent, sorted(_paths(dropped) - _paths(staying)))
-            except (FileNotFoundError, blobs.NotInCache) as error:  # replaced by newer ones
+            except FileNotFoundError as error:  # the store has replaced them by newer ones
                 raise SourceChangedError(str(error)) from error
         self._placed = staying
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath, PurePosixPath
 
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import Stopped
-from tfcluster.checkpoints.restore import newest_of, put_back
+from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Gathered
-from tfcluster.nodes.filling import Follower, LocalTarget, RemoteTarget, files_to_send
+from tfcluster.nodes.filling import Follower, LocalTarget, RemoteTarget, Target, put_back
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
-from tfcluster.wire.file_trees import Sent
+from tfcluster.wire.file_sending import FilesStalledError
 from tfcluster.wire.remote_source import RemoteSource, grows, is_same
 
 _RATE = 50e6
@@ -96,12 +95,15 @@ class TaskFolders:
 
     def follower(self, evaluator: TaskId) -> Follower:
         """Return what adds gathered checkpoints to the evaluator's folder."""
-        site = self._site(evaluator)
-        folder, beside = site.paths.task_checkpoints(evaluator), self._paths.root
+        return Follower(self._target(evaluator), beside=self._paths.root)
+
+    def _target(self, task: TaskId) -> Target:
+        site = self._site(task)
+        folder = site.paths.task_checkpoints(task)
         if not site.is_remote:
-            return Follower(LocalTarget(folder), beside=beside)
-        there = RemoteTarget(PurePosixPath(folder), lambda: self._hub.files(site.node))
-        return Follower(there, beside=beside)
+            return LocalTarget(folder)
+        files, is_lost = partial(self._hub.files, site.node), partial(self.is_lost, site.node)
+        return RemoteTarget(PurePosixPath(folder), files, is_lost)
 
     def fetch_tensorboard(self, *, stopped: Stopped) -> dict[str, tuple[PurePosixPath, str]]:
         """Copy the new parts of remote tasks' TensorBoard files; blocks.
@@ -154,40 +156,12 @@ class TaskFolders:
         )
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
-        """Make the tasks' folders hold `state`: first the remote ones, then all local ones or none.
+        """Have the tasks' folders hold `state`; return its step, None if it is unknown.
 
-        Return its step; None if it is unknown. Raises SourceChangedError, OSError.
+        Raises SourceChangedError, OSError.
         """
-        local, remote = list[Path](), list[tuple[TaskId, Site]]()
-        for task in tasks:
-            site = self._site(task)
-            if site.is_remote:
-                remote.append((task, site))
-            else:
-                local.append(site.paths.task_checkpoints(task))
-        if remote:
-            await self._send(state, remote)
-        if local:
-            await asyncio.to_thread(put_back, state, local)
+        await put_back(state, [self._target(task) for task in tasks], beside=self._paths.root)
         return newest_of(state).step
-
-    async def _send(self, state: Sequence[Gathered], tasks: Sequence[tuple[TaskId, Site]]) -> None:
-        with tempfile.TemporaryDirectory(prefix=".outgoing-", dir=self._paths.root) as folder:
-            files = await asyncio.to_thread(files_to_send, Path(folder), state)
-            sending = (self._send_to_task(site, task, files) for task, site in tasks)
-            results = await asyncio.gather(*sending, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
-
-    async def _send_to_task(self, site: Site, task: TaskId, files: Sequence[Sent]) -> None:
-        """Send the files to one task's folder; a node lost meanwhile is reported by its link."""
-        try:
-            into = str(site.paths.task_checkpoints(task))
-            await self._hub.files(site.node).send_tree(into, files, keep=False)
-        except RemoteFilesError:
-            if not self._hub.is_lost(site.node):
-                raise
 
     def _site(self, task: TaskId) -> Site:
         return self._hub.site(self._plan.task(task).node)

@@ -19,7 +19,7 @@ from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
 from tfcluster.checkpoints.copying import CancelledError, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.restore import newest_of, put_back
+from tfcluster.checkpoints.restore import fill, newest_of
 from tfcluster.checkpoints.sources import LocalSource
 from tfcluster.checkpoints.store import Gathered, Store
 
@@ -239,7 +239,7 @@ def test_names_that_are_not_utf_8_are_gathered(chief: Path, gatherer: Gatherer) 
     store = Store(gatherer.store.root)
     assert {one.path.name for one in store.held} == {name, "ckpt-1"}
     assert latest(store.root) == "ckpt-1/ckpt-1"
-    put_back(store.state(), [chief.parent / "worker-1"])
+    fill(chief.parent / "worker-1", store.state())
     assert (chief.parent / "worker-1" / f"{name}.index").exists()
 
 

@@ -23,6 +23,7 @@ from tfcluster.checkpoints.restore import newest_of
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.errors import RunFolderError
+from tfcluster.nodes import filling
 from tfcluster.nodes.filling import Follower, LocalTarget
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
@@ -87,7 +88,8 @@ class LocalFolders:
         return self._paths.root
 
     async def put_back(self, state: Sequence[Gathered], tasks: Iterable[TaskId]) -> int | None:
-        restore.put_back(state, map(self.checkpoints, tasks))
+        targets = [LocalTarget(self.checkpoints(task)) for task in tasks]
+        await filling.put_back(state, targets, beside=self._paths.root)
         return newest_of(state).step
 
 

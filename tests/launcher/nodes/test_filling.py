@@ -98,6 +98,9 @@ class Refusing:
     async def paths(self) -> set[str]:
         return set()
 
+    async def replace(self, files: Sequence[Sent]) -> None:
+        raise AssertionError
+
     async def add(self, files: Sequence[Sent], removed: Sequence[str]) -> None:
         if self.error is not None:
             raise self.error
