@@ -102,10 +102,16 @@ def copy_gathered(
     _check_copy(target, found, entry, stopped)
 
 
+def partial_of(target: Path) -> Path:
+    """Return the place beside `target` of its copy in progress; its name is never too long."""
+    name = hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]
+    return target.with_name(f"{PARTIAL}{name}")
+
+
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[Path]:
     """Yield a free path beside `target`, whose file then replaces it: it may be read meanwhile."""
-    partial = target.with_name(f"{PARTIAL}{target.name}-{os.getpid()}")
+    partial = Path(f"{partial_of(target)}-{os.getpid()}")
     try:
         yield partial
         partial.replace(target)

@@ -20,11 +20,11 @@ from tfcluster.agent import budgets
 from tfcluster.agent.files.blobs import write_at
 from tfcluster.checkpoints.completeness import Entry
 from tfcluster.checkpoints.copying import (
-    PARTIAL,
     CancelledError,
     SourceChangedError,
     Stopped,
     never,
+    partial_of,
     raise_if_cancelled,
 )
 from tfcluster.wire.file_transfer import RemoteFileChangedError, RemoteFiles, Take
@@ -91,7 +91,7 @@ class RemoteFolder:
         the next call goes on from there. Raises SourceChangedError, CancelledError, and OSError,
         also if the copy differs from the file.
         """
-        partial = target.with_name(f"{PARTIAL}{target.name}")
+        partial = partial_of(target)
         held = await self.run(_size_of, partial)
         kept = held if resumes and held <= entry.size else 0
         try:

@@ -20,11 +20,13 @@ from tfcluster.checkpoints.outputs import (
 )
 from tfcluster.checkpoints.sources import LocalSource
 
+LONG = "longest/" + "x" * 255
+
 
 @pytest.fixture
 def workdir(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
-    for name in ("train.py", "out/a.txt", "out/deep/b.txt", "model.keras"):
+    for name in ("train.py", "out/a.txt", "out/deep/b.txt", "model.keras", LONG):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(name)
     return folder
@@ -35,6 +37,7 @@ def workdir(tmp_path: Path) -> Path:
     [
         (["model.keras"], ("model.keras",)),
         (["*.keras", "model.*"], ("model.keras",)),
+        ([f"{LONG[:9]}*"], (LONG,)),
         (["out"], ("out/a.txt", "out/deep/b.txt")),
         (["out/*.txt"], ("out/a.txt",)),
         (["**/*.txt"], ("out/a.txt", "out/deep/b.txt")),
