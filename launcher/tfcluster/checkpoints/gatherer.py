@@ -20,8 +20,13 @@ from tfcluster.agent import budgets, foreign_json
 from tfcluster.agent.catalogue import Saved
 from tfcluster.agent.error_text import reason_of
 from tfcluster.checkpoints.completeness import Checkpoint, Entry, Kind, find, oldest_first
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, partial_bytes
-from tfcluster.checkpoints.sources import Source, source_of
+from tfcluster.checkpoints.copying import (
+    CancelledError,
+    Source,
+    SourceChangedError,
+    partial_bytes,
+    source_of,
+)
 from tfcluster.checkpoints.store import Damaged, Gathered, IncompleteError, Store, worth_keeping
 
 _MOST_SAVES_BYTES = 4 << 20

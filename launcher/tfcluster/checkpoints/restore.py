@@ -11,7 +11,7 @@ from posixpath import basename
 
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest, find, oldest_first
-from tfcluster.checkpoints.sources import scan
+from tfcluster.checkpoints.copying import scan
 from tfcluster.checkpoints.store import Gathered
 
 

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.copying import CancelledError, SourceChangedError, Stopped
+from tfcluster.checkpoints.copying import CancelledError, Source, SourceChangedError, Stopped
 from tfcluster.checkpoints.outputs import Outputs, describe_damage, gather_outputs
-from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Store, deliver
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import Plan, TaskId

@@ -19,9 +19,8 @@ from pathlib import Path, PurePosixPath
 from tfcluster import backends
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.checkpoints.copying import CancelledError
+from tfcluster.checkpoints.copying import CancelledError, Source
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Store
 from tfcluster.coordinator import cleanup
 from tfcluster.coordinator.gathering import list_held

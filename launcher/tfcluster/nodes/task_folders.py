@@ -13,9 +13,8 @@ from pathlib import Path, PurePath, PurePosixPath
 from tfcluster.agent import budgets
 from tfcluster.agent.error_text import describe_error
 from tfcluster.checkpoints.completeness import Entry
-from tfcluster.checkpoints.copying import Stopped
+from tfcluster.checkpoints.copying import Source, Stopped
 from tfcluster.checkpoints.restore import newest_of
-from tfcluster.checkpoints.sources import Source
 from tfcluster.checkpoints.store import Gathered
 from tfcluster.nodes.filling import Follower, LocalTarget, RemoteTarget, Target, put_back
 from tfcluster.nodes.hub import Hub

@@ -252,7 +252,7 @@ class _Writer:
 
 @dataclass(frozen=True, slots=True)
 class RemoteSource:
-    """A folder of a node (`checkpoints.sources.Source`), for threads beside the loop.
+    """A folder of a node (`checkpoints.copying.Source`), for threads beside the loop.
 
     Its methods do what those of `RemoteFolder` do, and block.
     """

@@ -17,10 +17,9 @@ from tests.privileges import without_override
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints import copying
 from tfcluster.checkpoints.completeness import Checkpoint, Kind, Newest
-from tfcluster.checkpoints.copying import CancelledError, copy_verified
+from tfcluster.checkpoints.copying import CancelledError, LocalSource, copy_verified
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.restore import fill, newest_of
-from tfcluster.checkpoints.sources import LocalSource
 from tfcluster.checkpoints.store import Gathered, Store
 
 from .files import (
@@ -257,7 +256,7 @@ import itertools, sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.sources import LocalSource
+from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 clock = itertools.count(0, 2).__next__
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2]), keep=3), clock=clock)
@@ -342,7 +341,7 @@ def test_a_checkpoint_rotated_away_during_its_copy_is_skipped(
             delete_prefix(chief, "ckpt-2")
         return copy(source, *rest, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("tfcluster.checkpoints.sources.copy_verified", rotate_then_copy)
+    monkeypatch.setattr("tfcluster.checkpoints.copying.copy_verified", rotate_then_copy)
 
     assert [gathered.save for gathered in gatherer.gather_last()] == [1]
     assert gatherer.take_notes() == []
@@ -360,7 +359,7 @@ def test_a_full_disk_is_reported_once_and_retried_later(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr("tfcluster.checkpoints.sources.copy_verified", full)
+        patch.setattr("tfcluster.checkpoints.copying.copy_verified", full)
         assert gather_steps(gatherer, clock, 10) == []
 
     assert tries == 1
@@ -474,7 +473,7 @@ import sys
 from pathlib import Path
 from tfcluster.checkpoints.copying import CancelledError
 from tfcluster.checkpoints.gatherer import Gatherer
-from tfcluster.checkpoints.sources import LocalSource
+from tfcluster.checkpoints.copying import LocalSource
 from tfcluster.checkpoints.store import Store
 
 gatherer = Gatherer(Path(sys.argv[1]), Store(Path(sys.argv[2])))

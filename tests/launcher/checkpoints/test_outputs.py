@@ -11,14 +11,13 @@ import pytest
 from tests.privileges import without_override
 
 from tfcluster.checkpoints.completeness import Entry
-from tfcluster.checkpoints.copying import CancelledError
+from tfcluster.checkpoints.copying import CancelledError, LocalSource
 from tfcluster.checkpoints.outputs import (
     describe_damage,
     describe_new_files,
     gather_outputs,
     list_before,
 )
-from tfcluster.checkpoints.sources import LocalSource
 
 LONG = "longest/" + "x" * 255
 
@@ -69,7 +68,7 @@ GATHER = """
 import sys
 from pathlib import Path
 from tfcluster.checkpoints.outputs import gather_outputs
-from tfcluster.checkpoints.sources import LocalSource
+from tfcluster.checkpoints.copying import LocalSource
 work, globs = Path(sys.argv[1]), sys.argv[2:]
 for place in (work, LocalSource(work)):  # another machine's folder is listed whole
     found = gather_outputs(place, globs, work.parent / "outputs")

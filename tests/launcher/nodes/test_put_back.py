@@ -12,10 +12,9 @@ from tests.launcher.checkpoints.files import flip_a_bit, write_keras, write_pref
 
 from tfcluster.agent.catalogue import Saved
 from tfcluster.checkpoints.completeness import find
-from tfcluster.checkpoints.copying import SourceChangedError
+from tfcluster.checkpoints.copying import SourceChangedError, scan
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.restore import newest_of
-from tfcluster.checkpoints.sources import scan
 from tfcluster.checkpoints.store import Gathered, Store
 from tfcluster.nodes import filling
 from tfcluster.nodes.filling import LocalTarget
