@@ -197,21 +197,6 @@ def test_what_nobody_needs_is_neither_copied_nor_kept(paths: RunPaths, tmp_path:
     assert not run_gathering.is_incomplete, "the folders on the nodes are removed"
 
 
-def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
-    run_gathering: RunGathering, paths: RunPaths
-) -> None:
-    """The copy is made before the report of the save arrives; the task exits only later."""
-    chief = paths.task_checkpoints(run_gathering._plan.chief)
-    write_prefix(chief, "ckpt-2")
-    asyncio.run(run_gathering.gather_latest())
-    assert run_gathering.newest == Newest(None, "ckpt-2")
-    run_gathering.saved(Saved(path=str(chief / "ckpt-2"), step=10, at_ns=time.time_ns()))
-    (events,) = asyncio.run(run_gathering.gather_latest())
-    assert run_gathering.newest == Newest(10, "ckpt-2")
-    assert events.to_json()["step"] == 10
-    assert [record["step"] for record in run_gathering.list_gathered()] == [10]
-
-
 def test_a_newer_checkpoint_changes_the_mark_of_the_newest(
     run_gathering: RunGathering, paths: RunPaths
 ) -> None:

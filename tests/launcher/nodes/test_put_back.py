@@ -66,13 +66,7 @@ def test_every_directory_gets_the_newest_state(store: Store, tmp_path: Path) -> 
     assert not [*tmp_path.rglob("*.replaced")]
     assert [names(task) for task in tasks] == [STATE, STATE]
     assert (tasks[1] / "checkpoint").read_text().startswith('model_checkpoint_path: "ckpt-2"\n')
-
-
-def test_a_state_that_was_put_back_is_not_gathered_again(store: Store, tmp_path: Path) -> None:
-    task = tmp_path / "worker-0"
-    put_back(store.state(), [task])
-
-    assert Gatherer(task, store).gather_last() == []
+    assert Gatherer(tasks[0], store).gather_last() == [], "it is not gathered again"
 
 
 def test_the_previous_contents_of_a_directory_are_kept_next_to_it(
