@@ -97,8 +97,8 @@ def _measure(request: Request, hosts: tuple[int, ...], terminal: Terminal) -> St
 
 def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | None) -> None:
     """Print the table or JSON to stdout; write the page, which replaces them on stdout."""
-    from tfcluster.report.scaling_tables import study_parts
     from tfcluster.ui.render import UNLIMITED, part_lines
+    from tfcluster.ui.scaling_tables import describe_study, study_parts
 
     if as_json and target != "-":
         terminal.emit_json(study.to_json())
@@ -108,9 +108,9 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
         terminal.out("\n\n".join(parts))
     if target is not None:
         from tfcluster.cli.report import write_page
-        from tfcluster.report.scaling_page import render_study
+        from tfcluster.web.rendering import render_file
 
-        page = render_study(study, ["tfcluster", *sys.argv[1:]])
+        page = render_file("study", describe_study(study, ["tfcluster", *sys.argv[1:]]))
         write_page(page, target, announce=terminal.say)
 
 

@@ -9,7 +9,7 @@ const joined = (...parts) => parts.filter(Boolean).join(", ");
 
 /** Event type → its kind and sentence; types without a line are not shown. */
 const SENTENCES = {
-  run_started: () => ["live", "Run started"],
+  run_started: (e) => ["live", `Run started${e.version ? ` by tfcluster ${e.version}` : ""}`],
   run_queued: (e) => ["warn", `Queued: ${e.reason}`],
   nodes_allocated: () => ["live", "Nodes allocated"],
   resumed: (e) => ["live", `Resumed from ${joined(e.run, step(e.step) || e.checkpoint)}`],
