@@ -18,13 +18,13 @@ from starlette.staticfiles import StaticFiles
 from tfcluster.agent import foreign_json
 from tfcluster.errors import TfclusterError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
-from tfcluster.rundir import registry, series
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import describe_failure
 from tfcluster.rundir.states import Status
 from tfcluster.web import log_pages, rendering
 from tfcluster.web.comparison import MOST_RUNS, compare
-from tfcluster.web.run_data import RunIndex, describe_run, to_bytes
+from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_bytes
 from tfcluster.web.security import MAX_BODY_BYTES
 from tfcluster.web.streams import Streams
 
@@ -91,7 +91,7 @@ class Site:
 
     def _history(self, request: Request) -> Response:
         most = _number(request, "most", least=8, most=_MOST_POINTS) or _POINTS
-        return _json(series.read_history(self._find(request), most=most).to_json())
+        return _json(describe_history(self._find(request), most=most))
 
     def _logs(self, request: Request) -> Response:
         paths, chosen = self._find(request), request.query_params

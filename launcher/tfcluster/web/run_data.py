@@ -27,6 +27,7 @@ from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_num
 from tfcluster.rundir.states import Status
 from tfcluster.typed_json import to_json
 from tfcluster.ui import history, plan_view
+from tfcluster.ui.event_lines import format_moment
 from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.formats import format_exit
 
@@ -261,7 +262,19 @@ def describe_report(paths: RunPaths, *, now: float) -> dict[str, Any]:
     run = describe_run(paths)
     about = {"run": paths.run_id, "status": run["snapshot"]["status"]}
     about |= {"made_at": now, "made_by": __version__}
-    return about | run | {"history": series.read_history(paths).to_json()}
+    return about | run | {"history": describe_history(paths)}
+
+
+def describe_history(paths: RunPaths, *, most: int = 600) -> dict[str, Any]:
+    """Return the curves of a run, each with at most `most` points, and its timeline."""
+    found = series.read_history(paths, most=most).to_json()
+    return found | {"timeline": [describe_moment(moment) for moment in found["timeline"]]}
+
+
+def describe_moment(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event of a timeline with its sentence, if it has one."""
+    line = format_moment(event)
+    return {**event} if line is None else {**event, "text": line.text, "kind": line.kind}
 
 
 def _describe_plan(files: RunFiles) -> dict[str, Any]:

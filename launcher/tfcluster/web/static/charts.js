@@ -1,6 +1,6 @@
 // Line charts on uPlot, with a text alternative, the keyboard, both themes, and gaps for NaN.
 
-import { el, oncePerFrame, write } from "./dom.js";
+import { byId, el, oncePerFrame, write } from "./dom.js";
 import { metric, plural, rate } from "./formats.js";
 
 const HEIGHT = 180;
@@ -41,7 +41,7 @@ export function seriesColour(index) {
  * `checkpoint` or `failure`. Lines with one label are one curve in parts; the last one is named.
  * `bars` of a line, `[x, low, high]`, are the ranges that its values may have.
  */
-export class Chart {
+class Chart {
   constructor(title, format) {
     Object.assign(this, {
       title,
@@ -303,8 +303,39 @@ export class Chart {
   }
 }
 
+const shown = new Map();
+
+/** Show `{title, format, lines, more}` as the charts of the page, in this order and no others. */
+export function showCharts(wanted, marks, axis) {
+  const extent = extentOf(wanted.flatMap(({ lines }) => lines));
+  wanted.forEach(({ title, format, lines, more }, index) => {
+    if (!shown.has(title)) shown.set(title, new Chart(title, format));
+    const chart = shown.get(title);
+    chart.more = more;
+    if (byId("charts").children[index] !== chart.root)
+      byId("charts").insertBefore(chart.root, byId("charts").children[index]);
+    chart.show(lines, marks, axis, extent);
+  });
+  const titles = wanted.map(({ title }) => title);
+  for (const [title, chart] of shown) {
+    if (titles.includes(title)) continue;
+    chart.remove();
+    shown.delete(title);
+  }
+}
+
+/** Return the axis that the user has chosen, `step` or `time`. */
+export function chosenAxis() {
+  return document.querySelector("input[name=axis]:checked").value;
+}
+
+export function onAxisChange(redraw) {
+  for (const input of document.querySelectorAll("input[name=axis]"))
+    input.addEventListener("change", redraw);
+}
+
 /** Return the first and last x of all lines of a page. */
-export function extentOf(lines) {
+function extentOf(lines) {
   const xs = lines.flatMap((line) => line.points.map((point) => point[0]));
   return xs.length
     ? [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))]

@@ -1,6 +1,6 @@
 // Compares up to six runs: their curves on top of each other, and a table of what differs.
 
-import { Chart, extentOf, seriesColour } from "./charts.js";
+import { chosenAxis, onAxisChange, seriesColour, showCharts } from "./charts.js";
 import { History } from "./curves.js";
 import { byId, el } from "./dom.js";
 import { bytes, metric, rate } from "./formats.js";
@@ -11,13 +11,8 @@ const ids = (new URLSearchParams(location.search).get("runs") ?? "")
   .split(",")
   .filter(Boolean)
   .slice(0, MOST);
-const charts = new Map();
 let runs = [];
 let rows = [];
-
-function axis() {
-  return document.querySelector("input[name=axis]:checked").value;
-}
 
 async function load() {
   if (ids.length < 2) {
@@ -30,7 +25,7 @@ async function load() {
   runs = compared.runs.map((run, index) => ({ ...run, history: new History(histories[index]) }));
   rows = compared.rows;
   showLegend();
-  showCharts();
+  drawCharts();
   showTable();
 }
 
@@ -43,7 +38,7 @@ function showLegend() {
   byId("legend").replaceChildren(...items);
 }
 
-function showCharts() {
+function drawCharts() {
   const metrics = new Set(runs.flatMap(({ history }) => history.names("metric")));
   const wanted = [
     ...[...metrics]
@@ -53,23 +48,18 @@ function showCharts() {
     ["Steps/s", "speed", "steps_per_second", rate],
     ["Memory of the chief", "usage", "rss_bytes", bytes],
   ];
+  const axis = chosenAxis();
   const drawn = wanted.map(([title, kind, name, format]) => {
     const lines = runs.flatMap((run, index) => {
       const curve = run.history.ofChief(kind, name);
       const style = { label: run.label, dashed: false, colour: seriesColour(index) };
-      return curve ? run.history.lines(curve, axis(), style) : [];
+      return curve ? run.history.lines(curve, axis, style) : [];
     });
     return { title, format, lines };
   });
-  const extent = extentOf(drawn.flatMap(({ lines }) => lines));
-  for (const { title, format, lines } of drawn.filter((one) => one.lines.length)) {
-    if (!charts.has(title)) {
-      charts.set(title, new Chart(title, format));
-      byId("charts").append(charts.get(title).root);
-    }
-    charts.get(title).show(lines, [], axis(), extent);
-  }
-  byId("no-charts").hidden = charts.size > 0;
+  const known = drawn.filter(({ lines }) => lines.length);
+  showCharts(known, [], axis);
+  byId("no-charts").hidden = known.length > 0;
 }
 
 function showTable() {
@@ -90,7 +80,6 @@ function showTable() {
   );
 }
 
-for (const input of document.querySelectorAll("input[name=axis]"))
-  input.addEventListener("change", showCharts);
+onAxisChange(drawCharts);
 byId("all-rows").addEventListener("change", showTable);
 load().catch((error) => showProblem(`The runs could not be read: ${error.message}`));

@@ -1,6 +1,6 @@
 // The page of one run: what it does now, its curves, tasks, timeline, diagnosis, logs and plan.
 
-import { Chart, extentOf, seriesColour } from "./charts.js";
+import { chosenAxis, onAxisChange, seriesColour, showCharts } from "./charts.js";
 import { chartsOf, History } from "./curves.js";
 import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
@@ -21,7 +21,6 @@ let history = null;
 let facts = null;
 let showsAllOfTimeline = false;
 let chartsAt = 0;
-const charts = new Map();
 
 const drawState = oncePerFrame(() => {
   showHeader();
@@ -44,7 +43,7 @@ async function refresh() {
   showPlan();
   drawState();
   drawTimeline();
-  showCharts();
+  drawCharts();
   logs?.offer(
     snapshot.tasks.map((task) => task.task),
     snapshot.attempt,
@@ -79,14 +78,14 @@ async function end() {
 
 function takePoints(events) {
   const isLong = history?.addPoints(events);
-  showChartsSoon();
+  drawChartsSoon();
   return isLong ? refresh() : null;
 }
 
 function takeMoments(events) {
   history?.addMoments(events);
   drawTimeline();
-  showChartsSoon();
+  drawChartsSoon();
 }
 
 // -- header and figures
@@ -295,47 +294,28 @@ function showDiagnosis() {
 
 // -- charts and timeline
 
-function axis() {
-  return document.querySelector("input[name=axis]:checked").value;
-}
-
-function showChartsSoon() {
+function drawChartsSoon() {
   if (chartsAt) return;
   chartsAt = setTimeout(() => {
     chartsAt = 0;
-    showCharts();
+    drawCharts();
   }, CHART_INTERVAL_MS);
 }
 
-function showCharts() {
+function drawCharts() {
   const isGang = (facts.plan.kind ?? "training") === "training";
   const wanted = chartsOf(history, isGang).slice(0, MOST_CHARTS);
   byId("no-charts").hidden = wanted.length > 0;
-  const marks = history.marks(axis());
+  const axis = chosenAxis();
+  const marks = history.marks(axis);
   showMarks(marks);
   const linesOf = ({ curve, label, dashed }, index) =>
-    history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) });
-  const drawn = wanted.map((one) => ({ ...one, lines: one.curves.flatMap(linesOf) }));
-  const extent = extentOf(drawn.flatMap(({ lines }) => lines));
-  for (const { title, format, lines, more } of drawn) {
-    if (!charts.has(title)) {
-      charts.set(title, new Chart(title, format));
-      byId("charts").append(charts.get(title).root);
-    }
-    charts.get(title).more = more;
-    charts.get(title).show(lines, marks, axis(), extent);
-  }
-  const titles = wanted.map((chart) => chart.title);
-  for (const [title, chart] of charts) {
-    if (titles.includes(title)) continue;
-    chart.remove();
-    charts.delete(title);
-  }
-  titles.forEach((title, index) => {
-    const { root } = charts.get(title);
-    if (byId("charts").children[index] !== root)
-      byId("charts").insertBefore(root, byId("charts").children[index]);
-  });
+    history.lines(curve, axis, { label, dashed, colour: seriesColour(index) });
+  showCharts(
+    wanted.map((one) => ({ ...one, lines: one.curves.flatMap(linesOf) })),
+    marks,
+    axis,
+  );
 }
 
 const MARKS = {
@@ -455,8 +435,7 @@ function offerStop() {
 }
 
 offerStop();
-for (const input of document.querySelectorAll("input[name=axis]"))
-  input.addEventListener("change", () => history && showCharts());
+onAxisChange(() => history && drawCharts());
 byId("all-timeline").addEventListener("click", () => {
   showsAllOfTimeline = true;
   showTimeline();

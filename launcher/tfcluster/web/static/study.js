@@ -1,6 +1,6 @@
 // The page of a scaling study: tables of its cells and predictions, and charts over the workers.
 
-import { Chart, extentOf, seriesColour } from "./charts.js";
+import { seriesColour, showCharts } from "./charts.js";
 import { byId, clean, el, write } from "./dom.js";
 import { duration, percent } from "./formats.js";
 import { inside } from "./live.js";
@@ -85,19 +85,14 @@ function linesOf({ name, cells, predictions }, index, value) {
   return (model.length ? [measured, fitted] : [measured]).map(latest);
 }
 
-function showCharts() {
+function drawCharts() {
   const all = curves();
+  const more = all.slice(MOST_LINES).map(({ name }) => `not drawn: ${name}`).join(", ");
   const drawn = CHARTS.map(([title, format, value]) => {
     const lines = all.slice(0, MOST_LINES).flatMap((one, index) => linesOf(one, index, value));
-    return { title, format, lines };
+    return { title, format, lines, more };
   });
-  const extent = extentOf(drawn.flatMap(({ lines }) => lines));
-  for (const { title, format, lines } of drawn) {
-    const chart = new Chart(title, format);
-    chart.more = all.slice(MOST_LINES).map(({ name }) => `not drawn: ${name}`).join(", ");
-    byId("charts").append(chart.root);
-    chart.show(lines, [], "workers", extent);
-  }
+  showCharts(drawn, [], "workers");
 }
 
 function showTable(id, { headers, rows, right_aligned: numbers }) {
@@ -121,4 +116,4 @@ byId("fits").append(
 byId("notes").append(...study.notes.map((note) => el("li", {}, note)));
 byId("predictions-section").hidden = !study.predictions.length;
 if (study.predictions.length) showTable("predictions", inside.predictions);
-showCharts();
+drawCharts();
