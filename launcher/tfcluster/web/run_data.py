@@ -19,7 +19,7 @@ from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.preflight.rules import format_gpus
 from tfcluster.rundir import registry, series
-from tfcluster.rundir.figures import Figures, figures_of, state_json
+from tfcluster.rundir.figures import figures_of, state_json
 from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError
@@ -124,7 +124,7 @@ def current_status(snapshot: RunSnapshot) -> Status:
     return Status.LOST if registry.has_lost_coordinator(snapshot) else snapshot.status
 
 
-def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
+def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(snapshot, name) for name in _OF_THE_RUN}
     code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
     gathering = ", gathering" if snapshot.gathering else ""
@@ -142,13 +142,7 @@ def _damaged_row(paths: RunPaths) -> dict[str, Any]:
         registry.load(paths)
         return {}
     except DamagedRunError as error:
-        if error.may_be_new:
-            return {}
-        why, changed_at = error.why, error.changed_at
-    row: dict[str, Any] = dict.fromkeys(_OF_THE_RUN) | Figures().to_json()
-    row |= {"run": paths.run_id, "name": paths.run_id, "started_at": changed_at}
-    row |= {"status": "damaged", "status_text": "damaged", "reason": why}
-    return row | {"tasks": 0, "restarts": 0}
+        return {} if error.may_be_new else _describe_row(_damaged_snapshot(paths, error), "damaged")
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +200,7 @@ def _damaged_snapshot(paths: RunPaths, error: DamagedRunError) -> RunSnapshot:
         pid=0,
         pid_start=0,
         started_at=error.changed_at,
-        reason=error.message,
+        reason=f"{paths.state.name} cannot be read: {error.why}",
         hint=error.fix,
     )
 

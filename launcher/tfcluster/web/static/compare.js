@@ -6,11 +6,7 @@ import { byId, el } from "./dom.js";
 import { bytes, metric, rate } from "./formats.js";
 import { get, showProblem } from "./live.js";
 
-const MOST = 6;
-const ids = (new URLSearchParams(location.search).get("runs") ?? "")
-  .split(",")
-  .filter(Boolean)
-  .slice(0, MOST);
+const ids = (new URLSearchParams(location.search).get("runs") ?? "").split(",").filter(Boolean);
 let runs = [];
 let rows = [];
 

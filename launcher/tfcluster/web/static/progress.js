@@ -19,7 +19,7 @@ const KINDS = {
 };
 
 /** Return the kind of a state of a run or a task, which decides its colour. */
-export function kindOf(status) {
+function kindOf(status) {
   return KINDS[status] ?? (status === "waiting" ? "" : "live");
 }
 

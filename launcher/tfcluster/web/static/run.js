@@ -283,7 +283,8 @@ function showDiagnosis() {
   byId("diagnosis").hidden = !found;
   if (!found) return;
   const how = [found.task, found.how].filter(Boolean).join(", ");
-  write(byId("diagnosis-title"), how ? "Root cause" : "Why it ended");
+  const isDamaged = snapshot.status === "damaged";
+  write(byId("diagnosis-title"), how ? "Root cause" : isDamaged ? "Damaged" : "Why it ended");
   write(byId("cause"), how ? `${how}: ${found.reason}` : found.reason);
   write(byId("fix"), found.text.join("\n"));
   write(byId("others"), how ? snapshot.reason : "");
