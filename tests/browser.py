@@ -11,7 +11,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
@@ -21,7 +20,6 @@ from selenium.webdriver.chrome.service import Service
 
 _LOAD_LIMIT_S = 200
 _MOST_TRIES = 3
-_PROBLEMS = Path(__file__).with_name("page_problems.js")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +36,6 @@ class Browser:
     def script(self, text: str, *arguments: Any) -> Any:
         """Return the value of the script's `return`."""
         return self.driver.execute_script(text, *arguments)
-
-    def problems(self) -> list[str]:
-        """Return what is wrong with the page's contrast, headings, names, tables and width."""
-        found: list[str] = self.script(_PROBLEMS.read_text())
-        return found
 
     @property
     def console(self) -> list[str]:

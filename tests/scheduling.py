@@ -38,7 +38,7 @@ BY_FILE = (
         f"tests/launcher/{package}/"
         for package in (
             *("checkpoints", "cli", "coordinator", "discovery", "nodes", "plans"),
-            *("preflight", "report", "rundir", "scaling", "spec", "supervision", "ui", "web"),
+            *("preflight", "rundir", "scaling", "spec", "supervision", "ui", "web"),
         )
     ),
 )

@@ -96,8 +96,6 @@ def test_the_wheel_holds_both_packages_the_templates_and_the_schema(wheel: Path)
         "tfcluster_workers/jobs/keras_mnist.py",
         "tfcluster/templates/localhost-2w.json",
         "tfcluster/templates/hosts-2x.json",
-        "tfcluster/report/templates/report.html",
-        "tfcluster/report/templates/style.css",
         "tfcluster/web/templates/run.html",
         "tfcluster/web/static/run.js",
         "tfcluster/web/static/vendor/uplot/LICENSE",

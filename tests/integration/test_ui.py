@@ -131,27 +131,6 @@ def test_a_run_is_watched_live_and_ctrl_c_ends_open_streams(
     assert shell.run("down").code == 0
 
 
-def test_the_button_stops_a_run_as_down_does(shell: CommandLine) -> None:
-    run_id = start_run(shell)
-    with serving(shell) as server:
-        page = server.browser.get(f"/runs/{run_id}").text
-        csrf = page.partition('name="csrf" content="')[2].partition('"')[0]
-        headers = {"Origin": f"http://{server.place}", "X-CSRF-Token": csrf}
-
-        answer = server.browser.post(
-            f"/api/runs/{run_id}/stop", json={"now": True}, headers=headers
-        )
-
-        assert (answer.status_code, answer.json()) == (202, {"stopping": True})
-        with server.events(f"/api/runs/{run_id}/stream") as events:
-            assert ("end", {}) in events
-        assert server.get(f"/api/runs/{run_id}")["snapshot"]["status"] == "interrupted"
-        moments = server.get(f"/api/runs/{run_id}/history")["timeline"]
-        (stopping,) = (moment for moment in moments if moment["type"] == "run_stopping")
-        assert "tfcluster ui" in stopping["why"]
-        server.end()
-
-
 def test_the_port_is_the_next_free_one_unless_one_was_asked_for(shell: CommandLine) -> None:
     processes = [shell.start("ui") for _ in range(2)]
     urls = [process.stdout.readline().decode() for process in processes if process.stdout]
@@ -271,14 +250,6 @@ def test_without_a_screen_open_says_so_and_the_page_is_served(shell: CommandLine
     with serving(shell, "--open") as server:
         assert server.get("/api/runs") == {"runs": []}
         assert "no browser can be started here" in server.end()
-
-
-def test_read_only_serves_pages_without_the_button(shell: CommandLine) -> None:
-    with serving(shell, "--read-only") as server:
-        answer = server.browser.post("/api/runs/x/stop", json={})
-
-        assert answer.status_code == 403
-        server.end()
 
 
 def test_without_its_packages_the_command_names_the_line_that_installs_them(

@@ -21,6 +21,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from tests.browser import Browser
 from tests.integration.commandline import CommandLine, wait_for
 
+CONTRAST = Path(__file__).with_name("contrast.js").read_text()
+NAMES = Path(__file__).with_name("names.js").read_text()
 OFFSCREEN = """
 const inner = ".table-box:not(:has(#runs)), .log-view, pre, dialog, .hidden, .skip, .plot";
 const within = (node) => node.closest(inner);

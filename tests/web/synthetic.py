@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.launcher.conftest import plan_of
 
-from tfcluster.plans.plan import TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.events import Event
@@ -98,6 +99,26 @@ class SyntheticRun:
     def gather(self, step: int) -> None:
         path = f"checkpoints/ckpt-{step}"
         self.record(ev.CheckpointGathered(path=path, step=step, kind="tf"))
+        self.writer.state.checkpoints.append({"path": path, "step": step})
+
+    def fail(self, text: str = "ValueError: bad batch") -> None:
+        """End the run: `text` is the error of the last task and the root cause."""
+        culprit = self.tasks[-1]
+        error = {"exception": "ValueError", "message": text, "file": text}
+        self.record(ev.TaskError(task=culprit, attempt=self.attempt, **error))  # type: ignore[arg-type]
+        for task in self.tasks:
+            ended: dict[str, object] = (
+                {"exit_code": 1}
+                if task == culprit
+                else {"exit_code": None, "signal": 15, "ended_by": "tfcluster"}
+            )
+            self.record(ev.TaskExited(task=task, attempt=self.attempt, **ended))  # type: ignore[arg-type]
+        cause = {"task": culprit, "attempt": self.attempt, "exit_code": 1, "reason": text}
+        cause |= {"hint": "fix the batch", "docs": "javascript:window.hit=1"}
+        others = tuple(task for task in self.tasks if task != culprit)
+        self.record(ev.Diagnosis(root_cause=cause, collateral=others, attempt=self.attempt))
+        self.record(ev.RunFinished(status="failed", exit_code=1))
+        self.writer.close()
 
     def end(self, status: str = "succeeded", exit_code: int = 0, reason: str | None = None) -> None:
         for task in self.tasks:
@@ -111,11 +132,18 @@ class SyntheticRun:
 
 
 def new_run(
-    home: Path, name: str, *, started: float, tasks: Sequence[str] = ("worker:0", "worker:1")
+    home: Path,
+    name: str,
+    *,
+    started: float,
+    tasks: Sequence[str] = ("worker:0", "worker:1"),
+    plan: Plan | None = None,
+    spec: Mapping[str, Any] | None = None,
 ) -> SyntheticRun:
     """Make the folder of a run whose coordinator is this process, so that it may be live."""
     paths = run_writer.make(registry.new_run_id(slug(name), started), home)
-    plan = plan_of(*tasks, name=name)
+    plan = plan or plan_of(*tasks, name=name)
+    run_writer.require_json(paths.spec, spec or {"job": {"script": "main.py"}})
     run_writer.require_json(paths.plan, to_json(plan))
     state = first_state(plan, paths, registry.this_process(), started)
     run = SyntheticRun(paths, None, tasks, started)  # type: ignore[arg-type]

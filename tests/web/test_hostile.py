@@ -36,16 +36,7 @@ def test_a_name_is_only_text_on_every_page(page: Page, site: Site, name: str) ->
         run.record(ev.Warned(message=text))
         odd = {text[:100]: 1e308, "constructor": -0.0, "loss": float("inf"), "hasOwnProperty": 1}
         run.record(ev.Progress(task="worker:0", attempt=1, step=41, metrics=odd), after_s=1)
-        error = ev.TaskError(task="worker:1", attempt=1, exception=text, message=text, file=text)
-        run.record(error)
-        cause = {
-            "task": "worker:1",
-            "reason": text,
-            "hint": text,
-            "docs": "javascript:window.hit=1",
-        }
-        run.record(ev.Diagnosis(root_cause=cause))
-        run.end("failed", 1, reason=text)
+        run.fail(text)
     ids = [run.paths.run_id for run in runs]
     for path in ("/", f"/runs/{ids[0]}", f"/compare?runs={','.join(ids)}"):
         page.open(path)
@@ -87,5 +78,7 @@ def test_a_damaged_run_is_listed_and_says_why(page: Page, site: Site) -> None:
     page.open("/")
     page.wait_for_text("#runs", "damaged")
     page.open(f"/runs/{run.paths.run_id}")
-    page.wait_for_text("#connection", "is damaged")
+    page.wait_for_text("#status", "damaged")
+    page.wait_for_text("#cause", "state.json cannot be read")
+    page.wait_for_text("#log-note", "cannot be read")
     page.browser.console.clear()  # the browser reports the 409

@@ -63,7 +63,7 @@ def test_a_run_is_stopped_with_the_keyboard(page: Page, run: InBackground) -> No
     page.wait_for_text("#status", "interrupted", timeout=200)
     page.wait("document.getElementById('stop').hidden")
     assert run.state()["status"] == "interrupted"
-    assert "Stopping: the page of tfcluster ui" in page.text("#timeline")
+    page.wait_for_text("#timeline", "stopping the run: the page of tfcluster ui")
 
 
 def test_a_run_is_killed_at_once_where_that_is_asked_for(page: Page, run: InBackground) -> None:

@@ -21,18 +21,20 @@ from tfcluster.errors import UsageError
 def command(run: str | None, target: str | None, as_json: bool) -> None:
     """Write a page about RUN (default: the latest run): charts, diagnosis, timeline, plan.
 
-    The page is one HTML file that loads nothing and needs no script. Secrets are masked.
+    The page is one HTML file that a browser opens from the disk: it loads nothing. Secrets are
+    masked.
     """
-    from tfcluster.report.gather import gather
-    from tfcluster.report.page import render_report
     from tfcluster.rundir import registry
     from tfcluster.ui.terminal import Terminal
+    from tfcluster.web.rendering import render_file
+    from tfcluster.web.run_data import describe_report
 
-    report = gather(registry.resolve(run), now=time.time())
+    report = describe_report(registry.resolve(run), now=time.time())
     if as_json:
-        Terminal().emit_json(report.to_json())
+        Terminal().emit_json(report)
     else:
-        write_page(render_report(report), target or f"{report.run}.html")
+        page = render_file("run", report, run_id=report["run"])
+        write_page(page, target or f"{report['run']}.html")
 
 
 def write_page(

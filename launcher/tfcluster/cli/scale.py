@@ -13,7 +13,7 @@ from tfcluster.errors import UsageError
 from tfcluster.spec import PlanOptions
 
 if TYPE_CHECKING:
-    from tfcluster.scaling.gang_steps import Progress, Request
+    from tfcluster.scaling.gang_steps import Gang, Request
     from tfcluster.scaling.study import Study
     from tfcluster.ui.terminal import Terminal
 
@@ -82,7 +82,9 @@ def _measure(request: Request, hosts: tuple[int, ...], terminal: Terminal) -> St
         measured = measure(
             gangs,
             request,
-            tell=lambda progress: _say(progress, terminal),
+            tell=lambda number, gang, remaining_s: _say(
+                f"cell {number} of {len(gangs)}", gang, remaining_s, terminal
+            ),
             warn=lambda warning: terminal.say_wrapped(f"warning: {warning}", "yellow"),
         )
     finally:
@@ -93,8 +95,8 @@ def _measure(request: Request, hosts: tuple[int, ...], terminal: Terminal) -> St
 
 def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | None) -> None:
     """Print the table or JSON to stdout; write the page, which replaces them on stdout."""
-    from tfcluster.report.scaling_tables import study_parts
     from tfcluster.ui.render import UNLIMITED, part_lines
+    from tfcluster.ui.scaling_tables import describe_study, study_parts
 
     if as_json and target != "-":
         terminal.emit_json(study.to_json())
@@ -104,24 +106,23 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
         terminal.out("\n\n".join(parts))
     if target is not None:
         from tfcluster.cli.report import write_page
-        from tfcluster.report.scaling_page import render_study
+        from tfcluster.web.rendering import render_file
 
-        page = render_study(study, ["tfcluster", *sys.argv[1:]])
+        page = render_file("study", describe_study(study, ["tfcluster", *sys.argv[1:]]))
         write_page(page, target, announce=terminal.say)
 
 
-def _say(progress: Progress, terminal: Terminal) -> None:
+def _say(cell: str, gang: Gang, remaining_s: float | None, terminal: Terminal) -> None:
     """Show the cell that is measured now: at the bottom of a screen, elsewhere as a line."""
     from rich.text import Text
 
     from tfcluster.ui.formats import format_bits, format_duration, plural
 
-    where = plural(progress.workers, "worker")
-    if progress.communication is not None and progress.rate is not None:
-        where += f", {progress.communication} at {format_bits(progress.rate)}"
-    text = f"cell {progress.cell} of {progress.of}: {where}"
-    if progress.remaining_s is not None:
-        text += f"; about {format_duration(progress.remaining_s)} left"
+    text = f"{cell}: {plural(gang.workers, 'worker')}"
+    if gang.communication is not None and gang.rate is not None:
+        text += f", {gang.communication} at {format_bits(gang.rate)}"
+    if remaining_s is not None:
+        text += f"; about {format_duration(remaining_s)} left"
     if terminal.has_footer:
         terminal.show_footer([Text(text, "dim")])
     else:

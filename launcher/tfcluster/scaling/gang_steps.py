@@ -57,22 +57,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """The cell that is about to be measured, of all cells of the study."""
-
-    cell: int
-    of: int
-    workers: int
-    communication: str | None
-    rate: float | None
-    remaining_s: float | None
-    """The time that the rest probably takes; None while nothing has been measured."""
-
-
-Tell = Callable[[Progress], None]
-
-
-@dataclass(frozen=True, slots=True)
 class Gang:
     """The plan of one run of a study."""
 
@@ -80,6 +64,11 @@ class Gang:
     communication: str | None
     rate: float | None
     planned: Planned
+
+
+Tell = Callable[[int, Gang, float | None], None]
+"""A function that gets the number of the cell that is measured next, from 1, its gang, and the
+seconds that the rest probably takes, which are None while nothing has been measured."""
 
 
 def plan_gangs(request: Request) -> tuple[Gang, ...]:
@@ -164,8 +153,7 @@ def measure(
     found, warned, began_at = list[Measured](), set[str](), time.monotonic()
     for done, gang in enumerate(gangs):
         remaining = (time.monotonic() - began_at) / done * (len(gangs) - done) if done else None
-        place = (gang.workers, gang.communication, gang.rate)
-        tell(Progress(done + 1, len(gangs), *place, remaining))
+        tell(done + 1, gang, remaining)
         run = api.start_launch(api.make_launch(gang.planned, _OPTIONS))
         try:
             found.append(_measure_cell(run, gang, request.steps))

@@ -113,38 +113,29 @@ def fit(points: Sequence[Point]) -> Fit | None:
         for point in points
     ]
     scales = [math.sqrt(math.fsum(row[place] ** 2 for row in rows)) for place in range(3)]
-    best: tuple[float, tuple[int, ...], list[float]] | None = None
+    best: tuple[float, _Solution] | None = None
     for kept in _SETS:
-        found = _solve_least_squares(rows, kept, scales)
-        if found is None or min(found) < 0:
+        found = _solve(rows, kept, scales)
+        if found is None or min(found.values) < 0:
             continue
-        error = math.fsum((1 - _dot(found, [row[p] for p in kept])) ** 2 for row in rows)
+        error = math.fsum((1 - _dot(found.values, [row[p] for p in kept])) ** 2 for row in rows)
         if best is None or error < best[0] * (1 - 1e-6) - 1e-15:
-            best = error, kept, found
-    return None if best is None else _as_fit(points, rows, scales, best[1], best[2])
-
-
-def _as_fit(
-    points: Sequence[Point],
-    rows: Sequence[Sequence[float]],
-    scales: Sequence[float],
-    kept: tuple[int, ...],
-    found: Sequence[float],
-) -> Fit:
-    parameters = [0.0, 0.0, 0.0]
-    for place, value in zip(kept, found, strict=True):
-        parameters[place] = value
-    used = tuple(place for place in range(3) if scales[place] > 0)
+            best = error, found
+    if best is None:
+        return None
+    found = best[1]
+    values = dict(zip(found.kept, found.values, strict=True))
+    parameters = [values.get(place, 0.0) for place in range(3)]
     compute_s, latency_s, bits = parameters
     return Fit(
         compute_s=compute_s,
         latency_s=latency_s,
         bits=bits,
         residuals=tuple(1 - _dot(parameters, row) for row in rows),
-        freedom=len(points) - len(kept),
-        is_determined=_solve_least_squares(rows, used, scales) is not None and len(used) == 3,
-        inverse=_inverse(rows, kept, scales),
-        kept=kept,
+        freedom=len(points) - len(found.kept),
+        is_determined=_solve(rows, (0, 1, 2), scales) is not None,
+        inverse=found.inverse,
+        kept=found.kept,
     )
 
 
@@ -160,62 +151,48 @@ def ring_share(workers: int) -> float:
     return 2.0 * (workers - 1) / workers
 
 
-def _solve_least_squares(
-    rows: Sequence[Sequence[float]], kept: tuple[int, ...], scales: Sequence[float]
-) -> list[float] | None:
-    """Return the parameters `kept` that fit a target of 1 in every row; None if singular."""
-    matrix = _gram(rows, kept, scales)
-    if matrix is None:
-        return None
-    target = [math.fsum(row[p] for row in rows) / scales[p] for p in kept]
-    solved = _solve(matrix, target)
-    return None if solved is None else [x / scales[p] for x, p in zip(solved, kept, strict=True)]
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """The parameters `kept` that fit a target of 1 in every row, and (X'X)^-1 for them."""
+
+    kept: tuple[int, ...]
+    values: tuple[float, ...]
+    inverse: tuple[tuple[float, ...], ...]
 
 
-def _gram(
+def _solve(
     rows: Sequence[Sequence[float]], kept: tuple[int, ...], scales: Sequence[float]
-) -> list[list[float]] | None:
-    """Return X'X of the columns `kept`, each scaled to length 1; None if one of them is zero."""
-    if len(rows) < len(kept) or any(scales[place] == 0 for place in kept):
+) -> _Solution | None:
+    """Return the least squares with the parameters `kept`; None if they are not determined.
+
+    X'X, with columns of length 1, is inverted by elimination with pivots.
+    """
+    size = len(kept)
+    if len(rows) < size or any(scales[place] == 0 for place in kept):
         return None
-    return [
+    matrix = [
         [math.fsum(row[p] * row[q] for row in rows) / (scales[p] * scales[q]) for q in kept]
+        + [float(p == q) for q in kept]
         for p in kept
     ]
-
-
-def _inverse(
-    rows: Sequence[Sequence[float]], kept: tuple[int, ...], scales: Sequence[float]
-) -> tuple[tuple[float, ...], ...]:
-    matrix = _gram(rows, kept, scales)
-    assert matrix is not None
-    columns = []
-    for place in range(len(kept)):
-        solved = _solve(matrix, [float(other == place) for other in range(len(kept))])
-        assert solved is not None
-        columns.append(solved)
-    return tuple(
-        tuple(columns[j][i] / (scales[p] * scales[q]) for j, q in enumerate(kept))
-        for i, p in enumerate(kept)
-    )
-
-
-def _solve(matrix: Sequence[Sequence[float]], target: Sequence[float]) -> list[float] | None:
-    """Return x with matrix · x = target, by elimination with pivots; None if singular."""
-    rows = [[*row, value] for row, value in zip(matrix, target, strict=True)]
-    for place in range(len(rows)):
-        pivot = max(range(place, len(rows)), key=lambda other: abs(rows[other][place]))
-        rows[place], rows[pivot] = rows[pivot], rows[place]
-        if abs(rows[place][place]) < _SINGULAR:
+    for place in range(size):
+        pivot = max(range(place, size), key=lambda other: abs(matrix[other][place]))
+        matrix[place], matrix[pivot] = matrix[pivot], matrix[place]
+        value = matrix[place][place]
+        if abs(value) < _SINGULAR:
             return None
-        for other in range(place + 1, len(rows)):
-            factor = rows[other][place] / rows[place][place]
-            rows[other] = [x - factor * y for x, y in zip(rows[other], rows[place], strict=True)]
-    found = [0.0] * len(rows)
-    for place in reversed(range(len(rows))):
-        rest = math.fsum(rows[place][p] * found[p] for p in range(place + 1, len(rows)))
-        found[place] = (rows[place][-1] - rest) / rows[place][place]
-    return found
+        matrix[place] = [x / value for x in matrix[place]]
+        for other in range(size):
+            factor = 0.0 if other == place else matrix[other][place]
+            matrix[other] = [
+                x - factor * y for x, y in zip(matrix[other], matrix[place], strict=True)
+            ]
+    inverse = tuple(
+        tuple(x / (scales[p] * scales[q]) for x, q in zip(line[size:], kept, strict=True))
+        for line, p in zip(matrix, kept, strict=True)
+    )
+    target = [math.fsum(row[p] for row in rows) for p in kept]
+    return _Solution(kept, tuple(_dot(line, target) for line in inverse), inverse)
 
 
 def _dot(one: Sequence[float], other: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""The lines that a live view shows for events: at most one per event, none for most."""
+"""The lines about events in a live view and in a timeline: at most one per event."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from typing import Any
 from tfcluster.errors import join_first
 from tfcluster.supervision import log_errors
 from tfcluster.ui.formats import format_bytes, format_duration, format_exit, signal_name
-from tfcluster.ui.history import format_checkpoint, format_gathering, format_restart
+from tfcluster.ui.history import (
+    format_checkpoint,
+    format_gathering,
+    format_restart,
+    format_resume,
+)
 from tfcluster.ui.panels import format_trial
 
 Event = Mapping[str, Any]
@@ -22,13 +27,29 @@ class EventLine:
     text: str
     style: str
 
+    @property
+    def kind(self) -> str:
+        """``bad``, ``warn``, ``good``, ``live``, or an empty string, for a page."""
+        colour = self.style.removeprefix("bold ")
+        kinds = {"red": "bad", "yellow": "warn", "magenta": "warn", "green": "good", "bold": "live"}
+        return kinds.get(colour, "")
+
 
 def format_event(event: Event) -> EventLine | None:
-    """Return the line for `event`, or None.
+    """Return the line of a live view for `event`, or None: panels show how a run begins and ends.
 
     Unknown events (of a newer version) and malformed ones have no line.
     """
-    style, formatter = _FORMATTERS.get(str(event.get("type")), ("", None))
+    return _format(event, _FORMATTERS)
+
+
+def format_moment(event: Event) -> EventLine | None:
+    """Return the line of a timeline for `event`, or None, as `format_event` does."""
+    return _format(event, _FORMATTERS | _MOMENTS)
+
+
+def _format(event: Event, formatters: Mapping[str, _Formatter]) -> EventLine | None:
+    style, formatter = formatters.get(str(event.get("type")), ("", None))
     try:
         text = formatter(event) if formatter else None
     except (KeyError, TypeError, ValueError, OverflowError):
@@ -38,6 +59,8 @@ def format_event(event: Event) -> EventLine | None:
 
 def _has_failed(event: Event) -> bool:
     """Return whether the event is the end of something that failed by itself."""
+    if event["type"] == "run_finished":
+        return bool(event.get("status") not in ("succeeded", "interrupted"))
     if event["type"] == "trial":
         return bool(event.get("status") != "COMPLETED")
     ends = event["type"] in ("prepare_finished", "task_exited")
@@ -55,9 +78,17 @@ def _prepare_finished(event: Event) -> str:
 
 
 def _task_exited(event: Event) -> str:
-    how = format_exit(event.get("exit_code"), event.get("signal"))
+    return f"{event['task']} ended after {format_duration(event['duration_s'])}: {_how(event)}"
+
+
+def _task_end(event: Event) -> str:
+    """Return the line without the time, so that the ends of many tasks can be one line."""
+    return f"{event['task']} ended: {_how(event)}"
+
+
+def _how(event: Event) -> str:
     by = " (stopped by tfcluster)" if event.get("ended_by") == "tfcluster" else ""
-    return f"{event['task']} ended after {format_duration(event['duration_s'])}: {how}{by}"
+    return format_exit(event.get("exit_code"), event.get("signal")) + by
 
 
 def _task_error(event: Event) -> str:
@@ -146,7 +177,22 @@ def _nodes_allocated(event: Event) -> str:
     return f"the nodes{owner} are there{f': {hosts}' if hosts else ''}"
 
 
-_FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
+def _resumed(event: Event) -> str:
+    return f"resumes from {format_resume(event['run'], event.get('step'), event.get('checkpoint'))}"
+
+
+def _root_cause(event: Event) -> str:
+    cause = event["root_cause"]
+    return f"root cause: {cause['task']}: {str(cause['reason']).partition(chr(10))[0]}"
+
+
+def _run_finished(event: Event) -> str:
+    why = f": {event['reason']}" if event.get("reason") else ""
+    return f"the run ended: {str(event['status']).replace('_', ' ')}{why}"
+
+
+_Formatter = tuple[str, Callable[[Event], str | None]]
+_FORMATTERS: dict[str, _Formatter] = {
     "run_queued": ("yellow", _run_queued),
     "run_continued": ("bold yellow", "the job runs again: attempt {attempt}".format_map),
     "nodes_allocated": ("dim", _nodes_allocated),
@@ -178,3 +224,13 @@ _FORMATTERS: dict[str, tuple[str, Callable[[Event], str | None]]] = {
     "chaos_injected": ("magenta", "injected fault: {fault}".format_map),
 }
 """Type of event → style of its line, unless it has failed, and the function that formats it."""
+_MOMENTS: dict[str, _Formatter] = {
+    "run_started": ("bold", "the run begins with tfcluster {version}".format_map),
+    "resumed": ("bold", _resumed),
+    "task_started": ("bold", "attempt {attempt}: {task} started".format_map),
+    "task_exited": ("dim", _task_end),
+    "checkpoint_gathered": ("green", _checkpoint_gathered),
+    "diagnosis": ("red", _root_cause),
+    "warned": ("yellow", "{message}".format_map),
+    "run_finished": ("green", _run_finished),
+}

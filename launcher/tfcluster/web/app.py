@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
@@ -10,26 +11,23 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
-from starlette.templating import Jinja2Templates
 
-from tfcluster import __version__
 from tfcluster.agent import foreign_json
 from tfcluster.errors import TfclusterError, UnknownRunError, UsageError
 from tfcluster.run_handle import Run
-from tfcluster.rundir import registry, series
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import describe_failure
 from tfcluster.rundir.states import Status
-from tfcluster.web import log_pages
-from tfcluster.web.run_data import RunIndex, describe_run, to_bytes
+from tfcluster.web import log_pages, rendering
+from tfcluster.web.comparison import MOST_RUNS, compare
+from tfcluster.web.run_data import RunIndex, describe_history, describe_run, to_bytes
 from tfcluster.web.security import MAX_BODY_BYTES
 from tfcluster.web.streams import Streams
 
-_FOLDER: Final = Path(__file__).parent
-_MOST_COMPARED: Final = 6
 _POINTS: Final = 600
 _MOST_POINTS: Final = 5000
 _LINES: Final = 200
@@ -41,10 +39,7 @@ class Site:
     def __init__(self, home: Path, *, csrf: str, read_only: bool) -> None:
         self._index = RunIndex(home)
         self.streams = Streams(self._index)
-        self._read_only = read_only
-        self._templates = Jinja2Templates(_FOLDER / "templates")
-        shared = {"version": __version__, "csrf": csrf, "read_only": read_only}
-        self._templates.env.globals.update(shared)
+        self._csrf, self._read_only = csrf, read_only
 
     def app(self) -> Starlette:
         """Return the application; `security.Guard` decides who may use it."""
@@ -56,6 +51,7 @@ class Site:
         ]
         api = [
             Route("/api/runs", self._list),
+            Route("/api/compare", self._compare),
             Route("/api/stream", self._list_stream),
             Route(f"/api{one}", self._run),
             Route(f"/api{one}/history", self._history),
@@ -63,7 +59,7 @@ class Site:
             Route(f"/api{one}/stream", self._run_stream),
             Route(f"/api{one}/stop", self._stop, methods=["POST"]),
         ]
-        static = Mount("/static", StaticFiles(directory=_FOLDER / "static", check_dir=False))
+        static = Mount("/static", StaticFiles(directory=rendering.STATIC, check_dir=False))
         handlers: dict[Any, Callable[..., Response | Awaitable[Response]]] = {
             TfclusterError: self._failed,
             HTTPException: self._failed,
@@ -71,29 +67,31 @@ class Site:
         return Starlette(routes=[*pages, *api, static], exception_handlers=handlers)
 
     def _list_page(self, request: Request) -> Response:
-        return self._page(request, "runs")
+        return self._page("runs")
 
     def _run_page(self, request: Request) -> Response:
-        return self._page(request, "run", run_id=self._find(request).run_id)
+        return self._page("run", run_id=self._find(request).run_id)
 
     def _compare_page(self, request: Request) -> Response:
-        names = [name for name in request.query_params.get("runs", "").split(",") if name]
-        if len(names) > _MOST_COMPARED:
-            raise UsageError(f"a page compares at most {_MOST_COMPARED} runs")
-        return self._page(request, "compare", run_ids=[self._index.find(n).run_id for n in names])
+        self._chosen(request)
+        return self._page("compare")
 
-    def _page(self, request: Request, name: str, status: int = 200, **context: Any) -> Response:
-        return self._templates.TemplateResponse(request, f"{name}.html", context, status)
+    def _page(self, name: str, status: int = 200, **context: Any) -> Response:
+        shared = {"csrf": self._csrf, "read_only": self._read_only}
+        return HTMLResponse(rendering.render(name, **shared, **context), status)
 
     def _list(self, request: Request) -> Response:
         return _json({"runs": self._index.rows()})
 
+    def _compare(self, request: Request) -> Response:
+        return _json(compare(self._chosen(request), now=time.time()).to_page())
+
     def _run(self, request: Request) -> Response:
-        return _json(describe_run(self._find(request)) | {"read_only": self._read_only})
+        return _json(describe_run(self._find(request)))
 
     def _history(self, request: Request) -> Response:
         most = _number(request, "most", least=8, most=_MOST_POINTS) or _POINTS
-        return _json(series.read_history(self._find(request), most=most).to_json())
+        return _json(describe_history(self._find(request), most=most))
 
     def _logs(self, request: Request) -> Response:
         paths, chosen = self._find(request), request.query_params
@@ -127,6 +125,13 @@ class Site:
     def _find(self, request: Request) -> RunPaths:
         return self._index.find(request.path_params["run_id"])
 
+    def _chosen(self, request: Request) -> list[RunPaths]:
+        """Return the runs that are to be compared. Raises UsageError."""
+        names = [name for name in request.query_params.get("runs", "").split(",") if name]
+        if len(names) > MOST_RUNS:
+            raise UsageError(f"a page compares at most {MOST_RUNS} runs")
+        return [self._index.find(name) for name in names]
+
     def _failed(self, request: Request, error: Exception) -> Response:
         """Return an error as JSON or as a page."""
         status, message, fix = 409, str(error), ""
@@ -138,7 +143,7 @@ class Site:
                 status = 404 if isinstance(error, UnknownRunError) else 400
         if request.scope["path"].startswith("/api/"):
             return _json({"error": message, "fix": fix}, status)
-        return self._page(request, "message", status, title=message, fix=fix)
+        return self._page("message", status, title=message, fix=fix)
 
 
 def _why_not_stopped(run: Run) -> str:

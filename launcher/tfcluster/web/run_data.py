@@ -6,28 +6,36 @@ import json
 import os
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from tfcluster import __version__
 from tfcluster.agent import foreign_json
 from tfcluster.backends import job_watch
 from tfcluster.errors import RunFolderError, UnknownRunError
 from tfcluster.plans.plan import Plan, TaskId
-from tfcluster.rundir import registry
-from tfcluster.rundir.figures import Figures, figures_of, state_json
+from tfcluster.preflight.rules import format_gpus
+from tfcluster.rundir import registry, series
+from tfcluster.rundir.figures import figures_of, state_json
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError
-from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_numbers
 from tfcluster.rundir.states import Status
+from tfcluster.rundir.task_logs import rank
 from tfcluster.typed_json import to_json
 from tfcluster.ui import history, plan_view
+from tfcluster.ui.event_lines import format_moment
 from tfcluster.ui.excerpt import excerpt
 from tfcluster.ui.formats import format_exit
 
 _MOST_PLANNED = 100
 """The tasks whose plan a page gets: each TF_CONFIG has the addresses of all tasks."""
+_LAST_LINES = 40
+_FACTS = ("resumed", "by hand", "injected")
+"""The facts of `history.list_facts` that the timeline lacks."""
 _OF_THE_RUN = ("run", "name", "started_at", "ended_at", "host", "background", "attempt")
 
 
@@ -116,7 +124,7 @@ def current_status(snapshot: RunSnapshot) -> Status:
     return Status.LOST if registry.has_lost_coordinator(snapshot) else snapshot.status
 
 
-def _describe_row(snapshot: RunSnapshot, status: Status) -> dict[str, Any]:
+def _describe_row(snapshot: RunSnapshot, status: str) -> dict[str, Any]:
     row: dict[str, Any] = {name: getattr(snapshot, name) for name in _OF_THE_RUN}
     code = f" ({snapshot.exit_code})" if snapshot.exit_code else ""
     gathering = ", gathering" if snapshot.gathering else ""
@@ -134,34 +142,145 @@ def _damaged_row(paths: RunPaths) -> dict[str, Any]:
         registry.load(paths)
         return {}
     except DamagedRunError as error:
+        return {} if error.may_be_new else _describe_row(_damaged_snapshot(paths, error), "damaged")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """The contents of a run's files, each as far as it can be read."""
+
+    paths: RunPaths
+    snapshot: RunSnapshot
+    """The state; an empty one if the run is damaged."""
+    status: str
+    """``damaged`` if the state cannot be read."""
+    plan: Plan | None
+    """The plan at the addresses of the run's tasks."""
+    problem: str
+    """The reason why there is no plan; else empty."""
+    spec: Mapping[str, Any]
+    """The spec, without the values of secrets."""
+    nodes: tuple[Mapping[str, Any], ...]
+    """Each node's name, backend, place, Python, packages and GPUs."""
+
+
+def read_files(paths: RunPaths) -> RunFiles:
+    """Read the files of a run. Raises DamagedRunError for a run that may just begin."""
+    try:
+        snapshot = registry.load(paths)
+        status = str(snapshot.status)
+    except DamagedRunError as error:
         if error.may_be_new:
-            return {}
-        why, changed_at = error.why, error.changed_at
-    row: dict[str, Any] = dict.fromkeys(_OF_THE_RUN) | Figures().to_json()
-    row |= {"run": paths.run_id, "name": paths.run_id, "started_at": changed_at}
-    row |= {"status": "damaged", "status_text": "damaged", "reason": why}
-    return row | {"tasks": 0, "restarts": 0}
-
-
-def describe_run(paths: RunPaths) -> dict[str, Any]:
-    """Return everything about a run but its curves and logs. Raises DamagedRunError."""
-    snapshot = registry.load(paths)
-    return {
-        "snapshot": state_json(snapshot) | {"folder": str(paths.root)},
-        "plan": _describe_plan(paths, snapshot),
-        "diagnosis": _describe_diagnosis(paths, snapshot),
-    }
-
-
-def _describe_plan(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any]:
-    """Return the commands and variables of all tasks, without the values of secrets."""
+            raise
+        snapshot, status = _damaged_snapshot(paths, error), "damaged"
+    plan, problem = None, ""
     try:
         plan = registry.with_addresses(registry.load_plan(paths), snapshot)
     except RunFolderError as error:
-        return {"problem": error.message}
+        problem = error.message
+    return RunFiles(
+        paths=paths,
+        snapshot=snapshot,
+        status=status,
+        plan=plan,
+        problem=problem,
+        spec=_read(paths.spec),
+        nodes=tuple(_describe_nodes(paths, plan)) if plan is not None else (),
+    )
+
+
+def _damaged_snapshot(paths: RunPaths, error: DamagedRunError) -> RunSnapshot:
+    return RunSnapshot(
+        run=paths.run_id,
+        name=paths.run_id,
+        status=Status.LOST,
+        tasks=[],
+        host="",
+        boot_id="",
+        pid=0,
+        pid_start=0,
+        started_at=error.changed_at,
+        reason=f"{paths.state.name} cannot be read: {error.why}",
+        hint=error.fix,
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return foreign_json.read_json_object(path)
+    except (OSError, ValueError):
+        return {}
+
+
+def _describe_nodes(paths: RunPaths, plan: Plan) -> Iterator[Mapping[str, Any]]:
+    """Yield what plan and preflight know of each node; preflight has asked the node itself."""
+    seen = _read(paths.preflight).get("seen")
+    answers = [a for a in seen if isinstance(a, dict)] if isinstance(seen, list) else []
+    by_node = {str(answer.get("node")): answer for answer in answers}
+    for node in plan.nodes:
+        answer, python = by_node.get(node.name, {}), node.interpreter
+        packages, gpus = answer.get("packages"), answer.get("gpus")
+        if not isinstance(packages, dict):
+            packages = python.packages if python is not None else {}
+        hosts = dict.fromkeys(task.host for task in plan.tasks if task.node == node.name)
+        image = node.container.image if node.container is not None else None
+        yield {
+            "node": node.name,
+            "backend": node.backend,
+            "place": node.destination or image or ", ".join(host for host in hosts if host),
+            "python": str(answer.get("python") or (python.version if python else None) or ""),
+            "packages": {str(name): str(version) for name, version in packages.items()},
+            "gpus": format_gpus([str(gpu) for gpu in gpus]) if isinstance(gpus, list) else "",
+        }
+
+
+def describe_run(paths: RunPaths) -> dict[str, Any]:
+    """Return everything about a run but its curves and logs; of a damaged run what can be read.
+
+    Raises DamagedRunError for a run that may just begin.
+    """
+    files = read_files(paths)
+    state = state_json(files.snapshot) | {"status": files.status, "folder": str(paths.root)}
+    return {
+        "snapshot": state,
+        "facts": [fact for fact in history.list_facts(files.snapshot) if fact[0] in _FACTS],
+        "plan": _describe_plan(files),
+        "nodes": files.nodes,
+        "spec": files.spec,
+        "diagnosis": _describe_diagnosis(paths, files.snapshot),
+    }
+
+
+def describe_report(paths: RunPaths, *, now: float) -> dict[str, Any]:
+    """Return everything about a run but its logs; `now`: seconds since 1970."""
+    run = describe_run(paths)
+    about = {"run": paths.run_id, "status": run["snapshot"]["status"]}
+    about |= {"made_at": now, "made_by": __version__}
+    return about | run | {"history": describe_history(paths)}
+
+
+def describe_history(paths: RunPaths, *, most: int = 600) -> dict[str, Any]:
+    """Return the curves of a run, each with at most `most` points, and its timeline."""
+    found = series.read_history(paths, most=most).to_json()
+    return found | {"timeline": [describe_moment(moment) for moment in found["timeline"]]}
+
+
+def describe_moment(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an event of a timeline with its sentence, if it has one."""
+    line = format_moment(event)
+    return {**event} if line is None else {**event, "text": line.text, "kind": line.kind}
+
+
+def _describe_plan(files: RunFiles) -> dict[str, Any]:
+    """Return the commands and variables of all tasks, without the values of secrets."""
+    plan = files.plan
+    if plan is None:
+        return {"problem": files.problem}
     facts = {name: getattr(plan, name) for name in ("name", "kind", "strategy", "notes")}
-    shown = plan.tasks[:_MOST_PLANNED]
-    facts |= {"tasks": [_describe_task(plan, task.id) for task in shown]}
+    culprit = (history.root_cause(files.snapshot) or {}).get("task")
+    ids = [task.id for task in plan.tasks]
+    shown = [*ids[:_MOST_PLANNED], *(id for id in ids[_MOST_PLANNED:] if str(id) == culprit)]
+    facts |= {"tasks": [_describe_task(plan, task_id) for task_id in shown]}
     return facts | {"left_out": len(plan.tasks) - len(shown)}
 
 
@@ -176,17 +295,31 @@ def _describe_task(plan: Plan, task_id: TaskId) -> dict[str, Any]:
 
 
 def _describe_diagnosis(paths: RunPaths, snapshot: RunSnapshot) -> dict[str, Any] | None:
-    """Return why the run failed, with the last lines of the task that failed first."""
+    """Return why the run did not succeed, with the last lines of the task that failed first.
+
+    Where no task is known to be the cause, these are the chief's.
+    """
     cause = history.root_cause(snapshot)
-    if cause is None:
-        return None
-    log = history.log_of_cause(snapshot)
-    path = paths.root / log if log is not None else paths.logs
-    return {
-        **{name: cause.get(name) for name in ("task", "attempt", "reason", "hint", "docs")},
-        "how": format_exit(cause.get("exit_code"), cause.get("signal")),
-        "collateral": history.collateral(snapshot),
-        "text": [*history.format_fix(cause), *history.format_consequences(snapshot)],
-        "log": log,
-        "lines": excerpt(path) if is_own(path) else (),
-    }
+    if cause is not None:
+        log, lines_of = history.log_of_cause(snapshot), cause.get("task")
+        found = {name: cause.get(name) for name in ("task", "attempt", "reason", "hint", "docs")}
+        found |= {
+            "how": format_exit(cause.get("exit_code"), cause.get("signal")),
+            "collateral": history.collateral(snapshot),
+            "text": [*history.format_fix(cause), *history.format_consequences(snapshot)],
+        }
+    else:
+        message, fix = describe_failure(snapshot)
+        if not message or (snapshot.status is Status.INTERRUPTED and not snapshot.reason):
+            return None
+        chief = min(snapshot.tasks, key=lambda task: rank(task.task), default=None)
+        log, lines_of = (chief.log, chief.task) if chief is not None else (None, None)
+        found = {
+            "task": None,
+            "reason": snapshot.reason or message,
+            "text": [f"→ {snapshot.hint or fix}"],
+        }
+    path = paths.root / (log or "")
+    is_inside = path.resolve().is_relative_to(paths.root.resolve())  # the state may be foreign
+    lines = excerpt(path, _LAST_LINES) if is_inside and is_own(path) else ()
+    return found | {"log": log, "lines_of": lines_of, "lines": lines}

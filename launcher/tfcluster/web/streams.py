@@ -26,7 +26,7 @@ from tfcluster.rundir.registry import DamagedRunError
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.task_logs import LogSource, RunLogs, end_of_lines
 from tfcluster.ui.folder_watch import FolderWatch
-from tfcluster.web.run_data import RunIndex, current_status, to_bytes
+from tfcluster.web.run_data import RunIndex, current_status, describe_moment, to_bytes
 
 PING_S: Final = 15.0
 _MOST_WAITING: Final = 2 << 20
@@ -120,7 +120,7 @@ def _describe_events(lines: Iterable[bytes]) -> list[bytes]:
             if (kind := record.get("type")) in _POINTS:
                 points.append(record)
             elif kind in series.TIMELINE:
-                moments.append(series.cut(record))
+                moments.append(describe_moment(series.cut(record)))
     found = [("progress", points), ("timeline", moments)]
     return [frame(event, records) for event, records in found if records]
 

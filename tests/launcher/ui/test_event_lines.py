@@ -1,4 +1,4 @@
-"""The live view shows one line or none for each event."""
+"""The live view, and a timeline, show one line or none for each event."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.documentation import unprinted
 
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
-from tfcluster.ui.event_lines import format_event
+from tfcluster.ui.event_lines import format_event, format_moment
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,38 @@ from tfcluster.ui.event_lines import format_event
 def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
     line = format_event(event.to_json())
     assert (line.text if line else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("event", "kind", "text"),
+    [
+        (ev.RunStarted(version="9.8.7", run="r"), "live", "the run begins with tfcluster 9.8.7"),
+        (
+            ev.TaskStarted(task="worker:0", attempt=2, node="local", pid=1),
+            "live",
+            "attempt 2: worker:0 started",
+        ),
+        (ev.TaskExited(task="ps:0", attempt=1, exit_code=3), "bad", "ps:0 ended: exit 3"),
+        (
+            ev.Diagnosis(root_cause={"task": "worker:1", "reason": "it died\nmore"}),
+            "bad",
+            "root cause: worker:1: it died",
+        ),
+        (
+            ev.RunFinished(status="timed_out", exit_code=4, reason="too long"),
+            "bad",
+            "the run ended: timed out: too long",
+        ),
+        (ev.RunFinished(status="succeeded", exit_code=0), "good", "the run ended: succeeded"),
+        (ev.Warned(message="careful", closing=True), "warn", "careful"),
+    ],
+)
+def test_a_timeline_has_also_what_a_live_view_shows_elsewhere(
+    event: Event, kind: str, text: str
+) -> None:
+    line = format_moment(event.to_json())
+    assert line is not None
+    assert (line.kind, line.text) == (kind, text)
 
 
 @pytest.mark.parametrize("event", [{}, {"type": "task_exited"}, {"type": "of_the_future"}])

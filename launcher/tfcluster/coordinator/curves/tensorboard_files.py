@@ -9,6 +9,7 @@ has event files of its own. A restart goes on in the same folder.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import struct
 import time
@@ -206,7 +207,9 @@ def _float32(value: float) -> bytes:
     return struct.pack("<f", value if value != value else max(-largest, min(largest, value)))
 
 
-def _make_table() -> list[int]:
+@functools.cache
+def _table() -> list[int]:
+    """Return the table of CRC-32C."""
     table = []
     for byte in range(256):
         for _ in range(8):
@@ -215,17 +218,11 @@ def _make_table() -> list[int]:
     return table
 
 
-_TABLE: list[int] = []
-"""The table of CRC-32C, made when the first file is written."""
-
-
 def _checksum(data: bytes) -> bytes:
     """Return the masked CRC-32C of a record (tensorflow/core/lib/hash/crc32c.h)."""
-    if not _TABLE:
-        _TABLE.extend(_make_table())
-    crc = 0xFFFFFFFF
+    table, crc = _table(), 0xFFFFFFFF
     for byte in data:
-        crc = _TABLE[crc & 0xFF ^ byte] ^ crc >> 8
+        crc = table[crc & 0xFF ^ byte] ^ crc >> 8
     crc ^= 0xFFFFFFFF
     rotated = crc >> 15 | crc << 17 & 0xFFFFFFFF
     return struct.pack("<I", rotated + 0xA282EAD8 & 0xFFFFFFFF)

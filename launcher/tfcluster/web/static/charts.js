@@ -1,10 +1,11 @@
 // Line charts on uPlot, with a text alternative, the keyboard, both themes, and gaps for NaN.
 
-import { el, oncePerFrame, write } from "./dom.js";
-import { bytes, metric } from "./formats.js";
+import { byId, el, oncePerFrame, write } from "./dom.js";
+import { metric, plural, rate } from "./formats.js";
 
 const HEIGHT = 180;
 const SERIES = 6;
+const LOGARITHMIC = 1000; // the ratio of a metric's greatest to its least value
 const charts = new Set();
 const colours = new Map();
 
@@ -38,8 +39,9 @@ export function seriesColour(index) {
  * A line is `{label, colour, dashed, faint, points}`; a point is `[x, y]` with y null where the
  * value is not finite, which leaves a gap and a cross. A mark is `{x, kind}`, with kind `restart`,
  * `checkpoint` or `failure`. Lines with one label are one curve in parts; the last one is named.
+ * `bars` of a line, `[x, low, high]`, are the ranges that its values may have.
  */
-export class Chart {
+class Chart {
   constructor(title, format) {
     Object.assign(this, {
       title,
@@ -80,8 +82,9 @@ export class Chart {
     const shape = (all) => all.map((line) => [line.label, line.colour, line.dashed, line.faint]);
     const isSame =
       this.axis === axis && JSON.stringify(shape(lines)) === JSON.stringify(shape(this.lines));
-    Object.assign(this, { lines, marks, axis, extent });
-    if (!isSame) this.discard();
+    const isLogarithmic = this.format === metric && isWide(lines);
+    if (!isSame || isLogarithmic !== this.isLogarithmic) this.discard();
+    Object.assign(this, { lines, marks, axis, extent, isLogarithmic });
     this.draw();
   }
 
@@ -120,6 +123,7 @@ export class Chart {
   }
 
   options() {
+    const highest = Math.max(0, ...this.lines.flatMap(barsOf).map(([, , high]) => high));
     const axis = {
       stroke: colour("muted"),
       font: "11px system-ui, sans-serif",
@@ -133,7 +137,10 @@ export class Chart {
       cursor: { sync: { key: "tfcluster" }, points: { size: 6 }, drag: { x: true, y: false } },
       scales: {
         x: { time: false },
-        y: this.format === metric ? {} : { range: (_, least, most) => [0, 1.1 * most || 1] },
+        y:
+          this.format === metric
+            ? { distr: this.isLogarithmic ? 3 : 1 }
+            : { range: (_, least, most) => [0, 1.1 * Math.max(most, highest) || 1] },
       },
       axes: [
         {
@@ -141,12 +148,12 @@ export class Chart {
           size: 24,
           space: 60,
           values: (_, all) => all.map(this.axis === "time" ? timeTick : tick),
-          ...(this.axis === "time" && { incrs: TIME_STEPS }),
+          ...(this.axis !== "step" && { incrs: this.axis === "time" ? TIME_STEPS : WHOLE_STEPS }),
         },
         {
           ...axis,
           size: (_, all) => 14 + 6.5 * Math.max(3, ...(all ?? []).map((one) => one.length)),
-          values: (_, all) => all.map(this.format === bytes ? bytes : metric),
+          values: (_, all) => all.map(this.format === rate ? metric : this.format),
         },
       ],
       series: [{}, ...this.lines.map((line) => this.series(line))],
@@ -186,6 +193,8 @@ export class Chart {
     }
     for (const line of this.lines) {
       ctx.strokeStyle = colour(line.colour);
+      for (const [x, low, high] of barsOf(line))
+        drawBar(ctx, at(x), plot.valToPos(low, "y", true), plot.valToPos(high, "y", true), 4 * scale);
       let last = -Infinity;
       for (const [x, y] of line.points) {
         if (y !== null || at(x) - last < 8 * scale) continue;
@@ -218,6 +227,7 @@ export class Chart {
 
   whereText(index) {
     const x = this.data[0][index];
+    if (this.axis === "workers") return plural(x, "worker");
     return this.axis === "time" ? `at ${timeTick(x)}` : `at step ${tick(x)}`;
   }
 
@@ -293,8 +303,39 @@ export class Chart {
   }
 }
 
+const shown = new Map();
+
+/** Show `{title, format, lines, more}` as the charts of the page, in this order and no others. */
+export function showCharts(wanted, marks, axis) {
+  const extent = extentOf(wanted.flatMap(({ lines }) => lines));
+  wanted.forEach(({ title, format, lines, more }, index) => {
+    if (!shown.has(title)) shown.set(title, new Chart(title, format));
+    const chart = shown.get(title);
+    chart.more = more;
+    if (byId("charts").children[index] !== chart.root)
+      byId("charts").insertBefore(chart.root, byId("charts").children[index]);
+    chart.show(lines, marks, axis, extent);
+  });
+  const titles = wanted.map(({ title }) => title);
+  for (const [title, chart] of shown) {
+    if (titles.includes(title)) continue;
+    chart.remove();
+    shown.delete(title);
+  }
+}
+
+/** Return the axis that the user has chosen, `step` or `time`. */
+export function chosenAxis() {
+  return document.querySelector("input[name=axis]:checked").value;
+}
+
+export function onAxisChange(redraw) {
+  for (const input of document.querySelectorAll("input[name=axis]"))
+    input.addEventListener("change", redraw);
+}
+
 /** Return the first and last x of all lines of a page. */
-export function extentOf(lines) {
+function extentOf(lines) {
   const xs = lines.flatMap((line) => line.points.map((point) => point[0]));
   return xs.length
     ? [xs.reduce((a, b) => Math.min(a, b)), xs.reduce((a, b) => Math.max(a, b))]
@@ -314,6 +355,19 @@ function align(lines, extent) {
   return [xs, ...columns];
 }
 
+function barsOf(line) {
+  return line.bars ?? [];
+}
+
+/** Return whether all values are above 0 and differ too much for a linear scale. */
+function isWide(lines) {
+  const values = lines.flatMap((line) => line.points.map((point) => point[1]));
+  const known = values.filter((value) => value !== null);
+  const least = known.reduce((a, b) => Math.min(a, b), Infinity);
+  return least > 0 && known.some((value) => value > LOGARITHMIC * least);
+}
+
+const WHOLE_STEPS = [1, 2, 5, 10, 20, 50];
 const TIME_STEPS = [
   1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400,
 ];
@@ -352,6 +406,17 @@ function drawTriangle(ctx, x, bottom, size) {
   ctx.lineTo(x, bottom - 1.6 * size);
   ctx.lineTo(x + size, bottom);
   ctx.fill();
+}
+
+function drawBar(ctx, x, low, high, size) {
+  ctx.beginPath();
+  ctx.moveTo(x, low);
+  ctx.lineTo(x, high);
+  for (const y of [low, high]) {
+    ctx.moveTo(x - size, y);
+    ctx.lineTo(x + size, y);
+  }
+  ctx.stroke();
 }
 
 function drawCross(ctx, x, y, size) {

@@ -1,7 +1,7 @@
 // The curves of a run: from the server's history to the lines of charts, over steps or time.
 
 import { clean } from "./dom.js";
-import { bytes, metric, rate } from "./formats.js";
+import { bytes, metric, percent, plural, rate } from "./formats.js";
 
 const MOST_LINES = 6;
 const MOST_POINTS = 3000;
@@ -187,19 +187,22 @@ const PAIRED = "val_";
 /**
  * Return what charts a history needs: `{title, format, curves: [{curve, label, dashed}], more}`.
  *
- * A metric and its `val_` share a chart, with the values of the chief; speed and memory are shown
- * for each task, for the first six of many.
+ * A metric and its `val_` share a chart, with the values of the chief; those of tasks that train
+ * apart (`isGang` is false), speed and memory are shown for each task, for the first six of many.
  */
-export function chartsOf(history) {
+export function chartsOf(history, isGang = true) {
   const charts = [];
   const metrics = history.names("metric");
   for (const base of new Set(
     metrics.map((name) => (name.startsWith(PAIRED) ? name.slice(PAIRED.length) : name)),
   )) {
-    const curves = [base, PAIRED + base]
-      .map((name) => ({ curve: history.ofChief("metric", name), label: name, dashed: name !== base }))
-      .filter(({ curve }) => curve);
-    charts.push({ title: clean(base), format: metric, curves, more: "" });
+    const all = [base, PAIRED + base].flatMap((name) => {
+      const of = isGang ? [history.ofChief("metric", name)] : history.of("metric", name);
+      const label = (curve) => (isGang ? name : `${name} of ${curve.task}`);
+      const dashed = name !== base;
+      return of.filter(Boolean).map((curve) => ({ curve, label: label(curve), dashed }));
+    });
+    charts.push({ title: clean(base), format: metric, ...someOf(all, "curve") });
   }
   charts.sort((a, b) => (b.title === "loss") - (a.title === "loss"));
   const speed = history.names("speed");
@@ -221,22 +224,22 @@ export function chartsOf(history) {
     charts.push(perTask(history, "usage", "rss_bytes", "Memory", bytes));
   if (usage.includes("cores"))
     charts.push(perTask(history, "usage", "cores", "Cores in use", rate));
-  if (usage.includes("gpu"))
-    charts.push(
-      perTask(history, "usage", "gpu", "GPU use", (value) => `${Math.round(100 * value)} %`),
-    );
+  if (usage.includes("gpu")) charts.push(perTask(history, "usage", "gpu", "GPU use", percent));
+  if (usage.includes("gpu_memory_bytes"))
+    charts.push(perTask(history, "usage", "gpu_memory_bytes", "GPU memory", bytes));
   return charts;
 }
 
 function perTask(history, kind, name, title, format) {
-  const all = history.of(kind, name);
-  const curves = all
-    .slice(0, MOST_LINES)
-    .map((curve) => ({ curve, label: curve.task, dashed: false }));
+  const all = history.of(kind, name).map((curve) => ({ curve, label: curve.task, dashed: false }));
+  return { title, format, ...someOf(all, "task") };
+}
+
+/** Return as many curves as can be told apart, and how many `noun`s are left out. */
+function someOf(all, noun) {
+  const more = all.length - MOST_LINES;
   return {
-    title,
-    format,
-    curves,
-    more: all.length > MOST_LINES ? `and ${all.length - MOST_LINES} more tasks` : "",
+    curves: all.slice(0, MOST_LINES),
+    more: more > 0 ? `and ${plural(more, `more ${noun}`)}` : "",
   };
 }

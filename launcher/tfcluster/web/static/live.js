@@ -1,12 +1,21 @@
 // The connection to the server: JSON requests, and server-sent events that survive interruptions.
+// A page that is one file has no server, but its data inside.
 
 import { byId, write } from "./dom.js";
 
-const FINAL = new Set(["succeeded", "failed", "timed_out", "interrupted", "lost"]);
+const FINAL = new Set(["succeeded", "failed", "timed_out", "interrupted", "lost", "damaged"]);
 const LONGEST_PAUSE_MS = 10_000;
 
 export function isFinal(status) {
   return FINAL.has(status);
+}
+
+/** The data of a page that is one file; null for a page of a server. */
+export const inside = JSON.parse(byId("data")?.textContent ?? "null");
+
+/** Return the time for which the page shows its run, seconds since 1970. */
+export function now() {
+  return inside?.made_at ?? Date.now() / 1000;
 }
 
 /** Return the JSON of a GET; throws Refused with the server's message if it refuses. */

@@ -1,7 +1,7 @@
 // How far a run is: epoch, step, share, time left; for the table of runs and for a run's page.
 
 import { count, duration } from "./formats.js";
-import { isFinal } from "./live.js";
+import { isFinal, now } from "./live.js";
 
 const KINDS = {
   succeeded: "good",
@@ -19,7 +19,7 @@ const KINDS = {
 };
 
 /** Return the kind of a state of a run or a task, which decides its colour. */
-export function kindOf(status) {
+function kindOf(status) {
   return KINDS[status] ?? (status === "waiting" ? "" : "live");
 }
 
@@ -35,7 +35,7 @@ export function showStatus(element, status, text = statusText(status)) {
 /** Return `no step for 50 s: worker:1 is in …` of a stalled run; empty for all others. */
 export function stallText(stall) {
   if (!stall) return "";
-  return [`no step for ${duration(Date.now() / 1000 - stall.since)}`, stall.what]
+  return [`no step for ${duration(now() - stall.since)}`, stall.what]
     .filter(Boolean)
     .join(": ");
 }

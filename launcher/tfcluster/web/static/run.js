@@ -1,10 +1,10 @@
 // The page of one run: what it does now, its curves, tasks, timeline, diagnosis, logs and plan.
 
-import { Chart, extentOf, seriesColour } from "./charts.js";
+import { chosenAxis, onAxisChange, seriesColour, showCharts } from "./charts.js";
 import { chartsOf, History } from "./curves.js";
 import { byId, clean, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { bytes, clock, count, duration, exit, metric, percent, plural, rate } from "./formats.js";
-import { get, isFinal, Live, post, showProblem } from "./live.js";
+import { get, inside, isFinal, Live, now, post, showProblem } from "./live.js";
 import { LogView } from "./logs.js";
 import { position, showBar, showStatus, stallText, statusText } from "./progress.js";
 import { timelineLines, timelineRow } from "./timeline.js";
@@ -21,7 +21,6 @@ let history = null;
 let facts = null;
 let showsAllOfTimeline = false;
 let chartsAt = 0;
-const charts = new Map();
 
 const drawState = oncePerFrame(() => {
   showHeader();
@@ -33,20 +32,23 @@ const drawState = oncePerFrame(() => {
 const drawTimeline = oncePerFrame(showTimeline);
 
 async function refresh() {
-  const [run, past] = await Promise.all([get(API), get(`${API}/history?most=600`)]);
+  const [run, past] = inside
+    ? [inside, inside.history]
+    : await Promise.all([get(API), get(`${API}/history?most=600`)]);
   facts = run;
   snapshot = run.snapshot;
   history = new History(past);
   showDiagnosis();
+  showNodes();
   showPlan();
   drawState();
   drawTimeline();
-  showCharts();
-  logs.offer(
+  drawCharts();
+  logs?.offer(
     snapshot.tasks.map((task) => task.task),
     snapshot.attempt,
   );
-  if (isFinal(snapshot.status)) live.close();
+  if (isFinal(snapshot.status)) live?.close();
   showProblem("");
 }
 
@@ -76,14 +78,14 @@ async function end() {
 
 function takePoints(events) {
   const isLong = history?.addPoints(events);
-  showChartsSoon();
+  drawChartsSoon();
   return isLong ? refresh() : null;
 }
 
 function takeMoments(events) {
   history?.addMoments(events);
   drawTimeline();
-  showChartsSoon();
+  drawChartsSoon();
 }
 
 // -- header and figures
@@ -92,11 +94,18 @@ function showHeader() {
   showStatus(byId("status"), snapshot.status);
   write(byId("name"), snapshot.name);
   document.title = `${clean(snapshot.name)}: ${statusText(snapshot.status)} · tfcluster`;
-  const parts = [RUN, `started ${clock(snapshot.started_at)}`, `on ${snapshot.host}`];
+  const parts = [
+    RUN,
+    snapshot.started_at && `started ${clock(snapshot.started_at)}`,
+    snapshot.host && `on ${snapshot.host}`,
+    snapshot.ended_at && `ended ${clock(snapshot.ended_at)}`,
+    snapshot.exit_code != null && exit(snapshot.exit_code),
+  ];
   const waits =
     stallText(snapshot.stall) ||
     (snapshot.waits_for ?? (snapshot.gathering ? `gathering ${snapshot.gathering.what}` : ""));
-  write(byId("facts"), [...parts, waits].filter(Boolean).join(" · "));
+  const lines = facts.facts.map(([name, text]) => `${name}: ${text}`);
+  write(byId("facts"), [[...parts, waits].filter(Boolean).join(" · "), ...lines].join("\n"));
   const stop = byId("stop");
   if (stop) {
     stop.hidden = isFinal(snapshot.status);
@@ -125,6 +134,7 @@ function showFigures() {
     ["Elapsed", elapsed()],
     ["First step after", duration(task.first_step_s)],
     ["Memory", bytes(task.rss_bytes)],
+    ["Peak memory", bytes(peakMemory())],
     ["Attempt", snapshot.attempt > 1 ? count(snapshot.attempt) : ""],
     [
       "Checkpoint",
@@ -144,6 +154,11 @@ function showFigures() {
   );
 }
 
+/** Return the most memory that a task has had; null while none has ended. */
+function peakMemory() {
+  return Math.max(0, ...snapshot.tasks.map((task) => task.peak_rss_bytes ?? 0)) || null;
+}
+
 /** Return the present speed; of a run that has ended, its mean. */
 function speed(figures) {
   const isOver = isFinal(snapshot.status);
@@ -155,8 +170,8 @@ function speed(figures) {
 }
 
 function elapsed() {
-  if (snapshot.status === "lost" && !snapshot.ended_at) return "";
-  return duration((snapshot.ended_at ?? Date.now() / 1000) - snapshot.started_at);
+  if (isFinal(snapshot.status) && !snapshot.ended_at) return "";
+  return duration((snapshot.ended_at ?? now()) - snapshot.started_at);
 }
 
 // -- tasks, trials, warnings
@@ -245,7 +260,7 @@ function showTrials() {
         String(trial.status ?? "").toLowerCase(),
         trial.tuner,
         `${metric(trial.score)}${best}`,
-        values.join(", "),
+        [...values, trial.message].filter(Boolean).join(", "),
       ].forEach((text, index) => write(row.cells[index + 1], text));
     },
   );
@@ -265,63 +280,43 @@ function showWarnings() {
 
 function showDiagnosis() {
   const found = facts.diagnosis;
-  const reason = found
-    ? `${found.task}${found.how ? `, ${found.how}` : ""}: ${found.reason}`
-    : snapshot.reason;
-  byId("diagnosis").hidden = !reason;
-  if (!reason) return;
-  write(byId("diagnosis-title"), found ? "Root cause" : "Why it ended");
-  write(byId("cause"), reason);
-  write(byId("fix"), (found ? found.text : [snapshot.hint]).filter(Boolean).join("\n"));
-  write(byId("others"), found && snapshot.reason ? snapshot.reason : "");
-  const lines = found?.lines ?? [];
-  byId("last-lines").hidden = !lines.length;
-  write(byId("last-lines").querySelector("h3"), `Last lines of ${found?.task}`);
-  byId("last-lines").querySelector("pre").textContent = lines.map(clean).join("\n");
+  byId("diagnosis").hidden = !found;
+  if (!found) return;
+  const how = [found.task, found.how].filter(Boolean).join(", ");
+  const isDamaged = snapshot.status === "damaged";
+  write(byId("diagnosis-title"), how ? "Root cause" : isDamaged ? "Damaged" : "Why it ended");
+  write(byId("cause"), how ? `${how}: ${found.reason}` : found.reason);
+  write(byId("fix"), found.text.join("\n"));
+  write(byId("others"), how ? snapshot.reason : "");
+  byId("last-lines").hidden = !found.lines.length;
+  write(byId("last-lines").querySelector("h3"), `Last lines of ${found.lines_of}`);
+  byId("last-lines").querySelector("pre").textContent = found.lines.map(clean).join("\n");
 }
 
 // -- charts and timeline
 
-function axis() {
-  return document.querySelector("input[name=axis]:checked").value;
-}
-
-function showChartsSoon() {
+function drawChartsSoon() {
   if (chartsAt) return;
   chartsAt = setTimeout(() => {
     chartsAt = 0;
-    showCharts();
+    drawCharts();
   }, CHART_INTERVAL_MS);
 }
 
-function showCharts() {
-  const wanted = chartsOf(history).slice(0, MOST_CHARTS);
+function drawCharts() {
+  const isGang = (facts.plan.kind ?? "training") === "training";
+  const wanted = chartsOf(history, isGang).slice(0, MOST_CHARTS);
   byId("no-charts").hidden = wanted.length > 0;
-  const marks = history.marks(axis());
+  const axis = chosenAxis();
+  const marks = history.marks(axis);
   showMarks(marks);
   const linesOf = ({ curve, label, dashed }, index) =>
-    history.lines(curve, axis(), { label, dashed, colour: seriesColour(index) });
-  const drawn = wanted.map((one) => ({ ...one, lines: one.curves.flatMap(linesOf) }));
-  const extent = extentOf(drawn.flatMap(({ lines }) => lines));
-  for (const { title, format, lines, more } of drawn) {
-    if (!charts.has(title)) {
-      charts.set(title, new Chart(title, format));
-      byId("charts").append(charts.get(title).root);
-    }
-    charts.get(title).more = more;
-    charts.get(title).show(lines, marks, axis(), extent);
-  }
-  const titles = wanted.map((chart) => chart.title);
-  for (const [title, chart] of charts) {
-    if (titles.includes(title)) continue;
-    chart.remove();
-    charts.delete(title);
-  }
-  titles.forEach((title, index) => {
-    const { root } = charts.get(title);
-    if (byId("charts").children[index] !== root)
-      byId("charts").insertBefore(root, byId("charts").children[index]);
-  });
+    history.lines(curve, axis, { label, dashed, colour: seriesColour(index) });
+  showCharts(
+    wanted.map((one) => ({ ...one, lines: one.curves.flatMap(linesOf) })),
+    marks,
+    axis,
+  );
 }
 
 const MARKS = {
@@ -361,32 +356,56 @@ function showTimeline() {
   write(byId("all-timeline"), `Show all ${plural(all.length, "event")}`);
 }
 
-// -- plan
+// -- nodes and plan
+
+function showNodes() {
+  byId("nodes-section").hidden = !facts.nodes.length;
+  const rows = facts.nodes.map(({ packages, ...node }) => {
+    const versions = Object.entries(packages).map(([name, version]) => `${name} ${version}`);
+    return [node.node, node.backend, node.place, node.python, versions.join(", "), node.gpus];
+  });
+  byId("nodes").tBodies[0].replaceChildren(
+    ...rows.map(([name, ...cells]) =>
+      el(
+        "tr",
+        {},
+        el("th", { scope: "row" }, name),
+        cells.map((cell) => el("td", { class: "long" }, cell)),
+      ),
+    ),
+  );
+}
 
 function showPlan() {
-  const { problem, tasks = [], kind, strategy, notes = [] } = facts.plan;
+  const { problem, tasks = [], left_out: more, kind, strategy, notes = [] } = facts.plan;
   const select = byId("plan-task");
   select.hidden = tasks.length < 2;
   if (select.options.length !== tasks.length)
     select.replaceChildren(...tasks.map(({ task }) => el("option", {}, task)));
   const task = tasks[Math.max(0, select.selectedIndex)];
-  write(
-    byId("plan-facts"),
-    problem ??
-      [kind, strategy, task?.node && `node ${task.node}`, ...notes].filter(Boolean).join(" · "),
-  );
-  byId("plan-parts").replaceChildren(...(task ? partsOf(task) : []));
+  const shown = [kind, strategy, task?.node && `node ${task.node}`, ...notes];
+  if (more) shown.push(`${plural(more, "more task")}: tfcluster env shows theirs`);
+  const places = [snapshot.spec && `spec ${snapshot.spec}`, `folder ${snapshot.folder}`];
+  write(byId("plan-facts"), [problem, ...shown, ...places].filter(Boolean).join(" · "));
+  byId("plan-parts").replaceChildren(...(task ? partsOf(task) : []), ...partsOfSpec());
+}
+
+function partsOfSpec() {
+  return Object.keys(facts.spec).length ? asParts({ Spec: JSON.stringify(facts.spec, null, 2) }) : [];
 }
 
 function partsOf(task) {
   const variables = (task.env ?? [])
     .filter(({ name }) => name !== "TF_CONFIG")
     .map(({ name, value }) => `${name}=${value ?? ""}`);
-  const parts = {
+  return asParts({
     Command: task.start,
     TF_CONFIG: task.tf_config && JSON.stringify(task.tf_config, null, 2),
     Environment: variables.join("\n"),
-  };
+  });
+}
+
+function asParts(parts) {
   return Object.entries(parts)
     .filter(([, text]) => text)
     .flatMap(([title, text]) => [
@@ -417,22 +436,27 @@ function offerStop() {
 }
 
 offerStop();
-for (const input of document.querySelectorAll("input[name=axis]"))
-  input.addEventListener("change", () => history && showCharts());
+onAxisChange(() => history && drawCharts());
 byId("all-timeline").addEventListener("click", () => {
   showsAllOfTimeline = true;
   showTimeline();
 });
 byId("plan-task").addEventListener("change", showPlan);
-setInterval(() => snapshot && !isFinal(snapshot.status) && showFigures(), 1000);
-const logs = new LogView(RUN);
-const live = new Live(`${API}/stream`, {
-  refresh,
-  handlers: {
-    state: takeState,
-    progress: takePoints,
-    timeline: takeMoments,
-    logs: () => logs.grown(),
-    end,
-  },
-});
+let logs = null;
+let live = null;
+if (inside) {
+  refresh();
+} else {
+  setInterval(() => snapshot && !isFinal(snapshot.status) && showFigures(), 1000);
+  logs = new LogView(RUN);
+  live = new Live(`${API}/stream`, {
+    refresh,
+    handlers: {
+      state: takeState,
+      progress: takePoints,
+      timeline: takeMoments,
+      logs: () => logs.grown(),
+      end,
+    },
+  });
+}

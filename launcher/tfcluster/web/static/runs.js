@@ -2,7 +2,7 @@
 
 import { byId, el, oncePerFrame, syncRows, write } from "./dom.js";
 import { clock, count, duration, metric, plural, rate } from "./formats.js";
-import { get, isFinal, Live, showProblem } from "./live.js";
+import { get, isFinal, Live, now, showProblem } from "./live.js";
 import { position, showBar, showStatus } from "./progress.js";
 
 const MOST_COMPARED = 6;
@@ -24,13 +24,11 @@ const VALUES = {
 function seconds(row) {
   if (row.started_at == null) return null;
   if (row.ended_at != null) return row.ended_at - row.started_at;
-  return isFinal(row.status) || row.status === "damaged"
-    ? null
-    : Date.now() / 1000 - row.started_at;
+  return isFinal(row.status) ? null : now() - row.started_at;
 }
 
 function isLive(row) {
-  return !isFinal(row.status) && row.status !== "damaged";
+  return !isFinal(row.status);
 }
 
 function matches(row) {

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.launcher.report.recorded import failure, record, success
+from tests.web.synthetic import new_run, write_restarted
 
 from tfcluster.cli.main import main
 
@@ -24,8 +25,10 @@ def tfcluster(
     capfd: pytest.CaptureFixture[str],
 ) -> Tfcluster:
     """Run a command in an empty folder, with a run that succeeded and one that failed."""
-    record(home_dir, success(), name="good", suffix="aaaa")
-    record(home_dir, failure(), name="bad", suffix="bbbb")
+    write_restarted(home_dir, "good", started=time.time() - 60)
+    bad = new_run(home_dir, "bad", started=time.time() - 60)
+    bad.start()
+    bad.fail()
     monkeypatch.chdir(tmp_path)
 
     def run(*args: str) -> tuple[int, str, str]:
@@ -41,9 +44,9 @@ def test_the_page_is_written_here_and_named_like_the_run(
     tfcluster: Tfcluster, tmp_path: Path
 ) -> None:
     code, out, err = tfcluster("report", "good")
-    assert (code, out, err) == (0, "good-20260914-153012-aaaa.html\n", "")
-    page = (tmp_path / "good-20260914-153012-aaaa.html").read_text()
-    assert page.startswith("<!doctype html>")
+    (page,) = tmp_path.glob("good-*.html")
+    assert (code, out, err) == (0, f"{page.name}\n", "")
+    assert page.read_text().startswith("<!doctype html>")
 
 
 def test_the_page_goes_where_it_is_wanted(tfcluster: Tfcluster, tmp_path: Path) -> None:
@@ -51,7 +54,7 @@ def test_the_page_goes_where_it_is_wanted(tfcluster: Tfcluster, tmp_path: Path) 
     page = (tmp_path / "x.html").read_text()
     code, out, _ = tfcluster("report", "bad", "-o", "-")
     assert code == 0
-    assert len(out) == len(page)
+    assert out[:1000] == page[:1000]
     assert "ValueError: bad batch" in out
 
 
@@ -83,7 +86,7 @@ def test_compare_writes_json_and_names_the_page_that_shows_curves(tfcluster: Tfc
     assert len(json.loads(tfcluster("compare", "good", "bad", "--json")[1])) == 2
 
 
-@pytest.mark.parametrize("runs", [("good",), ("good", "aaaa")])
+@pytest.mark.parametrize("runs", [("good",), ("good", "good")])
 def test_compare_needs_different_runs(tfcluster: Tfcluster, runs: tuple[str, ...]) -> None:
     code, _, err = tfcluster("compare", *runs)
     assert code == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from tfcluster.scaling.study import Cell, Predicted, Study
 from tfcluster.ui.formats import format_bits, format_bytes, format_count, format_duration
@@ -20,6 +22,25 @@ def study_parts(study: Study) -> list[Part]:
     if study.predictions:
         parts += ["predicted for hosts with cores of their own:", prediction_grid(study)]
     return [*parts, *study.notes]
+
+
+def describe_study(study: Study, command: Sequence[str]) -> dict[str, Any]:
+    """Return the data of a study's page; `command` is the line that measured it."""
+    return {
+        "study": study.to_json(),
+        "command": shlex.join(command),
+        "cells": _grid_json(cell_grid(study)),
+        "fits": fit_facts(study).pairs,
+        "predictions": _grid_json(prediction_grid(study)),
+    }
+
+
+def _grid_json(grid: Grid) -> dict[str, Any]:
+    return {
+        "headers": grid.headers,
+        "rows": grid.rows,
+        "right_aligned": sorted(grid.right_aligned),
+    }
 
 
 def cell_grid(study: Study) -> Grid:

@@ -1,1 +1,0 @@
-"""Views of runs that need no server: the page of one run, the table that compares several."""

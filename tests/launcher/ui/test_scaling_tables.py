@@ -1,0 +1,38 @@
+"""A scaling study as text fits the screen, and its times have three digits."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from tfcluster.scaling.study import Measured, analyse
+from tfcluster.ui.render import part_lines
+from tfcluster.ui.scaling_tables import format_ms, study_parts
+
+
+@pytest.mark.parametrize("width", [30, 60, 200])
+def test_the_text_fits_the_screen(width: int) -> None:
+    alone = Measured(1, None, None, (0.05, 0.051), 4_000_000, 8.0, 0.2)
+    cells = [
+        Measured(n, "RING", rate, (0.06 + n * 3e7 / rate, 0.1), 4_000_000, 8.0 * n, 0.3)
+        for n, rate in product((2, 3), (1e8, 1e9))
+    ]
+    study = analyse("demo", [alone, *cells], cores=2, predict=(8,))
+    lines = [line for part in study_parts(study) for line in part_lines(part, width)]
+    assert max(map(len, lines)) <= width
+    assert "100 Mbit/s" in " ".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.00342, "3.42 ms"),
+        (0.182, "182 ms"),
+        (1.25, "1.25 s"),
+        (12.0, "12 s"),
+        (0.99996, "1.00 s"),
+    ],
+)
+def test_a_time_has_three_digits(seconds: float, shown: str) -> None:
+    assert format_ms(seconds) == shown
