@@ -369,9 +369,9 @@ class Coordinator:
                 self._supervisor.started(task, attempt, now)
             case msg.StartFailed(error=why):
                 self._supervisor.start_failed(task, attempt, why, now)
-            case msg.TaskStopped(signal=number):
+            case msg.TaskFrozen(signal=number):
                 self._supervisor.froze(task, attempt, number, now)
-            case msg.TaskContinued():
+            case msg.TaskThawed():
                 self._supervisor.thawed(task, attempt)
             case msg.Stacks():
                 self._stacks.note(message)
@@ -384,15 +384,15 @@ class Coordinator:
                     self._run_gathering.note_chief_ended()
 
     def _on_report(self, message: msg.TaskEvent) -> None:
-        report, task, attempt = self._report_filter.take(message), message.task, message.attempt
-        if report is None or task in STEPS:
+        report = self._report_filter.take(message)
+        if report is None or message.task in STEPS:
             return
-        if (event := event_of_task(task, attempt, report)) is not None:
+        if (event := event_of_task(report)) is not None:
             self._record(self._with_one_speed(event))
         is_chief = self._is_chief(message)
-        if isinstance(report, msg.Chaos):
+        if isinstance(report, msg.ChaosInjected):
             self._hub.inject(chaos.ordered(self._launch.faults, report.fault))
-        self._supervisor.reported(task, attempt, report, self._now())
+        self._supervisor.reported(report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report)
 

@@ -19,14 +19,16 @@ from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, Usage
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
 
 _RESERVE_BYTES = 128 * 1024
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:
     """Return one line of ``events.jsonl``, newline included."""
-    record = {"seq": seq, "time": round(time, 6)} | event.to_json()
+    record = {"seq": seq, "time": round(time, 6)} | event.facts()
+    if isinstance(event, Progress):
+        record["metrics"] = to_json_numbers(event.metrics)
     return json.dumps(record, separators=(",", ":"), default=dict).encode() + b"\n"
 
 

@@ -225,7 +225,7 @@ class Member:
                 return replace(self, first_batches=tuple(found))
             case msg.Sharded(shards=number, index=index):
                 return replace(self, shards=(*self.shards, (number, index))[:MOST_SHARDS])
-            case msg.Ready():
+            case msg.TaskReady():
                 return replace(self, waits_since=None, has_joined=True)
             case msg.Serving():
                 return replace(self, serves=True)
@@ -239,7 +239,7 @@ class Member:
                 return replace(self, has_evaluated=True, evaluated_step=evaluated)
             case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 return replace(self, trials_ended=self.trials_ended + 1)
-            case msg.Error() if not self.is_stopping:
+            case msg.TaskError() if not self.is_stopping:
                 return replace(self, raised=vars(report))
             case msg.Doubt(about=about) if not self.is_stopping:
                 return replace(self, doubts={**self.doubts, about: report})

@@ -98,9 +98,9 @@ class Silence:
     def note(self, task: str, report: msg.TaskReport, now: float) -> None:
         """Note a report of a task of the gang."""
         self.is_heard |= isinstance(report, _WORK)
-        if isinstance(report, msg.Ready):
+        if isinstance(report, msg.TaskReady):
             self._began_at = now
-        elif isinstance(report, msg.Phase):  # the import of TensorFlow can take longer than that
+        elif isinstance(report, msg.TaskPhase):  # importing TensorFlow can take longer than that
             self._began_at = None if report.name else now
         match report:
             case msg.Progress():
@@ -115,7 +115,7 @@ class Silence:
                 )
                 self._usual = usual
                 self.heard_at = now
-            case msg.Ready() if self._ready_at is None:
+            case msg.TaskReady() if self._ready_at is None:
                 self._ready_at = now
             case msg.TrainsInChild(command=command):
                 self.unheard_child = task, command

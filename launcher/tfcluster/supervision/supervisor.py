@@ -150,9 +150,10 @@ class Supervisor(RunState):
             revive(self, event.task, now)
             react(self, now)
 
-    def reported(self, task: str, attempt: int, report: msg.TaskReport, now: float) -> None:
+    def reported(self, report: msg.TaskReport, now: float) -> None:
         """Note a task's report about itself."""
-        if (member := self.gang.get(task, attempt)) is not None:
+        task = report.task
+        if (member := self.gang.get(task, report.attempt)) is not None:
             self.gang.note_report(member, report, now)
             reactions.note_facts(self, report, now)
             if isinstance(report, (msg.Progress, msg.Weights)):

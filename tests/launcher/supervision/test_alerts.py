@@ -23,7 +23,7 @@ def messages(replay: Replay) -> list[str]:
 def together(**supervision: Any) -> Replay:
     replay = replay_of(**supervision)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
     return replay
 
 

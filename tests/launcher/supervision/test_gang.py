@@ -21,7 +21,7 @@ from tfcluster.supervision.run_state import RunState
 
 SAVES = {"kind": "saves_on_sigterm"}
 WAITS = {"kind": "waiting_for_peers"}
-READY = {"kind": "ready"}
+READY = {"kind": "task_ready"}
 PROGRESS = {"kind": "progress", "step": 1}
 
 

@@ -105,7 +105,7 @@ def start(
     plan = replace(plan_of(*TASKS), supervision=Supervision(**supervision))
     supervisor = Supervisor(plan, jitter=lambda: 0.0)
     supervisor.can_come_back = can_come_back
-    records = [event.to_json() for event in restarts]
+    records = [event.facts() for event in restarts]
     supervisor.begin_run(100.0, attempt=attempt, restarts=records)
     happens(supervisor)
     orders = supervisor.take_orders()
@@ -130,7 +130,7 @@ def test_a_node_lost_before_the_first_attempt_is_replaced_by_a_requeue(
     assert outcome is not None
     assert outcome.comes_back == "another node in the place of local, which is lost"
     lost, restart, stopping = events
-    assert (lost, stopping.to_json()["why"]) == (
+    assert (lost, stopping.facts()["why"]) == (
         ev.NodeLost(node="local", reason=reason),
         f"it needs {outcome.comes_back}",
     )

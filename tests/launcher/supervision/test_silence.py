@@ -19,7 +19,7 @@ def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
     """Return a run whose tasks have joined and taken steps of this time."""
     replay = replay_of(kind=kind)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
     for step in range(1, 11):
         replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
         replay.after(step_s)
@@ -98,7 +98,9 @@ def test_a_second_training_begins_with_the_steps_of_the_first() -> None:
 
 
 def test_a_run_that_reports_no_step_is_never_stalled() -> None:
-    replay = replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "ready").after(290)
+    replay = (
+        replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(290)
+    )
     assert stalls_of(replay) == 0
 
 
@@ -234,7 +236,7 @@ def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
 def test_a_deadline_that_passes_while_the_run_stalls_says_so() -> None:
     replay = replay_of(run_deadline_s=100)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "ready").says(task, "progress", step=1)
+        replay.says(task, "task_ready").says(task, "progress", step=1)
     replay.after(110)
     outcome = replay.supervisor.ending
     assert outcome is not None

@@ -153,7 +153,7 @@ def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
 
 def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
     replay = replay_of(*SEARCH, kind="tuner", start_deadline_s=300)
-    replay.says("worker:0", "waiting_for_peers").says("worker:0", "ready").after(1000)
+    replay.says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(1000)
     replay.says("worker:1", "waiting_for_peers").exits("worker:1", 3).after(1000)
     replay.exits("worker:0", killed=signal.SIGKILL).after(1.1)
     replay.supervisor.started("worker:0", 2, replay.now)
@@ -267,7 +267,7 @@ def test_a_missed_deadline_of_one_attempt_does_not_fail_the_next() -> None:
 
 def test_a_task_frozen_after_the_chief_has_succeeded_does_not_fail_the_run() -> None:
     replay = replay_of(finish_grace_s=60)
-    replay.says("worker:1", "waiting_for_peers").says("worker:1", "ready").exits("worker:0")
+    replay.says("worker:1", "waiting_for_peers").says("worker:1", "task_ready").exits("worker:0")
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(FROZEN_S + 1)
     assert replay.stopped() == []

@@ -10,7 +10,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, replay_of
 
-from tfcluster.agent.catalogue import Ready, WaitingForPeers
+from tfcluster.agent.catalogue import TaskReady, WaitingForPeers
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision import decisions
 from tfcluster.supervision.decisions import Standing, judge
@@ -26,7 +26,7 @@ def _exit(member: Member, code: int, by: str = "itself") -> Member:
 CHANGES: list[Callable[[Gang, Member, float], Member]] = [
     lambda gang, member, now: replace(member, is_ordered=True, started_at=now, answer_by=None),
     lambda gang, member, now: member.after(WaitingForPeers(), now),
-    lambda gang, member, now: member.after(Ready(), now),
+    lambda gang, member, now: member.after(TaskReady(), now),
     lambda gang, member, now: replace(member, answer_by=now + 15),
     lambda gang, member, now: replace(member, is_stopping=True),
     lambda gang, member, now: replace(member, frozen_by=19),
@@ -87,7 +87,7 @@ def _evaluations_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
         patch.setattr(decisions, "is_failure", counted_failure)
         names = [f"worker:{index}" for index in range(size)]
         replay = replay_of(*names)
-        for kind in ("waiting_for_peers", "ready", "progress"):
+        for kind in ("waiting_for_peers", "task_ready", "progress"):
             for name in names:
                 replay.says(name, kind, step=1)
         replay.exits(names[-1], 1).ended(*names[:-1])

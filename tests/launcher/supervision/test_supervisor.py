@@ -175,7 +175,7 @@ def test_the_start_deadline_names_missing_tasks() -> None:
 def test_the_start_deadline_ends_when_all_tasks_have_joined() -> None:
     replay = replay_of(start_deadline_s=10)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").after(3).says(task, "ready")
+        replay.says(task, "waiting_for_peers").after(3).says(task, "task_ready")
     replay.after(500)
     assert replay.orders == []
 
@@ -214,7 +214,7 @@ def test_output_evaluation_and_long_executions_count_as_activity() -> None:
     assert replay.stopped() == []
 
     replay = replay_of(stall_deadline_s=10)
-    replay.says("worker:0", "ready").after(30)
+    replay.says("worker:0", "task_ready").after(30)
     replay.says("worker:0", "progress", step=100, steps_per_execution=100).after(30)
     replay.says("worker:0", "progress", step=200, steps_per_execution=100).after(80)
     assert replay.orders == []
@@ -566,6 +566,7 @@ def test_reports_of_an_earlier_attempt_are_ignored(attempt: int) -> None:
     replay.begin(2)
     stale = ev.TaskExited(task="worker:0", attempt=attempt, exit_code=1)
     replay.supervisor.exited(stale, replay.now)
-    replay.supervisor.reported("worker:0", attempt, task_report("progress", step=5), replay.now)
+    late = task_report("progress", task="worker:0", attempt=attempt, step=5)
+    replay.supervisor.reported(late, replay.now)
     assert replay.supervisor.next_attempt is None
     assert replay.supervisor.take_orders() == []
