@@ -209,8 +209,8 @@ class RunWriter:
         self.paths = paths
         self._clock, self._timer = clock, timer
         self._log = EventLog(paths.events, clock=clock)
-        self.on_event: Callable[[Event], None] = lambda event: None
-        """Called after each event; may call `save`."""
+        self.listeners: list[Callable[[Event], None]] = []
+        """Called after each event; they may call `save`."""
         self._is_dirty, self._is_urgent = True, True
         self._refusal: OSError | None = None
         """The error of the last save, if it failed."""
@@ -225,7 +225,8 @@ class RunWriter:
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not is_measurement)
-        self.on_event(event)
+        for listener in list(self.listeners):
+            listener(event)
 
     def task(self, task: str) -> TaskSnapshot:
         return self.state.task(task)
