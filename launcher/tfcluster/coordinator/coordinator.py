@@ -85,11 +85,11 @@ class Coordinator:
             runtime=launch.node_settings,
         )
         self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
-        self._supervisor.gathers = run_gathering.is_gathering
+        self._supervisor.restarting.gathers = run_gathering.is_gathering
         self._loop = Loop(hub, self._supervisor, run_writer, self._carry_out)
         self._startup = Startup(launch, self.paths, hub, run_writer, self._loop.until, announce)
         self._attempts = Attempts(self._supervisor, self._startup, self._loop, run_gathering)
-        self._stacks = TaskStacks(self._supervisor, self._take_stacks)
+        self._stacks = TaskStacks(self._supervisor.gang, self._take_stacks)
         run_gathering.use(TaskFolders(plan, self.paths, hub))
         self.job = job
         self._ending: asyncio.Task[Ending | None] | None = None
@@ -167,7 +167,7 @@ class Coordinator:
             self._background = background
             self._hub.listen(background, self._on_message, self._on_closed)
             if self.job is not None:
-                self._supervisor.can_come_back = await self.job.can_come_back()
+                self._supervisor.restarting.can_come_back = await self.job.can_come_back()
             lasting = [
                 background.create_task(self._beat()),
                 background.create_task(

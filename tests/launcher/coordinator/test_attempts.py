@@ -148,7 +148,9 @@ def test_a_run_fails_if_each_new_agent_dies_before_it_holds_its_ports(tmp_path: 
     scene.on_connect = scene.lose
     scene.play(scene.attempts.run_restarts)
     assert history.outcome() == (Status.FAILED, 3)
-    assert history.supervisor.restarts.history(None).spent == 3, "all restarts are used up"
+    assert history.supervisor.restarting.budgets.history(None).spent == 3, (
+        "all restarts are used up"
+    )
 
 
 def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_path: Path) -> None:

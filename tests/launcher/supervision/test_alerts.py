@@ -13,7 +13,7 @@ from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.alerts import WEIGHTS
-from tfcluster.supervision.reactions import ALONE_S
+from tfcluster.supervision.supervisor import ALONE_S
 
 
 def messages(replay: Replay) -> list[str]:

@@ -12,7 +12,7 @@ from tests.launcher.supervision.story import Replay, replay_of
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.reactions import EVALUATOR_S
+from tfcluster.supervision.supervisor import EVALUATOR_S
 
 PARAMETER_SERVER = ("chief:0", "worker:0", "worker:1", "ps:0")
 

@@ -17,7 +17,7 @@ from tfcluster.spec.model import ClusterSpec
 from tfcluster.supervision.decisions import Next, Outcome, Record, StopTasks
 from tfcluster.supervision.failure import Kind
 from tfcluster.supervision.gang import Gang
-from tfcluster.supervision.run_state import RunState
+from tfcluster.supervision.supervisor import Supervisor
 
 SAVES = {"kind": "saves_on_sigterm"}
 WAITS = {"kind": "waiting_for_peers"}
@@ -63,17 +63,17 @@ def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
 
 
 def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
-    state = RunState(plan_of("worker:0", "worker:1", "worker:2"))
+    state = Supervisor(plan_of("worker:0", "worker:1", "worker:2"))
     start_all(state.gang).note_report(state.gang["worker:1"], task_report(**SAVES), 0.0)
-    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
-    stops = [order for order in state.orders if isinstance(order, StopTasks)]
+    state.end.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
+    stops = [order for order in state.end.orders if isinstance(order, StopTasks)]
     assert {stop.tasks: stop.grace_s for stop in stops} == {
         ("worker:0", "worker:2"): 2.0,
         ("worker:1",): 30.0,
     }
-    state.orders.clear()
-    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=0.0)
-    (at_once,) = [order for order in state.orders if isinstance(order, StopTasks)]
+    state.end.orders.clear()
+    state.end.stop_tasks(state.gang.running(), "", 0.0, grace_s=0.0)
+    (at_once,) = [order for order in state.end.orders if isinstance(order, StopTasks)]
     assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
 
 
@@ -81,11 +81,11 @@ def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
 def test_the_longest_grace_of_the_running_tasks_is_announced(
     is_started: bool, longest_s: float
 ) -> None:
-    state = RunState(plan_of("worker:0", "worker:1"))
+    state = Supervisor(plan_of("worker:0", "worker:1"))
     if is_started:
         start_all(state.gang).note_report(state.gang["worker:1"], task_report(**SAVES), 0.0)
-    state.end_run("Ctrl-C", Outcome(Status.INTERRUPTED, 130), 0.0, grace_s=None)
-    assert state.orders[0] == Record(RunStopping(why="Ctrl-C", grace_s=longest_s))
+    state.end.end_run("Ctrl-C", Outcome(Status.INTERRUPTED, 130), 0.0, grace_s=None)
+    assert state.end.orders[0] == Record(RunStopping(why="Ctrl-C", grace_s=longest_s))
 
 
 def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str = "") -> None:

@@ -10,9 +10,8 @@ from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.reactions import BUSY, ENDING_S
-from tfcluster.supervision.run_state import STACKS_WAIT_S
-from tfcluster.supervision.silence import STALLED_S
+from tfcluster.supervision.ending import STACKS_WAIT_S
+from tfcluster.supervision.silence import BUSY, ENDING_S, STALLED_S
 
 
 def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
@@ -238,7 +237,7 @@ def test_a_deadline_that_passes_while_the_run_stalls_says_so() -> None:
     for task in ("worker:0", "worker:1"):
         replay.says(task, "task_ready").says(task, "progress", step=1)
     replay.after(110)
-    outcome = replay.supervisor.ending
+    outcome = replay.supervisor.end.ending
     assert outcome is not None
     assert outcome.error is not None
     assert "run_deadline_s = 100 s; it had taken no step for 100 s: " in outcome.error.message

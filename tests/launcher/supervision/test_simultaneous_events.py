@@ -17,10 +17,9 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.ending import AGENT_SLACK_S, FAILURE_GRACE_S, STACKS_S
 from tfcluster.supervision.member import BOOT_GRACE_S
-from tfcluster.supervision.reactions import EVALUATOR_S, STACKS_S
-from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
-from tfcluster.supervision.supervisor import START_ANSWER_S, Supervisor
+from tfcluster.supervision.supervisor import EVALUATOR_S, START_ANSWER_S, Supervisor
 from tfcluster.supervision.verdicts import FROZEN_S
 
 EVALUATED = ("worker:0", "worker:1", "evaluator:0")

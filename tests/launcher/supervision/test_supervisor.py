@@ -19,9 +19,8 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.reactions import AFTER_SUSPENSION_S, EVALUATOR_S, STACKS_S
-from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
-from tfcluster.supervision.supervisor import Supervisor
+from tfcluster.supervision.ending import AGENT_SLACK_S, FAILURE_GRACE_S, STACKS_S
+from tfcluster.supervision.supervisor import AFTER_SUSPENSION_S, EVALUATOR_S, Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 
@@ -293,7 +292,7 @@ def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     assert replay.supervisor.next_attempt is not None
 
     replay = replay_of(max_restarts=0)
-    replay.supervisor.run_id = "demo-1"
+    replay.supervisor.end.run_id = "demo-1"
     replay.supervisor.node_lost("local", "its agent went away", replay.now)
     replay._take()
     replay.gather()
