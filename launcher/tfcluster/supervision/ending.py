@@ -177,21 +177,21 @@ class Ending:
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
-        due = [one.answer_by for one in self.gang.standings if one.answer_by is not None]
+        due = [one.due_by for one in self.gang.unlike if one.due_by is not None]
         self.set_timer("agents", min(due, default=None))
 
     # -- stages -----------------------------------------------------------------------------
 
     def enter_next_stage(self) -> None:
         """Enter the next stage if all tasks that the present one waits for have ended."""
-        tasks = self.gang.standings
+        tasks = self.gang.unlike
         if self.stage is Stage.ENDING_GANG:
-            if not any(task.is_core and (task.is_alive or task.is_awaited) for task in tasks):
+            if not any(task.is_core and (task.is_running or task.is_awaited) for task in tasks):
                 self.stage = Stage.GATHERING
                 self.orders.append(GatherCheckpoints())
         elif self.stage is Stage.ENDING_RUN:
             awaits = self.grace_if_late_s != 0.0  # else what starts late is killed with its agent
-            if not any(task.is_alive or (task.is_awaited and awaits) for task in tasks):
+            if not any(task.is_running or (task.is_awaited and awaits) for task in tasks):
                 self.conclude(self.gang.judge())
 
     def end_gang(self, why: str, now: float, *, grace_s: float | None = FAILURE_GRACE_S) -> None:

@@ -11,7 +11,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy
-from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, Standing, StartAlone
+from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
 from tfcluster.supervision.ending import Ending, Stage
 from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
 from tfcluster.supervision.gang import Gang
@@ -372,8 +372,8 @@ class Restarting:
         """Cancel pending starts and restarts after the chief's success; they are no failures."""
         self.cancel(lambda one: one.is_core and (one.is_restart_due or one.is_to_start))
 
-    def cancel(self, fits: Callable[[Standing], bool]) -> None:
-        """Cancel the starts and restarts of the tasks whose standing `fits`."""
+    def cancel(self, fits: Callable[[Member], bool]) -> None:
+        """Cancel the starts and restarts of the tasks that fit; see `Gang.members`."""
         for member in self.gang.members(fits):
             self.gang.put(replace(member, is_restart_due=False, is_cancelled=True))
             self.end.timers.pop(f"restart {member.name}", None)

@@ -495,7 +495,7 @@ class Supervisor:
         self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
         for member in self.gang.satisfied(self._last_step):
             self.end.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
-        if not any(one.is_core and one.is_awaited for one in self.gang.standings):
+        if not any(one.is_core and one.is_awaited for one in self.gang.unlike):
             self.end.timers.setdefault("late", now + self.end.policy.finish_grace_s)
 
     def _set_deadlines(self) -> None:
@@ -527,7 +527,7 @@ class Supervisor:
         Only tasks that wait now count: the wait of a task that was restarted alone begins again.
         """
         since = self.gang.waits_since
-        if since is None or any(one.has_searched and one.is_core for one in self.gang.standings):
+        if since is None or any(one.has_searched and one.is_core for one in self.gang.unlike):
             return None  # a tuner that joins after the search waits until the run is over
         return since + self.end.policy.start_deadline_s
 
@@ -634,7 +634,7 @@ class Supervisor:
         where = {task: at.place for task, at in positions.items()}
         for warning in verdicts.warn_about_late(late, grace_s, self._last_step, where):
             self.end.warn(warning)
-        self.restarting.cancel(lambda one: one.running and not one.is_alive)
+        self.restarting.cancel(lambda one: one.may_run and not one.is_running)
         self.end.stage = Stage.ENDING_RUN  # the exits decide the outcome
         self.end.stop_tasks(self.gang.running(), "the others have ended", now)
 

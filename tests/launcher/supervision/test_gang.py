@@ -130,7 +130,7 @@ def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     gang = started()
     gang.lose_node("local", "its agent went away")
     assert gang.running() == []
-    assert not any(standing.running or standing.ok for standing in gang.standings)
+    assert not any(one.may_run or one.is_ok for one in gang.unlike)
     assert gang.judge() is Next.FAILED
     assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
     assert gang.get("worker:7") is gang.get("worker:0", attempt=2) is None
