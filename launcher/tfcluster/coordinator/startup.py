@@ -303,8 +303,6 @@ class Startup:
         restored_step: int | None,
     ) -> None:
         """Order the start of the tasks `only` in attempt `number`, whose gang is `members`."""
-        nodes = dict.fromkeys(self.plan.task(task).node for task in members)
-        self.plan = orders.at_interface(self.plan, self.hub, nodes)  # of a node that came back, too
         ports = orders.held_ports(self.hub, (node.name for node in self.plan.nodes))
         attempt = Attempt(self.plan, number, tuple(members), ports)
         if self.announced is self.launch.plan:  # not in attempt 1 if that ended before its start

@@ -169,15 +169,6 @@ def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_pat
     assert (sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
 
 
-def test_no_task_starts_if_the_node_is_lost_during_the_restore(tmp_path: Path) -> None:
-    history = replay_of(backoff_s=0.0)
-    history.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
-    scene = Scene(history, tmp_path)
-    scene.run_gathering.during_restore = scene.lose
-    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
-    assert scene.hub.sent == []
-
-
 def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path) -> None:
     history = replay_of(kind="plain", backoff_s=0.0)
     history.exits("worker:0", killed=signal.SIGKILL).after(0.1)
@@ -331,19 +322,6 @@ def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
     scene.play(lambda: scene.attempts._reconnect(again))
     assert scene.attempts._lost == {"local"}
     assert next_attempt_of(scene.history) is not again, "the attempt is spent"
-
-
-def test_tasks_start_with_the_present_address_of_a_node_that_came_back(tmp_path: Path) -> None:
-    """Its ports were held in the background, by steps with a plan of their own."""
-    scene = Scene(replay_of(), tmp_path)
-    startup = scene.attempts.startup
-    startup.plan = replace(startup.plan, interface="ib0").at({"local": "10.20.0.1"})
-    members = [task.id for task in startup.plan.tasks]
-    ports = {str(task): 2222 for task in members}
-    scene.hub.keep("local", msg.PortsHeld(ports=ports, host="10.20.0.9"))
-    scene.hub.holds_ports = lambda node: True  # type: ignore[method-assign]
-    startup.start_tasks(2, members, only=members, restored_step=None)
-    assert {task.host for task in startup.plan.tasks} == {"10.20.0.9"}
 
 
 def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:

@@ -164,15 +164,6 @@ def test_a_late_worker_that_waits_for_the_chief_fails_the_run() -> None:
     )
 
 
-def test_a_run_with_a_late_independent_worker_fails() -> None:
-    replay = replay_of(finish_grace_s=5).says("worker:1", "progress", step=3)
-    replay.exits("worker:0").after(6)
-    assert replay.stopped() == ["worker:1"]
-    replay.ended("worker:1")
-    assert replay.outcome() == (Status.FAILED, 1)
-    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "unfinished")
-
-
 # -- nodes that are lost
 
 FINISHED = ("worker:0", "worker:1", "evaluator:0")

@@ -14,8 +14,7 @@ from tfcluster.plans.plan import EnvVar
 from tfcluster.rundir.events import RunStopping, TaskExited
 from tfcluster.rundir.states import Status
 from tfcluster.spec.model import ClusterSpec
-from tfcluster.supervision.decisions import Next, Outcome, Record, StopTasks
-from tfcluster.supervision.failure import Kind
+from tfcluster.supervision.decisions import Outcome, Record, StopTasks
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.supervisor import Supervisor
 
@@ -93,13 +92,6 @@ def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str
     gang.note_exit(gang[task], event, error=None, last_lines=description)
 
 
-def test_a_task_stopped_by_tfcluster_is_never_blamed() -> None:
-    gang = started()
-    exit_of(gang, "worker:0", ended_by="tfcluster")
-    assert gang.failures == []
-    assert [str(member.id) for member in gang.running()] == ["worker:1"]
-
-
 def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> None:
     message = "Traceback (most recent call last):\nValueError: Cannot convert '1' to a shape.\n"
     for version, is_asked in (("3", True), ("auto", False)):
@@ -113,27 +105,6 @@ def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> Non
         exit_of(gang, "worker:0", description=message)
         (failure,) = gang.failures
         assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
-
-
-def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() -> None:
-    gang = started("ps:0", "worker:0", "worker:1")
-    gang.note_report(gang["worker:0"], task_report("serving"), 0.0)
-    assert gang.idle() == []
-    change(gang, "worker:1", is_lost=True)
-    assert [member.name for member in gang.idle()] == ["ps:0", "worker:0"]
-    for task in ("ps:0", "worker:0"):
-        change(gang, task, is_stopping=True)
-    assert gang.idle() == []
-
-
-def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
-    gang = started()
-    gang.lose_node("local", "its agent went away")
-    assert gang.running() == []
-    assert not any(one.may_run or one.is_ok for one in gang.unlike)
-    assert gang.judge() is Next.FAILED
-    assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
-    assert gang.get("worker:7") is gang.get("worker:0", attempt=2) is None
 
 
 def test_a_gang_that_ran_before_a_restart_counts_as_started() -> None:

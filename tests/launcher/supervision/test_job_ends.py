@@ -231,11 +231,6 @@ def test_each_node_that_was_lost_before_it_was_reached_is_recorded() -> None:
     assert {one.node: one.reason for one in lost} == reasons
 
 
-def test_without_a_way_back_a_lost_node_ends_the_run() -> None:
-    replay = lose_node(replay_of(*TASKS))
-    assert replay.outcome()[0] is Status.FAILED
-
-
 def test_the_next_start_of_a_job_counts_the_restarts_and_the_time_of_the_former() -> None:
     restarts: list[dict[str, Any]] = [
         {"attempt": 2, "of": 3},

@@ -166,23 +166,6 @@ def test_a_stopped_task_is_named_with_its_signal() -> None:
     assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
 
 
-def test_a_stall_ends_in_a_restart_where_the_spec_has_a_deadline() -> None:
-    replay = replay_of(stall_deadline_s=40, max_restarts=1)
-    replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
-    for step in range(1, 11):
-        replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
-        replay.after(0.1)
-    replay.after(20)
-    assert stalls_of(replay) == 1
-    assert replay.stopped() == []
-    replay.after(20)
-    assert replay.stopped() == ["worker:0", "worker:1"]
-    replay.ended("worker:0", "worker:1").gather()
-    assert replay.cause()["task"] == "worker:1"
-    assert "hang.py:12 `time.sleep`" in replay.cause()["reason"]
-    assert stalls_of(replay) == 1
-
-
 def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
     replay = training().after(20)
     replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
