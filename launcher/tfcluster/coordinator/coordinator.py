@@ -22,8 +22,7 @@ from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.loop import Loop, RunOver
-from tfcluster.coordinator.run_loop import RunLoop
+from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
