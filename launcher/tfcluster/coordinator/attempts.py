@@ -73,12 +73,17 @@ class Attempts:
         Raises SetupError.
         """
         await self.start_first()
-        returning = asyncio.create_task(self._follow_returning())
+        works = [
+            asyncio.create_task(work) for work in (self.run_restarts(), self._bring_all_back())
+        ]
         try:
-            await self.run_restarts()
+            ended, _ = await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
+            for work in ended:  # by an error
+                work.result()
         finally:
-            returning.cancel()
-            await asyncio.wait([returning])  # it connects to nodes
+            for work in works:
+                work.cancel()
+            await asyncio.wait(works)  # they connect to nodes
 
     async def start_first(self) -> None:
         """Open all nodes, bring them up and start the first attempt. Raises SetupError."""
@@ -309,7 +314,7 @@ class Attempts:
             nodes.discard(node)
         self.supervisor.node_back(node, self.loop.now())
 
-    async def _follow_returning(self) -> None:
+    async def _bring_all_back(self) -> None:
         """Try to bring up the given-up nodes, each independently of the others, until cancelled.
 
         A try never makes the run wait.
