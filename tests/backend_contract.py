@@ -26,7 +26,8 @@ import pytest
 from tfcluster import backends, kinds
 from tfcluster.agent import catalogue as msg
 from tfcluster.backends.base import Nodes, RunContext
-from tfcluster.discovery.planning import Planned, plan_file
+from tfcluster.discovery import planning
+from tfcluster.discovery.planning import Planned
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import Container, NodePlan
 from tfcluster.spec.sections import Runtime
@@ -238,7 +239,7 @@ def _read_nodes(
     if "spec" not in facts:
         nodes = [from_json(NodePlan, node) for node in facts["nodes"]]
         return nodes, from_json(NodePlan, facts["broken"]) if facts.get("broken") else None, None
-    planned = plan_file(facts["spec"])
+    planned = planning.plan(facts["spec"])
     if "broken_image" not in facts:
         return list(planned.plan.nodes), None, planned
     *nodes, last = planned.plan.nodes

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 
 _LOAD_LIMIT_S = 200
+_MOST_TRIES = 3
 _PROBLEMS = Path(__file__).with_name("page_problems.js")
 
 
@@ -71,7 +73,7 @@ def browser(width: int = 1280, height: int = 900, *, dark: bool = False) -> Iter
     profile = tempfile.mkdtemp(prefix="tfc-chromium-")
     driver = None
     try:
-        driver = webdriver.Chrome(_options(profile), Service(_program("chromedriver")))
+        driver = _start(profile)
         driver.set_script_timeout(_LOAD_LIMIT_S)
         driver.set_page_load_timeout(_LOAD_LIMIT_S)
         driver.execute_cdp_cmd(
@@ -85,6 +87,14 @@ def browser(width: int = 1280, height: int = 900, *, dark: bool = False) -> Iter
         if driver is not None:
             driver.quit()
         shutil.rmtree(profile, ignore_errors=True)
+
+
+def _start(profile: str) -> webdriver.Chrome:
+    """Return a browser. Another process may take the port that selenium found for chromedriver."""
+    for _ in range(_MOST_TRIES - 1):
+        with contextlib.suppress(WebDriverException):
+            return webdriver.Chrome(_options(profile), Service(_program("chromedriver")))
+    return webdriver.Chrome(_options(profile), Service(_program("chromedriver")))
 
 
 def _options(profile: str) -> Options:

@@ -19,7 +19,7 @@ from tfcluster.coordinator.exit_delay import delaying_exit
 from tfcluster.errors import SetupError, TfclusterError, UsageError
 from tfcluster.run_handle import Result, Run
 from tfcluster.rundir import registry
-from tfcluster.spec import LaunchOptions, run_name
+from tfcluster.spec import HostChoice, LaunchOptions, PlanOptions, run_name
 
 if TYPE_CHECKING:
     from tfcluster import functions
@@ -48,14 +48,12 @@ def load(source: Source, *, sets: Sequence[str] = (), hosts: str | None = None) 
     `sets`: overrides such as ``"supervision.max_restarts=0"``; `hosts`: the machines of the
     workers, as for ``--hosts``. Raises SpecError with every problem.
     """
-    from tfcluster.spec import HostChoice
-    from tfcluster.spec.load import from_value, load_file
+    from tfcluster.spec import load as spec_load
 
-    _require_lists(sets=sets)
-    choice = HostChoice(hosts=_text_of("hosts", hosts))
-    if isinstance(source, Mapping):
-        return from_value(source, where="spec", sets=sets, hosts=choice)
-    return load_file(_text("the spec", source), sets=sets, hosts=choice)
+    options = _plan_options(sets, hosts)
+    return spec_load.load(
+        source if isinstance(source, Mapping) else _text("the spec", source), options
+    )
 
 
 def plan(
@@ -73,19 +71,29 @@ def plan(
     ``job.args``; `sets` and `hosts` as for `load`. Raises UsageError, with SpecError, and
     InterpreterError.
     """
-    from tfcluster.discovery.planning import load_spec, plan_spec
-    from tfcluster.spec import HostChoice
+    from tfcluster.discovery import planning
     from tfcluster.spec.load import LoadedSpec
 
-    _require_lists(sets=sets, args=args)
+    options = _plan_options(sets, hosts, python, args)
+    if isinstance(source, LoadedSpec) and (sets or hosts):
+        raise UsageError("sets and hosts belong to `load`, which made this spec")
     if isinstance(source, Run):
-        source = load_spec(source.paths, sets=sets, hosts=HostChoice(hosts=hosts))
+        source = planning.load(source.paths, options)
     elif not isinstance(source, LoadedSpec):
         source = load(source, sets=sets, hosts=hosts)
-    elif sets or hosts:
-        raise UsageError("sets and hosts belong to `load`, which made this spec")
-    chosen = _text_of("python", python)
-    return plan_spec(source, python=chosen, args=args, calling_python=sys.executable)
+    return planning.plan(source, options, calling_python=sys.executable)
+
+
+def _plan_options(
+    sets: Sequence[str],
+    hosts: str | None,
+    python: str | os.PathLike[str] | None = None,
+    args: Sequence[str] = (),
+) -> PlanOptions:
+    """Return the arguments as one value; raises UsageError for arguments of another type."""
+    _require_lists(sets=sets, args=args)
+    choice = HostChoice(hosts=_text_of("hosts", hosts))
+    return PlanOptions(tuple(sets), {}, choice, _text_of("python", python), tuple(args))
 
 
 def _require_lists(*, of_strings: bool = True, **arguments: object) -> None:
@@ -305,13 +313,14 @@ def make_launch(
 
     Raises UsageError for an invalid fault and for options that such a run cannot have,
     SetupError for a limit on open files that is too low, InterpreterError without a TensorBoard,
-    and what `Planned.require` raises.
+    and the first obstacle of the plan.
     """
     from tfcluster.coordinator.starter import Launch
     from tfcluster.plans.context import LOCAL
+    from tfcluster.preflight import obstacles
     from tfcluster.rundir.chaos import parse
 
-    plan = planned.require()
+    plan = obstacles.require(planned)
     _require_open_files(sum(task.node == LOCAL for task in plan.tasks))
     is_submitted = _is_submitted(plan.nodes[0].backend, options)
     faults = parse(options.chaos, plan)

@@ -18,7 +18,7 @@ from tfcluster.backends import past_runs
 from tfcluster.coordinator.foreground import Session
 from tfcluster.coordinator.starter import SIGNALS, WARNING, open_folder, signals_held_back
 from tfcluster.coordinator.submitting import take_over
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.run_writer import RunWriter
@@ -38,7 +38,7 @@ def main(folder: str) -> int:
         return _end(paths, Outcome(Status.INTERRUPTED, SIGNALS[SIGTERM].exit_code))
     options = from_json(LaunchOptions, foreign_json.read_json_object(paths.launch))
     try:
-        launch = make_launch(plan_file(paths), options)
+        launch = make_launch(planning.plan(paths), options)
     except TfclusterError as error:  # the environment or the files have changed meanwhile
         sys.stderr.write(f"tfcluster: {error}\n")
         return _end(paths, Outcome.of(error))

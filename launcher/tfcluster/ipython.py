@@ -21,8 +21,9 @@ from tfcluster.errors import TfclusterError, UsageError
 from tfcluster.run_handle import JobFailed, Result, Run
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.ui.excerpt import excerpt
-from tfcluster.ui.follow import RunView, format_status_line
+from tfcluster.ui.follow import RunView
 from tfcluster.ui.formats import cut_to_columns
+from tfcluster.ui.frame import format_status_line
 from tfcluster.ui.history import log_of_cause
 from tfcluster.ui.merged_logs import LineStyle, MergedLogs
 from tfcluster.ui.panels import root_cause_panel
@@ -185,7 +186,7 @@ def _view(shell: InteractiveShell, run: Run) -> Iterator[Callable[[RunSnapshot],
 
 def _describe_end(run: Run, state: RunSnapshot, width: int) -> str:
     """Return the last status of a run, and where its checkpoint and its logs are."""
-    lines = [format_status_line(state, {}, now=time.time(), width=width)]
+    lines = [format_status_line(state, now=time.time(), width=width)]
     if (newest := run.newest_checkpoint) is not None:
         lines.append(f"checkpoint {newest.path}")
     return "\n".join([*lines, f"logs {run.paths.logs}"])
@@ -231,5 +232,5 @@ class _CellView:
     def _status(self, state: RunSnapshot) -> str:
         if state.status.is_final:
             return _describe_end(self._run, state, _COLUMNS)
-        status = format_status_line(state, {}, now=time.time(), width=_COLUMNS)
+        status = format_status_line(state, now=time.time(), width=_COLUMNS)
         return status.replace("Ctrl-C again", "a second interrupt")

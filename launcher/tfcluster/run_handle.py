@@ -345,7 +345,7 @@ class Run:
         )
 
     def _events(self, follow: bool) -> Iterator[dict[str, Any] | None]:
-        from tfcluster.rundir.tail import LogSource
+        from tfcluster.rundir.task_logs import LogSource
 
         source = LogSource(self.paths.events)
         for is_last in self._rounds(follow):
@@ -356,26 +356,20 @@ class Run:
                 yield None
 
     def _label(self, task: str | None) -> str | None:
-        from tfcluster.rundir.log_files import find_label
+        from tfcluster.rundir.task_logs import find_label
 
         return None if task is None else find_label(self.state(), task)
 
     def _logs(self, task: str | None, follow: bool) -> Iterator[LogLine | None]:
-        from tfcluster.rundir.log_files import LogFiles, label_of
-        from tfcluster.rundir.tail import LogSource
+        from tfcluster.rundir.task_logs import RunLogs
 
-        files, sources = LogFiles(self.paths.logs), list[tuple[str, int, LogSource]]()
-        newest = dict[str, int]()
+        logs = RunLogs(self.paths.logs, lambda label, attempt: task in (None, label))
         for is_last in self._rounds(follow):
-            for attempt, path in sorted(files.new()):
-                if task in (None, label := label_of(path)):
-                    sources.append((label, attempt, LogSource(path)))
-                    newest[label] = attempt
-            for label, attempt, source in sources:
-                source.has_ended = is_last or attempt < newest[label]
-                for line in source.lines():
-                    yield LogLine(label, attempt, line.decode(errors="replace"))
-            sources = [entry for entry in sources if not entry[2].has_ended]
+            logs.discover()
+            if is_last:
+                logs.mark_all_ended()
+            for log, line in logs.lines():
+                yield LogLine(log.label, log.attempt, line.decode(errors="replace"))
             if not is_last:
                 yield None
 

@@ -18,6 +18,7 @@ from tests.documentation import DOCS, ROOT, Block, blocks
 
 from tfcluster.cli.main import cli
 from tfcluster.errors import SpecError
+from tfcluster.spec import PlanOptions
 from tfcluster.spec.jsonc import read
 from tfcluster.spec.load import load
 
@@ -106,9 +107,9 @@ def check_tfcluster(words: list[str]) -> None:
     specs = [word for word in rest if word.endswith((".json", ".jsonc", ".yaml", ".yml"))]
     sets = context.params.get("sets") or ()
     for spec in specs if name in ("up", "plan", "validate", "doctor", "join") else ():
-        assert load(Path(spec), sets=sets)
+        assert load(Path(spec), PlanOptions(tuple(sets)))
     if sets and not specs:
-        load(Path("train.json"), sets=sets)
+        load(Path("train.json"), PlanOptions(tuple(sets)))
 
 
 @pytest.fixture

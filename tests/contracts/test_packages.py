@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 LAUNCHER = Path(__file__).parents[2] / "launcher" / "tfcluster"
-MIRRORED = {"plan.py", "build.py", "doctor.py", "stacks.py"}
+MIRRORED = {"build.py"}
 """Commands in `cli/` that are named like the module that does their work."""
 
 

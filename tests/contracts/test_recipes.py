@@ -21,10 +21,11 @@ class Strategy(Section):
 READ = """\
 import sys
 from tfcluster.errors import SpecError
+from tfcluster.spec import PlanOptions
 from tfcluster.spec.load import load
 
 try:
-    print(load(sys.argv[1], sets=sys.argv[2:]).strategy.warm_laps)
+    print(load(sys.argv[1], PlanOptions(tuple(sys.argv[2:]))).spec.strategy.warm_laps)
 except SpecError as error:
     print(error)
 """

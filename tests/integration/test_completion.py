@@ -18,7 +18,10 @@ from .commandline import CommandLine
 # Shell → its command without anybody's settings, and how it loads the script.
 SHELLS = {
     "bash": (["bash", "--norc", "--noprofile", "-i"], 'eval "$(tfcluster completion bash)"'),
-    "zsh": (["zsh", "-f", "-i"], 'bindkey -e; eval "$(tfcluster completion zsh)"'),
+    "zsh": (
+        ["zsh", "-f", "-i"],
+        'autoload -Uz compinit; compinit; bindkey -e; eval "$(tfcluster completion zsh)"',
+    ),
     "fish": (["fish", "--no-config", "-i"], "tfcluster completion fish | source"),
 }
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import psutil
 import pyte
 import pytest
 
-from .commandline import CommandLine, Screen, screen, wait_for
+from .commandline import CommandLine, Screen, screen
 from .streams import WRITER, expected_log, split_by_task
 
 WORKERS, LINES = 4, 200_000
@@ -32,22 +30,6 @@ STEPS = """
 import os, time
 for n in range(40):
     print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
-    time.sleep(0.05)
-"""
-HALF_WAY = (
-    STEPS
-    + """
-    while n == 20 and not os.path.exists("go"):
-        time.sleep(0.02)
-"""
-)
-"""A job that writes its second half once there is a file called ``go``."""
-ENDLESS = """
-import itertools, os, time
-for n in itertools.count():
-    print(os.environ["TFCLUSTER_TASK"], "step", n, flush=True)
-    if os.path.exists("go"):
-        break
     time.sleep(0.05)
 """
 
@@ -106,32 +88,6 @@ def test_every_line_of_four_workers_arrives_whole_in_order_and_attributed(
     # 69 MB went through: a component that kept them would show it.
     assert max(memory.sizes) < 100e6
     assert max(memory.sizes) - min(memory.sizes) < 20e6
-
-
-@pytest.mark.slow
-def test_the_lines_cost_no_more_than_a_few_times_what_cat_takes(shell: CommandLine) -> None:
-    """This test only catches a collapse of throughput; `make bench` measures the figure itself.
-
-    Other tests run at the same time: the least of some rounds is nearest to the cost without them.
-    """
-    shell.forks = False
-    shell.script("writer.py", WRITER)
-
-    def tfcluster(lines: int) -> float:
-        with (shell.root / "merged").open("wb") as out:
-            began = time.perf_counter()
-            assert shell.run("run", "-n", "4", "writer.py", str(lines), stdout=out).code == 0
-            return time.perf_counter() - began
-
-    def cat(lines: int) -> float:
-        pipeline = f"{sys.executable} writer.py {lines} | cat >> cat-merged &\n"
-        began = time.perf_counter()
-        subprocess.run(["bash", "-c", pipeline * WORKERS + "wait"], cwd=shell.cwd, check=True)
-        return time.perf_counter() - began
-
-    rounds = [(tfcluster(LINES), tfcluster(0), cat(LINES)) for _ in range(3)]
-    ours, start, theirs = map(min, zip(*rounds, strict=True))
-    assert ours < start + 10 * theirs, rounds
 
 
 TASK_ROW = re.compile(r"worker:[01]  (?:starting|running) .* (\d+)/20 \[")
@@ -222,49 +178,3 @@ def test_logs_of_an_ended_run_equal_what_was_streamed(shell: CommandLine) -> Non
     assert tail.decode().splitlines() == [f"worker:1 │ worker:1 step {n}" for n in range(35, 40)]
     assert len(found.splitlines()) == 20
     assert b"step 29" not in found
-
-
-def test_logs_refuses_a_task_that_the_run_does_not_have(shell: CommandLine) -> None:
-    shell.script("steps.py", STEPS.replace("40", "2"))
-    assert shell.run("run", "-n", "2", "steps.py").code == 0
-
-    done = shell.run("logs", "--task", "worker:7")
-
-    assert (done.code, done.out) == (2, b"")
-    assert "has no task worker:7\n  → one of worker:0, worker:1" in done.err
-
-
-def test_logs_f_ends_when_its_reader_leaves(shell: CommandLine) -> None:
-    shell.script("steps.py", ENDLESS)
-    run = shell.start("run", "-n", "2", "steps.py")
-    wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
-
-    done = shell.shell("set -o pipefail; tfcluster logs -f | head -1")
-
-    assert (done.code, done.err) == (0, "")
-    assert done.out.count(b"\n") == 1
-    assert run.poll() is None, "the run goes on"
-    shell.script("go", "")
-    run.communicate(timeout=30)
-    assert run.returncode == 0
-
-
-def test_logs_f_follows_a_live_run_from_another_process_and_ends_with_it(
-    shell: CommandLine,
-) -> None:
-    shell.script("steps.py", HALF_WAY)
-    run = shell.start("run", "-n", "2", "steps.py")
-    wait_for(lambda: list(shell.home.glob("runs/*/logs/attempt-1/worker-1.log")))
-
-    shown = shell.root / "followed"
-    with shown.open("wb") as stdout:
-        follower = shell.start("logs", "-f", stdout=stdout)
-    wait_for(lambda: shown.read_bytes().count(b"step 20\n") == 2, what="what was written already")
-    shell.script("go", "")
-    out, err = run.communicate(timeout=30)
-
-    assert run.returncode == 0, err
-    assert follower.wait(30) == 0
-    followed = shown.read_bytes()
-    assert split_by_task(followed) == split_by_task(out)
-    assert followed.count(b"\n") == 80

@@ -7,7 +7,6 @@ import os
 import re
 import socket
 import subprocess
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,13 +57,6 @@ def went_well(line: CommandLine, *args: str) -> None:
 
 
 # -- the script and its Python ------------------------------------------------------------------
-
-
-def test_a_missing_script_is_refused(line: CommandLine) -> None:
-    said = refused(line, "run", "missing.py", code=2)
-
-    assert f"there is no script at {line.cwd}/missing.py" in said
-    assert not line.home.exists()
 
 
 @pytest.mark.parametrize("job", ["module", "script"])
@@ -362,45 +354,6 @@ def test_a_worker_that_closes_its_stdout_and_stderr_is_waited_for(line: CommandL
     assert done_file.exists()
 
 
-def test_ten_megabytes_without_a_newline_arrive_whole(line: CommandLine) -> None:
-    line.script("long.py", "import sys\nsys.stdout.write('x' * 10_000_000)\n")
-
-    done = line.run("run", "-n", "1", "long.py")
-
-    assert done.code == 0, done.err
-    assert done.out == "worker:0 │ ".encode() + b"x" * 10_000_000 + b"\n"
-    assert line.log("worker:0") == b"x" * 10_000_000
-
-
-BINARY = (
-    bytes(range(256)).replace(b"\n", b"").replace(b"\r", b"") + b"\x1b]0;owned\x07\x1b[2J\xff\n"
-)
-
-
-def test_binary_output_passes_a_pipe_unchanged(line: CommandLine) -> None:
-    line.script("binary.py", f"import os\nos.write(1, {BINARY!r})\n")
-
-    done = line.run("run", "-n", "1", "binary.py")
-
-    assert done.code == 0
-    assert done.out == "worker:0 │ ".encode() + BINARY
-    assert line.log("worker:0") == BINARY
-
-
-def test_binary_output_does_not_harm_a_terminal(line: CommandLine) -> None:
-    line.script("binary.py", f"import os\nos.write(1, {BINARY!r})\n")
-
-    with screen(line, "run", "-n", "1", "binary.py") as window:
-        assert window.read_all() == 0
-
-    assert b"\x1b]0;" not in window.seen, "the window keeps its title"
-    assert b"\x1b[2J" not in window.seen
-    assert b"\x07" not in window.seen
-    assert b"\x00" not in window.seen
-    window.seen.decode()
-    assert line.log("worker:0") == BINARY
-
-
 # -- terminals and descriptors ------------------------------------------------------------------
 
 PROGRESS = """
@@ -411,33 +364,6 @@ for n in range(int(sys.argv[2])):
     done.write(b".")
     time.sleep(0.001)
 """
-
-
-@pytest.mark.slow
-def test_ctrl_s_stops_the_terminal_and_not_the_training(line: CommandLine) -> None:
-    line.script("progress.py", PROGRESS)
-    at, most = line.root / "at", 8_000
-
-    def step() -> int:
-        return at.stat().st_size if at.exists() else 0
-
-    with screen(line, "run", "-n", "1", "progress.py", str(at), str(most)) as window:
-        while step() < 100:
-            window.read(0.1)
-        window.type(b"\x13")
-        window.read(0.5)
-        shown, since = len(window.seen), time.monotonic()
-        wait_for(lambda: step() == most, timeout=80, what="training that goes on, to its end")
-        time.sleep(max(0.0, 30 - (time.monotonic() - since)))
-        window.read(0.2)
-        assert len(window.seen) - shown < 5000, "the terminal stands still"
-        window.type(b"\x11")
-        assert window.read_all() == 0
-
-    # The row of the task in the live view repeats its last line, without the prefix.
-    lines = re.findall("│(?:\x1b\\[[\\d;]*m)* step (\\d{5}) \\.{60}".encode(), window.seen)
-    assert [*map(int, lines)] == list(range(most)), "nothing is lost, also not on the screen"
-    assert b"succeeded after" in window.seen
 
 
 def test_training_continues_after_the_reader_of_stdout_has_left(line: CommandLine) -> None:

@@ -59,6 +59,17 @@ def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str 
     )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_runtime_dir() -> Iterator[None]:
+    """Give the sockets of these tests a folder of this process: others test beside it."""
+    with (
+        tempfile.TemporaryDirectory(prefix="tfc-", dir="/tmp") as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("XDG_RUNTIME_DIR", folder)
+        yield
+
+
 @pytest.fixture
 def home_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Yield a home folder for this test and set a runtime folder with a short path for sockets."""

@@ -148,15 +148,6 @@ def test_events_are_those_of_the_file(trained: tfcluster.Result) -> None:
     assert list(trained.run.events()) == list(map(json.loads, lines))
 
 
-def test_a_log_line_names_its_task_and_a_progress_bar_is_its_last_state(
-    trained: tfcluster.Result,
-) -> None:
-    assert set(trained.run.logs()) == {
-        tfcluster.LogLine(task, 1, f"hello of {task}") for task in ("worker:0", "worker:1")
-    }
-    assert [line.task for line in trained.run.logs(task="worker:1")] == ["worker:1"]
-
-
 def test_the_history_of_a_run_has_its_timeline(trained: tfcluster.Result) -> None:
     timeline = trained.run.history().timeline
     assert (timeline[0].type, timeline[-1].type) == ("run_started", "run_finished")

@@ -21,10 +21,11 @@ from tfcluster.agent import budgets
 from tfcluster.discovery.machine_facts import gather
 from tfcluster.errors import FunctionError, InterpreterError, UsageError
 from tfcluster.nodes import code_sync
-from tfcluster.plans.checks import needs_tensorflow
+from tfcluster.plans.keras_settings import needs_tensorflow
+from tfcluster.plans.placement import place_tasks
 from tfcluster.plans.plan import Interpreter
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec.load import from_value
+from tfcluster.spec.load import load
 
 
 @pytest.fixture(autouse=True)
@@ -183,8 +184,10 @@ def test_the_source_of_what_travels_is_kept_for_the_checks(tmp_path: Path) -> No
 def test_a_plan_knows_what_a_cell_imports(tmp_path: Path, source: str) -> None:
     with functions.package_cell(source, name="Cell In[1]") as placed:
         value = {**placed.spec(), "cluster": {"worker": 2}}
-        spec = from_value(value, where="test").spec
-        context = gather(spec, spec_dir=tmp_path, bundle="/nowhere", python=sys.executable)
+        spec = load(value, where="test").spec
+        context = gather(
+            spec, place_tasks(spec, ()), spec_dir=tmp_path, bundle="/nowhere", python=sys.executable
+        )
     assert needs_tensorflow(spec, context) is ("tensorflow" in source)
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from tfcluster.backends.docker import worker_image
+from tfcluster.ui.terminal import Terminal
+
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -70,8 +73,6 @@ def command(
     Certificates, pip's configuration and proxies ($https_proxy …) are used during the build and
     are not stored in the image. docker's output goes to stderr.
     """
-    from tfcluster.backends.docker import worker_image
-    from tfcluster.ui.terminal import Terminal
 
     options = worker_image.BuildOptions(
         base=base,

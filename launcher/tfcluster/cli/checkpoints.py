@@ -13,7 +13,7 @@ from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.restore import fill
 from tfcluster.checkpoints.store import Damaged, Gathered
 from tfcluster.cli.completion import run_names
-from tfcluster.cli.elsewhere import find_run, option_of, scheduler_options
+from tfcluster.cli.elsewhere import SchedulerChoice, option_of, scheduler_options
 from tfcluster.errors import UsageError
 from tfcluster.run_handle import Run
 from tfcluster.ui.panels import checkpoints_grid
@@ -33,13 +33,11 @@ def command(
     only_path: bool,
     target: Path | None,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """List or copy the checkpoints gathered from the chief of RUN (default: the latest run)."""
     terminal = Terminal()
-    found = find_run(run, backend, context, namespace)
+    found = choice.find_run(run)
     state = found.state()  # it copies first what a cluster has
     found.gather_left(terminal.say_wrapped)
     checkpoints = found.checkpoints

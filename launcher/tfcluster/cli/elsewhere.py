@@ -6,7 +6,9 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,7 +16,9 @@ from tfcluster.backends import job_watch, jobs
 from tfcluster.backends.jobs import Jobs, JobState, Phase
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.cli.completion import backend_names
+from tfcluster.cli.options import bundled
 from tfcluster.errors import NodeLostError, UnknownRunError, UsageError
+from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RUN_ID, RunPaths
 
 if TYPE_CHECKING:
@@ -25,40 +29,56 @@ _POLL_S = 0.5
 _KEPT_S = 30 * 86400.0
 
 
-def scheduler_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name a scheduler to `command`."""
-    for option in (
-        click.option("--namespace", help="Namespace of the runs at Kubernetes."),
-        click.option("--context", help="Context of the kubeconfig, for runs at Kubernetes."),
+@dataclass(frozen=True, slots=True)
+class SchedulerChoice:
+    """The scheduler that the options of a command name, or none."""
+
+    backend: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+    def scheduler(self, excludes: Mapping[str, bool] = MappingProxyType({})) -> Scheduler | None:
+        """Return the scheduler, or None without one. Raises UsageError, SetupError.
+
+        `excludes`: options that make no sense with a scheduler → whether they are given.
+        """
+        if self.backend is None:
+            if self.context is not None or self.namespace is not None:
+                raise UsageError(
+                    "--context and --namespace choose a cluster of a scheduler, and none is named",
+                    fix="add --backend kubernetes",
+                )
+            return None
+        if wrong := [option for option, is_given in excludes.items() if is_given]:
+            raise UsageError(f"{' and '.join(wrong)} cannot be combined with --backend")
+        return Scheduler(self.backend, self.context, self.namespace)
+
+    def find_run(self, run: str | None, *, live_only: bool = False) -> Run:
+        """Return a run of this machine, or with a scheduler one of its own, as `get_run` does."""
+        from tfcluster.run_handle import Run
+
+        if (scheduler := self.scheduler()) is None:
+            return Run(registry.resolve(run, live_only=live_only))
+        if run is None:
+            fix = f"`tfcluster ps --backend {self.backend}` lists them"
+            raise UsageError("--backend needs RUN", fix=fix)
+        return scheduler.copy(run)
+
+
+scheduler_options = bundled(
+    (
         click.option(
             "--backend",
             metavar="NAME",
             shell_complete=backend_names,
             help="Ask this scheduler, also about runs of other machines.",
         ),
-    ):
-        command = option(command)
-    return command
-
-
-def scheduler_of(
-    backend: str | None, context: str | None, namespace: str | None, **others: bool
-) -> Scheduler | None:
-    """Return the scheduler that the options of a command name, or None.
-
-    `others`: options of the command → whether they are given, which make no sense with one.
-    Raises UsageError, SetupError.
-    """
-    if backend is None:
-        if context is not None or namespace is not None:
-            raise UsageError(
-                "--context and --namespace choose a cluster of a scheduler, and none is named",
-                fix="add --backend kubernetes",
-            )
-        return None
-    if wrong := [f"--{name}" for name, is_given in others.items() if is_given]:
-        raise UsageError(f"{' and '.join(wrong)} cannot be combined with --backend")
-    return Scheduler(backend, context, namespace)
+        click.option("--context", help="Context of the kubeconfig, for runs at Kubernetes."),
+        click.option("--namespace", help="Namespace of the runs at Kubernetes."),
+    ),
+    choice=SchedulerChoice,
+)
+"""The decorator of a command that gets the options that name a scheduler as `choice`."""
 
 
 class Scheduler:
@@ -137,26 +157,6 @@ class Scheduler:
                 fix="`tfcluster ps --backend NAME` lists them",
             )
         return matches[0], known[matches[0]]
-
-
-def find_run(
-    run: str | None,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
-    *,
-    live_only: bool = False,
-) -> Run:
-    """Return a run of this machine, or with `backend` one of a scheduler, as `get_run` does."""
-    from tfcluster.api import get_run
-
-    if (scheduler := scheduler_of(backend, context, namespace)) is None:
-        return get_run(run, live_only=live_only)
-    if run is None:
-        raise UsageError(
-            "--backend needs RUN", fix=f"`tfcluster ps --backend {backend}` lists them"
-        )
-    return scheduler.copy(run)
 
 
 def option_of(paths: RunPaths, backend: str) -> str:

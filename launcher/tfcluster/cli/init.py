@@ -14,9 +14,10 @@ from typing import Any
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import completer, files
+from tfcluster.cli.completion import completer
 from tfcluster.errors import UsageError, join_first, similar_file
-from tfcluster.spec import SPEC_NAMES, published_schema, run_name
+from tfcluster.plans.imports import Code
+from tfcluster.spec import SPEC_NAMES, published_schema, run_name, yaml_text
 from tfcluster.ui.formats import plural
 from tfcluster.ui.terminal import Terminal
 
@@ -29,8 +30,8 @@ _TRAINS = {"tensorflow", "keras", "tf_keras", "keras_tuner"}
 
 
 @click.command("init")
-@click.argument("file", required=False, shell_complete=files)
-@click.option("--script", metavar="SCRIPT", shell_complete=files,
+@click.argument("file", required=False)
+@click.option("--script", metavar="SCRIPT",
               help="Write a spec that runs SCRIPT.")  # fmt: skip
 @click.option("--template", metavar="NAME", shell_complete=completer(lambda _: templates()),
               help=f"Start from a template (if no script is found: {FIRST_TEMPLATE}).")  # fmt: skip
@@ -135,7 +136,6 @@ def training_scripts(folder: Path) -> list[str]:
     They import TensorFlow or Keras, or are called ``train…``. Tests and modules that another file
     imports are left out.
     """
-    from tfcluster.plans.imports import Code  # takes 10 ms
 
     found: list[str] = []
     imported: set[str] = set()
@@ -183,7 +183,6 @@ def _spec_of(script: Path, spec: Path) -> dict[str, Any]:
 
 def _cluster_for(script: Path) -> tuple[dict[str, int], dict[str, str]]:
     """Return the cluster that a script needs, and its ``job.kind`` if it is not the default."""
-    from tfcluster.plans.imports import Code
 
     text = script.read_text(encoding="utf-8", errors="replace")
     if Code.read(text).searches:
@@ -199,7 +198,6 @@ def format_spec(spec: Mapping[str, Any], ending: str) -> str:
         lines = (f"  {json.dumps(key)}: {_inline(value)}" for key, value in spec.items())
         return "{\n" + ",\n".join(lines) + "\n}\n"
     fields = {key: value for key, value in spec.items() if key != "$schema"}
-    from tfcluster.spec import yaml_text  # takes 20 ms
 
     return f"# yaml-language-server: $schema={_SCHEMA}\n{yaml_text.write(fields)}"
 

@@ -30,7 +30,7 @@ def preimport() -> None:
         "backends.local.local_nodes",
         "ui.follow",
         "ui.plan_view",
-        "cli.closing",
+        "cli.watching",
     )
     for module in modules:
         import_module(f"tfcluster.{module}")
@@ -65,7 +65,7 @@ class _ShownRun:
         self._next_key: Callable[[], bytes] = bytes
 
     def opened(self, paths: RunPaths, plan: Plan) -> None:
-        from tfcluster.rundir.tail import tail_offset
+        from tfcluster.rundir.task_logs import tail_offset
         from tfcluster.ui.follow import RunView
         from tfcluster.ui.merged_logs import LogFilter
 
@@ -81,7 +81,7 @@ class _ShownRun:
             json_lines=self._display.as_json and not self._detaches,
             log_filter=log_filter,
             collapse=self._display.collapse,
-            native=self._display.native,
+            native=self._display.native_logs,
             events_offset=tail_offset(paths.events, 1) if again is not None else 0,
         )
         self._view.start()
@@ -118,7 +118,7 @@ class _ShownRun:
             return False
         self._keys.close()
         if question:
-            from tfcluster.ui.live.job_control import single_keys
+            from tfcluster.ui.job_control import single_keys
 
             self._next_key = self._keys.enter_context(single_keys(0))
         self._view.ask(question)
@@ -133,7 +133,7 @@ class _ShownRun:
 
     def conclude(self, end: End) -> int:
         """Show how the run ended; return its exit code, or raise the error that it ended with."""
-        from tfcluster.cli.closing import show_end
+        from tfcluster.cli.watching import show_end
 
         self._finish()
         state, error, terminal = end.state, end.outcome.error, self._terminal

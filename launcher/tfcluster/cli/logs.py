@@ -12,14 +12,12 @@ import click
 
 from tfcluster.backends import job_watch
 from tfcluster.cli.completion import run_names, task_names
-from tfcluster.cli.elsewhere import find_run, scheduler_options
-from tfcluster.cli.prune import UNITS_S
+from tfcluster.cli.elsewhere import SchedulerChoice, scheduler_options
+from tfcluster.cli.ending import UNITS_S
 from tfcluster.errors import UsageError
 from tfcluster.rundir import registry
-from tfcluster.rundir.log_files import find_label, log_folders, newest_attempts, rank
-from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.tail import end_of_lines
+from tfcluster.rundir.task_logs import end_of_lines, find_label, newest_attempts, rank
 from tfcluster.ui.follow import RunView, line_style_for
 from tfcluster.ui.formats import plural
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
@@ -60,15 +58,13 @@ def command(
     collapse: bool,
     native: bool,
     as_json: bool,
-    backend: str | None,
-    context: str | None,
-    namespace: str | None,
+    choice: SchedulerChoice,
 ) -> None:
     """Show or follow the output of the tasks of RUN (default: the latest run)."""
     if collapse and (as_json or times):
         other = "--json" if as_json else "--time"
         raise UsageError(f"--collapse and {other} exclude each other", fix="leave out one")
-    terminal, paths = Terminal(), find_run(run, backend, context, namespace).paths
+    terminal, paths = Terminal(), choice.find_run(run).paths
     log_filter = LogFilter(
         tasks=[find_label(registry.load(paths), task) for task in tasks],
         grep=_compile(grep),
@@ -79,8 +75,6 @@ def command(
         tail=tail,
         failed=_find_failed(paths),
     )
-    if since is not None or times:
-        _require_times(paths)
     if as_json:
         is_over = job_watch.StateFile(paths).is_over
         merged = MergedLogs(paths, log_filter, LineStyle(as_json=True))
@@ -146,17 +140,6 @@ def parse_moment(text: str, now: float | None = None) -> float:
             " ('2026-09-14 14:30')",
         ) from error
     return (found if found <= today else found - timedelta(days=1)).timestamp()
-
-
-def _require_times(paths: RunPaths) -> None:
-    """Raise UsageError for a run of a release that did not record when lines were written."""
-    logs = [log for _, folder in log_folders(paths.logs) for log in folder.glob("*.log")]
-    written = [log for log in logs if log.stat().st_size]
-    if written and not any(LogTimes(log).exists for log in written):
-        raise UsageError(
-            f"the times of the lines of {paths.run_id} are not known: an older tfcluster ran it",
-            fix="leave out --time and --since",
-        )
 
 
 def _compile(regex: str | None) -> re.Pattern[bytes] | None:

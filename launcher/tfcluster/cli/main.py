@@ -6,7 +6,6 @@ import contextlib
 import difflib
 import importlib
 import io
-import keyword
 import os
 import signal
 import sys
@@ -29,19 +28,21 @@ GROUPS: dict[str, dict[str, str]] = {
         "join": "Start this machine's tasks of a cluster.",
         "run": "Run a script as N workers on this machine, without a spec.",
     },
-    "Inspect": {
+    "Watch": {
         "ps": "List live runs (-a: all runs).",
         "top": "Watch the progress of all live runs.",
         "status": "Show one run: its tasks, progress, diagnosis.",
-        "logs": "Show or follow the tasks' output.",
         "attach": "Watch a run from another terminal.",
-        "ui": "Show all runs on a web page.",
-        "report": "Write a page about a run, fit for a ticket.",
+        "logs": "Show or follow the tasks' output.",
         "stacks": "Show where the tasks of a live run are.",
+        "ui": "Show all runs on a web page.",
+    },
+    "Results": {
+        "report": "Write a page about a run, fit for a ticket.",
         "compare": "Show runs beside each other.",
-        "scale": "Measure how a job scales on slower networks.",
         "checkpoints": "List or copy the gathered checkpoints.",
         "tensorboard": "Show the curves of runs in TensorBoard.",
+        "scale": "Measure how a job scales on slower networks.",
     },
     "Stop and clean up": {
         "scale-to": "Change the number of workers of a live run.",
@@ -90,14 +91,28 @@ REMOVED = {
         (("compare", "-o"), ("compare", "--output")),
         "`tfcluster ui` shows the curves of several runs in the same charts",
     ),
+    (
+        "up",
+        "--coordinator",
+    ): "a run's coordinator at Kubernetes is always a pod: leave the option out",
     ("scale", "--repeats"): "each cell is a run of its own: for longer cells, increase --steps",
 }
 """A command and a word that it no longer takes → what does its work."""
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 
 
+_MODULES = {
+    **dict.fromkeys(("up", "run", "join"), "starting"),
+    **dict.fromkeys(("validate", "plan", "doctor"), "checking"),
+    **dict.fromkeys(("ps", "top", "status", "attach", "stacks"), "watching"),
+    **dict.fromkeys(("scale-to", "down", "wait", "rm", "prune"), "ending"),
+    **dict.fromkeys(("env", "export", "import", "schema", "help"), "tools"),
+}
+"""Command → its module in `cli`, where it is not the one of its name."""
+
+
 class LazyGroup(click.Group):
-    """A command group that imports a command's module on use, so that `--version` stays quick."""
+    """A command group that imports a command's module on use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -105,10 +120,9 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = cmd_name.replace("-", "_") + "_" * keyword.iskeyword(cmd_name)
-        command = importlib.import_module(f"tfcluster.cli.{module}").command
-        assert isinstance(command, click.Command)
-        return command
+        module = importlib.import_module(f"tfcluster.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        commands = (value for value in vars(module).values() if isinstance(value, click.Command))
+        return next(command for command in commands if command.name == cmd_name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -172,7 +186,7 @@ def main() -> None:
     The exit codes are those of ``tfcluster.errors`` and of the run.
     """
     if instruction := os.environ.get("_TFCLUSTER_COMPLETE"):
-        from tfcluster.cli.shells import answer
+        from tfcluster.cli.completion import answer
 
         sys.exit(answer(cli, instruction))
     raise_limit()

@@ -3,20 +3,90 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import shlex
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import click
 
-from tfcluster.cli.completion import backend_names, files
-from tfcluster.spec import HostChoice, LaunchOptions
+from tfcluster.cli.completion import backend_names
+from tfcluster.spec import NO_CHOICE, HostChoice, LaunchOptions, PlanOptions
 
-_HOST_OPTIONS = (
-    click.option("-H", "--hosts", metavar="HOSTS", shell_complete=files,
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_KEY = "tfcluster.job_args"
+
+
+@dataclass(frozen=True, slots=True)
+class Display:
+    """The user's choices of how a run is shown."""
+
+    as_json: bool = False
+    collapse: bool = False
+    native_logs: bool = False
+
+
+def bundled(options: Sequence[Decorator], /, **makers: Callable[..., Any]) -> Decorator:
+    """Return a decorator that adds `options` to a command, which gets a few values made of them.
+
+    `makers`: a parameter of the command → the function that returns its value. That function takes
+    the options, and the earlier values, that have the names of its parameters.
+    """
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def with_bundles(**given: Any) -> Any:
+            for name, make in makers.items():
+                wanted = [key for key in inspect.signature(make).parameters if key in given]
+                given[name] = make(**{key: given.pop(key) for key in wanted})
+            return command(**given)
+
+        made: Callable[..., Any] = with_bundles
+        for option in reversed(options):
+            made = option(made)
+        return made
+
+    return add
+
+
+def _launch_options(
+    detach: bool,
+    warm: bool,
+    tensorboard: bool,
+    no_gather: bool,
+    chaos: tuple[str, ...] = (),
+    no_preflight: bool = False,
+    no_prepare: bool = False,
+) -> LaunchOptions:
+    return LaunchOptions(
+        detach=detach,
+        gathers=not no_gather,
+        prepares=not no_prepare,
+        runs_preflight=not no_preflight,
+        warm=warm,
+        tensorboard=tensorboard,
+        chaos=chaos,
+    )
+
+
+set_option = click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
+python_option = click.option("--python", metavar="PATH", help="Python that runs the tasks.")
+backend_option = click.option(
+    "--backend",
+    metavar="NAME",
+    shell_complete=backend_names,
+    help="Where tasks run (runtime.backend).",
+)
+chaos_option = click.option(
+    "--chaos", multiple=True, metavar="FAULT",
+    help="Inject a fault: 'kill worker:1 at step 50'; see `tfcluster help chaos`.",
+)  # fmt: skip
+HOST_OPTIONS = (
+    click.option("-H", "--hosts", metavar="HOSTS",
                  help="Run the workers on these hosts: gpu1,anna@gpu2:2 (2 slots), or a hostfile."),
-    click.option("--hostfile", metavar="FILE", shell_complete=files,
+    click.option("--hostfile", metavar="FILE",
                  help="File of hosts for the workers, one per line: user@host slots=2."),
     click.option("--include", multiple=True, metavar="HOST[:TASK]", help="Use only these tasks."),
     click.option("--exclude", multiple=True, metavar="HOST[:TASK]", help="Leave out these tasks."),
@@ -36,111 +106,44 @@ _WATCH_OPTIONS = (
                  help="Serve the run's curves in TensorBoard while it lives."),
     click.option("--no-gather", is_flag=True, help="Do not gather checkpoints."),
 )  # fmt: skip
-backend_option = click.option(
-    "--backend",
-    metavar="NAME",
-    shell_complete=backend_names,
-    help="Where tasks run (runtime.backend).",
-)
-_KEY = "tfcluster.job_args"
-_REMOVED = {
-    "--coordinator": "The coordinator of a run at Kubernetes is always a pod: leave the option out."
-}
-"""Option of earlier versions → what to do instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class Display:
-    """The user's choices of how a run is shown."""
-
-    as_json: bool = False
-    collapse: bool = False
-    native: bool = False
-
-
-def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the host options to `command`, which gets them as `hosts`, one HostChoice."""
-
-    @functools.wraps(command)
-    def with_choice(
-        *args: Any,
-        hosts: str | None,
-        hostfile: str | None,
-        include: tuple[str, ...],
-        exclude: tuple[str, ...],
-        **others: Any,
-    ) -> Any:
-        return command(*args, hosts=HostChoice(hosts, hostfile, include, exclude), **others)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_HOST_OPTIONS), with_choice)
+def _plan_options(
+    sets: tuple[str, ...],
+    python: str | None,
+    hosts: HostChoice = NO_CHOICE,
+    backend: str | None = None,
+    name: str | None = None,
+) -> PlanOptions:
+    fields = {"--name": ("name", name), "--backend": ("runtime.backend", backend)}
+    return PlanOptions(sets, fields, hosts, python, job_args())
 
 
-def watch_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of a launch to `command`.
+def plan_options(*more: Decorator) -> Decorator:
+    """Return the decorator of a command that plans a spec; `more`: its options besides the least.
 
-    It gets them as `options`, the LaunchOptions, and `display`.
+    The command gets them and the job's arguments as `changes`, the PlanOptions.
     """
-
-    @functools.wraps(command)
-    def with_watch(
-        *args: Any,
-        detach: bool,
-        as_json: bool,
-        collapse: bool,
-        native_logs: bool,
-        warm: bool,
-        tensorboard: bool,
-        no_gather: bool,
-        **others: Any,
-    ) -> Any:
-        options = LaunchOptions(
-            detach=detach, gathers=not no_gather, warm=warm, tensorboard=tensorboard
-        )
-        display = Display(as_json, collapse, native_logs)
-        return command(*args, options=options, display=display, **others)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_WATCH_OPTIONS), with_watch)
+    makers: dict[str, Callable[..., Any]] = {"changes": _plan_options}
+    if HOST_OPTIONS[0] in more:
+        makers = {"hosts": HostChoice, **makers}
+    return bundled((set_option, *more, python_option), **makers)
 
 
-def chaos_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add ``--chaos``; to be used below `watch_options`: it becomes part of its `options`."""
+def launch_options(*more: Decorator) -> Decorator:
+    """Return the decorator of a command that launches a run; `more`: its further options.
 
-    @functools.wraps(command)
-    def with_faults(
-        *args: Any, chaos: tuple[str, ...], options: LaunchOptions, **others: Any
-    ) -> Any:
-        return command(*args, options=replace(options, chaos=chaos), **others)
-
-    return click.option(
-        "--chaos",
-        multiple=True,
-        metavar="FAULT",
-        help="Inject a fault: 'kill worker:1 at step 50'; see `tfcluster help chaos`.",
-    )(with_faults)
-
-
-def skip_options(checked: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add options that skip the checks of what is `checked`, and the prepare step.
-
-    To be used below `watch_options`: they become part of its `options`.
+    The command gets them as `options`, the LaunchOptions, and `display`.
     """
+    return bundled((*_WATCH_OPTIONS, *more), options=_launch_options, display=Display)
 
-    def add(command: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(command)
-        def with_skips(
-            *args: Any, no_preflight: bool, no_prepare: bool, options: LaunchOptions, **others: Any
-        ) -> Any:
-            options = replace(options, runs_preflight=not no_preflight, prepares=not no_prepare)
-            return command(*args, options=options, **others)
 
-        preflight = click.option(
-            "--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."
-        )
-        return preflight(
-            click.option("--no-prepare", is_flag=True, help="Skip job.prepare.")(with_skips)
-        )
-
-    return add
+def skip_options(checked: str) -> tuple[Decorator, Decorator]:
+    """Return options that skip the checks of what is `checked`, and the prepare step."""
+    return (
+        click.option("--no-preflight", is_flag=True, help=f"Skip the checks of {checked}."),
+        click.option("--no-prepare", is_flag=True, help="Skip job.prepare."),
+    )
 
 
 class WithJobArgs(click.Command):
@@ -156,9 +159,7 @@ class WithJobArgs(click.Command):
             return super().parse_args(ctx, args[:place])
         except click.NoSuchOption as error:
             message = f"{error.format_message()} The job's own arguments come after `--`."
-            if removed := _REMOVED.get(error.option_name):
-                message = f"{error.message} {removed}"
-            elif scripts := [word for word in args[:place] if word.endswith(".py")]:
+            if scripts := [word for word in args[:place] if word.endswith(".py")]:
                 start = args.index(scripts[0])
                 line = shlex.join(["tfcluster", "run", *args[start:]])
                 message = f"{error.message} To run a script: {line}"
@@ -170,5 +171,5 @@ class WithJobArgs(click.Command):
 
 def job_args() -> tuple[str, ...]:
     """Return the arguments after ``--`` of the running command."""
-    found: tuple[str, ...] = click.get_current_context().meta[_KEY]
+    found: tuple[str, ...] = click.get_current_context().meta.get(_KEY, ())
     return found

@@ -9,13 +9,13 @@ from pathlib import Path
 import click
 
 from tfcluster.agent.error_text import reason_of
-from tfcluster.cli.completion import files, run_names
+from tfcluster.cli.completion import run_names
 from tfcluster.errors import UsageError
 
 
 @click.command("report")
 @click.argument("run", required=False, shell_complete=run_names)
-@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
+@click.option("-o", "--output", "target", metavar="FILE",
               help="The page to write (default: RUN.html here); - is stdout.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the data of the page as JSON.")
 def command(run: str | None, target: str | None, as_json: bool) -> None:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tfcluster.cli.completion import files
-from tfcluster.cli.options import WithJobArgs, job_args
+from tfcluster.cli.options import WithJobArgs, plan_options
 from tfcluster.errors import UsageError
+from tfcluster.spec import PlanOptions
 
 if TYPE_CHECKING:
     from tfcluster.scaling.gang_steps import Progress, Request
@@ -21,7 +21,7 @@ _MOST_WORKERS = 64
 
 
 @click.command("scale", cls=WithJobArgs)
-@click.argument("spec", required=False, shell_complete=files)
+@click.argument("spec", required=False)
 @click.option("--workers", default="1,2", metavar="N,N", show_default=True,
               help="Numbers of workers; 1 is always measured.")  # fmt: skip
 @click.option("--rate", "rates", default="1gbit", metavar="RATE,RATE", show_default=True,
@@ -31,10 +31,9 @@ _MOST_WORKERS = 64
 @click.option("--steps", type=click.IntRange(1), default=200, metavar="N", show_default=True,
               help="Timed steps of each cell, at least.")  # fmt: skip
 @click.option("--predict", default="", metavar="N,N", help="Predict so many hosts.")
-@click.option("--set", "sets", multiple=True, metavar="A.B=C", help="Override a field.")
-@click.option("--python", metavar="PATH", shell_complete=files, help="Python that runs the tasks.")
+@plan_options()
 @click.option("--json", "as_json", is_flag=True, help="Print the study as one JSON object.")
-@click.option("-o", "--output", "target", metavar="FILE", shell_complete=files,
+@click.option("-o", "--output", "target", metavar="FILE",
               help="Also write a page with charts; - is stdout.")  # fmt: skip
 def command(
     spec: str | None,
@@ -43,8 +42,7 @@ def command(
     communication: str,
     steps: int,
     predict: str,
-    sets: tuple[str, ...],
-    python: str | None,
+    changes: PlanOptions,
     as_json: bool,
     target: str | None,
 ) -> None:
@@ -65,9 +63,7 @@ def command(
         rates=_rates(rates),
         communications=_communications(communication),
         steps=steps,
-        sets=sets,
-        python=python,
-        args=job_args(),
+        options=changes,
     )
     hosts = _counts(predict, "--predict") if predict else ()
     _require_fit(request, hosts)
@@ -116,6 +112,8 @@ def _print(study: Study, terminal: Terminal, *, as_json: bool, target: str | Non
 
 def _say(progress: Progress, terminal: Terminal) -> None:
     """Show the cell that is measured now: at the bottom of a screen, elsewhere as a line."""
+    from rich.text import Text
+
     from tfcluster.ui.formats import format_bits, format_duration, plural
 
     where = plural(progress.workers, "worker")
@@ -125,7 +123,7 @@ def _say(progress: Progress, terminal: Terminal) -> None:
     if progress.remaining_s is not None:
         text += f"; about {format_duration(progress.remaining_s)} left"
     if terminal.has_footer:
-        terminal.show_footer([[(text, "dim")]])
+        terminal.show_footer([Text(text, "dim")])
     else:
         terminal.say(text)
 

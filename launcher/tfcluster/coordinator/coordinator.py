@@ -31,7 +31,7 @@ from tfcluster.errors import JobEndedError, SetupError, join_first
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
 from tfcluster.nodes.task_folders import TaskFolders
-from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
+from tfcluster.nodes.task_reports import ReportFilter, last_output
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.preflight.probes import follow_peers, probe_links
 from tfcluster.rundir import chaos, control, heartbeat
@@ -40,6 +40,7 @@ from tfcluster.rundir.events import Event
 from tfcluster.rundir.figures import SPEEDS, follows, state_json
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
+from tfcluster.rundir.task_logs import last_line, last_text
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Outcome, Stop
 from tfcluster.supervision.failure import signal_name
@@ -239,7 +240,8 @@ class Coordinator:
 
     def _read_logs(self, tasks: Sequence[str]) -> None:
         gang, paths, now = self._supervisor.gang, self.paths, self._now()
-        lines = {task: last_line(paths, gang[task]) for task in tasks}
+        logs = {task: paths.task_log(gang[task].id, gang[task].attempt) for task in tasks}
+        lines = {task: last_line(log) for task, log in logs.items()}
         self._supervisor.logs_read(last_output(paths, gang, now), lines, now)
 
     async def _gather_latest(self) -> None:

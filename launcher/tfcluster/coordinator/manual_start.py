@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tfcluster.discovery.planning import plan_manual_start
+from tfcluster.discovery.planning import plan_own_part
 from tfcluster.errors import UnknownRunError, UsageError
 from tfcluster.plans import placement
 from tfcluster.plans.command import python_path
@@ -16,6 +16,7 @@ from tfcluster.plans.tf_config import SOURCE, Attempt, environment, fixed
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot
+from tfcluster.spec import UNCHANGED, PlanOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +28,15 @@ class ManualStart:
     env: tuple[EnvVar, ...]
 
 
-def build(
-    spec_or_run: str, name: str, *, sets: Sequence[str] = (), python: str | None = None
-) -> ManualStart:
+def build(spec_or_run: str, name: str, options: PlanOptions = UNCHANGED) -> ManualStart:
     """Build the start of task `name` of a spec file, or of a run started with `--except`.
 
     Raises UsageError for a task that cannot be started by hand, and for a port that the spec does
     not fix: without a run nothing chooses it.
     """
     if (paths := _run(spec_or_run)) is None:
-        return _build_from_spec(spec_or_run, name, sets, python)
-    if sets or python:
+        return _build_from_spec(spec_or_run, name, options)
+    if options.sets or options.python:
         raise UsageError(f"{paths.run_id} is a run; --set and --python need a spec")
     return _build_from_run(paths, name)
 
@@ -52,8 +51,8 @@ def _run(spec_or_run: str) -> RunPaths | None:
         return None
 
 
-def _build_from_spec(spec: str, name: str, sets: Sequence[str], python: str | None) -> ManualStart:
-    planned, task = plan_manual_start(spec, name, sets=sets, python=python)
+def _build_from_spec(spec: str, name: str, options: PlanOptions) -> ManualStart:
+    planned, (task,) = plan_own_part(spec, [name], options)
     try:
         attempt = fixed(planned.plan)
     except ValueError as error:

@@ -9,7 +9,7 @@ from typing import Any
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
 from tfcluster.supervision import silence, stalls
-from tfcluster.supervision.ending import STACKS_WAIT_S
+from tfcluster.supervision.endings import STACKS_WAIT_S
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.stalls import Activity, Position
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,12 @@ from tfcluster.backends.bundle import workers_folder
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.interpreters import Choice, choose
 from tfcluster.errors import InterpreterError, UsageError
-from tfcluster.plans import checks, command
-from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans import command
+from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import parse_env_file
 from tfcluster.plans.imports import Code
-from tfcluster.plans.placement import by_node, place_tasks
+from tfcluster.plans.keras_settings import needs_tensorflow
+from tfcluster.plans.placement import by_node
 from tfcluster.plans.plan import Gpu, Interpreter
 from tfcluster.plans.resources import Cores
 from tfcluster.spec.cluster import is_loopback
@@ -37,45 +38,37 @@ CALLING = "the Python that called tfcluster"
 
 def gather(
     spec: ClusterSpec,
+    tasks: tuple[PlacedTask, ...],
     *,
     spec_dir: Path,
     bundle: str,
     python: str | None = None,
     calling_python: str | None = None,
     environ: Mapping[str, str] = os.environ,
-    local_names: Collection[str] = (),
     meanwhile: Callable[[], None] = lambda: None,
 ) -> PlanContext:
     """Gather what `make_plan` needs besides `spec`; does not start TensorFlow.
 
-    `spec_dir`: the folder of the spec; `bundle`: the folder of the bundle on this
-    machine; `python`: the value of ``--python``; `calling_python`: that of local tasks if nothing
-    names one; `local_names`: more names of this machine; `meanwhile`: called while the Python of
-    tasks on this machine reports its version, if there are any. Raises UsageError (exit 2) for a
+    `tasks`: those of the spec, with their nodes; `spec_dir`: the folder of the spec; `bundle`: the
+    folder of the bundle on this machine; `python`: the value of ``--python``; `calling_python`:
+    that of local tasks if nothing names one; `meanwhile`: called while the Python of tasks on this
+    machine reports its version, if there are any. Raises UsageError (exit 2) for a
     requested Python that does not exist, and for an unreadable ``env_file``.
     """
-    addresses = addresses_to_compare(spec).union(local_names)
+    used = {task.backend: task.kind for task in tasks}
     context = PlanContext(
         environ=dict(environ),
         spec_dir=str(spec_dir.absolute()),
-        addresses=addresses,
+        tasks=tasks,
         cores=Cores(tuple(map(tuple, limits.by_node())), limits.limit()),
         gpus=visible_gpus(environ),
         bundles={LOCAL: bundle},
-        backends_here=_backends_here(spec, addresses, environ),
+        backends_here=frozenset(name for name, kind in used.items() if kind.is_here(environ)),
     )
     workdir = Path(command.resolve_path(spec.job.workdir, context.spec_dir, environ))
     context = replace(context, env_file=_read_env_file(spec, context))
     choices = _interpreters(spec, context, workdir, python, calling_python)
     return _with_job(spec, context, workdir, choices, meanwhile)
-
-
-def _backends_here(
-    spec: ClusterSpec, addresses: Collection[str], environ: Mapping[str, str]
-) -> frozenset[str]:
-    """Return the backends of the spec's tasks that use this machine."""
-    used = {task.backend: task.kind for task in place_tasks(spec, addresses)}
-    return frozenset(backend for backend, kind in used.items() if kind.is_here(environ))
 
 
 def addresses_to_compare(spec: ClusterSpec) -> frozenset[str]:
@@ -147,7 +140,7 @@ def _with_job(
         imports=code.imports if code is not None else None,
         code=code or _read_job_code(spec, workdir, workers=workers_folder()),
     )
-    if LOCAL not in context.interpreters or not checks.needs_tensorflow(spec, context):
+    if LOCAL not in context.interpreters or not needs_tensorflow(spec, context):
         return context
     here = context.interpreters[LOCAL]
     chosen = interpreters.own_instead(here, environ=context.environ, cwd=workdir)
@@ -163,7 +156,7 @@ def _interpreters(
 ) -> dict[str, Choice]:
     """Return node → Python; for a remote node only the path, as the spec gives it."""
     found: dict[str, Choice] = {}
-    for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
+    for node, tasks in by_node(context.tasks).items():
         path, field = (python, ("--python",)) if python else requested_python(spec, tasks[0].host)
         why = ".".join(field)
         if tasks[0].kind.capabilities.in_containers:

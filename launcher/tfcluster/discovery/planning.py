@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfcluster import kinds
 from tfcluster.agent.error_text import reason_of
@@ -23,21 +23,24 @@ from tfcluster.discovery.machine_facts import (
     own_addresses,
     requested_python,
 )
-from tfcluster.errors import SetupError, SpecError, similar_file
-from tfcluster.plans import checks, command, placement, secrets
+from tfcluster.errors import SpecError, similar_file
+from tfcluster.plans import command, placement, secrets
 from tfcluster.plans.build import make_plan
-from tfcluster.plans.context import LOCAL, PlanContext
-from tfcluster.plans.placement import PlacedTask, by_node, hosts_of, is_local, place_tasks
+from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
+from tfcluster.plans.placement import by_node, hosts_of, is_local, place_tasks
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import registry
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.spec import NO_CHOICE, HostChoice
+from tfcluster.spec import UNCHANGED, PlanOptions
+from tfcluster.spec import load as spec_load
+from tfcluster.spec.cluster import count
 from tfcluster.spec.fields import Mistake
+from tfcluster.spec.job import Job
+from tfcluster.spec.load import LoadedSpec
+from tfcluster.spec.model import ClusterSpec
 
-if TYPE_CHECKING:
-    from tfcluster.spec.job import Job
-    from tfcluster.spec.load import LoadedSpec
-    from tfcluster.spec.model import ClusterSpec
+Source = str | RunPaths | Mapping[str, Any] | None
+"""A file, an earlier run, a value, or None for ``./tfcluster.json`` or the like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +50,7 @@ class Planned:
     spec: ClusterSpec
     plan: Plan
     context: PlanContext
-    args: tuple[str, ...] = ()
-    """Appended to ``job.args``."""
-    python: str | None = None
-    """The value of ``--python``."""
+    options: PlanOptions = UNCHANGED
 
     def spec_to_keep(self) -> dict[str, Any]:
         """Return the spec with the command line's changes, which gives the same plan again.
@@ -58,22 +58,18 @@ class Planned:
         Secret values are left out; the launcher's environment gives them again.
         """
         kept = self.spec.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        if self.args:
+        if args := self.options.args:
             job = kept["job"]
             for step in (job, *(job["per_task"][key] for key in _keys_with_args(self.spec.job))):
-                step["args"] = [*(step.get("args") or ()), *self.args]
+                step["args"] = [*(step.get("args") or ()), *args]
         interpreter = self.plan.nodes[0].interpreter
         reasons = {node.interpreter and node.interpreter.why for node in self.plan.nodes}
-        if interpreter is not None and (self.python is not None or reasons == {CALLING}):
+        if interpreter is not None and (self.options.python is not None or reasons == {CALLING}):
             runtime = kept.setdefault("runtime", {})
             runtime["python"] = interpreter.path
             for host in (runtime.get("hosts") or {}).values():
                 host.pop("python", None)
         return secrets.redact_spec(kept, shown=self.spec.job.not_secret)
-
-    def obstacles(self) -> tuple[SetupError, ...]:
-        """Return what would make this plan fail on this machine; `plan` still shows the plan."""
-        return tuple(checks.find(self.spec, self.plan, self.context))
 
     def without_tasks(self, names: Sequence[str]) -> Planned:
         """Return the plan without the tasks `names`, which the user starts by hand.
@@ -83,10 +79,12 @@ class Planned:
         tasks = [placement.find_task((task.id for task in self.plan.tasks), name) for name in names]
         return replace(self, plan=placement.exclude_tasks(self.plan, tasks)) if tasks else self
 
-    def require(self) -> Plan:
-        """Return the plan; raise the first obstacle (exit 3) if there is one."""
-        checks.require(self.spec, self.plan, self.context)
-        return self.plan
+    def only(self, tasks: Collection[TaskId]) -> Planned:
+        """Return the plan of the machine that starts `tasks` itself, for `tfcluster join`.
+
+        Raises UsageError for a port that is not fixed.
+        """
+        return replace(self, plan=placement.keep_tasks(self.plan, tasks))
 
 
 def _keys_with_args(job: Job) -> list[str]:
@@ -96,92 +94,68 @@ def _keys_with_args(job: Job) -> list[str]:
     return [key for key in with_args if not programs & {key, key.partition(":")[0]}]
 
 
-def plan_file(
-    source: str | RunPaths | None,
-    *,
-    sets: Sequence[str] = (),
-    options: Mapping[str, tuple[str, Any]] | None = None,
-    python: str | None = None,
-    args: Sequence[str] = (),
-    hosts: HostChoice = NO_CHOICE,
-    meanwhile: Callable[[], None] = lambda: None,
-) -> Planned:
-    """Load a spec and plan it, as `load_spec` and `plan_spec` do."""
-    loaded = load_spec(source, sets=sets, options=options, hosts=hosts)
-    return plan_spec(loaded, python=python, args=args, meanwhile=meanwhile)
-
-
-def load_spec(
-    source: str | RunPaths | None,
-    *,
-    sets: Sequence[str] = (),
-    options: Mapping[str, tuple[str, Any]] | None = None,
-    hosts: HostChoice = NO_CHOICE,
-) -> LoadedSpec:
+def load(source: Source, options: PlanOptions = UNCHANGED) -> LoadedSpec:
     """Load a spec; for an earlier run its spec, in the folder it was started from.
 
     Raises SpecError (exit 2).
     """
-    from tfcluster.spec.load import load_file  # imports pydantic
-
-    file = source.spec if isinstance(source, RunPaths) else source
-    loaded = load_file(file, sets=sets, options=options, hosts=hosts)
-    if isinstance(source, RunPaths):
-        state = registry.load(source)
-        spec_path = Path(state.spec) if state.spec else None
-        folder = state.spec_folder or (spec_path and spec_path.parent) or state.workdir
-        loaded = replace(loaded, path=spec_path, folder=Path(folder) if folder else Path.cwd())
-    return loaded
+    if not isinstance(source, RunPaths):
+        return spec_load.load(source, options)
+    loaded, state = spec_load.load(source.spec, options), registry.load(source)
+    path = Path(state.spec) if state.spec else None
+    return replace(loaded, path=path, folder=Path(state.spec_folder or Path.cwd()))
 
 
-def plan_spec(
-    loaded: LoadedSpec,
+def plan(
+    source: Source | LoadedSpec,
+    options: PlanOptions = UNCHANGED,
     *,
-    python: str | None = None,
     calling_python: str | None = None,
-    args: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
-    local_names: Collection[str] = (),
+    own_names: Collection[str] = (),
     meanwhile: Callable[[], None] = lambda: None,
 ) -> Planned:
-    """Plan a loaded spec for this machine.
+    """Plan a spec for this machine.
 
-    `calling_python`: that of local tasks if neither `python` nor the spec names one;
-    `local_names`: more names of this machine; `meanwhile`: other slow work of a start on this
-    machine, called while the tasks' Python reports its version.
+    `calling_python`: that of local tasks if neither `options` nor the spec name one; `own_names`:
+    more names of this machine; `meanwhile`: other slow work of a start on this machine, called
+    while the tasks' Python reports its version.
 
-    Raises SpecError (exit 2) for paths of the spec that do not exist, UsageError (exit 2) and
-    InterpreterError (exit 3) as `gather` and `make_plan` do.
+    Raises SpecError (exit 2), also for paths of the spec that do not exist, UsageError (exit 2)
+    and InterpreterError (exit 3) as `gather` and `make_plan` do.
     """
+    loaded = source if isinstance(source, LoadedSpec) else load(source, options)
     loaded = _in_allocation(loaded, environ)
-    require_paths(loaded, environ=environ, local_names=local_names, python=python)
+    spec = loaded.spec
+    tasks = place_tasks(spec, addresses_to_compare(spec).union(own_names))
+    require_paths(loaded, tasks, environ=environ, python=options.python)
     context = gather(
-        loaded.spec,
+        spec,
+        tasks,
         spec_dir=loaded.folder,
-        bundle=str(_place_bundle(loaded.spec, environ)),
-        python=python,
+        bundle=str(_place_bundle(tasks, environ)),
+        python=options.python,
         calling_python=calling_python,
         environ=environ,
-        local_names=local_names,
         meanwhile=meanwhile,
     )
-    plan = make_plan(
-        loaded.spec,
+    made = make_plan(
+        spec,
         context,
         spec_path=str(loaded.path) if loaded.path else None,
-        args=args,
+        args=options.args,
         set_paths=loaded.set_paths,
     )
-    return Planned(loaded.spec, plan, context, tuple(args), python)
+    return Planned(spec, made, context, options)
 
 
-def _place_bundle(spec: ClusterSpec, environ: Mapping[str, str]) -> Path:
+def _place_bundle(tasks: Sequence[PlacedTask], environ: Mapping[str, str]) -> Path:
     """Return the folder of the bundle on this machine, unpacked unless all tasks are in containers.
 
     Hosts may share this machine's home, and then find the bundle there.
     """
     built, cache = bundle.build(), bundle.cache_dir(environ)
-    if all(task.kind.capabilities.in_containers for task in place_tasks(spec, ())):
+    if all(task.kind.capabilities.in_containers for task in tasks):
         return cache / built.digest
     return bundle.unpack(built, cache)
 
@@ -191,8 +165,6 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
 
     A spec with addresses says itself where its tasks run.
     """
-    from tfcluster.spec.cluster import count
-
     spec = loaded.spec
     if spec.hosts:
         return loaded
@@ -203,52 +175,26 @@ def _in_allocation(loaded: LoadedSpec, environ: Mapping[str, str]) -> LoadedSpec
     return replace(loaded, spec=spec.model_copy(update={"runtime": runtime}))
 
 
-_AUTO_BACKEND: Mapping[str, tuple[str, Any]] = {"join": ("runtime.backend", "auto")}
-"""Override of the spec's backend, which only `up` needs: with `join` each machine starts its own
-tasks."""
+def plan_own_part(
+    source: str | None, names: Sequence[str] = (), options: PlanOptions = UNCHANGED
+) -> tuple[Planned, tuple[TaskId, ...]]:
+    """Plan a cluster of which this machine starts the tasks `names`; return these tasks, too.
 
-
-def plan_join(
-    source: str | None,
-    *,
-    names: Sequence[str] = (),
-    sets: Sequence[str] = (),
-    options: Mapping[str, tuple[str, Any]] | None = None,
-    python: str | None = None,
-    args: Sequence[str] = (),
-) -> Planned:
-    """Plan this machine's tasks of a cluster, or the tasks `names` (``worker:1``).
-
-    Raises UsageError (exit 2) for an unknown task and a port that is not fixed, SpecError,
-    SetupError (exit 3) if no task belongs to this machine.
+    Without `names` they are the tasks at its addresses. Raises UsageError (exit 2) for an unknown
+    task, SetupError (exit 3) if no task belongs to this machine, and what `plan` raises.
     """
-    loaded, tasks = _load(source, names, sets, {**_AUTO_BACKEND, **(options or {})})
-    planned = _plan(loaded, tasks, python, args)
-    return replace(planned, plan=placement.keep_tasks(planned.plan, tasks))
-
-
-def plan_manual_start(
-    source: str, name: str, *, sets: Sequence[str] = (), python: str | None = None
-) -> tuple[Planned, TaskId]:
-    """Plan the whole cluster on the machine where the user starts the task `name` by hand."""
-    loaded, tasks = _load(source, [name], sets, _AUTO_BACKEND)
-    return _plan(loaded, tasks, python, ()), tasks[0]
-
-
-def _load(
-    source: str | None,
-    names: Sequence[str],
-    sets: Sequence[str],
-    options: Mapping[str, tuple[str, Any]],
-) -> tuple[LoadedSpec, tuple[TaskId, ...]]:
-    from tfcluster.spec.load import load_file  # imports pydantic
-
-    loaded = load_file(source, sets=sets, options=options)
+    # The spec's backend is for `up`: here each machine starts its own tasks.
+    fields = {"join": ("runtime.backend", "auto"), **options.fields}
+    loaded = load(source, replace(options, fields=fields))
     own = own_addresses()
     placed = place_tasks(loaded.spec, own)
     ids = [task.id for task in placed]
     tasks = tuple(dict.fromkeys(placement.find_task(ids, name) for name in names))
-    return loaded, tasks or placement.local_tasks(placed, own | _local_names(hosts_of(placed), own))
+    if not tasks:
+        known = own | _local_names(hosts_of(placed), own)
+        tasks = placement.local_tasks(placed, known)
+    hosts = frozenset(task.host.strip("[]") for task in placed if task.id in tasks)
+    return plan(loaded, options, own_names=hosts), tasks
 
 
 def _local_names(hosts: Sequence[str], own: Collection[str]) -> frozenset[str]:
@@ -269,34 +215,19 @@ def _addresses(host: str) -> list[str]:
         return []
 
 
-def _plan(
-    loaded: LoadedSpec, tasks: Sequence[TaskId], python: str | None, args: Sequence[str]
-) -> Planned:
-    """Plan with the hosts of `tasks` as names of this machine."""
-    return plan_spec(
-        loaded,
-        python=python,
-        args=args,
-        local_names=frozenset(
-            task.host.strip("[]") for task in place_tasks(loaded.spec, ()) if task.id in tasks
-        ),
-    )
-
-
 def require_paths(
     loaded: LoadedSpec,
+    tasks: Collection[PlacedTask],
     *,
     environ: Mapping[str, str] = os.environ,
-    local_names: Collection[str] = (),
     python: str | None = None,
 ) -> None:
     """Raise SpecError (exit 2) for all paths of the spec that do not exist on this machine.
 
-    Each problem has its place in the spec. `local_names`: more names of this machine; `python`:
-    the value of ``--python``, which replaces the spec's. Paths of other machines are not checked.
+    Each problem has its place in the spec. `python`: the value of ``--python``, which replaces the
+    spec's. Paths of other machines are not checked.
     """
-    own = addresses_to_compare(loaded.spec).union(local_names)
-    found = _missing(loaded.spec, str(loaded.folder.absolute()), environ, own, python)
+    found = _missing(loaded.spec, str(loaded.folder.absolute()), environ, tasks, python)
     if problems := [loaded.problem(finding) for finding in found]:
         raise SpecError(problems)
 
@@ -305,10 +236,9 @@ def _missing(
     spec: ClusterSpec,
     folder: str,
     environ: Mapping[str, str],
-    own: Collection[str],
+    tasks: Collection[PlacedTask],
     python: str | None,
 ) -> Iterator[Mistake]:
-    tasks = place_tasks(spec, own)
     workdir = command.resolve_path(spec.job.workdir, folder, environ)
     if problem := _path_problem(workdir, "folder"):
         yield Mistake(("job", "workdir"), problem, f"it is relative to the spec's folder, {folder}")

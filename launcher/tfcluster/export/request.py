@@ -9,17 +9,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfcluster.discovery.planning import load_spec, plan_spec
+from tfcluster.discovery import planning
 from tfcluster.errors import UsageError
 from tfcluster.export import FORMATS
 from tfcluster.kinds import ALLOCATIONS
-from tfcluster.plans import checks
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.secrets import find_values, is_secret
+from tfcluster.preflight import obstacles
 
 if TYPE_CHECKING:
     from tfcluster.plans.context import PlanContext
     from tfcluster.plans.plan import Plan
+    from tfcluster.spec import PlanOptions
     from tfcluster.spec.job import Job
     from tfcluster.spec.model import ClusterSpec
 
@@ -33,9 +34,7 @@ class Request:
     """A command line of `tfcluster export`, and who typed it where."""
 
     spec: str | None
-    sets: tuple[str, ...]
-    python: str | None
-    args: tuple[str, ...]
+    options: PlanOptions
     file: str
     """The name of the file to write; empty for stdout."""
     folder: str
@@ -84,20 +83,20 @@ def export(name: str, request: Request) -> Exported:
 
 def _plan(backend: str, option: str, request: Request) -> Subject:
     """Plan for the backend on a machine of which nothing is known: neither cores nor GPUs."""
-    options = {option: ("runtime.backend", backend)}
-    loaded = load_spec(request.spec, sets=request.sets, options=options)
+    fields = {option: ("runtime.backend", backend)}
+    loaded = planning.load(request.spec, replace(request.options, fields=fields))
     unset = dict.fromkeys(
         _launcher_secrets(loaded.spec.job), ""
     )  # nobody needs them for the export
     # An allocation around this process is not that of the file.
     environ = {k: v for k, v in {**unset, **request.environ}.items() if k not in ALLOCATIONS}
-    planned = plan_spec(loaded, python=request.python, args=request.args, environ=environ)
+    planned = planning.plan(loaded, request.options, environ=environ)
     places = dict.fromkeys((node.name for node in planned.plan.nodes), WORKERS)
     context = replace(planned.context, backends_here=frozenset(), bundles=places)
     spec, path = planned.spec, planned.plan.spec_path
-    sets = loaded.set_paths
-    plan = make_plan(spec, context, spec_path=path, args=request.args, set_paths=sets)
-    checks.require(spec, plan, context)
+    args, sets = request.options.args, loaded.set_paths
+    plan = make_plan(spec, context, spec_path=path, args=args, set_paths=sets)
+    obstacles.require(replace(planned, plan=plan, context=context))
     return Subject(spec, plan, context, loaded.path)
 
 

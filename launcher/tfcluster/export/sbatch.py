@@ -86,8 +86,8 @@ def _options(subject: Subject) -> Iterator[str]:
 
 
 def _body(path: Path, request: Request, name: str) -> str:
-    sets = [word for text in request.sets for word in ("--set", text)]
-    python = ["--python", request.python] if request.python else []
+    sets = [word for text in request.options.sets for word in ("--set", text)]
+    python = ["--python", python] if (python := request.options.python) else []
     home = request.environ.get("TFCLUSTER_HOME")
     exported = f"export TFCLUSTER_HOME={shlex.quote(home)}\n" if home else ""
     return exported + _BODY.format(
@@ -95,5 +95,5 @@ def _body(path: Path, request: Request, name: str) -> str:
         tfcluster=shlex.join(request.tfcluster),
         spec=shlex.quote(str(path)),
         options=shlex.join(["--backend", BACKEND, *sets, *python]),
-        args=f" -- {shlex.join(request.args)}" if request.args else "",
+        args=f" -- {shlex.join(request.options.args)}" if request.options.args else "",
     )

@@ -25,7 +25,6 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.remote_folders import Site
 from tfcluster.nodes.reports import LINKS, PREFLIGHT, PREPARE
-from tfcluster.nodes.task_reports import last_text
 from tfcluster.plans import preloading, remote_paths
 from tfcluster.plans.plan import (
     Command,
@@ -52,6 +51,7 @@ from tfcluster.plans.secrets import MIN_LENGTH
 from tfcluster.plans.tf_config import Attempt, environment, place_of
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
+from tfcluster.rundir.task_logs import last_line
 
 _EMPTY_COMMAND = Command((), (), "/")
 ANSWER_S: Final = 60.0
@@ -329,9 +329,8 @@ def check_prepared(node: str, reply: msg.TaskMessage, log: Path) -> None:
         )
     if isinstance(reply, msg.TaskExited) and reply.exit_code != 0:
         end = f"signal {reply.signal}" if reply.signal else f"exit code {reply.exit_code}"
-        lines = (line.strip() for line in reversed(last_text(log)[-4096:].split("\n")))
-        last_line = next(filter(None, lines), "")
-        output = f"; its last line: {last_line}" if last_line else ""
+        last = last_line(log)
+        output = f"; its last line: {last}" if last else ""
         raise PrepareError(
             f"prepare failed on {node} with {end}; no task was started{output}",
             fix=f"its output is in {log}",

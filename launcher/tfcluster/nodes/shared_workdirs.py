@@ -1,4 +1,7 @@
-"""Shared workdirs: the remote nodes that see this machine's workdir need no copy of it."""
+"""Shared workdirs: the remote nodes that see this machine's workdir need no copy of it.
+
+Apart from `code_sync`, since a submission needs no asyncio.
+"""
 
 from __future__ import annotations
 

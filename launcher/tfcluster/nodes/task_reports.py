@@ -1,11 +1,10 @@
-"""The border of the tasks' reports, limits on their number, and the last lines of tasks' logs."""
+"""The border of the tasks' reports, limits on their number, and when tasks last wrote."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
@@ -15,9 +14,6 @@ from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.supervision.gang import Gang
-from tfcluster.supervision.member import Member
-
-_TAIL_BYTES = 64 * 1024
 
 
 class ReportFilter:
@@ -92,23 +88,6 @@ class ReportFilter:
             limit = f"{budgets.TRIALS:,}"
             self._tell(f"the search has more than {limit} trials: its own folder lists the rest")
         return False
-
-
-def last_text(log: Path) -> str:
-    """Return the last 64 KiB of a log; empty if there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return file.read(_TAIL_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
-
-
-def last_line(paths: RunPaths, member: Member) -> str:
-    """Return the last non-empty line of a member's log; of a progress bar its latest state."""
-    text = last_text(paths.task_log(member.id, member.attempt))
-    lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
-    return next((line for line in reversed(lines) if line), "")
 
 
 def last_output(paths: RunPaths, gang: Gang, now: float) -> float:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster import kinds
 from tfcluster.plans import command, preloading, remote_paths, secrets
-from tfcluster.plans.checks import needs_tensorflow
-from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.environment import UNSET, Variables
 from tfcluster.plans.keras_settings import (
     SWITCH,
@@ -23,19 +22,12 @@ from tfcluster.plans.keras_settings import (
     is_newer,
     is_patched,
     may_patch,
+    needs_tensorflow,
     strategy_name,
     wants_keras_2,
     with_inherited_switch,
 )
-from tfcluster.plans.placement import (
-    PlacedTask,
-    by_machine,
-    by_node,
-    container,
-    find_task_gpus,
-    place_tasks,
-    renumber_gpus,
-)
+from tfcluster.plans.placement import by_machine, by_node, container, find_task_gpus, renumber_gpus
 from tfcluster.plans.plan import (
     CheckpointPlan,
     Command,
@@ -74,7 +66,7 @@ def make_plan(
     `args` are appended to ``job.args``; `set_paths` are the dotted paths given with ``--set``,
     whose environment variables override all others. Raises UsageError (exit 2) for a variable
     that the spec takes from the launcher's environment and that is not set there. Errors in the
-    environment are found by `tfcluster.plans.checks`, so that a plan can be shown despite them.
+    environment are found by `preflight.obstacles`, so that a plan can be shown despite them.
     """
     builder = _PlanBuilder.of(spec, context, args, set_paths)
     plan = Plan(
@@ -109,7 +101,6 @@ class _PlanBuilder:
     spec: ClusterSpec
     context: PlanContext
     args: tuple[str, ...]
-    placed_tasks: tuple[PlacedTask, ...]
     shares: Mapping[TaskId, Share]
     variables: Variables
     workdir: str
@@ -122,22 +113,21 @@ class _PlanBuilder:
         args: Sequence[str],
         set_paths: Collection[str],
     ) -> _PlanBuilder:
-        placed_tasks = place_tasks(spec, context.addresses)
-        variables = Variables(spec, context, frozenset(set_paths), placed_tasks)
+        variables = Variables(spec, context, frozenset(set_paths))
         workdir = command.resolve_path(spec.job.workdir, context.spec_dir, context.environ)
-        of_tasks = dict(_shares(spec, context, placed_tasks))
-        return cls(spec, context, tuple(args), placed_tasks, of_tasks, variables, workdir)
+        of_tasks = dict(_shares(spec, context))
+        return cls(spec, context, tuple(args), of_tasks, variables, workdir)
 
     @property
     def has_other_hosts(self) -> bool:
         """True if tasks use the networks of several machines."""
-        used = [task.kind.capabilities for task in self.placed_tasks]
+        used = [task.kind.capabilities for task in self.context.tasks]
         return any(its.uses_host_network and not its.shares_filesystem for its in used)
 
     def nodes(self) -> Iterator[NodePlan]:
         programs = command.programs(self.spec.job)
         runs_python = any(program.has_hooks for program in programs)
-        for name, tasks in by_node(self.placed_tasks).items():
+        for name, tasks in by_node(self.context.tasks).items():
             first, made = tasks[0], None
             if first.kind.capabilities.in_containers:
                 made = container(self.spec, self.context, first, self.shares[first.id])
@@ -154,7 +144,7 @@ class _PlanBuilder:
 
     def tasks(self) -> Iterator[TaskPlan]:
         workers_serve = strategy_name(self.spec) == "parameter_server"
-        for placed in self.placed_tasks:
+        for placed in self.context.tasks:
             share, job = self.shares[placed.id], placed.id.job
             program = command.find_program(self.spec.job, placed.id)
             if placed.kind.capabilities.in_containers:
@@ -176,7 +166,7 @@ class _PlanBuilder:
         if (step := self.spec.job.prepare) is None:
             return
         program = command.program_of(step)
-        for node, tasks in by_node(self.placed_tasks).items():
+        for node, tasks in by_node(self.context.tasks).items():
             argv = command.build_argv(
                 program,
                 python=self._python(node),
@@ -191,14 +181,14 @@ class _PlanBuilder:
     def resources(self) -> Resources:
         """Return the spec's resources, with all GPUs if one task sees all: then none is dealt."""
         resources = _section(Resources, self.spec.resources)
-        sees_all = any(placed.gpus == "all" for placed in self.placed_tasks)
+        sees_all = any(placed.gpus == "all" for placed in self.context.tasks)
         return replace(resources, gpus="all") if sees_all else resources
 
     def explain_sharing(self) -> Iterator[str]:
         """Yield a note where tasks of this machine share GPUs although the spec names none."""
         if self.spec.resources.gpus is not None:
             return
-        for tasks in by_machine(self.placed_tasks):
+        for tasks in by_machine(self.context.tasks):
             even = {task.id: self.shares[task.id] for task in tasks if task.gpus is None}
             if sentence := explain_sharing(even):
                 yield sentence
@@ -238,11 +228,9 @@ def _network(spec: ClusterSpec) -> Network:
     return written
 
 
-def _shares(
-    spec: ClusterSpec, context: PlanContext, placed_tasks: Sequence[PlacedTask]
-) -> Iterator[tuple[TaskId, Share]]:
+def _shares(spec: ClusterSpec, context: PlanContext) -> Iterator[tuple[TaskId, Share]]:
     is_search = spec.job.kind == "tuner"
-    for tasks in by_machine(placed_tasks):
+    for tasks in by_machine(context.tasks):
         is_local = context.is_here(tasks[0].backend)
         ids = [placed.id for placed in tasks]
         found = shares(

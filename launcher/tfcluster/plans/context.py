@@ -1,17 +1,36 @@
-"""The facts of the machine that planning needs besides the spec, as values."""
+"""The facts that planning needs besides the spec, as values: the tasks' nodes and this machine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tfcluster import kinds
+from tfcluster.kinds import Kind
 from tfcluster.plans import remote_paths
 from tfcluster.plans.imports import Code
-from tfcluster.plans.plan import Gpu, Interpreter
+from tfcluster.plans.plan import Gpu, Gpus, Interpreter, TaskId
 from tfcluster.plans.resources import Cores
 
 LOCAL = "local"
 """The name of the node on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTask:
+    """One task of the spec, its address and its node; port 0 is chosen at the start."""
+
+    id: TaskId
+    host: str
+    port: int
+    node: str
+    backend: str
+    gpus: Gpus = None
+    env: Mapping[str, str | None] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        return kinds.get(self.backend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +41,8 @@ class PlanContext:
     """The launcher's environment, which local tasks inherit."""
     spec_dir: str
     """The folder of the spec, to which its paths are relative; absolute."""
-    addresses: frozenset[str] = frozenset()
-    """The addresses of this machine's interfaces, and its host name."""
+    tasks: tuple[PlacedTask, ...] = ()
+    """The tasks of the spec, each with its node."""
     cores: Cores = field(default_factory=Cores)
     """The cores that this process may use."""
     gpus: tuple[Gpu, ...] | None = ()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from tfcluster.errors import Problem, SpecError, UsageError
 from tfcluster.plans import placement, tf_config
 from tfcluster.plans.command import find_program, python_path
-from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.keras_settings import (
     find_data_dir,
     has_hooks,
@@ -19,7 +19,7 @@ from tfcluster.plans.keras_settings import (
     uses_legacy_keras,
     with_inherited_switch,
 )
-from tfcluster.plans.placement import PlacedTask, hosts_of
+from tfcluster.plans.placement import hosts_of
 from tfcluster.plans.plan import EnvVar
 from tfcluster.plans.resources import EVEN_SHARE, GIVEN_GPUS, Share, gpu_env, thread_env
 from tfcluster.plans.secrets import is_secret
@@ -171,12 +171,11 @@ def _take_from_launcher(
 
 @dataclass(frozen=True)  # no slots: `cached_property` needs a dict
 class Variables:
-    """The builder of every environment of one plan; `placed_tasks` are all tasks of the cluster."""
+    """The builder of every environment of one plan."""
 
     spec: ClusterSpec
     context: PlanContext
     set_paths: Collection[str]
-    placed_tasks: tuple[PlacedTask, ...]
 
     def for_task(self, placed: PlacedTask, share: Share) -> tuple[EnvVar, ...]:
         """Return the variables of a task, without those of its node and of an attempt."""
@@ -267,7 +266,7 @@ class Variables:
 
     def _data_dir(self, host: str) -> tuple[str, str] | None:
         found = find_data_dir(self.spec, host)
-        if found and self.placed_tasks[0].kind.capabilities.in_containers:
+        if found and self.context.tasks[0].kind.capabilities.in_containers:
             return placement.resolve_mount(found[0], self.context), found[1]
         return found
 
@@ -280,10 +279,10 @@ class Variables:
 
     @cached_property
     def _hosts(self) -> tuple[str, ...]:
-        return hosts_of(self.placed_tasks)
+        return hosts_of(self.context.tasks)
 
     @cached_property
     def _serving_peers(self) -> int:
         if strategy_name(self.spec) != "parameter_server":
             return 0
-        return sum(placed.id.job == "worker" for placed in self.placed_tasks)
+        return sum(placed.id.job == "worker" for placed in self.context.tasks)

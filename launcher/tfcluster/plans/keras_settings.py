@@ -11,13 +11,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from tfcluster.agent import foreign_json
-from tfcluster.plans.command import programs
+from tfcluster.plans.command import FUNCTION_MODULE, programs
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.plan import Interpreter
 
 if TYPE_CHECKING:
     from tfcluster.plans.plan import EnvVar
     from tfcluster.spec.model import ClusterSpec
+
+
+_TENSORFLOW: Final = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
 def strategy_name(spec: ClusterSpec) -> str:
@@ -34,6 +37,17 @@ def _default_strategy(spec: ClusterSpec) -> str:
 def has_hooks(spec: ClusterSpec) -> bool:
     """Return whether tasks start through `tfcluster_workers.boot`, except those with a command."""
     return spec.job.hooks == "auto" and any(program.has_hooks for program in programs(spec.job))
+
+
+def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
+    """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
+    found = programs(spec.job)
+    if not any(program.has_hooks for program in found):
+        return False
+    modules = {program.module or "" for program in found} - {FUNCTION_MODULE}
+    if any(module.startswith("tfcluster_workers.") for module in modules):
+        return True
+    return bool(context.packages & _TENSORFLOW)
 
 
 def changed_settings(spec: ClusterSpec) -> dict[str, object]:

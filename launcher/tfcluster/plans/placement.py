@@ -6,16 +6,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tfcluster import kinds
 from tfcluster.errors import SetupError, UsageError, join_first
-from tfcluster.kinds import Kind
 from tfcluster.plans import command
-from tfcluster.plans.context import LOCAL, PlanContext
+from tfcluster.plans.context import LOCAL, PlacedTask, PlanContext
 from tfcluster.plans.keras_settings import find_data_dir
 from tfcluster.plans.plan import Container, Gpus, Plan, TaskId
 from tfcluster.plans.resources import Share
@@ -27,23 +25,6 @@ if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
 
 _FIXED_PORTS_FIX = 'write every address with its port, for example "10.0.0.1:2222"'
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTask:
-    """One task of the spec, its address and its node; port 0 is chosen at the start."""
-
-    id: TaskId
-    host: str
-    port: int
-    node: str
-    backend: str
-    gpus: Gpus = None
-    env: Mapping[str, str | None] = field(default_factory=dict)
-
-    @property
-    def kind(self) -> Kind:
-        return kinds.get(self.backend)
 
 
 def is_local(host: str, local_addresses: Collection[str]) -> bool:
@@ -58,7 +39,19 @@ def place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> tuple[Pl
     `local_addresses` are the addresses and names of this machine, here and below. A task keeps the
     port of a listed address in a container, too, which has all ports to itself.
     """
-    return tuple(_place_tasks(spec, local_addresses))
+    backend, found = spec.runtime.backend, list[PlacedTask]()
+    for job in JOBS:
+        listed = spec.cluster.get(job, 0)
+        for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
+            task = TaskId(job, index)
+            host = "127.0.0.1" if entry is None else entry.host
+            its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
+            node, host = kinds.get(its).place(task.file_name, len(found), host, spec.runtime)
+            placed = PlacedTask(task, host, 0, node, its)
+            if entry is not None:
+                placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
+            found.append(placed)
+    return tuple(found)
 
 
 def hosts_of(tasks: Collection[PlacedTask]) -> tuple[str, ...]:
@@ -209,22 +202,6 @@ def _split(plan: Plan, tasks: Collection[TaskId]) -> Plan:
 
 def _ports_to_choose(plan: Plan) -> list[str]:
     return [str(task.id) for task in plan.listening if task.port == 0]
-
-
-def _place_tasks(spec: ClusterSpec, local_addresses: Collection[str]) -> Iterator[PlacedTask]:
-    backend = spec.runtime.backend
-    numbers = itertools.count()
-    for job in JOBS:
-        listed = spec.cluster.get(job, 0)
-        for index, entry in enumerate([None] * listed if isinstance(listed, int) else listed):
-            task = TaskId(job, index)
-            host = "127.0.0.1" if entry is None else entry.host
-            its = kinds.resolve(backend, is_local=is_local(host, local_addresses))
-            node, host = kinds.get(its).place(task.file_name, next(numbers), host, spec.runtime)
-            placed = PlacedTask(task, host, 0, node, its)
-            if entry is not None:
-                placed = replace(placed, port=entry.port, gpus=entry.gpus, env=entry.env)
-            yield placed
 
 
 def _mount(path: str | None, context: PlanContext) -> str | None:

@@ -29,7 +29,7 @@ from tfcluster.nodes.reports import PREFLIGHT, why_lost
 from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
-from tfcluster.preflight import all_reduce, probes
+from tfcluster.preflight import all_reduce, obstacles, probes
 from tfcluster.preflight.measurement import Measurement
 from tfcluster.preflight.probes import probe_nodes
 from tfcluster.preflight.rules import Finding, Needs, PreflightReport
@@ -56,21 +56,21 @@ def examine(planned: Planned, *, deep: bool = False, tell: Tell = ignore_event) 
     waited for.
     """
     plan, runtime = planned.plan, planned.spec.runtime
-    obstacles = tuple(map(_obstacle_finding, planned.obstacles()))
+    found = tuple(map(_obstacle_finding, obstacles.find(planned)))
     kind = kinds.get(plan.nodes[0].backend)
     if kind.jobs is not None and not kind.is_allocated(os.environ):
-        return _examine_job(planned, deep=deep, tell=tell).with_more(obstacles)
+        return _examine_job(planned, deep=deep, tell=tell).with_more(found)
     known = None
     if all(node.is_here for node in plan.nodes):
         locks = runtime_dir() / "ports"
         known = probes.probe_this_node_in_detail(plan, folder=home(), locks=locks, deep=deep)
-        known = known.with_more(obstacles)
+        known = known.with_more(found)
         if known.fatal or not deep:
             return known
     run_writer.make_runtime_dir()
     with tempfile.TemporaryDirectory(prefix="tfcluster-doctor-") as scratch:
         visit = _examine(plan, Path(scratch), deep=deep, runtime=runtime, tell=tell, known=known)
-        return asyncio.run(visit).with_more(obstacles)
+        return asyncio.run(visit).with_more(found)
 
 
 def _examine_job(planned: Planned, *, deep: bool, tell: Tell) -> PreflightReport:

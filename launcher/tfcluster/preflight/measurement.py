@@ -14,13 +14,13 @@ from tfcluster.backends import bundle
 from tfcluster.nodes import orders
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.probe_answers import ProbeAnswer
-from tfcluster.nodes.task_reports import last_text
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import all_reduce, probes
 from tfcluster.preflight.all_reduce import BUDGET_S, TIMEOUT_S, AllReduce
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.task_logs import last_text
 from tfcluster.supervision.failure import Failure, Kind
 
 _START_S: Final = 180.0

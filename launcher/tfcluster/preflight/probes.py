@@ -21,12 +21,12 @@ from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import ANSWER_S, Answers, port_error
 from tfcluster.nodes.probe_answers import ProbeAnswer, folders_of, order_for, read, script_of
 from tfcluster.nodes.reports import END_REPLIES, LINKS, PREFLIGHT
-from tfcluster.nodes.task_reports import last_text
 from tfcluster.plans.environment import proxy_guards
 from tfcluster.plans.plan import NodePlan, Plan, TaskId, TaskPlan
 from tfcluster.preflight import rules
-from tfcluster.preflight.rules import Finding, Needs, PreflightReport
+from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.task_logs import last_text
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.supervision import connectivity
 from tfcluster.supervision.connectivity import DialPlan, between
@@ -175,7 +175,7 @@ def probe_this_node(plan: Plan, nodes: Sequence[str]) -> PreflightReport:
     Ports are left to the agent, which holds them; Python and script were checked by the plan.
     """
     answers = [_planned_answer(plan, plan.node(name), ProbeAnswer(name)) for name in nodes]
-    return PreflightReport.of(answers, replace(_unplanned_needs(plan), tensorflow=False))
+    return PreflightReport.of(answers, replace(rules.needs_of(plan), tensorflow=False))
 
 
 def probe_this_node_in_detail(
@@ -192,7 +192,7 @@ def probe_this_node_in_detail(
         if deep and answer.executable:
             answer = _with_import(answer, next(t for t in plan.tasks if t.node == node.name))
         answers.append(answer)
-    return PreflightReport.of(answers, _unplanned_needs(plan)).with_more(_taken_ports(plan, locks))
+    return PreflightReport.of(answers, rules.needs_of(plan)).with_more(_taken_ports(plan, locks))
 
 
 def _with_import(answer: ProbeAnswer, task: TaskPlan) -> ProbeAnswer:
@@ -214,11 +214,6 @@ def machine_facts(node: str, folder: Path) -> ProbeAnswer:
     `folder`: the parent of run folders, whose disk counts.
     """
     return ProbeAnswer(node=node, **machine.facts({"folder": str(folder)}))
-
-
-def _unplanned_needs(plan: Plan) -> Needs:
-    """Return the needs that the plan has not checked; it checks GPUs and script."""
-    return replace(rules.needs_of(plan), nccl={}, gpu_indexes={})
 
 
 def _planned_answer(plan: Plan, node: NodePlan, facts: ProbeAnswer) -> ProbeAnswer:

@@ -79,11 +79,14 @@ class Needs:
 
 
 def needs_of(plan: Plan, script_sha256: str | None = None) -> Needs:
-    """Return what the job of `plan` requires; `script_sha256` is that of the local script."""
+    """Return what the job of `plan` requires; `script_sha256` is that of the local script.
+
+    The GPUs of this machine are known to the plan: `obstacles` has the rules about them.
+    """
     known = all(node.interpreter is not None for node in plan.nodes)
     nccl: dict[str, list[str]] = {}
     highest: dict[str, int] = {}
-    for task in plan.tasks:
+    for task in (task for task in plan.tasks if not plan.node(task.node).is_here):
         if plan.settings.get("communication") == "NCCL" and task.id.job in ("chief", "worker"):
             nccl.setdefault(task.node, []).append(str(task.id))
         for index in task.gpus or ():

@@ -15,10 +15,10 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.preflight.rules import format_gpus
 from tfcluster.rundir import registry
 from tfcluster.rundir.figures import figures_of
-from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.series import Curve, History, read_history
 from tfcluster.rundir.snapshot import RunSnapshot, describe_failure, to_json_numbers
+from tfcluster.rundir.task_logs import rank
 from tfcluster.ui import history as sentences
 from tfcluster.ui import plan_view
 from tfcluster.ui.excerpt import excerpt

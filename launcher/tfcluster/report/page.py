@@ -24,7 +24,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.ui import history, plan_view
 from tfcluster.ui.formats import format_bytes, format_count, format_duration, format_value, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.panels import root_cause_panel, task_ends_grid, trial_table
+from tfcluster.ui.panels import root_cause_panel, tasks_grid, trial_table
 from tfcluster.ui.render import Facts, Grid, Part, Verbatim
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def render_report(report: RunReport) -> str:
             explanation=list(_explanation(report)),
             axes=AXES,
             figures=figures_of(report),
-            tasks=[task_ends_grid(state)] if state is not None else [],
+            tasks=[tasks_grid(state)] if state is not None else [],
             trials=trial_table(state) if state is not None else [],
             rows=timeline_rows(report.history),
             plan=plan_view.plan_parts(plan) if plan is not None else [],

@@ -69,7 +69,6 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
     of_lead = {one.name: getattr(lead, one.name) for one in fields(Training)}
     figures = Figures(**of_lead, task=lead.task, done=_part_done(lead))
     figures.metrics = loss_first(_metrics(snapshot.tasks, lead))
-    figures.mean_examples_per_second = _mean_examples(lead)
     figures.rss_bytes, figures.cores = rss_bytes, used
     if moves:
         figures.eta_s = _remaining_s(lead)
@@ -117,14 +116,6 @@ def loss_first(metrics: Mapping[str, float]) -> dict[str, float]:
 def is_of_epoch_end(metric: str) -> bool:
     """Return whether a metric is reported at the end of an epoch only."""
     return metric.startswith(("val_", "lr", "learning_rate"))
-
-
-def _mean_examples(task: TaskSnapshot) -> float | None:
-    """Return the mean speed in examples; older releases did not store it."""
-    known = task.mean_examples_per_second, task.mean_steps_per_second, task.steps_per_second
-    if known[0] is not None or known[1] is None or not (known[2] and task.examples_per_second):
-        return known[0]
-    return task.examples_per_second * known[1] / known[2]
 
 
 def _remaining_s(task: TaskSnapshot) -> float | None:

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.regular_files import open_regular
-from tfcluster.rundir.log_files import rank
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import choose_leader, to_json_numbers
+from tfcluster.rundir.task_logs import rank
 
 Point = tuple[float, int | None, float]
 """Seconds since the run's first event, step (None where it is not known), and value."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 from typing import TYPE_CHECKING, Any, Final
 
 from tfcluster import api
 from tfcluster.agent.node import limits
-from tfcluster.discovery.planning import Planned, load_spec, plan_spec
+from tfcluster.discovery import planning
+from tfcluster.discovery.planning import Planned
 from tfcluster.errors import UsageError
+from tfcluster.preflight import obstacles
 from tfcluster.run_handle import Run
 from tfcluster.scaling.study import Measured
-from tfcluster.spec import LaunchOptions
+from tfcluster.spec import UNCHANGED, LaunchOptions, PlanOptions
 
 if TYPE_CHECKING:
     from tfcluster.spec.model import ClusterSpec
@@ -45,11 +47,7 @@ class Request:
     communications: tuple[str, ...]
     steps: int
     """The timed steps of each cell, at least."""
-    sets: tuple[str, ...] = ()
-    """Overrides of the spec, as for ``--set``."""
-    python: str | None = None
-    args: tuple[str, ...] = ()
-    """Appended to ``job.args``."""
+    options: PlanOptions = UNCHANGED
 
     @property
     def cells(self) -> tuple[tuple[int, str | None, float | None], ...]:
@@ -90,14 +88,14 @@ def plan_gangs(request: Request) -> tuple[Gang, ...]:
     Raises UsageError for a job that cannot be studied, SpecError, and SetupError for what would
     make a run fail.
     """
-    first = load_spec(request.source, sets=request.sets)
+    first = planning.load(request.source, request.options)
     _require_studied(first.spec)
     found = []
     for workers, communication, rate in request.cells:
-        sets = (*request.sets, *_sets(first.spec, request, workers, communication, rate))
-        loaded = load_spec(request.source, sets=sets)
-        planned = plan_spec(loaded, python=request.python, args=request.args)
-        planned.require()
+        options = request.options
+        sets = (*options.sets, *_sets(first.spec, request, workers, communication, rate))
+        planned = planning.plan(request.source, replace(options, sets=sets))
+        obstacles.require(planned)
         found.append(Gang(workers, communication, rate, planned))
     return tuple(found)
 

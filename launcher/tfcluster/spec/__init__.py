@@ -4,8 +4,9 @@ The values below are light: start-up imports them without pydantic.
 """
 
 import re
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 Path = tuple[str | int, ...]
 """The path of a value in a spec: ``("cluster", "worker", 0)``."""
@@ -42,6 +43,30 @@ class HostChoice:
 
 
 NO_CHOICE = HostChoice()
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOptions:
+    """The user's changes to a spec, and choices about its plan."""
+
+    sets: tuple[str, ...] = ()
+    """The ``a.b=c`` of ``--set``."""
+    fields: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    """Another option → the dotted field that it sets, and the value; None: not given."""
+    hosts: HostChoice = NO_CHOICE
+    python: str | None = None
+    """The Python of the tasks; None: the spec's, else the one that is found."""
+    args: tuple[str, ...] = ()
+    """Appended to ``job.args``."""
+
+    @property
+    def touches_spec(self) -> bool:
+        """True if something of the spec is changed."""
+        values = (value for _, value in self.fields.values() if value is not None)
+        return bool(self.sets) or self.hosts != NO_CHOICE or any(values)
+
+
+UNCHANGED = PlanOptions()
 
 
 @dataclass(frozen=True, slots=True)

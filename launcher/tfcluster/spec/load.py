@@ -12,12 +12,11 @@ from pydantic import ValidationError
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec import NO_CHOICE, HostChoice, Path, jsonc, overrides, shorten
+from tfcluster.spec import UNCHANGED, Path, PlanOptions, jsonc, overrides, shorten
 from tfcluster.spec.fields import Mistake
-from tfcluster.spec.hosts import read_hosts, spread
+from tfcluster.spec.hosts import read_hosts, select, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path
-from tfcluster.spec.selection import select
 from tfcluster.spec.source import Source, read_source
 
 
@@ -36,69 +35,49 @@ class LoadedSpec:
     """Turns a mistake into a problem with its place: ``file:line:column``, or the option."""
 
 
-def load(source: str | FilePath | None = None, *, sets: Sequence[str] = ()) -> ClusterSpec:
-    """Return the spec in `source`; see `load_file`."""
-    return load_file(source, sets=sets).spec
-
-
-def load_file(
-    source: str | FilePath | None = None,
+def load(
+    source: str | FilePath | Mapping[str, Any] | None = None,
+    options: PlanOptions = UNCHANGED,
     *,
-    sets: Sequence[str] = (),
-    options: Mapping[str, tuple[str, Any]] | None = None,
-    hosts: HostChoice = NO_CHOICE,
+    where: str = "spec",
 ) -> LoadedSpec:
-    """Read a spec file, ``-`` for standard input, None for ``./tfcluster.json`` or the like.
+    """Return the spec in a file, ``-`` for standard input, None for ``./tfcluster.json`` or so.
 
-    `sets` are the ``a.b=c`` of ``--set``. `options` maps another command-line option to the dotted
-    field it sets and the value (None: not given): ``{"--name": ("name", "exp7")}``. `hosts` replace
-    the spec's hosts or select some of them. Raises SpecError with every problem, whatever the file
-    contains.
+    The source may be a value, too, whose problems begin with `where`. Of `options` the overrides
+    and hosts count. Raises SpecError with every problem, whatever the file contains.
     """
-    return _load(read_source(source), _overrides(sets, options or {}), hosts)
-
-
-def from_value(
-    value: Mapping[str, Any],
-    *,
-    where: str,
-    sets: Sequence[str] = (),
-    hosts: HostChoice = NO_CHOICE,
-) -> LoadedSpec:
-    """Return a spec made from options (`tfcluster run`); its problems begin with `where`."""
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        fix = "use strings, numbers, booleans, None, lists and dictionaries"
-        raise SpecError([Problem(where, f"not JSON: {describe_error(error)}", fix)]) from None
-    source = Source(text, where, None, FilePath.cwd(), has_places=False)
-    return _load(source, _overrides(sets, {}), hosts)
-
-
-def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostChoice) -> LoadedSpec:
-    document = source.document()
+    read = _source_of(source, where) if isinstance(source, Mapping) else read_source(source)
+    hosts, chosen = options.hosts, _overrides(options)
+    document = read.document()
     value = overrides.apply(document.value, chosen)
     set_paths: Sequence[Path | None] = [override.path for override in chosen]
     if named := read_hosts(hosts):
         value, places = spread(value, named, workers=hosts.workers)
         value, chosen = overrides.apply(value, places), (*chosen, *places)
-    check = _Check(value, document, source, chosen)
+    check = _Check(value, document, read, chosen)
     spec = check.spec()
     if hosts.include or hosts.exclude:
         selection = select(value, spec, hosts)
-        check = _Check(selection.value, document, source, (*chosen, selection.override))
+        check = _Check(selection.value, document, read, (*chosen, selection.override))
         spec = check.spec()
         set_paths = [selection.new_path(path) for path in set_paths if path is not None]
     dotted_paths = frozenset(join_path(path) for path in set_paths if path is not None)
-    return LoadedSpec(spec, source.path, source.folder, dotted_paths, check.problem)
+    return LoadedSpec(spec, read.path, read.folder, dotted_paths, check.problem)
 
 
-def _overrides(
-    sets: Sequence[str], options: Mapping[str, tuple[str, Any]]
-) -> tuple[overrides.Override, ...]:
+def _source_of(value: Mapping[str, Any], where: str) -> Source:
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        fix = "use strings, numbers, booleans, None, lists and dictionaries"
+        raise SpecError([Problem(where, f"not JSON: {describe_error(error)}", fix)]) from None
+    return Source(text, where, None, FilePath.cwd(), has_places=False)
+
+
+def _overrides(options: PlanOptions) -> tuple[overrides.Override, ...]:
     chosen: list[overrides.Override] = []
     problems: list[Problem] = []
-    for text in sets:
+    for text in options.sets:
         try:
             chosen.append(overrides.parse(text))
         except SpecError as error:
@@ -107,7 +86,7 @@ def _overrides(
         raise SpecError(problems)
     named = (
         overrides.Override(tuple(field.split(".")), value, option)
-        for option, (field, value) in options.items()
+        for option, (field, value) in options.fields.items()
         if value is not None
     )
     return (*chosen, *named)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterator
+from pathlib import Path as FilePath
 from typing import Any
 
 SCHEMA_FILE = "spec-v1.schema.json"
@@ -18,9 +19,7 @@ Path = tuple[str | int, ...]
 
 def text() -> str:
     """Return the text of the published schema file."""
-    from importlib import resources  # slow; used by `init`, `schema` and explained mistakes only
-
-    return resources.files(__package__).joinpath(SCHEMA_FILE).read_text(encoding="utf-8")
+    return (FilePath(__file__).parent / SCHEMA_FILE).read_text(encoding="utf-8")
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy
 from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, StartAlone
-from tfcluster.supervision.ending import Ending, Stage
+from tfcluster.supervision.endings import Ending, Stage
 from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member

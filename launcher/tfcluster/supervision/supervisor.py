@@ -32,7 +32,7 @@ from tfcluster.supervision.decisions import (
     Stop,
 )
 from tfcluster.supervision.doubts import warnings_about
-from tfcluster.supervision.ending import STACKS_WAIT_S, Ending, Stage
+from tfcluster.supervision.endings import STACKS_WAIT_S, Ending, Stage
 from tfcluster.supervision.failure import Kind, kind_of_leaving
 from tfcluster.supervision.gang import Gang, describe_lone_work
 from tfcluster.supervision.member import Member

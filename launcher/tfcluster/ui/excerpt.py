@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Final
 
+from tfcluster.rundir.task_logs import last_lines
 from tfcluster.supervision import log_errors
 from tfcluster.ui.formats import plural
-from tfcluster.ui.lines import read_end, sanitize
+from tfcluster.ui.lines import sanitize
 from tfcluster.ui.native_lines import NativeFilter, has_native_form, split_native
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _ECHO: Final = re.compile(rb"StartAbort |Aborting \w+ with |Local rendezvous is 
 
 def excerpt(path: Path, count: int = LINES) -> tuple[str, ...]:
     """Return the end of the log of a failed task in at most `count` lines, sanitized."""
-    lines = split_native(b"\n".join(read_end(path, within=_BYTES))).split(b"\n")
+    lines = split_native(b"\n".join(last_lines(path, within=_BYTES))).split(b"\n")
     block = sanitize(b"\n".join(_without_native(lines)) + b"\n", colours=False)
     text = log_errors.remove_noise(block.decode().removesuffix("\n"), keeps_stacks=True)
     shown = _without_gaps(_fold_numbers(_fold_frames(text.split("\n"))))

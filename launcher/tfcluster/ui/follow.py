@@ -10,46 +10,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
 from socket import gethostname
 from typing import Any
+
+from rich.text import Text
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir.figures import figures_of
-from tfcluster.rundir.log_files import prepare_label
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
-from tfcluster.rundir.states import Status
-from tfcluster.rundir.tail import LogSource
+from tfcluster.rundir.task_logs import LogSource, last_lines, prepare_label
 from tfcluster.ui.event_lines import format_event
+from tfcluster.ui.figure_text import Trend
 from tfcluster.ui.folder_watch import BATCH_S, FolderWatch
-from tfcluster.ui.formats import (
-    cut_to_columns,
-    format_rate,
-    plural,
-)
-from tfcluster.ui.lines import read_end, sanitize, sanitize_text
-from tfcluster.ui.live.figure_text import (
-    Trend,
-    format_epoch,
-    format_metric,
-    format_step,
-)
-from tfcluster.ui.live.frame import (
-    LEAST_ROWS,
-    Scene,
-    describe_run,
-    describe_waits,
-    draw_frame,
-)
-from tfcluster.ui.live.job_control import JobControl
+from tfcluster.ui.frame import LEAST_ROWS, Scene, draw_frame, format_status_line
+from tfcluster.ui.job_control import JobControl
+from tfcluster.ui.lines import sanitize
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs
 from tfcluster.ui.native_lines import NativeFilter
-from tfcluster.ui.terminal import Segments, Stream, Terminal
+from tfcluster.ui.terminal import Stream, Terminal
 
-_TASKS_NAMED = 3
 SKIP_ABOVE = 64 * 1024 * 1024
 """Bytes a terminal may be behind before the view skips to the newest; a pipe gets everything."""
 CLOSED_NOTE = "training continues, `tfcluster logs -f` shows the output"
@@ -58,28 +41,6 @@ ALWAYS_SHOWN = frozenset({"restarting"})
 _FRAME_INTERVAL_S = 0.25
 _LAST_BYTES = 8192
 _ROUNDS_BEFORE_EVENTS = 64
-
-
-def format_status_line(
-    snapshot: RunSnapshot, partials: Mapping[str, str], *, now: float, width: int
-) -> str:
-    """Return ``running 12 s · loss 0.31 · step 1200 of 4000 · worker:0 41.2 steps/s``.
-
-    `now` is in seconds since the epoch, `width` in columns. `partials` are lines still being
-    written (progress bars); the first is shown at the end, cut to the remaining width.
-    """
-    parts = [*describe_run(snapshot, now), *describe_waits(snapshot, now)]
-    parts += [f"{task.task} stopped" for task in snapshot.tasks if task.frozen_by is not None]
-    if snapshot.status is Status.RESTARTING:
-        return cut_to_columns(sanitize_text(" · ".join(parts)), width)
-    figures = figures_of(snapshot)
-    if figures.step is not None:
-        parts += [format_metric(*metric) for metric in list(figures.metrics.items())[:2]]
-        parts += [format_epoch(figures), format_step(figures, open_end=""), *_rates(snapshot.tasks)]
-    elif snapshot.status in (Status.STARTING, Status.RUNNING, Status.STALLED):
-        parts += _counts(snapshot.tasks)
-    parts += [f"{label} │ {text}" for label, text in list(partials.items())[:1]]
-    return cut_to_columns(sanitize_text(" · ".join(filter(None, parts))), width)
 
 
 class RunView:
@@ -117,7 +78,7 @@ class RunView:
         self._messages: deque[str] = deque()
         self._is_finishing = threading.Event()
         self._thread: threading.Thread | None = None
-        self._trend, self._frame = Trend(), list[Segments]()
+        self._trend, self._frame = Trend(), list[Text]()
         self._frame_size, self._frame_drawn_at = (0, 0), 0.0
         self._job_control = JobControl(terminal, self._folder_watch.wake)
         self._last_lines: dict[str, tuple[int, str]] = {}
@@ -273,28 +234,19 @@ class RunView:
         if is_due and (snapshot := self._state.read()):
             self._frame_drawn_at, self._frame_size = now, size
             columns, rows = size
-            asked = [[(cut_to_columns(self._question, columns), "bold yellow")]]
-            asked = asked if self._question else []
-            frame = self._make_frame(snapshot, now, columns, rows - len(asked))
-            self._frame = [*frame, *asked]
+            asked = [Text(self._question, "bold yellow")] if self._question else []
+            self._frame = [*self._make_frame(snapshot, now, columns, rows - len(asked)), *asked]
         if self._frame:
             self._terminal.show_footer(self._frame)
 
-    def _make_frame(
-        self, snapshot: RunSnapshot, now: float, columns: int, rows: int
-    ) -> list[Segments]:
+    def _make_frame(self, snapshot: RunSnapshot, now: float, columns: int, rows: int) -> list[Text]:
         if rows < LEAST_ROWS:
-            line = format_status_line(snapshot, self.logs.partials(), now=now, width=columns)
-            return [[(line, "")]]
+            partials = self.logs.partials()
+            line = format_status_line(snapshot, now=now, width=columns, partials=partials)
+            return [Text(line)]
         figures = figures_of(snapshot)
         self._trend.note(figures, now)
-        scene = Scene(
-            snapshot,
-            figures,
-            now,
-            samples=self._trend.samples,
-            this_host=self._host,
-        )
+        scene = Scene(snapshot, figures, now, self._trend.samples, self._host)
         return draw_frame(scene, columns, rows, self._last_line)
 
     def _last_line(self, task: TaskSnapshot) -> str:
@@ -304,7 +256,7 @@ class RunView:
         known, size = self._last_lines.get(task.log), source.size()
         if known is None or known[0] != size:
             native = NativeFilter()
-            lines = read_end(source.path, within=_LAST_BYTES)
+            lines = last_lines(source.path, within=_LAST_BYTES)
             shown = [line for line in lines if line.strip() and native(line + b"\n")]
             last = sanitize(shown[-1] + b"\n", colours=False).decode() if shown else ""
             known = self._last_lines[task.log] = size, last.strip()
@@ -324,22 +276,6 @@ def line_style_for(
     """Return the style of the tasks' lines on `stream`; `native`: with all native lines."""
     is_screen, colours = stream.is_tty, terminal.has_colour(stream)
     return LineStyle(is_screen, colours, collapse, folds=is_screen and not native, times=times)
-
-
-def _rates(tasks: list[TaskSnapshot]) -> list[str]:
-    known = [(t.task, t.steps_per_second) for t in tasks if t.steps_per_second is not None]
-    rates = [rate for _, rate in known]
-    if not rates:
-        return []
-    if len(known) > _TASKS_NAMED:
-        low, high = format_rate(min(rates)), format_rate(max(rates))
-        return [f"{len(known)} tasks {low}–{high} steps/s"]
-    return [", ".join(f"{task} {format_rate(rate)}" for task, rate in known) + " steps/s"]
-
-
-def _counts(tasks: list[TaskSnapshot]) -> list[str]:
-    states = Counter(task.state for task in tasks)
-    return [f"{plural(count, 'task')} {state}" for state, count in states.items()]
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -1,9 +1,9 @@
 """Lines at the bottom of a screen that are redrawn in place while other lines scroll above them.
 
-This is our own cursor handling instead of `rich.live.Live`, which was only measured: importing it
-takes 86 ms of the processor while the tasks start, and a table of four tasks takes 3.1 ms to render
-(this module and `ui.live` together take 0.2 ms). Its refresh thread would also write beside the
-view's, which must be the only one.
+This is our own cursor handling instead of `rich.live.Live`, which was tried in tmux: it moves up by
+the rows that it has drawn: in a terminal that became narrower they have wrapped, and parts of them
+stay between the lines of the log. Ctrl-Z leaves its rows above the shell's prompt and the cursor
+hidden. And what is written above it has to be drawn by rich, too; the tasks' lines are raw bytes.
 
 The functions only compute bytes; `Terminal` writes them. The cursor rests at the end of the last
 line and is never hidden: a process that is killed leaves a usable terminal behind.

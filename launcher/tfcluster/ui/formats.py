@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import signal
 import textwrap
-import unicodedata
 from collections.abc import Mapping
+
+from rich.cells import cell_len, set_cell_size
 
 
 def format_duration(seconds: float) -> str:
@@ -93,29 +94,9 @@ def plural(count: int, noun: str, nouns: str = "") -> str:
 
 def cut_to_columns(text: str, columns: int) -> str:
     """Return `text` in at most `columns` cells of a screen, with … where it was cut off."""
-    if text.isascii() and len(text) <= columns:
+    if cell_len(text) <= columns:
         return text
-    used = 0
-    for index, character in enumerate(text):
-        used += _cells(character)
-        if used > columns:
-            kept = text[:index]
-            while kept and sum(map(_cells, kept)) >= columns:
-                kept = kept[:-1]
-            return kept + "…" if columns > 0 else ""
-    return text
-
-
-def count_columns(text: str) -> int:
-    """Return how many cells of a screen `text` takes."""
-    return len(text) if text.isascii() else sum(map(_cells, text))
-
-
-def _cells(character: str) -> int:
-    # UAX 11: wide and fullwidth characters take two cells, combining ones none.
-    if unicodedata.combining(character):
-        return 0
-    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return f"{set_cell_size(text, columns - 1)}…" if columns > 0 else ""
 
 
 def wrap_words(text: str, width: int, *, indent: str = "") -> list[str]:

@@ -9,19 +9,12 @@ tasks' lines, `Terminal` for everything else.
 from __future__ import annotations
 
 import json
-import os
 import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from tfcluster.agent.regular_files import open_regular
 from tfcluster.control_characters import remove_controls
-from tfcluster.rundir.tail import latest_states
-
-if TYPE_CHECKING:  # `--version` imports this module
-    from pathlib import Path
 
 _PLAIN = bytes((0x09, 0x0A, *range(0x20, 0x7F)))
 """The bytes of most lines; none of them can harm a screen."""
@@ -111,20 +104,6 @@ def cut_long_lines(block: bytes) -> bytes:
             return b"".join(cut_line(x) if len(x) > MAX_LINE_BYTES else x for x in lines)
         at = end
     return block
-
-
-def read_end(path: Path, *, within: int) -> list[bytes]:
-    """Return the whole lines among the last `within` bytes of a log; none if it cannot be read."""
-    try:
-        with open_regular(path) as file:
-            start = max(0, os.fstat(file.fileno()).st_size - within)
-            file.seek(start)
-            found = file.read(within).removesuffix(b"\n")
-    except OSError:
-        return []
-    if start and b"\n" in found:
-        found = found[found.find(b"\n") + 1 :]  # before is the rest of a line
-    return latest_states(found + b"\n")[:-1].split(b"\n") if found else []
 
 
 class Collapser:

@@ -16,16 +16,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
-from tfcluster.rundir.log_files import LogFiles, label_of, rank
-from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.rundir.tail import (
+from tfcluster.rundir.task_logs import (
     CHUNK,
-    LogSource,
+    AttemptLogs,
+    RunLogs,
+    TaskLog,
     latest_states,
+    rank,
     start_of_line,
     tail_offset,
-    tail_where,
 )
 from tfcluster.ui.lines import (
     Collapser,
@@ -89,57 +89,10 @@ class LineStyle:
     """Write each line as a JSON object: its time, task, attempt and text; for a pipe."""
 
 
-@dataclass(slots=True)
-class _AttemptLog:
-    """The log of one attempt of a task."""
-
-    attempt: int
-    source: LogSource
-    times: LogTimes
-    native: NativeFilter | None
-    """Drops native lines; None where all are shown."""
-    old_size: int = 0
-    """The size up to which nothing is asked for, where a line without newline ends there: it is
-    shown if more of it comes."""
-
-
 def task_colour(label: str) -> str:
     """Return the colour of a task: its own wherever it is shown, however many others there are."""
     place, _, index = rank(label)
     return TASK_COLOURS[(index + 4 * (place - rank("worker")[0])) % len(TASK_COLOURS)]
-
-
-class _TaskLogs:
-    """The logs of one task, one file per attempt."""
-
-    def __init__(self, label: str) -> None:
-        self.label = label
-        self.logs: deque[_AttemptLog] = deque()
-        self.prefix = b""
-
-    @property
-    def current(self) -> _AttemptLog:
-        return self.logs[0]
-
-    def mark_ended(self, attempt: int, *, has_failed: bool = False) -> None:
-        for log in self.logs:
-            if log.attempt <= attempt:
-                log.source.has_ended = True
-            if log.attempt == attempt and has_failed:
-                log.native = None
-
-    def read(self) -> Iterator[bytes]:
-        while True:
-            source = self.current.source
-            before = source.position
-            yield from source.read()
-            if source.position != before or len(self.logs) == 1:
-                return
-            # A newer attempt of this task has started: this file and its last line are complete.
-            if not source.has_ended:
-                source.has_ended = True
-                continue
-            self.logs.popleft()
 
 
 class MergedLogs:
@@ -153,20 +106,23 @@ class MergedLogs:
         watch: Callable[[Path], None] = lambda folder: None,
     ) -> None:
         """Find the logs of a run; `watch` is called with each folder that may get more."""
-        self._files = LogFiles(paths.logs, watch)
         self._filter = log_filter or LogFilter()
         self._line_style = line_style or LineStyle()
-        self._tasks: dict[str, _TaskLogs] = {}
+        self._logs = RunLogs(paths.logs, self._filter.includes, watch)
+        self._native: dict[TaskLog, NativeFilter] = {}
+        """The logs whose native lines are dropped."""
+        self._old_sizes: dict[TaskLog, int] = {}
+        """The size up to which nothing is asked for, where a line without newline ends there: it
+        is shown if more of it comes."""
+        self._prefixes: dict[str, bytes] = {}
         self._collapser = Collapser(self._style_line) if self._line_style.collapse else None
         self.discover(tail=self._filter.tail)
 
     def discover(self, *, tail: int | None = None) -> None:
         """Find files created since the last call; cheap if there are none."""
-        found = list(self._files.new())
-        for attempt, path in found:
-            self._add(path, attempt, tail)
-        if self._tasks and found:
-            self._tasks = dict(sorted(self._tasks.items(), key=lambda pair: rank(pair[0])))
+        if found := self._logs.discover():
+            for log in found:
+                self._prepare(log, tail)
             self._set_prefixes()
 
     def advance(self) -> Iterator[bytes]:
@@ -175,7 +131,7 @@ class MergedLogs:
         A consumer that blocks while writing pauses the round; nothing is lost.
         """
         self.discover()
-        for task in list(self._tasks.values()):
+        for task in list(self._logs.tasks.values()):
             if self._collapser is not None:
                 self._collapser.feed(task.label, self._plain_lines(task))
             else:
@@ -186,11 +142,10 @@ class MergedLogs:
     def drain(self) -> Iterator[bytes]:
         """Yield all remaining output of tasks that have ended, last lines without newline too."""
         self.discover()
-        for task in self._tasks.values():
-            for log in task.logs:
-                if log.source.size() == log.old_size:
-                    log.source = LogSource(log.source.path, offset=log.old_size)
-            task.mark_ended(task.logs[-1].attempt)
+        for log in self._logs.files():
+            if log.size() == (old_size := self._old_sizes.get(log)):
+                log.move_to(old_size)
+        self._logs.mark_all_ended()
         while True:
             found_new = False
             before = self._position()
@@ -207,95 +162,94 @@ class MergedLogs:
 
         `has_failed`: no line of it is omitted from now on.
         """
-        task = self._tasks.get(label)
-        if task is None or task.logs[-1].attempt < attempt:
+        task = self._logs.tasks.get(label)
+        if task is None or task.newest.attempt < attempt:
             self.discover()
-        if task := self._tasks.get(label):
-            task.mark_ended(attempt, has_failed=has_failed)
+        if task := self._logs.tasks.get(label):
+            task.mark_ended(attempt)
+            if has_failed:
+                for log in task.logs:
+                    if log.attempt == attempt:
+                        self._native.pop(log, None)
 
     def partials(self) -> dict[str, str]:
         """Return task → latest state of its line that has no newline yet, for a status line."""
         shown = {
             task.label: sanitize_text(partial.decode("utf-8", "replace")).strip()
-            for task in self._tasks.values()
-            if (partial := task.current.source.partial())
+            for task in self._logs.tasks.values()
+            if (partial := task.current.partial())
         }
         return {label: text for label, text in shown.items() if text}
 
     def behind(self) -> int:
         """Return how many bytes the tasks have written that were not yielded yet."""
-        return sum(source.size() - source.offset for source in self._sources())
+        return sum(log.size() - log.offset for log in self._logs.files())
 
     def omitted(self) -> int:
         """Return how many native lines were omitted from the current attempts' logs."""
-        logs = (log for task in self._tasks.values() for log in task.logs)
-        return sum(log.native.dropped for log in logs if log.native is not None)
+        logs = self._logs.files()
+        return sum(self._native[log].dropped for log in logs if log in self._native)
 
     def skip_to_newest(self, keep: int = 4 * CHUNK) -> int:
         """Skip all but about the newest `keep` bytes of every task; return the skipped lines."""
         skipped = 0
-        for task in self._tasks.values():
+        for task in self._logs.tasks.values():
             for log in task.logs:
-                if log.native is not None:
-                    log.native.interrupt()
-                skipped += log.source.skip_to_newest(keep if log is task.logs[-1] else 0)
+                if log in self._native:
+                    self._native[log].interrupt()
+                skipped += log.skip_to_newest(keep if log is task.newest else 0)
         return skipped
 
-    def _add(self, path: Path, attempt: int, tail: int | None) -> None:
-        label = label_of(path)
-        if not self._filter.includes(label, attempt):
-            return
-        task = self._tasks.setdefault(label, _TaskLogs(label))
+    def _prepare(self, log: TaskLog, tail: int | None) -> None:
         # A search finds native lines as well, and `tail` counts the lines that are shown.
         folds = self._line_style.folds and self._filter.grep is None
-        folds = folds and label not in self._filter.failed
-        native = NativeFilter() if folds else None
-        log = _AttemptLog(attempt, LogSource(path), LogTimes(path), native)
-        if begin := max(self._find_start(log), self._find_tail(path, tail, log)):
-            log.source.offset = start_of_line(path, begin)
-            log.old_size = begin if log.source.offset < begin else 0
-        task.logs.append(log)
-        task.logs = deque(sorted(task.logs, key=lambda log: log.attempt))
+        if folds and log.label not in self._filter.failed:
+            self._native[log] = NativeFilter()
+        if begin := max(self._find_start(log), self._find_tail(log, tail)):
+            log.move_to(start_of_line(log.path, begin))
+            if log.offset < begin:
+                self._old_sizes[log] = begin
 
-    def _find_start(self, log: _AttemptLog) -> int:
+    def _find_start(self, log: TaskLog) -> int:
         if self._filter.since is None or not log.times.exists:
             return 0
         offset = log.times.find(self._filter.since)
-        return log.source.size() if offset is None else offset
+        return log.size() if offset is None else offset
 
-    def _find_tail(self, path: Path, tail: int | None, log: _AttemptLog) -> int:
+    def _find_tail(self, log: TaskLog, tail: int | None) -> int:
         if tail is None:
             return 0
-        if log.native is not None:
-            return tail_where(path, tail, _new_native_test)
-        return tail_offset(path, tail, self._filter.grep)
+        if (grep := self._filter.grep) is not None:
+            search = grep.search
+            return tail_offset(log.path, tail, lambda block: search if search(block) else None)
+        if log in self._native:
+            return tail_offset(log.path, tail, _native_test)
+        return tail_offset(log.path, tail)
 
     def _set_prefixes(self) -> None:
-        width = max(map(len, self._tasks)) if self._line_style.is_screen else 0
-        for task in self._tasks.values():
-            label = f"{task.label:{width}} │"
+        labels = self._logs.tasks
+        width = max(map(len, labels)) if self._line_style.is_screen else 0
+        for label in labels:
+            head = f"{label:{width}} │"
             if self._line_style.colours:
-                label = paint(label, task_colour(task.label))
-            task.prefix = f"{label} ".encode()
+                head = paint(head, task_colour(label))
+            self._prefixes[label] = f"{head} ".encode()
 
     def _position(self) -> int:
-        return sum(source.position for source in self._sources())
+        return sum(log.position for log in self._logs.files())
 
-    def _sources(self) -> Iterator[LogSource]:
-        return (log.source for task in self._tasks.values() for log in task.logs)
-
-    def _styled(self, task: _TaskLogs) -> Iterator[bytes]:
+    def _styled(self, task: AttemptLogs) -> Iterator[bytes]:
         """Yield the next block with a line that is shown; blocks without one are passed over."""
         for _ in range(_MOST_PASSED):
-            source, before = task.current.source, task.current.source.position
+            log, before = task.current, task.current.position
             has_lines = False
             for block in self._next_block(task):
                 has_lines = True
                 yield block
-            if has_lines or (task.current.source is source and source.position == before):
+            if has_lines or (task.current is log and log.position == before):
                 return
 
-    def _next_block(self, task: _TaskLogs) -> Iterator[bytes]:
+    def _next_block(self, task: AttemptLogs) -> Iterator[bytes]:
         pieces = task.read()
         first = next(pieces, None)
         if first is None:
@@ -305,11 +259,11 @@ class MergedLogs:
         elif self._line_style.times or self._line_style.as_json:
             yield from self._stamped(task, first)
         elif block := self._select(latest_states(first), task.current):
-            yield self._style(block, task.prefix)
+            yield self._style(block, self._prefixes[task.label])
 
-    def _stamped(self, task: _TaskLogs, raw: bytes) -> Iterator[bytes]:
+    def _stamped(self, task: AttemptLogs, raw: bytes) -> Iterator[bytes]:
         """Yield the lines of the block `raw` in groups of the same time."""
-        log, at, group, shown = task.current, task.current.source.start, list[bytes](), b""
+        log, at, group, shown = task.current, task.current.start, list[bytes](), b""
         log.times.refresh()
         lines = latest_states(raw)[:-1].split(b"\n")
         for length, line in zip(map(len, raw[:-1].split(b"\n")), lines, strict=True):
@@ -324,23 +278,24 @@ class MergedLogs:
         if group:
             yield self._style(b"".join(group), shown)
 
-    def _prefix(self, task: _TaskLogs, offset: int) -> bytes:
+    def _prefix(self, task: AttemptLogs, offset: int) -> bytes:
         """Return what goes before the line whose last byte is at `offset`."""
         style = self._line_style
         if not style.times and not style.as_json:
-            return task.prefix
+            return self._prefixes[task.label]
         moment = task.current.times.at(offset)
         if style.as_json:
             return json_head(moment, task.label, task.current.attempt)
         stamp = format_stamp(moment)
-        return f"{paint(stamp, 'dim') if style.colours else stamp} ".encode() + task.prefix
+        stamp = paint(stamp, "dim") if style.colours else stamp
+        return f"{stamp} ".encode() + self._prefixes[task.label]
 
-    def _long_line(self, task: _TaskLogs, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+    def _long_line(self, task: AttemptLogs, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
         log = task.current
         log.times.refresh()
-        if log.native is not None:
-            log.native.interrupt()
-        prefix = self._prefix(task, log.source.offset - 1)
+        if log in self._native:
+            self._native[log].interrupt()
+        prefix = self._prefix(task, log.offset - 1)
         if self._filter.grep is not None and not self._filter.grep.search(first):
             # Only the first chunk of a line longer than a chunk is searched.
             deque(rest, maxlen=0)
@@ -352,9 +307,9 @@ class MergedLogs:
             yield prefix + first
             yield from rest
 
-    def _select(self, block: bytes, log: _AttemptLog) -> bytes:
-        if log.native is not None:
-            block = log.native(block)
+    def _select(self, block: bytes, log: TaskLog) -> bytes:
+        if (native := self._native.get(log)) is not None:
+            block = native(block)
         if block and self._filter.grep is not None:
             block = select_lines(block, self._filter.grep)
         return cut_long_lines(block) if self._line_style.is_screen else block
@@ -369,9 +324,9 @@ class MergedLogs:
 
     def _style_line(self, label: str, line: bytes, times: int) -> bytes:
         suffix = f" (×{times})".encode() if times > 1 else b""
-        return self._style(line + suffix + b"\n", self._tasks[label].prefix)
+        return self._style(line + suffix + b"\n", self._prefixes[label])
 
-    def _plain_lines(self, task: _TaskLogs) -> list[bytes]:
+    def _plain_lines(self, task: AttemptLogs) -> list[bytes]:
         pieces = task.read()
         first = next(pieces, b"")
         if first and not first.endswith(b"\n"):
@@ -380,7 +335,7 @@ class MergedLogs:
         return block[:-1].split(b"\n") if block else []
 
 
-def _new_native_test() -> Callable[[bytes], object]:
+def _native_test(block: bytes) -> Callable[[bytes], object]:
     native = NativeFilter()
     return lambda line: native(line + b"\n")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 from collections.abc import Iterable
@@ -101,7 +102,6 @@ def _files() -> dict[str, Path]:
 
 
 def _suggest(name: str, known: Iterable[str], otherwise: str) -> str:
-    import difflib  # only needed after a mistake, and `status` imports this module
 
     near = difflib.get_close_matches(name, known, n=1)
     return f"did you mean {near[0]!r}?" if near else otherwise

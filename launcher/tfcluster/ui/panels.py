@@ -14,9 +14,11 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
+from tfcluster.ui.figure_text import describe_results, format_epoch, format_step
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
+    format_count,
     format_duration,
     format_exit,
     format_metrics,
@@ -25,14 +27,24 @@ from tfcluster.ui.formats import (
     plural,
     signal_name,
 )
-from tfcluster.ui.live.figure_text import describe_results, format_epoch
-from tfcluster.ui.render import UNLIMITED, Facts, Grid, Panel, Part, Verbatim, part_lines
+from tfcluster.ui.render import GAP, UNLIMITED, Facts, Grid, Panel, Part, Verbatim
 
 _MAX_TRIALS = 12
 _MAX_TRIAL_REASON = 60
-_GAP = 2
 _RIGHT_OF_RUNS = ("TASKS", "EPOCH", "STEP", "LOSS")
-_RIGHT_OF_TASKS = ("attempt", "pid", "ran", "step", "steps/s", "memory", "cores")
+_DROPPED_FIRST = ("EPOCH", "LOSS")
+_RIGHT_OF_LIVE_RUNS = ("TASKS", "EPOCH", "LOSS", "EXAMPLES/S", "STEPS/S", "MEMORY", "CORES")
+_LIVE_DROPPED_FIRST = ("CORES", "MEMORY", "TASKS", "ETA", "EPOCH", "STEPS/S", "EXAMPLES/S")
+_RIGHT_OF_TASKS = (
+    "attempt", "pid", "ran", "step", "steps/s", "memory", "peak memory", "cores", "gpu",
+)  # fmt: skip
+ENDS = ("task", "end", "ran", "step", "steps/s", "peak memory")
+"""The columns of a run's tasks in its summary."""
+STATES = (
+    "task", "state", "attempt", "address", "pid", "ran", "step", "steps/s", "memory", "cores",
+    "GPUs", "metrics", "where",
+)  # fmt: skip
+"""The columns of a run's tasks in `status`."""
 _MIN_REASON_COLUMNS = 20
 """Columns below which a reason cut to fit is useless."""
 LARGE_HOME_BYTES = 10_000_000_000
@@ -59,7 +71,7 @@ def closing_panel(
         ("load it", load_hint),
         ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
     )
-    parts: list[Part] = [task_ends_grid(snapshot), facts]
+    parts: list[Part] = [tasks_grid(snapshot), facts]
     parts += trial_table(snapshot)
     parts += _notes(snapshot)
     if home_bytes is not None and home_bytes > LARGE_HOME_BYTES:
@@ -123,7 +135,7 @@ def status_panel(
         *_places(snapshot, paths),
         ("curves", f"tfcluster tensorboard {snapshot.run[-4:]}" if has_curves else ""),
     )
-    parts: list[Part] = [facts, _progress_grid(snapshot, now)]
+    parts: list[Part] = [facts, tasks_grid(snapshot, STATES, now=now)]
     parts += trial_table(snapshot, now=None if snapshot.status.is_final else now)
     parts += [*history.format_reason(snapshot), *history.format_cause(snapshot), *_notes(snapshot)]
     return Panel(snapshot.run, tuple(parts), _tone(snapshot.status))
@@ -135,49 +147,65 @@ def runs_grid(
     now: float,
     this_host: str | None = None,
     width: int | None = None,
+    live: bool = False,
 ) -> Grid:
-    """Return the table of `ps`, newest run last.
+    """Return the table of `ps` or, with `live`, the one of `top`; newest run last.
 
-    Reasons of failures, and of waiting in a queue, are cut to the room that `width` columns leave.
+    Columns are left out until it fits into `width`. Reasons of failures, and of waiting in a queue,
+    are cut to the room beside the other columns.
     """
+    figures = {run.run: figures_of(run) for run in snapshots}
+
+    def figure(text: Callable[[Figures], object]) -> Callable[[RunSnapshot], object]:
+        return lambda run: text(figures[run.run])
 
     def status(run: RunSnapshot) -> str:
         gathering = ", gathering" if run.gathering else ""
         return f"{run.status}{_exit_code_suffix(run)}{gathering}{_host_suffix(run, this_host)}"
 
-    figures = {run.run: figures_of(run) for run in snapshots}
+    epoch = figure(lambda known: format_epoch(known).removeprefix("epoch "))
+    loss = figure(lambda known: _format(known.metrics.get("loss"), format_value))
     columns: dict[str, Callable[[RunSnapshot], object]] = {
         "RUN": lambda run: run.run,
         "STATUS": status,
         "TASKS": lambda run: len(run.tasks),
-        "EPOCH": lambda run: format_epoch(figures[run.run]).removeprefix("epoch "),
-        "STEP": lambda run: _thousands(figures[run.run].step),
-        "LOSS": lambda run: _loss(figures[run.run]),
+        "EPOCH": epoch,
+        "STEP": figure(lambda known: _thousands(known.step)),
+        "LOSS": loss,
         "STARTED": lambda run: f"{format_duration(now - run.started_at)} ago",
     }
-    room = _room_beside(snapshots, columns, width)
-    for optional in ("EPOCH", "LOSS"):
-        if room < 0:
-            del columns[optional]
-            room = _room_beside(snapshots, columns, width)
-    if room >= _MIN_REASON_COLUMNS:
-        columns["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run, now), room)
-    return Grid.of(snapshots, columns, _RIGHT_OF_RUNS)
+    if live:
+        columns = {
+            "NAME": lambda run: run.name,
+            "ID": lambda run: run.run[-4:],
+            "STATUS": lambda run: f"{run.status} {format_duration(now - run.started_at)}",
+            "LOSS": loss,
+            "EPOCH": epoch,
+            "STEP": figure(lambda known: format_step(known, open_end="").removeprefix("step ")),
+            "ETA": figure(lambda known: _format(known.eta_s, format_duration)),
+            "EXAMPLES/S": figure(lambda known: _format_speed(known, "examples")),
+            "STEPS/S": figure(lambda known: _format_speed(known, "steps")),
+            "TASKS": lambda run: len(run.tasks),
+            "MEMORY": figure(lambda known: _format(known.rss_bytes, format_bytes)),
+            "CORES": figure(lambda known: _format(known.cores, "{:.1f}".format)),
+        }
+    dropped = _LIVE_DROPPED_FIRST if live else _DROPPED_FIRST
+    right = _RIGHT_OF_LIVE_RUNS if live else _RIGHT_OF_RUNS
+    grid = Grid.of(snapshots, columns, right, width=width, dropped_first=dropped)
+    room = UNLIMITED if width is None else width - grid.width - GAP
+    if live or room < _MIN_REASON_COLUMNS:
+        return grid
+    kept = {name: cell for name, cell in columns.items() if name in grid.headers}
+    kept["REASON"] = lambda run: cut_to_columns(history.format_short_reason(run, now), room)
+    return Grid.of(snapshots, kept, right)
 
 
-def _room_beside(
-    snapshots: Sequence[RunSnapshot],
-    columns: Mapping[str, Callable[[RunSnapshot], object]],
-    width: int | None,
-) -> int:
-    """Return the columns that `width` leaves beside the table and a gap."""
-    used = max(map(len, part_lines(Grid.of(snapshots, columns), UNLIMITED)), default=0) + _GAP
-    return UNLIMITED if width is None else width - used
+def _format(value: float | None, text: Callable[[float], str]) -> str:
+    return "" if value is None else text(value)
 
 
-def _loss(figures: Figures) -> str:
-    value = figures.metrics.get("loss")
-    return "" if value is None else format_value(value)
+def _format_speed(figures: Figures, unit: str) -> str:
+    return _format(figures.rate if figures.unit == unit else None, format_count)
 
 
 def checkpoints_grid(checkpoints: Sequence[Mapping[str, Any]]) -> Grid:
@@ -224,17 +252,41 @@ def describe_values(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {_format_value(values[name])}" for name in names)
 
 
-def task_ends_grid(snapshot: RunSnapshot) -> Grid:
-    """Return a table with each task's end, blame, duration, steps, steps/s and peak memory."""
-    columns: dict[str, Callable[[TaskSnapshot], object]] = {
+def tasks_grid(
+    snapshot: RunSnapshot,
+    names: Sequence[str] = ENDS,
+    *,
+    now: float | None = None,
+    tasks: Sequence[TaskSnapshot] | None = None,
+    width: int | None = None,
+    dropped_first: Sequence[str] = (),
+) -> Grid:
+    """Return the table of a run's tasks with the columns `names`, as far as they have values.
+
+    `now`: seconds since the epoch, None for a run that has ended; `tasks`: those to show, by
+    default all; `width` and `dropped_first` as in `Grid.of`.
+    """
+    known: dict[str, Callable[[TaskSnapshot], object]] = {
         "task": lambda task: task.task,
         "end": lambda task: describe_end(task) + history.format_blame(snapshot, task),
-        "ran": lambda task: _ran(task.started_at, task.ended_at),
+        "state": lambda task: describe_end(task) + history.format_blame(snapshot, task),
+        "attempt": lambda task: task.attempt if snapshot.attempt > 1 else None,
+        "address": lambda task: task.address,
+        "pid": lambda task: task.pid if task.ended_at is None else None,
+        "ran": lambda task: _ran(task.started_at, task.ended_at or now),
         "step": lambda task: _thousands(task.step),
         "steps/s": _speed,
+        "memory": lambda task: task.rss_bytes and format_bytes(task.rss_bytes),
         "peak memory": lambda task: task.peak_rss_bytes and format_bytes(task.peak_rss_bytes),
+        "cores": lambda task: None if task.cores is None else f"{task.cores:.1f}",
+        "gpu": lambda task: None if task.gpu is None else f"{task.gpu:.0%}",
+        "GPUs": _gpus,
+        "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
+        "where": lambda task: (snapshot.stall or {}).get("tasks", {}).get(task.task),
     }
-    return Grid.of(snapshot.tasks, columns, ("ran", "step", "steps/s", "peak memory"))
+    columns = {name: known[name] for name in names}
+    shown = snapshot.tasks if tasks is None else tasks
+    return Grid.of(shown, columns, _RIGHT_OF_TASKS, width=width, dropped_first=dropped_first)
 
 
 def describe_end(task: TaskSnapshot) -> str:
@@ -308,25 +360,6 @@ def _speed(task: TaskSnapshot) -> str:
     """Return the mean steps/s of a task that has ended, and the current steps/s of others."""
     has_mean = task.ended_at is not None and task.mean_steps_per_second is not None
     return format_rate(task.mean_steps_per_second if has_mean else task.steps_per_second)
-
-
-def _progress_grid(snapshot: RunSnapshot, now: float) -> Grid:
-    columns: dict[str, Callable[[TaskSnapshot], object]] = {
-        "task": lambda task: task.task,
-        "state": lambda task: describe_end(task) + history.format_blame(snapshot, task),
-        "attempt": lambda task: task.attempt if snapshot.attempt > 1 else None,
-        "address": lambda task: task.address,
-        "pid": lambda task: task.pid if task.ended_at is None else None,
-        "ran": lambda task: _ran(task.started_at, task.ended_at or now),
-        "step": lambda task: _thousands(task.step),
-        "steps/s": _speed,
-        "memory": lambda task: task.rss_bytes and format_bytes(task.rss_bytes),
-        "cores": lambda task: None if task.cores is None else f"{task.cores:.1f}",
-        "GPUs": _gpus,
-        "metrics": lambda task: " ".join(format_metrics(task.metrics, 3)),
-        "where": lambda task: (snapshot.stall or {}).get("tasks", {}).get(task.task),
-    }
-    return Grid.of(snapshot.tasks, columns, _RIGHT_OF_TASKS)
 
 
 def _gpus(task: TaskSnapshot) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
 
 from tfcluster.errors import join_first
 from tfcluster.nodes.probe_answers import ProbeAnswer
@@ -11,11 +14,8 @@ from tfcluster.preflight.all_reduce import AllReduce, slowest_links
 from tfcluster.preflight.rules import VERSIONS, Finding, PreflightReport, format_gpus
 from tfcluster.ui.formats import format_bytes, plural
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.render import UNLIMITED, Grid, draw, part_lines
-from tfcluster.ui.terminal import Painted
-
-if TYPE_CHECKING:
-    from rich.text import Text
+from tfcluster.ui.render import UNLIMITED, Grid, part_lines
+from tfcluster.ui.terminal import Painted, draw
 
 _MAX_NODES = 8
 _MAX_INTERFACES = 4
@@ -214,9 +214,6 @@ def _mark_cell(value: str, found: Sequence[Finding]) -> str:
 
 
 def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colours: bool) -> str:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("")
@@ -229,7 +226,6 @@ def _screen(report: PreflightReport, nodes: Sequence[str], width: int, *, colour
 
 
 def _screen_cell(value: str, found: Sequence[Finding]) -> Text:
-    from rich.text import Text
 
     text = Text(sanitize_text(value) if not found else "")
     for finding in found:

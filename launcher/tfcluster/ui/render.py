@@ -1,22 +1,23 @@
-"""Panels and their parts as plain data, and their rendering for a pipe or (with rich) a screen."""
+"""Panels and their parts as plain data, laid out for a pipe and, in colour, for a screen.
+
+The layout is ours: rich breaks or cuts off words that are wider than a column of its tables, and
+paths and commands have to stay whole to be copied.
+"""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from rich.text import Text
 
 from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import sanitize_text
-from tfcluster.ui.terminal import Painted, Terminal
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
+from tfcluster.ui.terminal import Painted, Stream, Terminal, draw
 
 _Item = TypeVar("_Item")
-_GAP = 2
+GAP = 2
 UNLIMITED = 100_000
 """The width in columns of what is not a screen."""
 _TONES = {"plain": "cyan", "good": "green", "bad": "red", "warn": "yellow"}
@@ -53,15 +54,36 @@ class Grid:
         items: Sequence[_Item],
         columns: Mapping[str, Callable[[_Item], object]],
         right_aligned: Iterable[str] = (),
+        *,
+        width: int | None = None,
+        dropped_first: Sequence[str] = (),
     ) -> Grid:
-        """Return a table of `items`, without columns in which all cells are empty or None."""
+        """Return a table of `items`, without columns in which all cells are empty or None.
+
+        As long as it is wider than `width`, columns are left out in the order of `dropped_first`.
+        """
         found = {
             header: ["" if (value := cell(item)) is None else str(value) for item in items]
             for header, cell in columns.items()
         }
         kept = {header: cells for header, cells in found.items() if any(cells)}
-        rows = tuple(zip(*kept.values(), strict=True))
-        return cls(tuple(kept), rows, frozenset(right_aligned))
+        for header in (*dropped_first, ""):
+            rows = tuple(zip(*kept.values(), strict=True))
+            grid = cls(tuple(kept), rows, frozenset(right_aligned))
+            if width is None or grid.width <= width:
+                break
+            kept.pop(header, None)
+        return grid
+
+    @property
+    def widths(self) -> list[int]:
+        """The columns of the screen that each column takes."""
+        return [max(map(len, column)) for column in zip(self.headers, *self.rows, strict=True)]
+
+    @property
+    def width(self) -> int:
+        """The columns of the screen that the table takes."""
+        return sum(self.widths) + GAP * max(len(self.headers) - 1, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +113,21 @@ def show(panel: Panel, terminal: Terminal) -> None:
 
 def render(panel: Panel, terminal: Terminal) -> str:
     """Return the panel as text for stderr: with a rule on a screen, plain text elsewhere."""
-    if terminal.stderr.is_tty and not terminal.is_plain:
-        colours = terminal.has_colour(terminal.stderr)
-        return screen_text(panel, terminal.width, colours=colours)
-    return plain_text(panel, terminal.width)
+    return _render(panel, terminal, terminal.stderr, terminal.width)
 
 
-def stdout_text(thing: Panel | Grid, terminal: Terminal) -> str:
-    """Return a panel or table as text for stdout: fitted to a screen, unlimited for a pipe."""
+def stdout_text(thing: Panel | Part, terminal: Terminal) -> str:
+    """Return a panel or a part as text for stdout: fitted to a screen, unlimited for a pipe."""
     width = terminal.stdout.width() or UNLIMITED
     if isinstance(thing, Panel):
-        return plain_text(thing, width)
+        return _render(thing, terminal, terminal.stdout, width)
     return "\n".join(part_lines(thing, width))
+
+
+def _render(panel: Panel, terminal: Terminal, stream: Stream, width: int) -> str:
+    if stream.is_tty and not terminal.is_plain:
+        return screen_text(panel, width, colours=terminal.has_colour(stream))
+    return plain_text(panel, width)
 
 
 def plain_text(panel: Panel, width: int) -> str:
@@ -111,6 +136,23 @@ def plain_text(panel: Panel, width: int) -> str:
     for part in panel.parts:
         lines += [f"  {line}".rstrip() for line in part_lines(part, width - 2)]
     return "\n".join(lines)
+
+
+def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
+    """Return the panel for a screen: with a rule after its title, and dim names of facts.
+
+    There is no border at the sides, so that paths and commands can be copied.
+    """
+
+    tone, title = _TONES[panel.tone], sanitize_text(panel.title)
+    rule = " " + "─" * (width - len(title) - 1)
+    lines = [Text.assemble((title, f"bold {tone}"), (rule, tone))]
+    for part in panel.parts:
+        for line in part_lines(part, width - 2):
+            lines.append(Text(f"  {line}".rstrip()))
+            if isinstance(part, Facts) and not line.startswith(" "):
+                lines[-1].stylize("dim", 0, 2 + part.name_width)
+    return draw(Text("\n", no_wrap=True).join(lines), width, colours=colours)
 
 
 def part_lines(part: Part, width: int) -> list[str]:
@@ -127,53 +169,8 @@ def part_lines(part: Part, width: int) -> list[str]:
     return [sanitize_text(line) for line in lines]
 
 
-def screen_text(panel: Panel, width: int, *, colours: bool) -> Painted:
-    """Return the panel as text for a screen, see `renderable`."""
-    return Painted(draw(renderable(panel, width), width, colours=colours))
-
-
-def renderable(panel: Panel, width: int) -> Text:
-    """Return the panel as rich shows it: with a rule after its title.
-
-    There is no border at the sides, so that paths and commands can be copied.
-    """
-    from rich.text import Text
-
-    tone, title = _TONES[panel.tone], sanitize_text(panel.title)
-    rule = " " + "─" * (width - len(title) - 1)
-    lines = [Text.assemble((title, f"bold {tone}"), (rule, tone), no_wrap=True, overflow="ignore")]
-    for part in panel.parts:
-        for line in part_lines(part, width - 2):
-            lines.append(Text(f"  {line}".rstrip()))
-            if isinstance(part, Facts) and not line.startswith(" "):
-                lines[-1].stylize("dim", 0, 2 + part.name_width)
-    return Text("\n").join(lines)
-
-
-def draw(thing: RenderableType, width: int, *, colours: bool) -> str:
-    """Return what rich renders as text for a screen of `width` columns.
-
-    rich is imported only here and by callers that are about to draw: it takes 40 ms, as much as
-    all else that `ps` and `status` do, which therefore show plain text.
-    """
-    from rich.console import Console
-
-    file = io.StringIO()
-    console = Console(
-        file=file,
-        width=width,
-        force_terminal=True,
-        color_system="standard" if colours else None,
-        no_color=not colours,
-        highlight=False,
-        legacy_windows=False,
-    )
-    console.print(thing, crop=False)
-    return file.getvalue()
-
-
 def _facts(facts: Facts, width: int) -> list[str]:
-    column = facts.name_width + _GAP
+    column = facts.name_width + GAP
     lines = []
     for name, value in facts.pairs:
         rows = wrap_words(value, width - column)
@@ -187,21 +184,19 @@ def _facts(facts: Facts, width: int) -> list[str]:
 
 
 def _grid(grid: Grid, width: int) -> list[str]:
-    columns = list(zip(grid.headers, *grid.rows, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    if sum(widths) + _GAP * (len(widths) - 1) > width:
+    if grid.width > width:
         return _stacked(grid, width)
-    rights = [header in grid.right_aligned for header in grid.headers]
+    widths = grid.widths
 
     def line(cells: Sequence[str]) -> str:
         shaped = (
-            cell.rjust(size) if is_right else cell.ljust(size)
-            for cell, size, is_right in zip(cells, widths, rights, strict=True)
+            cell.rjust(size) if header in grid.right_aligned else cell.ljust(size)
+            for header, cell, size in zip(grid.headers, cells, widths, strict=True)
         )
-        return (" " * _GAP).join(shaped).rstrip()
+        return (" " * GAP).join(shaped).rstrip()
 
-    head = [line(grid.headers)] if any(grid.headers) else []
-    return head + [line(row) for row in grid.rows]
+    head = [grid.headers] if any(grid.headers) else []
+    return [line(cells) for cells in (*head, *grid.rows)]
 
 
 def _stacked(grid: Grid, width: int) -> list[str]:

@@ -12,18 +12,23 @@ the interpreter exits.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import select
 import stat
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tfcluster.agent.error_text import reason_of
 from tfcluster.ui.footer import Footer
-from tfcluster.ui.formats import count_columns, cut_to_columns, wrap_words
+from tfcluster.ui.formats import wrap_words
 from tfcluster.ui.lines import escape_json, sanitize_except_colours, sanitize_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.text import Text
 
 _SGR = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34",
@@ -34,10 +39,6 @@ TASK_COLOURS = (
     "cyan", "yellow", "green", "magenta", "blue",
     "bright_cyan", "bright_yellow", "bright_green", "bright_magenta", "bright_blue",
 )  # fmt: skip
-
-
-Segments = Sequence[tuple[str, str]]
-"""The parts of one line: text, not sanitized yet, and its style (``bold red``, or empty)."""
 
 
 class Painted(str):
@@ -185,13 +186,19 @@ class Terminal:
         self._make_room()
         self.stderr.write(lines)
 
-    def show_footer(self, lines: Sequence[Segments]) -> None:
-        """Show `lines` at the bottom of the screen, cut to it; later writes go above them."""
+    def show_footer(self, lines: Sequence[Text]) -> None:
+        """Show sanitized lines at the bottom of the screen, cut to it; later writes go above."""
         if not self.has_footer:
             return
+        from rich.text import Text
+
         columns = self.footer_size[0]
-        drawn = [self._fit(line, columns) for line in lines]
-        self._write_footer(self._footer.draw(drawn, columns + 1))
+        for line in lines:
+            line.truncate(columns, overflow="ellipsis")
+        colours = self.has_colour(self.stderr)
+        drawn = draw(Text("\n", no_wrap=True).join(lines), columns + 1, colours=colours)
+        rows = zip(drawn.split("\n"), [line.cell_len for line in lines], strict=False)
+        self._write_footer(self._footer.draw([*rows], columns + 1))
 
     def clear_footer(self) -> None:
         """Remove the footer; nothing of it stays on the screen."""
@@ -210,20 +217,27 @@ class Terminal:
         if text:
             self.stderr.write(_encode(text, end="").decode("utf-8", "replace").encode())
 
-    def _fit(self, line: Segments, columns: int) -> tuple[str, int]:
-        parts, used = [], 0
-        for text, style in line:
-            flat = " ".join(sanitize_text(text).splitlines()).replace("\t", " ")
-            cut = cut_to_columns(flat, columns - used)
-            parts.append(self.paint(cut, style) if cut else "")
-            used += count_columns(cut)
-            if cut != flat:
-                break
-        return "".join(parts), used
-
     def paint(self, text: str, style: str) -> str:
         """Return `text` in `style` (``bold red``) if stderr has colours, else unchanged."""
         return paint(text, style) if style and self.has_colour(self.stderr) else text
+
+
+def draw(content: RenderableType, width: int, *, colours: bool) -> Painted:
+    """Return sanitized content as rich draws it on a screen; long words are not cut off."""
+    from rich.console import Console  # only screens need it: 40 ms, which tasks would wait for
+
+    file = io.StringIO()
+    console = Console(
+        file=file,
+        width=width,
+        force_terminal=True,
+        color_system="standard" if colours else None,
+        no_color=not colours,
+        highlight=False,
+        legacy_windows=False,
+    )
+    console.print(content, crop=False, overflow="ignore")
+    return Painted(file.getvalue().rstrip("\n"))
 
 
 def paint(text: str, style: str) -> Painted:

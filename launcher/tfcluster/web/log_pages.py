@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
-from tfcluster.agent.regular_files import open_regular
 from tfcluster.errors import UsageError
-from tfcluster.rundir.log_files import find_label, label_of, log_folders, newest_attempts, rank
-from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.rundir.tail import CHUNK, LogSource, end_of_lines, latest_state
+from tfcluster.rundir.task_logs import (
+    RunLogs,
+    TaskLog,
+    end_of_lines,
+    find_label,
+    latest_state,
+    rank,
+    read_backward,
+)
 from tfcluster.ui.lines import sanitize
 from tfcluster.ui.native_lines import NativeFilter
 from tfcluster.web.run_data import is_own
@@ -65,23 +68,31 @@ class _Line:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    key: str
-    """``1/worker-0``: attempt and file name."""
-    label: str
-    attempt: int
-    path: Path
+    log: TaskLog
+    """The log; it has ended if nothing follows: a last line without newline counts as whole."""
     size: int
-    has_ended: bool
-    """True if nothing follows: a last line without newline counts as whole."""
     started_at: float
     ended_at: float
     has_failed: bool
     """True if the task has failed by itself: its native lines may say why."""
-    times: LogTimes
+
+    @property
+    def key(self) -> str:
+        """``1/worker-0``: attempt and file name."""
+        return f"{self.log.attempt}/{self.log.path.stem}"
+
+    @property
+    def label(self) -> str:
+        return self.log.label
+
+    @property
+    def end(self) -> int:
+        """The offset at which the lines end that can be shown."""
+        return self.size if self.log.has_ended else end_of_lines(self.log.path)
 
     def known_time(self, line: _Line) -> float | None:
         """Return when a line was complete, if that is known."""
-        return self.times.at(min(line.end, self.size) - 1)
+        return self.log.times.at(min(line.end, self.size) - 1)
 
     def likely_time(self, line: _Line) -> float:
         """Return when a line was written, or a guess by its place, to merge the lines by."""
@@ -104,48 +115,36 @@ def read_page(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str,
         "before": _format_cursor(first) if any(first.values()) else None,
         "after": _format_cursor(last),
         "behind": behind,
-        "at_end": not any(_has_more(file, last[key]) for key, file in chosen.items()),
+        "at_end": not any(
+            last[key] < file.size and last[key] < file.end for key, file in chosen.items()
+        ),
     }
 
 
 def _find_files(paths: RunPaths, snapshot: RunSnapshot, query: Query) -> dict[str, _File]:
     """Return the log files that a page may be about, by their keys."""
     label = None if query.task is None else find_label(snapshot, query.task)
-    newest = newest_attempts(paths.logs)
-    found: list[_File] = []
-    for attempt, folder in log_folders(paths.logs):
-        if query.attempt not in (None, attempt) or not is_own(folder, is_folder=True):
-            continue
-        for path in folder.glob("*.log"):
-            name = label_of(path)
-            if label in (None, name) and is_own(path):
-                with contextlib.suppress(FileNotFoundError):  # `tfcluster rm` meanwhile
-                    found.append(_open(path, attempt, snapshot, attempt == newest.get(name)))
-    found.sort(key=lambda file: (file.attempt, rank(file.label)))
+    logs, found = RunLogs(paths.logs), list[_File]()
+    for log in logs.discover():
+        is_asked = query.attempt in (None, log.attempt) and label in (None, log.label)
+        if is_asked and is_own(log.path.parent, is_folder=True) and is_own(log.path):
+            with contextlib.suppress(FileNotFoundError):  # `tfcluster rm` meanwhile
+                found.append(_open(log, snapshot, log is logs.tasks[log.label].newest))
+    found.sort(key=lambda file: (file.log.attempt, rank(file.label)))
     return {file.key: file for file in found}
 
 
-def _open(path: Path, attempt: int, snapshot: RunSnapshot, is_newest: bool) -> _File:
-    label, status = label_of(path), path.stat()
-    started_at, has_ended = snapshot.started_at, snapshot.status.is_final or not is_newest
-    has_failed = False
+def _open(log: TaskLog, snapshot: RunSnapshot, is_newest: bool) -> _File:
+    status = log.path.stat()
+    started_at, has_failed = snapshot.started_at, False
+    log.has_ended = snapshot.status.is_final or not is_newest
     with contextlib.suppress(KeyError):  # a log of `prepare`
-        task = snapshot.task(label)
+        task = snapshot.task(log.label)
         has_failed = task.ended_by == "itself" and task.exit_code != 0
         if is_newest:
-            started_at, has_ended = task.started_at or started_at, has_ended or bool(task.ended_at)
-    return _File(
-        key=f"{attempt}/{path.stem}",
-        label=label,
-        attempt=attempt,
-        path=path,
-        size=status.st_size,
-        has_ended=has_ended,
-        started_at=started_at,
-        ended_at=status.st_mtime,
-        has_failed=has_failed,
-        times=LogTimes(path),
-    )
+            started_at = task.started_at or started_at
+            log.has_ended |= bool(task.ended_at)
+    return _File(log, status.st_size, started_at, status.st_mtime, has_failed)
 
 
 def _parse_cursor(cursor: str, files: Mapping[str, _File]) -> dict[str, int]:
@@ -155,7 +154,7 @@ def _parse_cursor(cursor: str, files: Mapping[str, _File]) -> dict[str, int]:
     if cursor == "start":
         return chosen
     if cursor == "end":
-        return {key: _end_of(files[key]) for key in chosen}
+        return {key: files[key].end for key in chosen}
     for part in filter(None, cursor.split(",")):
         key, _, offset = part.rpartition(":")
         if not (offset.isascii() and offset.isdecimal()) or len(offset) > 18:
@@ -167,14 +166,6 @@ def _parse_cursor(cursor: str, files: Mapping[str, _File]) -> dict[str, int]:
 
 def _format_cursor(offsets: Mapping[str, int]) -> str:
     return ",".join(f"{key}:{offset}" for key, offset in offsets.items())
-
-
-def _end_of(file: _File) -> int:
-    return file.size if file.has_ended else end_of_lines(file.path)
-
-
-def _has_more(file: _File, offset: int) -> bool:
-    return offset < file.size and offset < _end_of(file)
 
 
 def _merge(
@@ -229,99 +220,49 @@ class _Reading:
     def block(self) -> int:
         return max(_LEAST_BLOCK, min(_BLOCK, self.budget // 4))
 
-    def select(self, block: bytes, at: int) -> Iterator[_Line]:
-        """Yield the lines of `block`, whole lines that begin at the offset `at`."""
+    def select(self, block: bytes, start: int, end: int) -> Iterator[_Line]:
+        """Yield the lines of `block`, which begins at the offset `start`.
+
+        The last one ends at `end`: of a long line, `block` has the part that is shown.
+        """
         if self.needle not in block.lower():
             return
         without_native = NativeFilter()
-        for raw in block.removesuffix(b"\n").split(b"\n"):
+        lines = block.removesuffix(b"\n").split(b"\n")
+        for number, raw in enumerate(lines, start=1):
             is_hidden = not self.shows_native and without_native(raw + b"\n") == b""
-            line = _Line(at, at + len(raw) + 1, latest_state(raw), is_hidden)
+            next_start = start + len(raw) + 1 if number < len(lines) else end
+            line = _Line(start, next_start, latest_state(raw), is_hidden)
             if self.needle in line.text.lower():
                 yield line
-            at = line.end
+            start = next_start
 
 
 def _read_forward(reading: _Reading) -> Iterator[_Line]:
-    file, at = reading.file, reading.offset
-    with contextlib.suppress(OSError), open_regular(file.path) as opened:
-        while at < file.size and at - reading.offset <= reading.budget:
-            block = os.pread(opened.fileno(), min(reading.block, file.size - at), at)
-            end = at + block.rfind(b"\n") + 1
-            if end > at:
-                yield from reading.select(block[: end - at], at)
-            elif block and at + len(block) >= file.size:
-                if not file.has_ended:
-                    return  # a line that is not finished yet
-                end = at + len(block)
-                yield from reading.select(block, at)
-            else:
-                end = yield from _read_long_line(reading, at)
-            if end == at:
-                return
-            at = reading.passed[file.key] = end
-
-
-def _read_long_line(reading: _Reading, at: int) -> Generator[_Line, None, int]:
-    """Yield the line at the offset `at`, which is longer than a block; return its end."""
-    source = LogSource(reading.file.path, offset=at)
-    source.has_ended = reading.file.has_ended
-    pieces = source.read()
-    first = next(pieces, b"")
-    if not first.endswith(b"\n"):
-        deque(pieces, maxlen=0)  # a line longer than a chunk: the rest is read and dropped
-        if first and reading.needle in first.lower():
-            yield _Line(at, source.offset, first)
-        return source.offset
-    line = first[: first.find(b"\n") + 1]
-    yield from reading.select(line, at)
-    return at + len(line)
+    file, log = reading.file, reading.file.log
+    log.move_to(reading.offset)
+    while log.offset < file.size and log.offset - reading.offset <= reading.budget:
+        pieces = log.read(reading.block)
+        first = next(pieces, b"")
+        deque(pieces, maxlen=0)  # of a line longer than a chunk, the rest is read and dropped
+        if not first:
+            return  # a line that is not finished yet, or the run was deleted
+        yield from reading.select(first, log.start, log.offset)
+        reading.passed[file.key] = log.offset
 
 
 def _read_backward(reading: _Reading) -> Iterator[_Line]:
     file, end = reading.file, reading.offset
-    with contextlib.suppress(OSError), open_regular(file.path) as opened:
-        fd = opened.fileno()
-        while end > 0 and reading.offset - end <= reading.budget:
-            start = max(0, end - reading.block)
-            block = os.pread(fd, end - start, start)
-            newline = block.find(b"\n", 0, len(block) - 1)
-            if start == 0 or newline >= 0:
-                block = block[newline + 1 :] if start else block
-                start = end - len(block)
-                yield from reversed(list(reading.select(block, start)))
-            else:
-                start = _start_of_line(fd, start)
-                text = _long_text(fd, start, end)
-                if reading.needle in text.lower():
-                    yield _Line(start, end, text)
-            end = reading.passed[file.key] = start
-
-
-def _start_of_line(fd: int, end: int) -> int:
-    """Return where the line that holds the byte before `end` begins.
-
-    Of a line of very many megabytes, the end counts as a line of its own.
-    """
-    start = end
-    while start > max(0, end - _SCANNED_BYTES):
-        block_end, start = start, max(0, start - CHUNK)
-        newline = os.pread(fd, block_end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-    return start
-
-
-def _long_text(fd: int, start: int, end: int) -> bytes:
-    """Return the first chunk of a long line, or the latest state of a progress bar."""
-    last = os.pread(fd, min(CHUNK, end - start), max(start, end - CHUNK)).removesuffix(b"\n")
-    state = latest_state(last)
-    return state if len(state) < len(last) else os.pread(fd, min(CHUNK, end - start), start)
+    for start, block in read_backward(file.log.path, end, reading.block):
+        yield from reversed(list(reading.select(block, start, end)))
+        end = reading.passed[file.key] = start
+        if reading.offset - end > reading.budget:
+            return
 
 
 def _describe(file: _File, line: _Line) -> dict[str, Any]:
     text = sanitize(line.text[:_SHOWN_BYTES].replace(b"\n", b"") + b"\n", colours=False)
-    found: dict[str, Any] = {"task": file.label, "attempt": file.attempt, "offset": line.start}
+    found: dict[str, Any] = {"task": file.label, "attempt": file.log.attempt, "offset": line.start}
     found |= {"text": text.decode()[:-1]}
     if (time := file.known_time(line)) is not None:
         found["time"] = time

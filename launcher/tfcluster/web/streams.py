@@ -21,11 +21,10 @@ from tfcluster.agent import foreign_json
 from tfcluster.backends.job_watch import StateFile
 from tfcluster.rundir import registry, series
 from tfcluster.rundir.figures import state_json
-from tfcluster.rundir.log_files import LogFiles
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import DamagedRunError
 from tfcluster.rundir.snapshot import RunSnapshot
-from tfcluster.rundir.tail import LogSource, end_of_lines
+from tfcluster.rundir.task_logs import LogSource, RunLogs, end_of_lines
 from tfcluster.ui.folder_watch import FolderWatch
 from tfcluster.web.run_data import RunIndex, current_status, to_bytes
 
@@ -67,13 +66,12 @@ class RunSource:
         self._snapshot: RunSnapshot | None = None
         self._state: dict[str, Any] = {}
         self._events = LogSource(paths.events, offset=end_of_lines(paths.events))
-        self._logs: list[LogSource] = []
         self._log_bytes = 0
-        self._log_files = LogFiles(paths.logs)
+        self._logs = RunLogs(paths.logs)
 
     def watch(self, folders: FolderWatch) -> None:
         folders.watch(self._paths.root)
-        self._log_files = LogFiles(self._paths.logs, folders.watch)
+        self._logs = RunLogs(self._paths.logs, watch=folders.watch)
 
     def read(self) -> list[bytes]:
         before, self._state = self._state, self._read_state()
@@ -108,8 +106,8 @@ class RunSource:
         return self._snapshot is None or not self._state or self._snapshot.status.is_final
 
     def _logs_have_grown(self) -> bool:
-        self._logs += [LogSource(path) for _, path in self._log_files.new()]
-        before, self._log_bytes = self._log_bytes, sum(log.size() for log in self._logs)
+        self._logs.discover()
+        before, self._log_bytes = self._log_bytes, sum(log.size() for log in self._logs.files())
         return self._log_bytes != before
 
 

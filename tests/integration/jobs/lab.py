@@ -35,6 +35,10 @@ class Trained:
         found = [event for event in self.events if event["type"] == kind]
         return [event for event in found if task is None or event["task"] == task]
 
+    def reports(self, task: str) -> list[dict[str, Any]]:
+        """Return the progress that `task` reported: where a step takes long, its agent adds one."""
+        return [event for event in self.of("progress", task) if event.keys() & {"metrics", "epoch"}]
+
     def said(self, task: str, pattern: str) -> list[str]:
         """Return all matches of `pattern` in the output lines of `task`."""
         lines = re.findall(rf"^{task} │ (.*)$", self.out, re.MULTILINE)

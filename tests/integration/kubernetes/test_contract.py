@@ -14,7 +14,7 @@ from tests.lab.kubectl import Kubectl, until
 
 from tfcluster.backends import jobs
 from tfcluster.backends.kubernetes.submitted import kube_jobs
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 
 from .desk import HANG_S, left_in
 
@@ -52,7 +52,7 @@ def outcomes(kube: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[st
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("KUBECONFIG", str(kube))
         patched.setenv("TFCLUSTER_HOME", str(folder / "home"))
-        planned = plan_file(str(folder / "spec.json"))
+        planned = planning.plan(str(folder / "spec.json"))
         job = jobs.submission_of(planned.plan, planned.spec.runtime, folder / namespace)
         try:
             kube_jobs.run_inside(job, ["-c", PROGRAM, str(ROOT)], folder, tell=said.append)

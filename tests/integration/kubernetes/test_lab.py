@@ -19,7 +19,7 @@ from tests.lab.kube_images import HOST, host_template
 
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.run_pods import coordinator_template, task_pod
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 
 from .conftest import need_tools
 from .desk import Desk
@@ -76,7 +76,7 @@ def test_a_user_of_one_namespace_sees_no_other(desk: Desk) -> None:
 def test_a_desk_offers_a_runtime_that_gives_both_kinds_of_pods_this_python(desk: Desk) -> None:
     desk.shell.script("job.py", "")
     spec = desk.shell.spec("s.json", {"script": "job.py"}, runtime=desk.runtime())
-    planned = plan_file(str(spec))
+    planned = planning.plan(str(spec))
     run = PodRun("run", planned.plan, planned.spec.runtime)
     coordinator = coordinator_template(run)
     for pod in (task_pod(run, "worker-0", 1), coordinator):

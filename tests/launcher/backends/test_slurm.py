@@ -23,10 +23,11 @@ from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes, slurm_own_jo
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
 from tfcluster.backends.slurm.slurm_nodes import SlurmNodes
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 from tfcluster.errors import SetupError, SpecError
 from tfcluster.plans.plan import NodePlan
-from tfcluster.spec import HostChoice
+from tfcluster.preflight import obstacles
+from tfcluster.spec import HostChoice, PlanOptions
 from tfcluster.spec.sections import Runtime, Slurm
 
 SPEC = str(ROOT / "cluster_specs/slurm-2n.json")
@@ -47,7 +48,7 @@ def test_the_spec_for_slurm_is_planned_for_every_backend(
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     options = {"--backend": ("runtime.backend", backend)}
-    planned = plan_file(SPEC, options=options, hosts=HostChoice(hosts, None, (), ()))
+    planned = planning.plan(SPEC, PlanOptions(fields=options, hosts=HostChoice(hosts)))
     assert [node.name for node in planned.plan.nodes] == nodes
     assert {node.backend for node in planned.plan.nodes} == {backend}
     assert [str(task.id) for task in planned.plan.tasks] == ["worker:0", "worker:1"]
@@ -148,12 +149,12 @@ def test_a_python_inside_the_words_is_not_looked_for_on_this_machine(tmp_path: P
     runtime = {"backend": "slurm", "wrap": ["apptainer", "exec", "tf.sif"], "python": "/opt/tf/py"}
     job = {"module": "tfcluster_workers.jobs.keras_mnist"}
     spec.write_text(json.dumps({"cluster": {"worker": 1}, "job": job, "runtime": runtime}))
-    planned = plan_file(str(spec))
+    planned = planning.plan(str(spec))
     (node,) = planned.plan.nodes
     assert (node.python, node.wrap) == ("/opt/tf/py", ("apptainer", "exec", "tf.sif"))
     assert node.interpreter is not None
     assert node.interpreter.why == "in apptainer exec tf.sif"
-    assert planned.obstacles() == ()
+    assert not [*obstacles.find(planned)]
 
 
 def submission(folder: Path, *extra: str) -> Submission:
@@ -253,7 +254,7 @@ def test_options_with_which_the_run_would_not_start_are_refused(
     runtime = {"backend": "slurm", "slurm": {"extra": [option]}}
     spec.write_text(json.dumps({"cluster": {"worker": 1}, "job": job, "runtime": runtime}))
     with pytest.raises(SpecError):
-        plan_file(str(spec))
+        planning.plan(str(spec))
 
 
 def test_variables_that_would_make_another_job_of_it_are_not_passed_on() -> None:

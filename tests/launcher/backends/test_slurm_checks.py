@@ -17,6 +17,7 @@ from tfcluster.backends.slurm.slurm_commands import parse_pairs
 from tfcluster.errors import SetupError
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
+from tfcluster.plans.placement import place_tasks
 from tfcluster.spec.model import ClusterSpec
 from tfcluster.spec.sections import Runtime
 
@@ -325,8 +326,9 @@ def test_a_secret_that_the_job_would_not_get_is_named(
     environ: dict[str, str], extra: list[str], what: str
 ) -> None:
     spec = {"cluster": {"worker": 1}, "job": {"script": "t.py", "secrets": ["PIN"]}}
-    context = PlanContext(environ={"PIN": "1234"}, spec_dir="/specs")
-    plan = make_plan(ClusterSpec.model_validate(spec), context)
+    valid = ClusterSpec.model_validate(spec)
+    tasks = place_tasks(valid, ())
+    plan = make_plan(valid, PlanContext({"PIN": "1234"}, "/specs", tasks))
     job = replace(submission(extra=extra), plan=plan)
     assert [o.what for o in slurm_checks._check_export(job, environ)] == [what][: bool(what)]
 

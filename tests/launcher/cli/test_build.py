@@ -158,11 +158,6 @@ def test_an_invalid_version_is_refused(docker: Fake, version: str) -> None:
         docker.build("--tensorflow", version)
 
 
-def test_tags_replace_the_default_names(docker: Fake) -> None:
-    argv = docker.build("--tag", "a:1", "--tag", "b:2")["argv"]
-    assert values(argv, "--tag") == ["a:1", "b:2"]
-
-
 def test_requirements_are_copied_where_the_dockerfile_expects_them(docker: Fake) -> None:
     requirements = docker.folder / "mine.txt"
     requirements.write_text("pandas\n")
@@ -195,7 +190,7 @@ def test_with_join_the_launcher_is_included(docker: Fake) -> None:
     assert values(recorded["argv"], "--target") == ["join"]
     assert values(recorded["argv"], "--tag")[0] == "tfcluster-join:latest"
     assert {
-        "launcher/tfcluster/cli/join.py",
+        "launcher/tfcluster/cli/starting.py",
         "workers/tfcluster_workers/boot.py",
     } <= {*recorded["files"]}
     assert not [name for name in recorded["files"] if "__pycache__" in name]

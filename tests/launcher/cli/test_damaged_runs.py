@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tests.launcher.conftest import plan_of
 from tests.privileges import without_override
 
+from tfcluster.cli.main import cli
 from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry, run_writer
 from tfcluster.rundir.fold import first_state
@@ -91,7 +92,8 @@ def make_state(home: Path) -> dict[str, Any]:
 
 def run(command: str, *args: str) -> tuple[int, str]:
     """Run a command; return its exit code and everything that it printed."""
-    found = importlib.import_module(f"tfcluster.cli.{command}").command
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
     done = CliRunner().invoke(found, args, standalone_mode=False)
     if isinstance(done.exception, TfclusterError):
         return done.exception.exit_code, str(done.exception)

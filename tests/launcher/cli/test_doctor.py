@@ -67,12 +67,6 @@ def test_a_python_without_tensorflow_is_a_problem(tmp_path: Path, doctor: Tfclus
     assert "its Python has no TensorFlow\n  → name a Python that has it" in done.stdout
 
 
-def test_a_missing_python_is_an_error(doctor: Tfcluster) -> None:
-    done = doctor("--python", "/no/such/python")
-    assert done.returncode == 2
-    assert "there is no Python at /no/such/python" in done.stderr
-
-
 def test_all_checks_pass_for_a_good_spec_and_nothing_is_started(
     tmp_path: Path, doctor: Tfcluster
 ) -> None:

@@ -10,7 +10,7 @@ from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import job_watch, jobs
 from tfcluster.backends.jobs import JobState, Phase
-from tfcluster.cli.elsewhere import find_run
+from tfcluster.cli.elsewhere import SchedulerChoice
 from tfcluster.errors import UnknownRunError
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import JobSubmitted
@@ -59,13 +59,13 @@ def test_a_copy_is_made_once_and_is_no_run_of_this_machine(
     cluster = Cluster()
     use(monkeypatch, tmp_path, cluster)
     for name in (RUN, "k7f3", "demo"):
-        found = find_run(name, "kubernetes", None, None)
+        found = SchedulerChoice("kubernetes").find_run(name)
         assert found.paths == RunPaths.of_copy(RUN)
         assert found.status is Status.QUEUED  # until its coordinator's first word
     assert cluster.made == 1
     assert registry.runs() == []
     with pytest.raises(UnknownRunError):
-        find_run(RUN, None, None, None)
+        SchedulerChoice().find_run(RUN)
 
 
 @pytest.mark.parametrize("name", ["../../demo-20260914-120000-k7f3", "demo"])
@@ -74,5 +74,5 @@ def test_a_name_that_somebody_has_given_an_object_never_leads_out_of_the_folder_
 ) -> None:
     use(monkeypatch, tmp_path / "home", Cluster(name))
     with pytest.raises(UnknownRunError, match="is not the id of a run"):
-        find_run(name, "kubernetes", None, None)
+        SchedulerChoice("kubernetes").find_run(name)
     assert [*tmp_path.rglob("*")] == []

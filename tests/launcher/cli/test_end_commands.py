@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shutil
@@ -13,9 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from tfcluster.cli.main import cli
 from tfcluster.errors import NodeLostError, TfclusterError
 from tfcluster.rundir import registry, run_writer
 from tfcluster.rundir.paths import RunPaths
@@ -72,7 +73,8 @@ def make_run(home_dir: Path) -> MakeRun:
 
 def run(command: str, *args: str, answer: str | None = None) -> tuple[int, str, str]:
     """Run a command; return its exit code (or its error's), stdout, and stderr (or the error)."""
-    found = importlib.import_module(f"tfcluster.cli.{command}").command
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
     done = CliRunner().invoke(found, args, input=answer, standalone_mode=False)
     if isinstance(done.exception, TfclusterError):
         return done.exception.exit_code, done.stdout, str(done.exception)
@@ -195,13 +197,13 @@ def test_scale_to_refuses_runs_that_have_ended_or_do_not_answer(
 ) -> None:
     monkeypatch.setattr("tfcluster.rundir.waiting.LISTENS_WITHIN_S", 0.0)
     ended, silent = make_run("ended"), make_run("silent", "running")
-    code, _, message = run("scale_to", "nobody", "2")
+    code, _, message = run("scale-to", "nobody", "2")
     assert (code, "no run is named 'nobody'" in message) == (2, True)
     for paths in (ended, lost):
-        code, _, message = run("scale_to", paths.run_id, "2")
+        code, _, message = run("scale-to", paths.run_id, "2")
         assert (code, f"{paths.run_id} has ended" in message) == (2, True)
         assert f"tfcluster up SPEC --resume {paths.run_id}" in message
-    code, _, message = run("scale_to", silent.run_id, "2")
+    code, _, message = run("scale-to", silent.run_id, "2")
     assert (code, f"the coordinator of {silent.run_id}" in message) == (3, True)
 
 
@@ -212,9 +214,9 @@ def test_scale_to_shows_the_answer_of_the_coordinator(
     monkeypatch.setattr(
         "tfcluster.rundir.control.scale_to", lambda path, workers: f"{workers} from now on"
     )
-    code, _, message = run("scale_to", paths.run_id, "2")
+    code, _, message = run("scale-to", paths.run_id, "2")
     assert (code, message.strip()) == (0, f"{paths.run_id}: 2 from now on")
-    code, out, _ = run("scale_to", "--json", paths.run_id, "2")
+    code, out, _ = run("scale-to", "--json", paths.run_id, "2")
     assert json.loads(out) == {"run": paths.run_id, "workers": 2, "answer": "2 from now on"}
 
 
@@ -223,7 +225,7 @@ def test_scale_to_names_the_job_of_a_submitted_run(make_run: MakeRun) -> None:
     state = registry.load(paths)
     state.job = {"backend": "slurm", "id": "17", "restarts": 0}
     assert run_writer.write_json(paths.state, state.to_json())
-    code, _, message = run("scale_to", paths.run_id, "2")
+    code, _, message = run("scale-to", paths.run_id, "2")
     assert (code, "its coordinator runs in a job of slurm" in message) == (2, True)
 
 
@@ -296,7 +298,8 @@ def test_prune_deletes_ended_runs_by_age_and_number(
 
 
 def test_prune_asks_first(five: list[RunPaths]) -> None:
-    found = importlib.import_module("tfcluster.cli.prune").command
+    found = cli.get_command(click.Context(cli), "prune")
+    assert found is not None
     asked = CliRunner().invoke(found, ["--keep", "0"], input="n\n", standalone_mode=False)
     assert type(asked.exception).__name__ == "Abort"
     assert "delete" not in asked.stderr, "before the answer nothing is deleted"

@@ -90,15 +90,6 @@ def test_what_init_writes_is_what_is_read(name: str) -> None:
     assert yaml_text.read(format_spec(fields, ".yaml")).value == fields
 
 
-@pytest.mark.parametrize("name", ["e5", "n", "1e3", "_", "on"])
-def test_init_for_a_script_with_a_name_that_yaml_may_misread(
-    tfcluster: Tfcluster, name: str
-) -> None:
-    Path(f"{name}.py").touch()
-    assert tfcluster("init", "a.yaml", "--script", f"{name}.py")[0] == 0
-    assert tfcluster("validate", "a.yaml")[0] == 0
-
-
 def test_a_command_in_a_hint_can_be_copied_whatever_the_files_name(tfcluster: Tfcluster) -> None:
     assert "tfcluster init --script 'my script.py'\n" in tfcluster("init", "my script.py")[1]
     assert "next: tfcluster up 'my spec.json'\n" in tfcluster("init", "my spec.json")[1]
@@ -108,12 +99,6 @@ def test_the_file_that_is_proposed_has_the_ending_that_was_typed(tfcluster: Tfcl
     assert tfcluster("init", "train.json")[0] == 0
     assert "did you mean train.json?" in tfcluster("validate", "trian.json")[1]
     assert "did you mean train.py?" in tfcluster("validate", "trian.py")[1]
-
-
-@pytest.mark.parametrize("ending", ["json", "jsonc", "yaml", "yml"])
-def test_init_writes_any_format(tfcluster: Tfcluster, ending: str) -> None:
-    assert tfcluster("init", f"mine.{ending}", "--script", "train.py")[0] == 0
-    assert tfcluster("validate", f"mine.{ending}") == (0, f"mine.{ending}: OK; train, 2 tasks\n")
 
 
 @pytest.mark.parametrize("spec", ["specs/mine.json", "../mine.json", "mine.json"])

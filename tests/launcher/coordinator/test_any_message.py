@@ -39,11 +39,9 @@ from tfcluster.agent import protocol
 from tfcluster.rundir import chaos, registry, run_writer
 from tfcluster.rundir.figures import figures_of
 from tfcluster.ui.event_lines import format_event
-from tfcluster.ui.follow import format_status_line
-from tfcluster.ui.live.figure_text import Trend, draw_trend
-from tfcluster.ui.live.frame import Scene, draw_frame
-from tfcluster.ui.live.overview import overview_grid
-from tfcluster.ui.panels import closing_panel, root_cause_panel, status_panel
+from tfcluster.ui.figure_text import Trend, draw_trend
+from tfcluster.ui.frame import Scene, draw_frame, format_status_line
+from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import plain_text
 
 EXAMPLES = int(os.environ.get("TFCLUSTER_FUZZ", "60"))
@@ -144,12 +142,12 @@ def require_readable(ended: Ended) -> None:
     panels = [closing_panel(state, ended.paths), status_panel(state, ended.paths, now=1e9)]
     for panel in (*panels, root_cause_panel(state, ended.paths)):
         assert plain_text(panel or panels[0], 80)
-    format_status_line(state, {}, now=1e9, width=80)
+    format_status_line(state, now=1e9, width=80)
     scene, trend = Scene(state, figures_of(state), now=1e9, samples=(0.0, 1.0)), Trend()
     trend.note(scene.figures, now=1e9)
     assert draw_frame(scene, 80, 12, lambda task: "")
     assert draw_trend(trend.samples, 9) == ""
-    assert overview_grid([state], now=1e9, width=80).rows
+    assert runs_grid([state], now=1e9, width=80, live=True).rows
 
 
 WRONG: tuple[Any, ...] = (

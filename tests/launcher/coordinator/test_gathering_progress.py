@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +29,7 @@ from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import Stop
 from tfcluster.typed_json import from_json
 from tfcluster.ui.event_lines import format_event
-from tfcluster.ui.follow import format_status_line
+from tfcluster.ui.frame import format_status_line
 from tfcluster.ui.panels import runs_grid, status_panel
 from tfcluster.ui.render import plain_text
 
@@ -49,6 +50,8 @@ class Slow(Agent):
     work: list[asyncio.Task[None]] = field(default_factory=list)
     on_piece: Callable[[int], object] = int
     """Called with the place of each piece."""
+    writes: bool = True
+    """Whether the pieces are still written."""
 
     def _obey(self, order: dict[str, Any]) -> None:
         match order:
@@ -67,9 +70,25 @@ class Slow(Agent):
             await asyncio.sleep(5)
             self.on_piece(at)
             self._write(protocol.data_frame(protocol.FILE, str(number), at, bytes(MB // 2)))
+            await self._until_written(at + MB // 2)
             self.states.append(json.loads(self.paths.state.read_text()))
         if self.most == 6 * MB:
             self.say({"type": "file_failed", "id": number, "error": "it is gone"})
+
+    async def _until_written(self, size: int) -> None:
+        """Give the thread that writes real time: the loop's clock would not wait for it."""
+        assert self.paths is not None
+        tries = 0
+        while self.writes and max_size(self.paths.root) < size:
+            await asyncio.sleep(0)
+            time.sleep(0.005)  # noqa: ASYNC251 - no other clock runs at the speed of threads
+            tries += 1
+            self.writes = tries < 1000  # not if copying was given up
+
+
+def max_size(folder: Path) -> int:
+    """Return the size of the largest part of the checkpoint's data below `folder`, in bytes."""
+    return max((part.stat().st_size for part in folder.rglob(f"*{DATA}*")), default=0)
 
 
 def run_with(paths: RunPaths, tmp_path: Path, most: int) -> tuple[Ended, Slow]:
@@ -95,7 +114,7 @@ def test_the_state_shows_the_files_that_a_run_waits_for(paths: RunPaths, tmp_pat
     assert 3 * MB <= done < 6 * MB
     line = f"checkpoints from {REMOTE}, {done / 1e6:.1f} MB of 6.3 MB"
     assert f"gathering    {line}" in plain_text(status_panel(state, paths, now=1e9), 100)
-    assert f"gathering {line}" in format_status_line(state, {}, now=1e9, width=200)
+    assert f"gathering {line}" in format_status_line(state, now=1e9, width=200)
     assert runs_grid([state], now=1e9).rows[0][1] == "running, gathering"
     events = [json.loads(line) for line in paths.events.read_text().splitlines()]
     lines = [format_event(event) for event in events if event["type"] == "gathering"]

@@ -15,7 +15,7 @@ from tests.launcher.conftest import plan_of
 from tfcluster.api import make_launch
 from tfcluster.coordinator import submitting
 from tfcluster.coordinator.starter import open_folder
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 from tfcluster.errors import UsageError
 from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.events import JobSubmitted
@@ -99,7 +99,7 @@ def test_a_run_in_a_job_has_no_tensorboard_of_its_own(
     spec: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    planned = plan_file(str(ROOT / "cluster_specs" / spec))
+    planned = planning.plan(str(ROOT / "cluster_specs" / spec))
     with pytest.raises(UsageError, match="tfcluster tensorboard RUN"):
         make_launch(planned, LaunchOptions(tensorboard=True))
     assert make_launch(planned, LaunchOptions()).runtime is not None

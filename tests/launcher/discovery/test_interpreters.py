@@ -10,6 +10,7 @@ import pytest
 from tfcluster.discovery.interpreters import choose, read
 from tfcluster.discovery.machine_facts import gather
 from tfcluster.errors import InterpreterError, UsageError
+from tfcluster.plans.placement import place_tasks
 from tfcluster.spec.model import ClusterSpec
 
 
@@ -170,7 +171,9 @@ def test_tfcluster_s_own_python_is_used_if_nothing_chose_one_and_only_it_has_ten
     environ = {"PATH": silent_python(tmp_path / "path")}
     environ |= {name: str(tmp_path / value) for name, value in variables.items()}
     spec = ClusterSpec.model_validate(job)
-    context = gather(spec, spec_dir=tmp_path, bundle="/b/0123", environ=environ)
+    context = gather(
+        spec, place_tasks(spec, ()), spec_dir=tmp_path, bundle="/b/0123", environ=environ
+    )
     found = context.interpreters["local"]
     assert found.path == str(tmp_path / expected)
     if expected.startswith("own"):

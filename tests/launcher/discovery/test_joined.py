@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from tfcluster.discovery.planning import plan_join
+from tfcluster.discovery.planning import plan_own_part
 from tfcluster.errors import SetupError
+from tfcluster.plans.plan import Plan
 
 NAMES = {"gpu1.lab": "198.51.100.7", "gpu2.lab": "127.0.1.1"}
 """The address of each host name; on Debian a host's own name resolves to loopback."""
@@ -33,8 +34,13 @@ def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def planned_part(spec: Path, *names: str) -> Plan:
+    planned, tasks = plan_own_part(str(spec), names)
+    return planned.only(tasks).plan
+
+
 def test_a_task_whose_name_resolves_to_this_machine_belongs_to_it(spec: Path) -> None:
-    plan = plan_join(str(spec)).plan
+    plan = planned_part(spec)
     assert [str(task.id) for task in plan.tasks] == ["worker:1"]
     assert [str(task.id) for task in plan.elsewhere] == ["worker:0", "worker:2"]
     assert plan.node("local").backend == "local", "although the spec says ssh"
@@ -46,10 +52,10 @@ def test_a_task_whose_name_does_not_resolve_to_this_machine_does_not_belong_to_i
 ) -> None:
     monkeypatch.setitem(NAMES, "gpu2.lab", "198.51.100.8")
     with pytest.raises(SetupError, match=r"gpu1\.lab, gpu2\.lab, gpu3\.lab"):
-        plan_join(str(spec))
+        planned_part(spec)
 
 
 def test_tasks_named_on_the_command_line_belong_to_this_machine(spec: Path) -> None:
-    plan = plan_join(str(spec), names=["worker:2", "worker:0", "worker:2"]).plan
+    plan = planned_part(spec, "worker:2", "worker:0", "worker:2")
     assert [str(task.id) for task in plan.tasks] == ["worker:0", "worker:2"]
     assert {task.node for task in plan.tasks} == {"local"}

@@ -12,9 +12,15 @@ import pytest
 
 from tfcluster.agent.node import machine
 from tfcluster.discovery import machine_facts
-from tfcluster.discovery.machine_facts import gather, own_addresses, visible_gpus
+from tfcluster.discovery.machine_facts import (
+    addresses_to_compare,
+    gather,
+    own_addresses,
+    visible_gpus,
+)
 from tfcluster.errors import SpecError, UsageError
 from tfcluster.plans.context import PlanContext
+from tfcluster.plans.placement import place_tasks
 from tfcluster.spec.model import ClusterSpec
 
 
@@ -27,7 +33,14 @@ def gathered(
 ) -> PlanContext:
     environ = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     spec = make_spec(job, **sections)
-    return gather(spec, spec_dir=folder, bundle="/b/0123", python=python, environ=environ)
+    return gather(
+        spec,
+        place_tasks(spec, addresses_to_compare(spec)),
+        spec_dir=folder,
+        bundle="/b/0123",
+        python=python,
+        environ=environ,
+    )
 
 
 def test_own_addresses_include_loopback_and_the_host_name() -> None:

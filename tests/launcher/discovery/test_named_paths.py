@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tfcluster.discovery import planning
+from tfcluster.discovery.machine_facts import addresses_to_compare
 from tfcluster.errors import Problem, SpecError
-from tfcluster.spec.load import load_file
+from tfcluster.plans.placement import place_tasks
+from tfcluster.spec import PlanOptions
+from tfcluster.spec.load import load
 
 REMOTE = {"worker": ["203.0.113.1:1", "203.0.113.2:1"]}
 
@@ -35,9 +38,10 @@ def problems(
     """Return the problems of a spec that has one field per line, so that places differ."""
     spec = folder / "a.json"
     spec.write_text(json.dumps({"cluster": {"worker": 2}, "job": job} | sections, indent=1))
-    loaded = load_file(spec, sets=sets)
+    loaded = load(spec, PlanOptions(tuple(sets)))
     try:
-        planning.require_paths(loaded, environ={"PATH": "/bin:/usr/bin"}, python=python)
+        tasks = place_tasks(loaded.spec, addresses_to_compare(loaded.spec))
+        planning.require_paths(loaded, tasks, environ={"PATH": "/bin:/usr/bin"}, python=python)
     except SpecError as error:
         return [
             Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from tfcluster.discovery.planning import Planned, plan_spec
+from tfcluster.discovery.planning import Planned, plan
 from tfcluster.errors import SetupError
-from tfcluster.spec.load import load_file
+from tfcluster.preflight import obstacles
+from tfcluster.spec import PlanOptions
 
 
 @pytest.fixture
@@ -24,19 +25,19 @@ def environ(tmp_path: Path) -> dict[str, str]:
 def planned(folder: Path, environ: dict[str, str], job: dict[str, Any], **strategy: str) -> Planned:
     path = folder / "tfcluster.json"
     path.write_text(json.dumps({"cluster": {"worker": 2}, "job": job, "strategy": strategy}))
-    return plan_spec(load_file(path), python=sys.executable, environ=environ)
+    return plan(str(path), PlanOptions(python=sys.executable), environ=environ)
 
 
 def test_the_command_runs_boot_from_the_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text("print(1)\n")
     found = planned(tmp_path, environ, {"script": "train.py"})
-    plan = found.require()
-    python, boot, how, script = plan.tasks[0].command.argv
+    made = obstacles.require(found)
+    python, boot, how, script = made.tasks[0].command.argv
     assert python == sys.executable
     assert boot.startswith(f"{tmp_path}/cache/tfcluster/bundles/")
     assert Path(boot).is_file()
     assert (how, script) == ("script", str(tmp_path / "train.py"))
-    assert plan.spec_path == str(tmp_path / "tfcluster.json")
+    assert made.spec_path == str(tmp_path / "tfcluster.json")
 
 
 def test_a_machine_without_tasks_unpacks_no_bundle(tmp_path: Path, environ: dict[str, str]) -> None:
@@ -45,7 +46,7 @@ def test_a_machine_without_tasks_unpacks_no_bundle(tmp_path: Path, environ: dict
     spec: dict[str, Any] = {"cluster": {"worker": 2}, "job": {"script": "train.py"}}
     spec["runtime"] = {"backend": "kubernetes", "kubernetes": {"image": "x"}}
     path.write_text(json.dumps(spec))
-    found = plan_spec(load_file(path), environ=environ)
+    found = plan(str(path), environ=environ)
     _, boot, *_ = found.plan.tasks[0].command.argv
     assert "/bundles/" in boot
     assert not (tmp_path / "cache").exists()
@@ -61,7 +62,7 @@ def test_a_module_of_the_workers_half_is_read_without_the_bundle(
     spec["job"] = {"module": "tfcluster_workers.jobs.estimator_mnist"}
     spec["runtime"] = {"backend": "kubernetes", "kubernetes": {"image": "x"}}
     path.write_text(json.dumps(spec))
-    found = plan_spec(load_file(path), environ=environ)
+    found = plan(str(path), environ=environ)
     assert found.context.code is not None
     assert not (tmp_path / "cache").exists()
 
@@ -71,9 +72,9 @@ def test_an_obstacle_is_reported_and_raised_only_by_require(
 ) -> None:
     found = planned(tmp_path, environ, {"command": ["true"]}, communication="NCCL")
     found = replace(found, context=replace(found.context, gpus=()))
-    assert ["NCCL" in str(obstacle) for obstacle in found.obstacles()] == [True]
+    assert ["NCCL" in str(obstacle) for obstacle in obstacles.find(found)] == [True]
     with pytest.raises(SetupError, match="NCCL"):
-        found.require()
+        obstacles.require(found)
 
 
 def test_arguments_of_the_command_line_are_kept_for_every_task(
@@ -88,9 +89,9 @@ def test_arguments_of_the_command_line_are_kept_for_every_task(
     spec: dict[str, Any] = {"cluster": {"worker": 3, "evaluator": 1}}
     spec["job"] = {"command": ["true"], "args": ["x"], "per_task": per_task}
     path.write_text(json.dumps(spec))
-    found = plan_spec(load_file(path), python=sys.executable, environ=environ, args=["--more"])
+    found = plan(str(path), PlanOptions(python=sys.executable, args=("--more",)), environ=environ)
     path.write_text(json.dumps(found.spec_to_keep()))
-    again = plan_spec(load_file(path), environ=environ)
+    again = plan(str(path), environ=environ)
     commands = [task.command.argv for task in found.plan.tasks]
     assert commands == [task.command.argv for task in again.plan.tasks]
     assert [argv[1:] for argv in commands] == [("a", "--more"), (), ("x", "--more"), ("b",)]

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tfcluster.export.request import Exported, Request, export
+from tfcluster.spec import UNCHANGED
 
 SCRIPT = {"script": "train.py"}
 
@@ -64,9 +65,7 @@ def exported(tmp_path: Path, cache: Path) -> Exporter:
         (tmp_path / "spec.json").write_text(json.dumps(spec))
         values: dict[str, Any] = {
             "spec": str(tmp_path / "spec.json"),
-            "sets": (),
-            "python": None,
-            "args": (),
+            "options": UNCHANGED,
             "file": "compose.yaml",
             "folder": str(folder),
             "user": "1234:1234",

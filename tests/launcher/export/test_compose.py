@@ -10,6 +10,7 @@ import pytest
 from tests.documentation import unprinted
 
 from tfcluster.errors import SetupError, SpecError, UsageError
+from tfcluster.spec import PlanOptions
 
 from .conftest import SCRIPT, Compose
 
@@ -37,7 +38,9 @@ def test_a_port_of_the_spec_is_kept(compose: Composer) -> None:
 
 
 def test_without_hooks_the_file_is_complete_without_tfcluster(compose: Composer) -> None:
-    made = compose(PLAIN | {"runtime": {"image": "lab/tf:2.21"}}, args=("--epochs", "3"))
+    made = compose(
+        PLAIN | {"runtime": {"image": "lab/tf:2.21"}}, options=PlanOptions(args=("--epochs", "3"))
+    )
     assert made.exported.needs == ()
     service = made.service()
     assert service["image"] == "lab/tf:2.21"

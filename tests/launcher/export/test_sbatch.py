@@ -12,6 +12,7 @@ import pytest
 from tests.documentation import unprinted
 
 from tfcluster.errors import SpecError, UsageError
+from tfcluster.spec import PlanOptions
 from tfcluster.spec.sections import Slurm
 
 from .conftest import SCRIPT, Exporter
@@ -76,9 +77,10 @@ def test_every_option_has_a_line_that_says_why_it_is_there(exported: Exporter) -
 
 
 def test_the_job_starts_up_with_the_same_options(exported: Exporter, tmp_path: Path) -> None:
-    given = {"sets": ("job.env.A=it's",), "args": ("--epochs", "3 4"), "python": "/usr/bin/python3"}
+    sets, args = ("job.env.A=it's",), ("--epochs", "3 4")
+    given = PlanOptions(sets, python="/usr/bin/python3", args=args)
     own = (str(tmp_path / "tfcluster"),)
-    made = exported("sbatch", tfcluster=own, **given)
+    made = exported("sbatch", tfcluster=own, options=given)
     assert run(made.text, tmp_path) == [
         *("up", str(tmp_path / "spec.json"), "--backend", "slurm", "--set", "job.env.A=it's"),
         *("--python", "/usr/bin/python3", "--name", "lab-17"),
@@ -114,7 +116,7 @@ def test_secrets_are_only_named(exported: Exporter) -> None:
     made = exported("sbatch", {"job": SCRIPT | {"secrets": ["PIN"]}})
     assert "the variable PIN, a secret, set where sbatch runs, which passes it on" in made.needs
     with pytest.raises(UsageError, match="value of a secret"):
-        exported("sbatch", sets=("job.env.DB_PASSWORD=hunter22",))
+        exported("sbatch", options=PlanOptions(("job.env.DB_PASSWORD=hunter22",)))
 
 
 def test_a_spec_without_a_file_cannot_be_started_later(

@@ -10,8 +10,8 @@ import pytest
 from tfcluster.agent.protocol import NOT_IN_FILE
 from tfcluster.nodes.remote_folders import RemoteLogs
 from tfcluster.plans.plan import TaskId
-from tfcluster.rundir.log_times import LogTimes
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.task_logs import LogTimes
 from tfcluster.wire.messages import Log
 
 

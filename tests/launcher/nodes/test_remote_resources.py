@@ -11,6 +11,7 @@ from tfcluster.nodes.orders import AssignedResources, assign_resources, explain_
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
+from tfcluster.plans.placement import place_tasks
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.spec.model import ClusterSpec
 
@@ -22,7 +23,7 @@ NAMES = {"TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS"}
 def plan_of(workers: list[Any] | int, **sections: Any) -> Plan:
     job = {"script": "train.py"}
     spec = ClusterSpec.model_validate({"cluster": {"worker": workers}, "job": job} | sections)
-    return make_plan(spec, PlanContext(environ={}, spec_dir="/specs"))
+    return make_plan(spec, PlanContext(environ={}, spec_dir="/specs", tasks=place_tasks(spec, ())))
 
 
 def assigned(plan: Plan, answer: ProbeAnswer = ANSWER) -> list[AssignedResources]:

@@ -11,20 +11,27 @@ import pytest
 
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
+from tfcluster.plans.placement import place_tasks
 from tfcluster.plans.plan import Interpreter, Plan
 from tfcluster.plans.resources import Cores
 from tfcluster.spec.model import ClusterSpec
 
 PACKAGES = {"keras": "3.15.1", "tensorflow": "2.21.0", "tf-keras": "2.21.0"}
+ADDRESSES = ("192.168.7.1", "laptop")
 MACHINE = PlanContext(
     environ={"HOME": "/home/ann", "PATH": "/usr/bin"},
     spec_dir="/home/ann/project/cluster_specs",
-    addresses=frozenset({"192.168.7.1", "laptop"}),
     cores=Cores(((0, 1, 2, 3),)),
     bundles={"local": "/home/ann/.cache/tfcluster/bundles/0123abcd"},
     interpreters={"local": Interpreter("/venv/bin/python", "$VIRTUAL_ENV", "3.11.7", PACKAGES)},
     imports=frozenset({"tensorflow"}),
 )
+
+
+def on(machine: PlanContext, spec: ClusterSpec, *more: str) -> PlanContext:
+    """Return the facts of a machine at `ADDRESSES` and `more`, with the nodes of a spec's tasks."""
+    return replace(machine, tasks=place_tasks(spec, (*ADDRESSES, *more)))
+
 
 Planner = Callable[..., Plan]
 """A function that plans, called as ``plan_of({"job": …}, cores=…, set_paths=…)``.
@@ -61,6 +68,7 @@ def plan_of(machine: PlanContext, spec_of: Callable[[dict[str, Any]], ClusterSpe
         sections: dict[str, Any] | None = None, *, set_paths: tuple[str, ...] = (), **facts: Any
     ) -> Plan:
         context = replace(machine, **facts)
-        return make_plan(spec_of(sections or {}), context, set_paths=set_paths)
+        spec = spec_of(sections or {})
+        return make_plan(spec, on(context, spec), set_paths=set_paths)
 
     return build

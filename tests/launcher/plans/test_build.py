@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.launcher.plans.conftest import on
 
-from tfcluster.errors import UsageError
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
 from tfcluster.plans.imports import Code
@@ -17,7 +17,6 @@ from tfcluster.plans.plan import EnvVar, Interpreter, Plan, TaskId
 from tfcluster.plans.preloading import preload_on
 from tfcluster.plans.resources import EVEN_SHARE
 from tfcluster.spec.model import ClusterSpec
-from tfcluster.typed_json import from_json, to_json
 
 Planner = Callable[..., Plan]
 BUNDLE = "/home/ann/.cache/tfcluster/bundles/0123abcd"
@@ -70,7 +69,7 @@ def test_arguments_after_the_dashes_follow_those_of_the_spec(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({"job": {"args": ["a"]}})
-    plan = make_plan(spec, machine, args=["b", "c"])
+    plan = make_plan(spec, on(machine, spec), args=["b", "c"])
     assert plan.tasks[1].command.argv[-3:] == ("a", "b", "c")
 
 
@@ -89,7 +88,8 @@ def test_single_jobs_or_tasks_may_have_another_program_or_other_arguments(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
-    plan = make_plan(spec_of({"cluster": cluster, "job": ROLES}), machine, args=["--lr", "1"])
+    spec = spec_of({"cluster": cluster, "job": ROLES})
+    plan = make_plan(spec, on(machine, spec), args=["--lr", "1"])
     script = ("/venv/bin/python", BOOT, "script", f"{SPEC_DIR}/train.py")
     assert {str(task.id): task.command.argv for task in plan.tasks} == {
         "chief:0": (*script, "train", "--lr", "1"),
@@ -119,15 +119,6 @@ def test_tasks_with_their_own_command_are_not_preloaded(plan_of: Planner) -> Non
     assert not [note for note in plan.notes if "worker:0" in note]
     alone = plan_of(sections | {"cluster": {"worker": 1}}, code=Code(frozenset({"tensorflow"})))
     assert preload_on(alone, "local") is None
-
-
-def test_a_plan_with_programs_of_single_tasks_is_the_same_after_it_is_loaded(
-    plan_of: Planner,
-) -> None:
-    cluster = {"chief": 1, "worker": 2, "ps": 1, "evaluator": 1}
-    plan = plan_of({"cluster": cluster, "job": ROLES})
-    loaded = from_json(Plan, json.loads(json.dumps(to_json(plan))))
-    assert [task.has_own_command for task in loaded.tasks] == [False] * 4 + [True]
 
 
 def test_the_pythonpath_of_a_task_with_hooks_is_unchanged(plan_of: Planner) -> None:
@@ -174,17 +165,6 @@ def test_the_last_layer_of_the_environment_takes_precedence(plan_of: Planner) ->
         "--set",
         "job.env_file",
     ]
-
-
-def test_a_secret_comes_from_the_launcher_and_stays_hidden(plan_of: Planner) -> None:
-    plan = plan_of({"job": {"secrets": ["KEY"]}}, environ={"KEY": "s3"})
-    key = next(v for v in plan.tasks[0].command.env if v.name == "KEY")
-    assert (key.value, key.secret) == ("s3", True)
-
-
-def test_a_secret_that_is_not_set_is_refused(plan_of: Planner) -> None:
-    with pytest.raises(UsageError, match="KEY"):
-        plan_of({"job": {"secrets": ["KEY"]}})
 
 
 def test_variables_of_another_cluster_are_not_inherited(plan_of: Planner) -> None:
@@ -442,12 +422,6 @@ def test_the_data_folder_is_that_of_the_host_or_the_default(plan_of: Planner) ->
     assert "TFDS_DATA_DIR" not in env(plan_of(environ={"TFDS_DATA_DIR": "/own", "HOME": "/h"}))
 
 
-def test_grpc_bypasses_a_proxy(plan_of: Planner) -> None:
-    plan = plan_of(environ={"https_proxy": "http://proxy:3128", "no_proxy": "corp"})
-    assert env(plan)["no_grpc_proxy"] == "corp,127.0.0.1"
-    assert "enable_http_proxy=0" in env(plan)["TF_GRPC_DEFAULT_OPTIONS"]
-
-
 def test_prepare_runs_once_per_node_without_tf_config(plan_of: Planner) -> None:
     job = {"env": {"A": "1"}, "prepare": {"module": "data.prepare", "args": ["--all"]}}
     step = plan_of({"job": job}).prepare["local"]
@@ -488,7 +462,7 @@ def test_a_plan_depends_only_on_its_inputs(
     spec_of: Callable[[dict[str, Any]], ClusterSpec], machine: PlanContext
 ) -> None:
     spec = spec_of({})
-    assert make_plan(spec, machine) == make_plan(spec, replace(machine))
+    assert make_plan(spec, on(machine, spec)) == make_plan(spec, on(machine, spec))
 
 
 @pytest.mark.parametrize(
@@ -510,7 +484,7 @@ def test_the_prepare_step_of_an_example_job_gets_its_data_options(
 ) -> None:
     prepare = {"module": "tfcluster_workers.data.prepare"}
     spec = spec_of({"job": {"args": given, "prepare": prepare}})
-    command = make_plan(spec, machine, args=typed).prepare["local"]
+    command = make_plan(spec, on(machine, spec), args=typed).prepare["local"]
     assert command.argv == ("/venv/bin/python", "-m", prepare["module"], *passed)
 
 
@@ -526,7 +500,8 @@ def test_files_with_secrets_are_not_sent_to_other_hosts(
     context = replace(machine, environ={"HOME": "/home/ann", "API_KEY": "exported"})
 
     def withheld(**job: Any) -> tuple[str, ...]:
-        return make_plan(spec_of({"job": job}), context, spec_path="sub/spec.json").withheld
+        spec = spec_of({"job": job})
+        return make_plan(spec, on(context, spec), spec_path="sub/spec.json").withheld
 
     assert withheld(env={"SEED": "1", "API_KEY": None}) == ()
     assert withheld(env_file=".env") == (f"{SPEC_DIR}/.env",)

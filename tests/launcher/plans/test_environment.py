@@ -33,12 +33,6 @@ def test_null_for_an_unset_variable_is_refused() -> None:
     assert caught.value.fix == "export A=…, or write its value in the spec"
 
 
-def test_the_fix_for_a_secret_does_not_suggest_the_spec() -> None:
-    with pytest.raises(UsageError) as caught:
-        resolve([Layer("job.secrets", {"KEY": None})], launcher={}, secrets={"KEY"})
-    assert caught.value.fix == "export KEY=…"
-
-
 def test_the_value_of_a_secret_is_not_shown() -> None:
     found = resolve([Layer("job.secrets", {"KEY": None})], launcher={"KEY": "s3"}, secrets={"KEY"})
     assert found["KEY"].secret

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.plans.conftest import on
 
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
@@ -38,7 +39,8 @@ def whole(plan: Plan) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_plan_of_an_example_spec_is_unchanged(path: Path, machine: PlanContext) -> None:
-    plan = make_plan(load(path), machine, spec_path=f"{machine.spec_dir}/{path.name}")
+    spec = load(path).spec
+    plan = make_plan(spec, on(machine, spec), spec_path=f"{machine.spec_dir}/{path.name}")
     found, golden = whole(plan), GOLDEN / f"{path.stem}.json"
     if os.environ.get("RENEW_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)

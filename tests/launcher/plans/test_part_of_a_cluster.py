@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from tests.launcher.plans.conftest import Planner
 
+from tfcluster.discovery.planning import Planned
 from tfcluster.errors import SetupError, UsageError
 from tfcluster.nodes.orders import hold_ports
 from tfcluster.plans import tf_config
-from tfcluster.plans.checks import find
 from tfcluster.plans.context import PlanContext
 from tfcluster.plans.placement import (
     exclude_tasks,
@@ -23,6 +23,7 @@ from tfcluster.plans.placement import (
 )
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.plans.tf_config import Attempt, build, environment, fixed
+from tfcluster.preflight.obstacles import find
 from tfcluster.rundir.chaos import parse
 from tfcluster.typed_json import from_json, to_json
 
@@ -99,7 +100,7 @@ def test_parameter_servers_need_storage_that_all_machines_share(
     """Each machine that joins has its own run, so even tasks on this machine need the storage."""
     sections = {"cluster": CLUSTER}
     joined = keep_tasks(plan_of(sections), OUR_TASKS)
-    assert [error.message for error in find(spec_of(sections), joined, machine)] == [
+    assert [error.message for error in find(Planned(spec_of(sections), joined, machine))] == [
         "a parameter-server job on several hosts needs storage that all its tasks share"
     ]
 
@@ -110,10 +111,10 @@ def test_an_evaluator_needs_the_chief_on_its_machine_or_shared_storage(
     sections = {"cluster": {"worker": [f"{THIS_HOST}:2222"], "evaluator": [f"{THIS_HOST}:2225"]}}
     whole = plan_of(sections)
     evaluator, worker = TaskId("evaluator", 0), TaskId("worker", 0)
-    (error,) = find(spec_of(sections), keep_tasks(whole, [evaluator]), machine)
+    (error,) = find(Planned(spec_of(sections), keep_tasks(whole, [evaluator]), machine))
     assert error.message.startswith("an evaluator on several hosts needs storage")
-    assert not [*find(spec_of(sections), keep_tasks(whole, [evaluator, worker]), machine)]
-    assert not [*find(spec_of(sections), keep_tasks(whole, [worker]), machine)]
+    assert not [*find(Planned(spec_of(sections), keep_tasks(whole, [evaluator, worker]), machine))]
+    assert not [*find(Planned(spec_of(sections), keep_tasks(whole, [worker]), machine))]
 
 
 def test_a_task_in_a_private_network_cannot_join(
@@ -124,7 +125,7 @@ def test_a_task_in_a_private_network_cannot_join(
         "runtime": {"network": "private"},
     }
     joined = keep_tasks(plan_of(sections), [TaskId("worker", 0)])
-    (error,) = find(spec_of(sections), joined, machine)
+    (error,) = find(Planned(spec_of(sections), joined, machine))
     assert "worker:1" in error.message
 
 
@@ -209,9 +210,13 @@ def test_an_evaluator_whose_chief_is_started_by_hand_needs_shared_storage(
 ) -> None:
     sections = {"cluster": {"worker": 2, "evaluator": 1}}
     whole = plan_of(sections)
-    (error,) = find(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 0)]), machine)
+    (error,) = find(
+        Planned(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 0)]), machine)
+    )
     assert error.message.startswith("an evaluator whose chief is started by hand needs storage")
-    assert not [*find(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine)]
+    assert not [
+        *find(Planned(spec_of(sections), exclude_tasks(whole, [TaskId("worker", 1)]), machine))
+    ]
 
 
 def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_storage(
@@ -219,7 +224,7 @@ def test_a_parameter_server_started_by_hand_on_this_machine_needs_no_shared_stor
 ) -> None:
     sections = {"cluster": {"chief": 1, "worker": 1, "ps": 1}}
     plan = exclude_tasks(plan_of(sections), [TaskId("ps", 0)])
-    assert not [*find(spec_of(sections), plan, machine)]
+    assert not [*find(Planned(spec_of(sections), plan, machine))]
 
 
 def test_a_fault_in_a_task_started_by_hand_is_refused(plan_of: Planner) -> None:

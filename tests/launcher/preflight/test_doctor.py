@@ -18,7 +18,7 @@ from tests.launcher.messages import read_report
 
 from tfcluster.agent.catalogue import Order, Report, StartFailed, Welcome
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 from tfcluster.errors import SetupError
 from tfcluster.nodes.orders import Answers
 from tfcluster.plans.plan import NodePlan, Plan
@@ -161,7 +161,7 @@ def examine_job(monkeypatch: pytest.MonkeyPatch) -> Callable[..., PreflightRepor
     def run(scheduler: Scheduler, *, deep: bool = True) -> PreflightReport:
         monkeypatch.delenv("SLURM_JOB_ID", raising=False)
         monkeypatch.setattr("tfcluster.backends.jobs.of_backend", lambda backend: scheduler)
-        planned = plan_file(str(ROOT / "cluster_specs/slurm-2n.json"))
+        planned = planning.plan(str(ROOT / "cluster_specs/slurm-2n.json"))
         return doctor.examine(planned, deep=deep)
 
     return run

@@ -19,7 +19,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir import registry
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui.live.figure_text import describe_results
+from tfcluster.ui.figure_text import describe_results
 
 HOSTILE = "</style></pre><script>alert(1)</script><img src=x onerror=alert(2)>]]>\x1b[2J\u202e"
 KNOWN_TAGS = frozenset(

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tfcluster.errors import SpecError
-from tfcluster.spec import jsonc, published_schema
+from tfcluster.spec import PlanOptions, jsonc, published_schema
 from tfcluster.spec.load import load
 from tfcluster.spec.model import ClusterSpec
 
@@ -98,7 +98,7 @@ def load_bytes(data: bytes, name: str = "a.json") -> ClusterSpec | SpecError:
         path = Path(folder) / name
         path.write_bytes(data)
         try:
-            return load(path)
+            return load(path).spec
         except SpecError as error:
             assert_is_explained(error, name)
             return error
@@ -150,7 +150,7 @@ def test_any_override_is_accepted_or_explained(
         path = Path(folder) / "a.json"
         path.write_text(json.dumps(RICH))
         with contextlib.suppress(SpecError):
-            load(path, sets=[*sets, wild])
+            load(path, PlanOptions((*sets, wild)))
 
 
 @settings(max_examples=80)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tfcluster.plans.keras_settings import changed_settings
+from tfcluster.spec import PlanOptions
 from tfcluster.spec.cluster import TaskEntry
-from tfcluster.spec.load import from_value, load, load_file
+from tfcluster.spec.load import load
 from tfcluster.spec.model import ClusterSpec
 
 from .writing import HOSTS, LEAST, spec_of
@@ -99,13 +100,13 @@ def test_comments_and_last_commas_are_read_in_jsonc(tmp_path: Path) -> None:
     path.write_text(
         '// two\n{"cluster": {"worker": 2,}, /* the // job */ "job": {"script": "a//b.py"},}\n'
     )
-    assert load(path).job.script == "a//b.py"
+    assert load(path).spec.job.script == "a//b.py"
 
 
 def test_a_byte_order_mark_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_bytes(b"\xef\xbb\xbf" + json.dumps(LEAST).encode())
-    assert load(path).cluster == {"worker": 2}
+    assert load(path).spec.cluster == {"worker": 2}
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_a_spec_without_a_name_is_named_after_its_file(
     file: str, name: str, tmp_path: Path
 ) -> None:
     (tmp_path / file).write_text(json.dumps(LEAST))
-    assert load(tmp_path / file).name == name
+    assert load(tmp_path / file).spec.name == name
 
 
 def test_the_spec_in_the_working_directory_is_the_default(
@@ -125,7 +126,7 @@ def test_the_spec_in_the_working_directory_is_the_default(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tfcluster.jsonc").write_text(json.dumps(LEAST) + "// mine")
-    loaded = load_file(sets=["supervision.grace_s=5"])
+    loaded = load(None, PlanOptions(("supervision.grace_s=5",)))
     assert loaded.path == tmp_path / "tfcluster.jsonc"
     assert loaded.folder == tmp_path
     assert loaded.set_paths == {"supervision.grace_s"}
@@ -144,14 +145,14 @@ def test_a_spec_may_come_through_a_pipe(tmp_path: Path) -> None:
     os.write(write, json.dumps(LEAST).encode())
     os.close(write)
     try:
-        assert load(f"/dev/fd/{read}").cluster == {"worker": 2}
+        assert load(f"/dev/fd/{read}").spec.cluster == {"worker": 2}
     finally:
         os.close(read)
 
 
 def test_a_spec_made_from_options_needs_no_file() -> None:
     value = {**LEAST, "name": "train"}
-    spec = from_value(value, where="tfcluster run", sets=["keras.version=2"]).spec
+    spec = load(value, PlanOptions(("keras.version=2",)), where="tfcluster run").spec
     assert isinstance(spec, ClusterSpec)
     assert (spec.name, spec.keras.version) == ("train", "2")
 

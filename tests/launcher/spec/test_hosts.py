@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import SpecError
-from tfcluster.spec import HostChoice
-from tfcluster.spec.load import LoadedSpec, from_value, load_file
+from tfcluster.spec import HostChoice, PlanOptions
+from tfcluster.spec.load import LoadedSpec, load
 from tfcluster.spec.model import ClusterSpec
 
 from .writing import LEAST
@@ -31,7 +31,7 @@ PLACED: dict[str, Any] = {
 def loaded(value: Any, folder: Path, choice: HostChoice, *sets: str) -> LoadedSpec:
     path = folder / "a.json"
     path.write_text(json.dumps(value))
-    return load_file(path, sets=sets, hosts=choice)
+    return load(path, PlanOptions(sets, hosts=choice))
 
 
 def addresses(spec: ClusterSpec, job: Any = "worker") -> list[str]:
@@ -106,11 +106,11 @@ def test_a_run_uses_one_slot_per_worker() -> None:
     value = {**LEAST, "name": "train"}
     for workers, expected in ((None, 4), (3, 3)):
         at = HostChoice("gpu1:2,gpu2:2", workers=workers)
-        spec = from_value(value, where="tfcluster run", hosts=at).spec
+        spec = load(value, PlanOptions(hosts=at)).spec
         assert addresses(spec) == ["gpu1:0", "gpu1:0", "gpu2:0", "gpu2:0"][:expected]
     at = HostChoice("gpu1:2,gpu2:2", workers=5)
     with pytest.raises(SpecError, match="4 slots for 5 tasks: 5 worker"):
-        from_value(value, where="tfcluster run", hosts=at)
+        load(value, PlanOptions(hosts=at))
 
 
 # (a line of a file, a part of the message, a part of the fix)

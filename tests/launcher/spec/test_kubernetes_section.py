@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import SpecError
+from tfcluster.spec import load as spec_load
 from tfcluster.spec.kubernetes import Kubernetes
-from tfcluster.spec.load import from_value
 
 VOLUME = {"name": "d", "mount": "/d", "claim": "c"}
 
@@ -16,7 +16,7 @@ VOLUME = {"name": "d", "mount": "/d", "claim": "c"}
 def load(kubernetes: dict[str, Any], **sections: Any) -> Kubernetes:
     runtime = {"backend": "kubernetes", "kubernetes": kubernetes, **sections.pop("runtime", {})}
     spec = {"cluster": {"worker": 2}, "job": {"script": "a.py"}, "runtime": runtime, **sections}
-    return from_value(spec, where="spec").spec.runtime.kubernetes
+    return spec_load.load(spec).spec.runtime.kubernetes
 
 
 def test_numbers_are_amounts() -> None:

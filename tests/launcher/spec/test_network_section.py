@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import SpecError
-from tfcluster.spec.load import from_value
+from tfcluster.spec import load as spec_load
 from tfcluster.spec.network import Network
 from tfcluster.spec.sections import Runtime
 
@@ -15,7 +15,7 @@ from tfcluster.spec.sections import Runtime
 def load(network: Any, **runtime: Any) -> Runtime:
     spec = {"cluster": {"worker": 2}, "job": {"script": "a.py"}}
     spec |= {"runtime": {"network": network, **runtime}}
-    return from_value(spec, where="spec").spec.runtime
+    return spec_load.load(spec).spec.runtime
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,4 @@ def test_the_nodes_of_a_simulated_network_have_no_addresses_of_other_machines() 
         "runtime": {"network": {"rate": "1gbit"}},
     }
     with pytest.raises(SpecError, match="another machine's address; a simulated network is on"):
-        from_value(spec, where="spec")
+        spec_load.load(spec)

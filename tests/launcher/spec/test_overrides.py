@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tfcluster.errors import SpecError
-from tfcluster.spec.load import load_file
+from tfcluster.spec import PlanOptions
+from tfcluster.spec.load import load
 
 from .writing import HOSTS, LEAST, problems_of, spec_of
 
@@ -103,6 +104,6 @@ def test_an_option_replaces_a_mistake_in_the_file(tmp_path: Path) -> None:
 def test_other_options_are_named_in_their_mistakes(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(LEAST))
-    assert load_file(path, options={"--name": ("name", "exp7")}).spec.name == "exp7"
+    assert load(path, PlanOptions(fields={"--name": ("name", "exp7")})).spec.name == "exp7"
     with pytest.raises(SpecError, match=r"^--name: name: 'a/b' is not a valid run name"):
-        load_file(path, options={"--name": ("name", "a/b")})
+        load(path, PlanOptions(fields={"--name": ("name", "a/b")}))

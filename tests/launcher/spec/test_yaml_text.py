@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tfcluster.cli import init
 from tfcluster.errors import SpecError
-from tfcluster.spec import published_schema
+from tfcluster.spec import PlanOptions, published_schema
 from tfcluster.spec.jsonc import TextError
-from tfcluster.spec.load import load, load_file
+from tfcluster.spec.load import load
 from tfcluster.spec.source import find_default
 from tfcluster.spec.yaml_text import read as read_yaml
 
@@ -104,8 +104,8 @@ def test_every_template_is_the_same_spec_in_each_format(
     (tmp_path / "a.json").write_text(text)
     other = init.format_spec(json.loads(text), f".{ending}")
     (tmp_path / f"a.{ending}").write_text(other)
-    expected = load(tmp_path / "a.json").model_copy(update={"schema_file": None})
-    assert load(tmp_path / f"a.{ending}") == expected
+    expected = load(tmp_path / "a.json").spec.model_copy(update={"schema_file": None})
+    assert load(tmp_path / f"a.{ending}").spec == expected
     assert f"{init.SCHEMA_FOLDER}/{published_schema.SCHEMA_FILE}" in other.splitlines()[0]
 
 
@@ -136,16 +136,16 @@ def test_the_default_spec_may_have_any_format(
     monkeypatch.chdir(tmp_path)
     spec = {"cluster": {"worker": 3}, "job": {"script": "t.py"}}
     Path(f"tfcluster.{ending}").write_text(init.format_spec(spec, f".{ending}"))
-    loaded = load_file()
+    loaded = load()
     assert (loaded.spec.task_count, loaded.path) == (3, tmp_path / f"tfcluster.{ending}")
     Path("tfcluster.json" if ending != "json" else "tfcluster.yaml").touch()
     with pytest.raises(SpecError, match="this folder has tfcluster"):
-        load_file()
+        load()
 
 
 def test_options_change_a_spec_of_any_format(tmp_path: Path) -> None:
     (tmp_path / "a.yml").write_text(f"{HEAD_YAML}job: {{script: t.py}}\n")
-    assert load(tmp_path / "a.yml", sets=["cluster.worker=5"]).task_count == 5
+    assert load(tmp_path / "a.yml", PlanOptions(("cluster.worker=5",))).spec.task_count == 5
 
 
 JSON_VALUES = st.recursive(
@@ -193,6 +193,6 @@ def test_a_spec_in_toml_is_refused_with_the_command_that_converts_it(tmp_path: P
         load(spec)
     command = refused.value.problems[0].fix.partition(": ")[2]
     subprocess.run(command, shell=True, check=True)
-    assert load(tmp_path / "train 1.json").task_count == 2
+    assert load(tmp_path / "train 1.json").spec.task_count == 2
     (tmp_path / "tfcluster.toml").touch()
     assert find_default(tmp_path) == Path("tfcluster.toml")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.errors import Problem, SpecError
+from tfcluster.spec import PlanOptions
 from tfcluster.spec.load import load
 from tfcluster.spec.model import ClusterSpec
 
@@ -21,7 +22,7 @@ HOSTS: dict[str, Any] = {
 def spec_of(value: Any, folder: Path, *, sets: Sequence[str] = ()) -> ClusterSpec:
     path = folder / "a.json"
     path.write_text(json.dumps(value))
-    return load(path, sets=sets)
+    return load(path, PlanOptions(tuple(sets))).spec
 
 
 def problems_of(
@@ -31,7 +32,7 @@ def problems_of(
     path = folder / name
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     try:
-        load(path, sets=sets)
+        load(path, PlanOptions(tuple(sets)))
     except SpecError as error:
         return [
             Problem(problem.place.removeprefix(f"{folder}/"), problem.message, problem.fix)

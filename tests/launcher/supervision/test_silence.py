@@ -10,7 +10,7 @@ from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.ending import STACKS_WAIT_S
+from tfcluster.supervision.endings import STACKS_WAIT_S
 from tfcluster.supervision.silence import BUSY, ENDING_S, STALLED_S
 
 

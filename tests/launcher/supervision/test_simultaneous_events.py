@@ -17,7 +17,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.ending import AGENT_SLACK_S, STACKS_S
+from tfcluster.supervision.endings import AGENT_SLACK_S, STACKS_S
 from tfcluster.supervision.member import BOOT_GRACE_S
 from tfcluster.supervision.supervisor import EVALUATOR_S, START_ANSWER_S, Supervisor
 from tfcluster.supervision.verdicts import FROZEN_S

@@ -19,7 +19,7 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
-from tfcluster.supervision.ending import AGENT_SLACK_S, FAILURE_GRACE_S, STACKS_S
+from tfcluster.supervision.endings import AGENT_SLACK_S, FAILURE_GRACE_S, STACKS_S
 from tfcluster.supervision.supervisor import AFTER_SUSPENSION_S, Supervisor
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 

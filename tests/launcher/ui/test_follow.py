@@ -218,38 +218,6 @@ def test_a_low_screen_shows_one_line_with_the_latest_state_of_a_progress_bar(
     view.finish()
 
 
-def test_a_low_and_narrow_screen_keeps_one_status_line(
-    paths: RunPaths, write_log: Write, open_screen: OpenScreen
-) -> None:
-    user, screen = open_screen(columns=40, rows=10)
-    watcher = Watcher(user, columns=40, rows=10)
-    write_state(paths, step=1_000_000, steps_per_second=41.23, metrics={"loss": 0.3, "acc": 0.9})
-    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
-    view.start()
-    for number in range(4):
-        write_log("worker:0", b"line %d\n" % number)
-        time.sleep(0.1)
-    wait_until(lambda: len(watcher.lines) == 5)
-    assert len(watcher.lines[-1]) <= 39
-    assert watcher.lines[-1].endswith("…")
-    view.finish()
-
-
-def test_wide_characters_do_not_break_the_status_line(
-    paths: RunPaths, write_log: Write, open_screen: OpenScreen
-) -> None:
-    user, screen = open_screen(columns=40, rows=10)
-    watcher = Watcher(user, columns=40, rows=10)
-    write_state(paths)
-    write_log("worker:0", "学習中".encode() * 20)
-    view = RunView(paths, Terminal(screen, screen, environ={"TERM": "xterm"}))
-    view.start()
-    wait_until(lambda: watcher.lines != [])
-    time.sleep(0.6)
-    assert len(watcher.lines) == 1
-    view.finish()
-
-
 def test_wide_characters_do_not_break_the_frame(
     paths: RunPaths, write_log: Write, open_screen: OpenScreen
 ) -> None:

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tfcluster.ui.figure_text import format_metric
 from tfcluster.ui.formats import (
     cut_to_columns,
     format_bytes,
@@ -15,7 +16,6 @@ from tfcluster.ui.formats import (
     format_rate,
     format_value,
 )
-from tfcluster.ui.live.figure_text import format_metric
 
 
 @pytest.mark.parametrize(

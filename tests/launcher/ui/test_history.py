@@ -8,7 +8,7 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
 from tfcluster.ui import history
-from tfcluster.ui.follow import format_status_line
+from tfcluster.ui.frame import format_status_line
 from tfcluster.ui.panels import closing_panel, root_cause_panel, runs_grid, status_panel
 from tfcluster.ui.render import part_lines, plain_text
 
@@ -68,7 +68,7 @@ def test_a_restart_of_one_task_does_not_count_as_an_attempt_of_all() -> None:
     assert dict(history.list_facts(run)) == {
         "restarts": "worker:1 attempt 2: worker:1: killed by SIGKILL"
     }
-    assert "attempt" not in format_status_line(run, {}, now=START, width=100)
+    assert "attempt" not in format_status_line(run, now=START, width=100)
 
 
 def test_a_stopped_task_that_raised_the_same_error_is_marked() -> None:
@@ -149,7 +149,7 @@ def test_waits_lost_nodes_and_stopped_tasks_are_shown(paths: RunPaths) -> None:
     assert "waiting for  the agent of local" in shown(run, paths)
     assert "nodes        local is lost" in shown(run, paths)
     assert "worker:0  stopped by SIGSTOP" in shown(run, paths)
-    line = format_status_line(run, {}, now=START + 12, width=100)
+    line = format_status_line(run, now=START + 12, width=100)
     assert line == (
         "restarting 12 s · attempt 2 of 4 · waiting for the agent of local · worker:0 stopped"
     )

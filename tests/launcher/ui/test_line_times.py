@@ -152,18 +152,6 @@ def test_logs_with_times(
     assert tfcluster("logs", "--since", "5m", "--task", "worker:0").stdout == ""
 
 
-def test_a_run_of_an_older_release_has_no_times(
-    tfcluster: Tfcluster,  # noqa: F811
-    make_run: MakeRun,  # noqa: F811
-) -> None:
-    make_run("old-20260914-153012-k7f3")
-    for option in (["--time"], ["--since", "5m"]):
-        done = tfcluster("logs", *option)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert "an older tfcluster ran it" in done.stderr
-    assert tfcluster("logs", "--since", "soon").returncode == 2
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

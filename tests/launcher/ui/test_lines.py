@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.rundir.tail import latest_state, latest_states
+from tfcluster.rundir.task_logs import latest_state, latest_states
 from tfcluster.ui.lines import (
     prefix_lines,
     sanitize,

@@ -6,16 +6,14 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
-from tfcluster.rundir.log_files import rank
+from tfcluster.rundir import task_logs
 from tfcluster.rundir.paths import RunPaths
-from tfcluster.ui import merged_logs
+from tfcluster.rundir.task_logs import rank
 from tfcluster.ui.lines import MAX_LINE_BYTES
 from tfcluster.ui.merged_logs import LineStyle, LogFilter, MergedLogs, task_colour
 
@@ -90,12 +88,6 @@ def test_a_task_has_the_same_colour_whatever_the_others_are() -> None:
     assert len({task_colour(label) for label in small}) == len(small)
 
 
-def test_a_huge_line_reaches_a_pipe_whole(paths: RunPaths, write_log: Write) -> None:
-    write_log("worker:0", b"x" * 10_000_000)
-    write_log("worker:1", b"y\n")
-    assert drained(paths) == f"worker:0 │ {'x' * 10_000_000}\nworker:1 │ y\n"
-
-
 def test_a_screen_gets_the_beginning_of_a_huge_line_and_a_note(
     paths: RunPaths, write_log: Write
 ) -> None:
@@ -136,15 +128,6 @@ def test_an_unfinished_line_that_is_not_asked_for_is_not_shown(
     write_log("worker:0", b"one\nkilled in mid-")
     assert drained(paths, LogFilter(tail=0)) == ""
     assert drained(paths, LogFilter(tail=1)) == "worker:0 │ killed in mid-\n"
-
-
-def test_a_growing_line_does_not_delay_other_tasks(paths: RunPaths, write_log: Write) -> None:
-    write_log("worker:0", b"x" * 600_000)
-    write_log("worker:1", b"y\n")
-    logs = MergedLogs(paths)
-    assert b"".join(logs.advance()).decode() == "worker:1 │ y\n"
-    write_log("worker:0", b"x\n")
-    assert b"".join(logs.advance()).decode() == f"worker:0 │ {'x' * 600_001}\n"
 
 
 @pytest.mark.parametrize(
@@ -243,34 +226,6 @@ def lines_of(task: int, count: int) -> Iterable[bytes]:
     return (b"task %d line %07d " % (task, n) for n in range(count))
 
 
-@pytest.mark.slow
-def test_800_000_lines_of_four_growing_logs_are_whole_attributed_and_in_order(
-    paths: RunPaths, write_log: Write
-) -> None:
-    count = 200_000
-
-    def grow(task: int) -> None:
-        content = b"".join(line.ljust(84, b"x") + b"\n" for line in lines_of(task, count))
-        # The pieces do not end at a newline.
-        for start in range(0, len(content), 99_991):
-            write_log(f"worker:{task}", content[start : start + 99_991])
-
-    writers = [threading.Thread(target=grow, args=(task,)) for task in range(4)]
-    for writer in writers:
-        writer.start()
-    logs, blocks = MergedLogs(paths), []
-    while any(writer.is_alive() for writer in writers):
-        blocks += list(logs.advance())
-        time.sleep(0.001)
-    blocks += list(logs.drain())
-    shown = b"".join(blocks)[:-1].split(b"\n")
-    assert len(shown) == 4 * count
-    for task in range(4):
-        prefix = f"worker:{task} │ ".encode()
-        lines = [line for line in shown if line.startswith(prefix)]
-        assert lines == [prefix + line.ljust(84, b"x") for line in lines_of(task, count)]
-
-
 MERGE = """
 import pathlib, resource, sys, time
 from tfcluster.rundir.paths import RunPaths
@@ -310,7 +265,7 @@ def test_many_new_logs_are_sorted_once(
         ranked.append(label)
         return rank(label)
 
-    monkeypatch.setattr(merged_logs, "rank", counted)
+    monkeypatch.setattr(task_logs, "rank", counted)
     for index in range(100):
         write_log(f"worker:{index}", b"x\n")
     logs = MergedLogs(paths)

@@ -33,7 +33,7 @@ from tfcluster.ui.panels import (
     root_cause_panel,
     runs_grid,
     status_panel,
-    task_ends_grid,
+    tasks_grid,
 )
 from tfcluster.ui.plan_view import start_panel
 from tfcluster.ui.render import Facts, Grid, Panel, part_lines, plain_text, render, screen_text
@@ -121,7 +121,7 @@ def test_ended_tasks_show_their_mean_speed_and_running_tasks_the_current_one() -
     ended, running = failed_run(), running_run()
     for task in (*ended.tasks, *running.tasks):
         task.mean_steps_per_second = 17.5
-    closing = task_ends_grid(ended)
+    closing = tasks_grid(ended)
     place = closing.headers.index("steps/s")
     assert [row[place] for row in closing.rows] == ["17.5", "17.5"]
     status = status_panel(running, PATHS, now=START + 10)
@@ -286,7 +286,7 @@ def test_the_closing_panel_has_results_and_the_command_for_curves() -> None:
     lead = run.tasks[0]
     lead.metrics, lead.first_step_s = {"accuracy": 0.9, "loss": 0.25, "val_loss": 0.3}, 6.2
     lead.epoch, lead.epochs, lead.total_steps = 3, 10, 4000
-    lead.examples_per_second, lead.mean_steps_per_second = 2637.0, 20.6
+    lead.mean_examples_per_second, lead.mean_steps_per_second = 1318.0, 20.6
     shown = plain_text(closing_panel(run, PATHS, has_curves=True), 80)
     facts = {line.split("  ")[1].strip(): line for line in shown.splitlines() if "  " in line}
     assert facts["metrics"].endswith("loss 0.25, accuracy 0.9, val_loss 0.3")

@@ -142,14 +142,6 @@ def test_a_non_blocking_pipe_gets_everything() -> None:
     assert len(read) == 500_000
 
 
-def test_importing_terminal_and_view_imports_neither_rich_nor_pydantic() -> None:
-    code = (
-        "import sys, tfcluster.ui.follow, tfcluster.ui.panels;"
-        "sys.exit(any(m.split('.')[0] in ('rich', 'pydantic') for m in sys.modules))"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 def test_a_lone_surrogate_is_shown_as_a_question_mark() -> None:
     stream = io.StringIO()
     terminal = Terminal(stream, stream, environ={})

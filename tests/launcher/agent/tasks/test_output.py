@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.launcher.agent.conftest import Rig, wait_until
 
-from tfcluster.rundir.log_times import LogTimes
+from tfcluster.rundir.task_logs import LogTimes
 
 WRITE_LINES = """
 import sys

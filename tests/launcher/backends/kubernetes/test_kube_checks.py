@@ -13,7 +13,8 @@ from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.kubernetes import kube_checks
 from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.backends.kubernetes.kube_checks import Survey
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
+from tfcluster.spec import PlanOptions
 from tfcluster.spec.kubernetes import Kubernetes
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
@@ -199,7 +200,7 @@ def test_up_asks_for_the_gang_and_the_account_only_where_the_spec_names_them(
 ) -> None:
     fake = FakeCluster({"/version": {"gitVersion": "v1.30.1"}})
     monkeypatch.setattr(kube_checks, "reach", lambda settings, *, patience_s: fake)
-    planned = plan_file(SPEC, sets=[f"runtime.kubernetes.{text}" for text in sets])
+    planned = planning.plan(SPEC, PlanOptions(tuple(f"runtime.kubernetes.{text}" for text in sets)))
     job = Submission("lab-1", tmp_path, (), planned.spec.runtime, nodes=2, tasks_per_node=1)
     found = kube_checks.check(job, thorough=False)
     assert [one.check for one in found.obstacles] == said

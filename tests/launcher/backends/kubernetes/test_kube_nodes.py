@@ -22,8 +22,9 @@ from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.spec import PlanOptions
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 
@@ -130,7 +131,7 @@ class Desk:
     """A run of two pods whose coordinator is in the cluster."""
 
     def __init__(self, folder: Path) -> None:
-        planned = plan_file(SPEC, sets=["supervision.start_deadline_s=3"])
+        planned = planning.plan(SPEC, PlanOptions(("supervision.start_deadline_s=3",)))
         self.plan, self.cluster = planned.plan, FakeCluster()
         self.queued: list[str] = []
         self.told: list[str] = []

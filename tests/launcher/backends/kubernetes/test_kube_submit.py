@@ -30,7 +30,7 @@ from tfcluster.backends.kubernetes.submitted import (
 )
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.coordinator import submitting
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
 from tfcluster.errors import SetupError
 from tfcluster.rundir import control, registry
 from tfcluster.rundir.paths import RunPaths
@@ -87,7 +87,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> FakePlace:
 
 
 def submission(folder: Path) -> Submission:
-    planned = plan_file(SPEC)
+    planned = planning.plan(SPEC)
     (folder / "spec.json").write_text("{}")
     return Submission(
         "lab-1", folder, (), planned.spec.runtime, nodes=2, tasks_per_node=1, plan=planned.plan
@@ -107,7 +107,7 @@ def write_spec(folder: Path, **job: Any) -> str:
 @pytest.mark.usefixtures("place", "home_dir")
 def test_files_that_are_withheld_are_announced(tmp_path: Path) -> None:
     (tmp_path / "kaggle.json").write_text("{}")
-    launch = make_launch(plan_file(write_spec(tmp_path)), LaunchOptions(runs_preflight=False))
+    launch = make_launch(planning.plan(write_spec(tmp_path)), LaunchOptions(runs_preflight=False))
     events = submitting.submit(launch).events.read_text().splitlines()
     messages = [event["message"] for event in map(json.loads, events) if event["type"] == "warned"]
     assert len(messages) == 1
@@ -359,7 +359,7 @@ def test_a_successor_waits_until_its_predecessor_has_saved(
 def test_a_living_pod_with_files_is_asked_until_it_answers(
     place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan_file(SPEC)
+    planned = planning.plan(SPEC)
     run = PodRun("lab-1", planned.plan, planned.spec.runtime)
     pod = run_pods.task_pod(run, "worker-0", 1)
     pod["metadata"]["annotations"][CLAIMED] = "a coordinator"

@@ -13,14 +13,15 @@ from tests.pod_security import violations
 
 from tfcluster.backends.kubernetes import run_objects, run_pods
 from tfcluster.backends.kubernetes.run_objects import PodRun
-from tfcluster.discovery.planning import plan_file
+from tfcluster.discovery import planning
+from tfcluster.spec import PlanOptions
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 VERSIONS = [f"1.{minor}" for minor in range(25, 38)]
 
 
 def run_with(*sets: str, run_id: str = "lab-1") -> PodRun:
-    planned = plan_file(SPEC, sets=[f"runtime.kubernetes.{text}" for text in sets])
+    planned = planning.plan(SPEC, PlanOptions(tuple(f"runtime.kubernetes.{text}" for text in sets)))
     return PodRun(run_id, planned.plan, planned.spec.runtime)
 
 
@@ -194,7 +195,7 @@ def test_run_as_non_root_follows_the_user(
     sets: list[str], spec: dict[str, Any], pod: bool, task: bool | None
 ) -> None:
     template = f"runtime.kubernetes.pod_template={json.dumps({'spec': spec})}"
-    planned = plan_file(SPEC, sets=[*sets, template])
+    planned = planning.plan(SPEC, PlanOptions((*sets, template)))
     run = PodRun("lab-1", planned.plan, planned.spec.runtime)
     made = run_pods.task_pod(run, "worker-0", 1)["spec"]
     assert made["securityContext"]["runAsNonRoot"] is pod

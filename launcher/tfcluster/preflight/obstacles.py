@@ -1,4 +1,7 @@
-"""Checks for errors in the environment that would make a plan fail, made before the start."""
+"""Rules that find what would make a plan fail, from the spec and the facts it was made from (pure).
+
+`rules` are those for what the nodes themselves answer.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from tfcluster.agent.containers.container_wait import OLDEST_PYTHON
 from tfcluster.errors import InterpreterError, SetupError, join_first
-from tfcluster.plans import command, tf_config
+from tfcluster.plans import tf_config
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.keras_settings import (
     TESTED,
@@ -17,37 +20,36 @@ from tfcluster.plans.keras_settings import (
     has_keras_3,
     install_tf_keras,
     needs_patching,
+    needs_tensorflow,
     uses_legacy_keras,
     with_inherited_switch,
 )
-from tfcluster.plans.placement import (
-    by_machine,
-    find_task_gpus,
-    place_tasks,
-)
+from tfcluster.plans.placement import by_machine, find_task_gpus
 from tfcluster.plans.plan import Gpu, NodePlan, Plan, TaskId
 from tfcluster.plans.resources import requested_gpus, shared_gpus
 from tfcluster.spec.cluster import is_loopback
 from tfcluster.spec.job import UNKNOWN_PROGRAM
 
 if TYPE_CHECKING:
+    from tfcluster.discovery.planning import Planned
     from tfcluster.spec.model import ClusterSpec
 
 _BY_HAND: Final = "an evaluator whose chief is started by hand"
 _LONGEST_VARIABLE: Final = 32 * 4096
 """Bytes of one variable with its name (MAX_ARG_STRLEN, execve(2))."""
 _AROUND_HOST: Final = len('":12345", "')
-_TENSORFLOW = frozenset({"tensorflow", "tf_keras", "tensorflow_datasets"})
 
 
-def require(spec: ClusterSpec, plan: Plan, context: PlanContext) -> None:
-    """Raise the first obstacle (exit 3); `up` calls this, `plan` only reports obstacles."""
-    for obstacle in find(spec, plan, context):
+def require(planned: Planned) -> Plan:
+    """Return the plan; raise the first obstacle (exit 3). `tfcluster plan` only reports them."""
+    for obstacle in find(planned):
         raise obstacle
+    return planned.plan
 
 
-def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupError]:
+def find(planned: Planned) -> Iterator[SetupError]:
     """Yield every obstacle, the most basic first."""
+    spec, plan, context = planned.spec, planned.plan, planned.context
     yield from _check_placeholders(spec)
     yield from _check_size(plan)
     yield from _check_variables(plan)
@@ -64,17 +66,6 @@ def find(spec: ClusterSpec, plan: Plan, context: PlanContext) -> Iterator[SetupE
     yield from _check_private_network(plan)
     yield from _check_mounts(plan)
     yield from _check_wrap(plan)
-
-
-def needs_tensorflow(spec: ClusterSpec, context: PlanContext) -> bool:
-    """Return whether the job imports TensorFlow for certain; a valid job may never import it."""
-    programs = command.programs(spec.job)
-    if not any(program.has_hooks for program in programs):
-        return False
-    modules = {program.module or "" for program in programs} - {command.FUNCTION_MODULE}
-    if any(module.startswith("tfcluster_workers.") for module in modules):
-        return True
-    return bool(context.packages & _TENSORFLOW)
 
 
 def _check_placeholders(spec: ClusterSpec) -> Iterator[SetupError]:
@@ -202,7 +193,7 @@ def _check_gpus(
 
     A missing index in CUDA_VISIBLE_DEVICES hides all GPUs.
     """
-    for placed_tasks in by_machine(place_tasks(spec, context.addresses)):
+    for placed_tasks in by_machine(context.tasks):
         if not context.is_here(placed_tasks[0].backend):
             continue
         task_gpus = find_task_gpus(placed_tasks, is_search=spec.job.kind == "tuner")

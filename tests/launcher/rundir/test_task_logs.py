@@ -1,11 +1,14 @@
-"""A growing file is read in whole lines, at any pace, in constant memory."""
+"""A growing log is read in whole lines, at any pace, in constant memory, with their times."""
 
 from __future__ import annotations
 
+import bisect
 import os
 import re
+import struct
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -14,16 +17,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfcluster.rundir import tail as tail_module
-from tfcluster.rundir.log_times import LogTimes
-from tfcluster.rundir.tail import (
+from tfcluster.agent.tasks.output import TimeIndex
+from tfcluster.rundir import task_logs
+from tfcluster.rundir.task_logs import (
     CHUNK,
     LogSource,
+    LogTimes,
     end_of_lines,
+    last_lines,
     latest_states,
     tail_offset,
 )
-from tfcluster.ui.lines import read_end
 
 
 def read(source: LogSource) -> bytes:
@@ -45,16 +49,6 @@ def test_a_line_is_read_once_it_has_its_newline(tmp_path: Path) -> None:
     assert source.partial() == b"sec"
     append(log, b"ond\n")
     assert read(source) == b"second\n"
-
-
-def test_a_last_line_without_newline_gets_one_after_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"first\nlast words")
-    source = LogSource(log)
-    assert [read(source), read(source)] == [b"first\n", b""]
-    source.has_ended = True
-    assert read(source) == b"last words\n"
-    assert read(source) == b""
 
 
 def test_output_of_a_grandchild_after_the_end_is_still_read(tmp_path: Path) -> None:
@@ -109,15 +103,6 @@ def test_an_unreadable_file_yields_nothing(tmp_path: Path) -> None:
     (tmp_path / "worker-0.log").mkdir()
     source = LogSource(tmp_path / "worker-0.log")
     assert read(source) == b""
-
-
-def test_a_huge_line_without_newline_is_not_lost_at_the_end(tmp_path: Path) -> None:
-    log = tmp_path / "worker-0.log"
-    append(log, b"x" * (2 * CHUNK + 5))
-    source = LogSource(log)
-    assert read(source) == b""
-    source.has_ended = True
-    assert read(source) == b"x" * (2 * CHUNK + 5) + b"\n"
 
 
 @pytest.mark.parametrize("size", [1000, CHUNK - 4, CHUNK - 1, CHUNK, CHUNK + 3, 3 * CHUNK])
@@ -193,8 +178,8 @@ def test_tail_starts_with_the_last_lines(
 def test_tail_counts_only_lines_that_match(tmp_path: Path) -> None:
     log = tmp_path / "worker-0.log"
     append(log, b"loss 1\nloss 2 loss\nx\nloss 3\ny\n")
-    assert tail_offset(log, 2, re.compile(rb"loss")) == len(b"loss 1\n")
-    assert tail_offset(log, 2, re.compile(rb"nowhere")) == log.stat().st_size
+    assert tail_offset(log, 2, lambda block: re.compile(rb"loss").search) == len(b"loss 1\n")
+    assert tail_offset(log, 2, lambda block: None) == log.stat().st_size
 
 
 @pytest.mark.parametrize("count", [1, 3, 1000, 70_000])
@@ -214,11 +199,12 @@ HUGE = 300_000_000
 TAIL = """
 import re, resource, sys
 from pathlib import Path
-from tfcluster.rundir.tail import LogSource, tail_offset
+from tfcluster.rundir.task_logs import LogSource, tail_offset
 from tfcluster.ui.excerpt import excerpt
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 log = Path(sys.argv[1])
-print(tail_offset(log, 1), tail_offset(log, 2, re.compile(b"x")), len(excerpt(log)))
+search = re.compile(b"x").search
+print(tail_offset(log, 1), tail_offset(log, 2, lambda block: search), len(excerpt(log)))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -255,8 +241,8 @@ def test_lines_longer_than_a_chunk_are_read_like_short_ones(
     log = tmp_path_factory.mktemp("long") / "worker-0.log"
     source, got = LogSource(log), b""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tail_module, "CHUNK", 4)
-        patch.setattr(tail_module, "SCAN_LIMIT", 8)
+        patch.setattr(task_logs, "CHUNK", 4)
+        patch.setattr(task_logs, "SCAN_LIMIT", 8)
         for written in writes:
             append(log, written)
             for _ in range(3):
@@ -279,5 +265,103 @@ def test_a_pipe_or_a_device_is_an_empty_log(tmp_path: Path, kind: str) -> None:
     source = LogSource(log)
 
     assert (read(source), list(source.lines()), source.partial()) == (b"", [], b"")
-    assert (end_of_lines(log), tail_offset(log, 5), read_end(log, within=100)) == (0, 0, [])
+    assert (end_of_lines(log), tail_offset(log, 5), last_lines(log, within=100)) == (0, 0, [])
     assert LogTimes(log).find(1.0) is None
+
+
+Entries = list[tuple[int, float]]
+
+
+def write_times(log: Path, entries: Entries, *, more: bytes = b"") -> LogTimes:
+    packed = b"".join(struct.pack("<Qd", *entry) for entry in entries)
+    log.with_suffix(".times").write_bytes(packed + more)
+    return LogTimes(log)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "worker-0.log"
+
+
+def test_a_byte_has_the_time_of_the_write_that_it_was_part_of(log: Path) -> None:
+    times = write_times(log, [(0, 100.0), (50, 107.5), (80, 110.0)])
+    assert [times.at(offset) for offset in (0, 49, 50, 79, 80, 10**9)] == [
+        100.0, 100.0, 107.5, 107.5, 110.0, 110.0,
+    ]  # fmt: skip
+
+
+def test_without_an_index_no_time_is_known(log: Path) -> None:
+    times = LogTimes(log)
+    assert (times.exists, times.at(0), times.find(0.0)) == (False, None, None)
+    assert (write_times(log, []).exists, write_times(log, []).at(5)) == (True, None)
+
+
+def test_bytes_before_the_first_entry_have_no_time(log: Path) -> None:
+    times = write_times(log, [(50, 107.5)])
+    assert (times.at(49), times.at(50)) == (None, 107.5)
+
+
+def test_half_an_entry_and_impossible_times_are_ignored(log: Path) -> None:
+    assert write_times(log, [(0, 100.0)], more=b"\1" * 11).at(500) == 100.0
+    for damaged in (-5.0, 1e300, float("inf"), float("nan")):
+        assert write_times(log, [(0, damaged)]).at(3) is None
+
+
+def test_new_entries_are_seen_after_a_refresh(log: Path) -> None:
+    times = write_times(log, [(0, 100.0)])
+    assert times.at(60) == 100.0
+    write_times(log, [(0, 100.0), (50, 107.5)])
+    times.refresh()
+    assert (times.at(60), times.at(10)) == (107.5, 100.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 99), st.floats(0.1, 9)), max_size=40),
+    st.lists(st.integers(0, 4000), min_size=1, max_size=20),
+    st.floats(1000, 1400),
+    st.integers(2, 7),
+)
+def test_lookups_agree_with_a_search_of_the_whole_index(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[int, float]],
+    offsets: list[int],
+    moment: float,
+    window: int,
+) -> None:
+    entries, at, now = [], 0, 1000.0
+    for length, seconds in steps:
+        entries.append((at, now))
+        at, now = at + length, now + seconds
+    times = write_times(tmp_path_factory.mktemp("index") / "worker-0.log", entries)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogTimes, "WINDOW", window)
+        for offset in offsets:
+            place = bisect.bisect_right([entry[0] for entry in entries], offset) - 1
+            assert times.at(offset) == (entries[place][1] if entries else None)
+        later = [entry[0] for entry in entries if entry[1] >= moment]
+        assert times.find(moment) == (later[0] if later else None)
+
+
+def test_the_writer_adds_an_entry_at_most_every_interval(
+    log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, now = TimeIndex(str(log)), [50.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: now[0] + 1e9)
+    for offset, now[0] in [(0, 50.0), (10, 50.05), (20, 50.11), (30, 50.2), (40, 90.0)]:
+        index.note(offset)
+    times = LogTimes(log)
+    assert [times.at(offset) for offset in (5, 25, 45)] == [1e9 + 50, 1e9 + 50.11, 1e9 + 90]
+    assert log.with_suffix(".times").stat().st_size == 3 * 16
+
+
+def test_the_writer_repairs_half_an_entry(log: Path) -> None:
+    write_times(log, [(0, 100.0)], more=b"\1" * 5)
+    TimeIndex(str(log)).note(50)
+    times = LogTimes(log)
+    assert times.at(0) == 100.0
+    assert (times.at(50) or 0.0) > 1e9
+
+
+def test_the_writer_ignores_a_disk_that_refuses(tmp_path: Path) -> None:
+    TimeIndex(str(tmp_path / "missing" / "worker-0.log")).note(0)

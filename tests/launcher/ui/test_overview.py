@@ -14,7 +14,8 @@ from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import this_process
 from tfcluster.rundir.snapshot import RunSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.ui.live.overview import LiveRuns, overview_grid
+from tfcluster.ui.overview import LiveRuns
+from tfcluster.ui.panels import runs_grid
 from tfcluster.ui.render import part_lines
 
 from .frames import START, run_of, worker
@@ -90,7 +91,8 @@ def test_json_has_numbers_and_says_what_is_not_known(
 
 @pytest.mark.parametrize("width", [60, 80, 100, 140, 200])
 def test_columns_are_left_out_until_the_table_fits(width: int) -> None:
-    grid = overview_grid([run("mnist-k7f3"), run("mnist-abcd")], now=START + 60, width=width)
+    runs = [run("mnist-k7f3"), run("mnist-abcd")]
+    grid = runs_grid(runs, now=START + 60, width=width, live=True)
     assert max(map(len, part_lines(grid, width))) <= width
     assert {"NAME", "ID", "STATUS", "LOSS", "STEP"} <= set(grid.headers)
     assert ("CORES" in grid.headers) == (width >= 140)
@@ -98,7 +100,7 @@ def test_columns_are_left_out_until_the_table_fits(width: int) -> None:
 
 def test_a_run_without_a_step_is_listed_too() -> None:
     waiting = run("mnist-k7f3", step=None, metrics={}, rss_bytes=None, cores=None)
-    assert part_lines(overview_grid([waiting], now=START + 60), 80) == [
+    assert part_lines(runs_grid([waiting], now=START + 60, live=True), 80) == [
         "NAME   ID    STATUS              TASKS",
         "mnist  k7f3  running 1 min 00 s      1",
     ]

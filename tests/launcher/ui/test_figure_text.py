@@ -6,7 +6,7 @@ import pytest
 
 from tfcluster.rundir.figures import Figures, figures_of
 from tfcluster.rundir.states import Status
-from tfcluster.ui.live.figure_text import Trend, draw_trend
+from tfcluster.ui.figure_text import Trend, draw_trend
 
 from .frames import START, run_of, worker
 
@@ -29,8 +29,6 @@ def test_the_remaining_time_uses_the_mean_speed_and_is_never_negative() -> None:
 
 def test_the_mean_speed_is_in_examples_where_a_task_knows_them() -> None:
     assert figures_of(run_of(worker(0, mean_examples_per_second=50.0))).mean_rate == 50.0
-    old = worker(0, examples_per_second=100.0, steps_per_second=10.0, mean_steps_per_second=5.0)
-    assert figures_of(run_of(old)).mean_rate == 50.0  # of a run by an older release
     assert figures_of(run_of(worker(0, examples_per_second=None))).mean_rate == 40.0
 
 

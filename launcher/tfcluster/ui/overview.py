@@ -5,29 +5,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from rich.text import Text
+
 from tfcluster.backends.job_watch import StateFile
-from tfcluster.rundir.figures import Figures, figures_of
+from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.snapshot import RunSnapshot, to_json_numbers
-from tfcluster.ui.formats import (
-    cut_to_columns,
-    format_bytes,
-    format_count,
-    format_duration,
-    format_value,
-)
-from tfcluster.ui.live.figure_text import format_epoch, format_step
-from tfcluster.ui.live.job_control import JobControl, single_keys
-from tfcluster.ui.render import UNLIMITED, Grid, part_lines
-from tfcluster.ui.terminal import Segments, Terminal
+from tfcluster.ui.job_control import JobControl, single_keys
+from tfcluster.ui.panels import runs_grid
+from tfcluster.ui.render import part_lines
+from tfcluster.ui.terminal import Terminal
 
 _REFRESH_S: Final = 1.0
-_DROPPED_FIRST: Final = ("CORES", "MEMORY", "TASKS", "ETA", "EPOCH", "STEPS/S", "EXAMPLES/S")
-_RIGHT: Final = ("TASKS", "EPOCH", "LOSS", "EXAMPLES/S", "STEPS/S", "MEMORY", "CORES")
 
 
 class LiveRuns:
@@ -78,35 +71,6 @@ def describe(run: RunSnapshot, *, now: float) -> dict[str, Any]:
     }
 
 
-def overview_grid(runs: Sequence[RunSnapshot], *, now: float, width: int = UNLIMITED) -> Grid:
-    """Return the table of live runs; columns are left out until it fits into `width`."""
-    figures = {run.run: figures_of(run) for run in runs}
-
-    def of(text: Callable[[Figures], str]) -> Callable[[RunSnapshot], object]:
-        return lambda run: text(figures[run.run])
-
-    columns: dict[str, Callable[[RunSnapshot], object]] = {
-        "NAME": lambda run: run.name,
-        "ID": lambda run: run.run[-4:],
-        "STATUS": lambda run: f"{run.status} {format_duration(now - run.started_at)}",
-        "LOSS": of(lambda found: _number(found.metrics.get("loss"), format_value)),
-        "EPOCH": of(lambda found: format_epoch(found).removeprefix("epoch ")),
-        "STEP": of(lambda found: format_step(found, open_end="").removeprefix("step ")),
-        "ETA": of(lambda found: _number(found.eta_s, format_duration)),
-        "EXAMPLES/S": of(lambda found: _speed(found, "examples")),
-        "STEPS/S": of(lambda found: _speed(found, "steps")),
-        "TASKS": lambda run: len(run.tasks),
-        "MEMORY": of(lambda found: _number(found.rss_bytes, format_bytes)),
-        "CORES": of(lambda found: _number(found.cores, "{:.1f}".format)),
-    }
-    for name in (*_DROPPED_FIRST, ""):
-        grid = Grid.of(runs, columns, _RIGHT)
-        if max(map(len, part_lines(grid, UNLIMITED)), default=0) <= width:
-            break
-        columns.pop(name, None)
-    return grid
-
-
 def watch(runs: LiveRuns, terminal: Terminal) -> None:
     """Show the table at the bottom of the screen until q or Ctrl-C."""
     job_control = JobControl(terminal, lambda: None)
@@ -123,17 +87,16 @@ def watch(runs: LiveRuns, terminal: Terminal) -> None:
         job_control.restore()
 
 
-def _lines(runs: Sequence[RunSnapshot], columns: int, rows: int) -> list[Segments]:
+def _lines(runs: Sequence[RunSnapshot], columns: int, rows: int) -> list[Text]:
     if not runs:
-        return [[("no run is live; q or Ctrl-C leaves", "dim")]]
+        return [Text("no run is live; q or Ctrl-C leaves", "dim")]
     room = 2 * rows - 2
     shown = runs[-room:]
-    grid = overview_grid(shown, now=time.time(), width=columns)
-    head, *others = part_lines(grid, columns)
-    lines: list[Segments] = [[(cut_to_columns(head, columns), "dim")]]
-    lines += [[(line, "")] for line in others[:room]]
+    grid = runs_grid(shown, now=time.time(), width=columns, live=True)
+    lines = [Text(line) for line in part_lines(grid, columns)[: room + 1]]
+    lines[0].stylize("dim")
     if len(runs) > len(shown):
-        lines.append([(f"and {len(runs) - len(shown):,} older runs", "dim")])
+        lines.append(Text(f"and {len(runs) - len(shown):,} older runs", "dim"))
     return lines
 
 
@@ -143,11 +106,3 @@ def _folders(runs: Path) -> list[Path]:
             return [Path(entry.path) for entry in entries if entry.is_dir()]
     except OSError:
         return []
-
-
-def _number(value: float | None, text: Callable[[float], str]) -> str:
-    return "" if value is None else text(value)
-
-
-def _speed(figures: Figures, unit: str) -> str:
-    return "" if figures.rate is None or figures.unit != unit else format_count(figures.rate)

@@ -7,8 +7,7 @@ from typing import Any
 from tfcluster.rundir.figures import figures_of
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
 from tfcluster.rundir.states import Status
-from tfcluster.ui.formats import count_columns
-from tfcluster.ui.live.frame import Scene, draw_frame
+from tfcluster.ui.frame import Scene, draw_frame
 
 START = 1_700_000_000.0
 
@@ -41,6 +40,5 @@ def frame_of(scene: Scene, columns: int, rows: int = 12, last_line: str = "") ->
     """Return the lines of a frame as a screen shows them, without colours."""
     drawn = draw_frame(scene, columns, rows, lambda task: last_line)
     assert len(drawn) <= rows
-    lines = ["".join(text for text, _ in line) for line in drawn]
-    assert max(map(count_columns, lines)) <= columns, lines
-    return lines
+    assert max(line.cell_len for line in drawn) <= columns, drawn
+    return [line.plain for line in drawn]

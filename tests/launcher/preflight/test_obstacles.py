@@ -7,45 +7,52 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.launcher.plans.conftest import on
 
+from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
-from tfcluster.plans import checks
 from tfcluster.plans.build import make_plan
 from tfcluster.plans.context import PlanContext
 from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Interpreter
+from tfcluster.preflight import obstacles
 from tfcluster.spec.model import ClusterSpec
 
 SpecOf = Callable[[dict[str, Any]], ClusterSpec]
 WITHOUT_TENSORFLOW = Interpreter("/bare/bin/python", ".venv in the workdir", "3.12.1", {})
 
 
-def obstacles(spec: ClusterSpec, context: PlanContext) -> list[SetupError]:
-    return list(checks.find(spec, make_plan(spec, context), context))
+def planned(spec: ClusterSpec, machine: PlanContext, *addresses: str) -> Planned:
+    context = on(machine, spec, *addresses)
+    return Planned(spec, make_plan(spec, context), context)
+
+
+def found_by(spec: ClusterSpec, machine: PlanContext, *addresses: str) -> list[SetupError]:
+    return list(obstacles.find(planned(spec, machine, *addresses)))
 
 
 def test_a_good_environment_has_no_obstacles(spec_of: SpecOf, machine: PlanContext) -> None:
-    assert obstacles(spec_of({}), machine) == []
+    assert found_by(spec_of({}), machine) == []
 
 
 def test_more_tasks_than_one_variable_can_list_are_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     few = spec_of({"cluster": {"worker": 5000}})
-    assert obstacles(few, machine) == []
+    assert found_by(few, machine) == []
     many = spec_of({"cluster": {"worker": 9000}})
-    (found,) = obstacles(many, machine)
+    (found,) = found_by(many, machine)
     assert "the TF_CONFIG of 9000 tasks is too long: about 180000 bytes" in found.message
     plain = spec_of({"cluster": {"worker": 9000}, "job": {"kind": "plain"}})
-    assert obstacles(plain, machine) == []
+    assert found_by(plain, machine) == []
 
 
 def test_a_variable_that_no_process_can_get_is_refused(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     fits = spec_of({"job": {"env": {"LIST": "é" * 65_500}}})
-    assert obstacles(fits, machine) == []
-    (found,) = obstacles(spec_of({"job": {"env": {"LIST": "x" * 200_000}}}), machine)
+    assert found_by(fits, machine) == []
+    (found,) = found_by(spec_of({"job": {"env": {"LIST": "x" * 200_000}}}), machine)
     assert "the variable LIST (job.env) is too long: 200006 bytes" in found.message
 
 
@@ -62,7 +69,7 @@ def test_a_python_that_is_too_old_for_the_hooks_is_refused(
     spec_of: SpecOf, machine: PlanContext, version: str, job: dict[str, Any], *, is_refused: bool
 ) -> None:
     old = replace(WITHOUT_TENSORFLOW, version=version)
-    found = obstacles(
+    found = found_by(
         spec_of({"job": job}), replace(machine, imports=None, interpreters={"local": old})
     )
     message = f"Python 3.9 or newer is needed, but {old.path} ({old.why}) is 3.8.18"
@@ -93,7 +100,7 @@ def test_tensorflow_must_be_installed_if_the_job_certainly_needs_it(
         imports=None if imports is None else frozenset(imports),
         interpreters={"local": WITHOUT_TENSORFLOW},
     )
-    found = obstacles(spec_of({"job": job}), context)
+    found = found_by(spec_of({"job": job}), context)
     assert [type(obstacle) for obstacle in found] == ([InterpreterError] if needed else [])
     if needed:
         assert "/bare/bin/python (.venv in the workdir) does not have it" in str(found[0])
@@ -103,13 +110,13 @@ def test_tensorflow_must_be_installed_if_the_job_certainly_needs_it(
 def test_an_unknown_python_is_not_checked(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"cluster": {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}})
     unknown = {host: Interpreter("python3", "its PATH") for host in ("10.0.0.1", "10.0.0.2")}
-    assert obstacles(spec, replace(machine, interpreters=unknown)) == []
+    assert found_by(spec, replace(machine, interpreters=unknown)) == []
 
 
 def test_requested_keras_2_must_be_installed(spec_of: SpecOf, machine: PlanContext) -> None:
     python = Interpreter("/v/bin/python", "why", "3.11.7", {"tensorflow": "2.21.0"})
     context = replace(machine, interpreters={"local": python})
-    (found,) = obstacles(spec_of({"keras": {"version": "2"}}), context)
+    (found,) = found_by(spec_of({"keras": {"version": "2"}}), context)
     assert "pip install 'tf-keras~=2.21.0'" in found.fix
 
 
@@ -143,7 +150,7 @@ def test_a_keras_3_that_can_neither_be_patched_nor_replaced_is_refused(
     found = {"tensorflow": "2.21.0"} | versions
     python = Interpreter("/v/bin/python", "why", "3.11.7", found)
     context = replace(machine, interpreters={"local": python}, imports=frozenset(imports))
-    errors = [str(obstacle) for obstacle in obstacles(spec_of(sections), context)]
+    errors = [str(obstacle) for obstacle in found_by(spec_of(sections), context)]
     assert ([] if fix is None else [True]) == [(fix or "") in error for error in errors]
 
 
@@ -159,7 +166,7 @@ def test_nccl_needs_a_gpu_for_each_task(
     spec_of: SpecOf, machine: PlanContext, gpus: tuple[int, ...], expected: str | None
 ) -> None:
     spec = spec_of({"strategy": {"communication": "NCCL"}})
-    found = obstacles(spec, replace(machine, gpus=gpus))
+    found = found_by(spec, replace(machine, gpus=gpus))
     assert [o.message for o in found] == ([expected] if expected else [])
     assert all(o.exit_code == 3 for o in found)
 
@@ -225,7 +232,7 @@ def test_requested_gpus_must_be_present(
     message: str | None,
 ) -> None:
     context = replace(machine, gpus=gpus, backends_here=frozenset({"local", "docker"}))
-    found = obstacles(spec_of(sections), context)
+    found = found_by(spec_of(sections), context)
     assert [(o.message, o.exit_code) for o in found] == ([(message, 3)] if message else [])
     assert all("nvidia-smi" in o.fix for o in found)
 
@@ -235,7 +242,7 @@ def test_missing_gpus_are_reported_with_the_field_and_cuda_visible_devices(
 ) -> None:
     sections = {"cluster": {"worker": TWO_LOCAL}}
     shell = {**machine.environ, "CUDA_VISIBLE_DEVICES": "MIG-7"}
-    (found,) = obstacles(spec_of(sections), replace(machine, gpus=(), environ=shell))
+    (found,) = found_by(spec_of(sections), replace(machine, gpus=(), environ=shell))
     assert found.message.endswith("has no GPU; CUDA_VISIBLE_DEVICES is 'MIG-7' in this shell")
     assert "--set cluster.worker.0.gpus=0" in found.fix
 
@@ -244,16 +251,16 @@ def test_the_gpus_of_a_remote_docker_daemon_are_not_checked(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"runtime": {"backend": "docker"}, "resources": {"gpus": 2}})
-    assert obstacles(spec, replace(machine, gpus=())) == []
+    assert found_by(spec, replace(machine, gpus=())) == []
 
 
 def test_requesting_all_gpus_of_a_machine_without_gpus_gives_a_note(
     spec_of: SpecOf, machine: PlanContext
 ) -> None:
     spec = spec_of({"resources": {"gpus": "all"}})
-    notes = make_plan(spec, replace(machine, gpus=())).notes
+    notes = make_plan(spec, on(replace(machine, gpus=()), spec)).notes
     assert 'gpus is "all", but this machine has no GPU: its tasks train on the CPU' in notes
-    assert make_plan(spec, replace(machine, gpus=(0,))).notes != notes
+    assert make_plan(spec, on(replace(machine, gpus=(0,)), spec)).notes != notes
 
 
 @pytest.mark.parametrize(
@@ -274,7 +281,7 @@ def test_parameter_servers_on_several_hosts_need_shared_storage(
     first, second = hosts
     cluster = {"chief": [f"{first}:1"], "worker": [f"{second}:2"], "ps": [f"{second}:3"]}
     spec = spec_of({"cluster": cluster, "checkpoints": checkpoints})
-    found = obstacles(spec, machine)
+    found = found_by(spec, machine)
     assert any("checkpoints.dir" in o.fix for o in found) is stopped
 
 
@@ -294,10 +301,8 @@ def test_parameter_servers_on_several_hosts_need_shared_storage(
 def test_a_private_network_allows_only_loopback_addresses(
     spec_of: SpecOf, machine: PlanContext, changes: dict[str, Any], words: str | None
 ) -> None:
-    machine = replace(machine, addresses=machine.addresses | {"10.0.0.1"})
     spec = spec_of({"runtime": {"network": "private"}} | changes)
-    assert {node.network for node in make_plan(spec, machine).nodes} == {"private"}
-    found = obstacles(spec, machine)
+    found = found_by(spec, machine, "10.0.0.1")
     assert len(found) == (words is not None)
     for obstacle in found:
         assert str(words) in obstacle.message
@@ -307,7 +312,7 @@ def test_a_private_network_allows_only_loopback_addresses(
 def test_require_raises_the_first_obstacle(spec_of: SpecOf, machine: PlanContext) -> None:
     spec = spec_of({"strategy": {"communication": "NCCL"}})
     with pytest.raises(SetupError, match="NCCL"):
-        checks.require(spec, make_plan(spec, machine), machine)
+        obstacles.require(planned(spec, machine))
 
 
 SEARCHES = Code(imports=frozenset({"keras_tuner"}), has_tuner=True, calls_search=True)
@@ -318,13 +323,13 @@ def test_workers_that_would_each_run_a_whole_search_are_refused(
 ) -> None:
     """Separate searches would overwrite each other's trials in one folder, yet exit with 0."""
     context = replace(machine, code=SEARCHES)
-    (found,) = obstacles(spec_of({"cluster": {"worker": 3}}), context)
+    (found,) = found_by(spec_of({"cluster": {"worker": 3}}), context)
     assert str(found) == (
         "the job calls KerasTuner's search: 3 tasks would each run the whole search, in one folder"
         "\n  → run one search with the workers as tuners: --set job.kind=tuner --set"
         " cluster.chief=1; to run it as it is: --set job.kind=training"
     )
-    (found,) = obstacles(spec_of({"cluster": {"chief": 1, "worker": 2}}), context)
+    (found,) = found_by(spec_of({"cluster": {"chief": 1, "worker": 2}}), context)
     assert "with the workers as tuners: --set job.kind=tuner;" in str(found)
 
 
@@ -345,7 +350,7 @@ def test_workers_that_would_each_run_a_whole_search_are_refused(
 def test_a_proper_or_intended_search_is_allowed(
     spec_of: SpecOf, machine: PlanContext, spec: dict[str, Any], code: Code | None
 ) -> None:
-    assert obstacles(spec_of(spec), replace(machine, code=code)) == []
+    assert found_by(spec_of(spec), replace(machine, code=code)) == []
 
 
 @pytest.mark.parametrize(
@@ -355,7 +360,7 @@ def test_words_before_the_python_are_refused_where_none_is_reached_by_a_command(
     spec_of: SpecOf, machine: PlanContext, backend: str, where: str
 ) -> None:
     spec = spec_of({"runtime": {"backend": backend, "wrap": ["apptainer", "exec", "tf.sif"]}})
-    (error,) = obstacles(spec, machine)
+    (error,) = found_by(spec, machine)
     assert error.message == f"runtime.wrap has no effect on {where}"
     assert "--set 'runtime.wrap=[]'" in error.fix
     is_here = backend == "local"

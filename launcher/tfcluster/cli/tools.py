@@ -1,0 +1,142 @@
+"""`tfcluster env`, `export`, `import`, `schema` and `help`: what other tools and readers get."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from tfcluster.cli.completion import page_names, task_names
+from tfcluster.cli.options import WithJobArgs, plan_options
+from tfcluster.cli.report import write_page
+from tfcluster.coordinator import manual_start
+from tfcluster.errors import UsageError
+from tfcluster.export import FORMATS
+from tfcluster.export.request import Request
+from tfcluster.export.request import export as export_plan
+from tfcluster.spec import PlanOptions, published_schema
+from tfcluster.spec.source import read_stdin, read_text
+from tfcluster.ui import pages, plan_view
+from tfcluster.ui.terminal import Terminal
+
+_TITLES = {
+    "needed": "needed before a start",
+    "missing": "without counterpart",
+    "changed": "mapped with another meaning",
+}
+
+
+@click.command("env")
+@click.argument("spec", metavar="SPEC|RUN")
+@click.argument("task_name", metavar="TASK", shell_complete=task_names)
+@plan_options()
+def env(spec: str, task_name: str, changes: PlanOptions) -> None:
+    """Print the environment of TASK (worker:1) of SPEC, for a shell that starts it by hand.
+
+    With a RUN of `up --except TASK` instead of SPEC, the ports are those of that run. The last
+    line, a comment, holds the command that starts the task.
+
+    Example: eval "$(tfcluster env cluster.json worker:1)" && python train.py
+    """
+
+    found = manual_start.build(spec, task_name, changes)
+    lines = plan_view.format_exports(found.plan, found.task, found.env, known=os.environ)
+    Terminal().out("\n".join(lines))
+
+
+@click.command("export", cls=WithJobArgs)
+@click.argument("spec", required=False)
+@click.option("--format", "tool", type=click.Choice(list(FORMATS)), required=True,
+              help="The tool that reads the file.")  # fmt: skip
+@click.option("-o", "--output", "target", metavar="FILE", default="-",
+              help="The file to write (default: -, stdout).")  # fmt: skip
+@plan_options()
+def export(spec: str | None, tool: str, target: str, changes: PlanOptions) -> None:
+    """Write the tasks of SPEC (./tfcluster.json) as a file of another tool, and start nothing.
+
+    compose: a Compose file with a service for each task, which starts without tfcluster. sbatch:
+    the script of a Slurm job, in which tfcluster starts the tasks. kubernetes: the objects that
+    `up` creates. The file says what it needs. Secrets are never written.
+
+    ARGS after -- are appended to the job's own.
+    """
+
+    file = None if target == "-" else Path(target).absolute()
+    request = Request(
+        spec=spec,
+        options=changes,
+        file=file.name if file is not None else "",
+        folder=str(file.parent if file is not None else Path.cwd()),
+        tfcluster=_own_command(),
+        user=f"{os.getuid()}:{os.getgid()}",
+        environ=os.environ,
+    )
+    exported = export_plan(tool, request)
+    write_page(exported.text, target, example="FILE")
+    for need in exported.needs:
+        Terminal().say(f"the file needs {need}")
+
+
+def _own_command() -> tuple[str, ...]:
+    """Return the command that starts this tfcluster in any folder."""
+    script = Path(sys.executable).with_name("tfcluster")
+    return (str(script),) if script.exists() else (sys.executable, "-P", "-m", "tfcluster")
+
+
+@click.command("import")
+@click.argument("manifest")
+@click.option("-o", "--output", "target", metavar="FILE", default="-",
+              help="The spec to write (default: -, stdout).")  # fmt: skip
+def import_(manifest: str, target: str) -> None:
+    """Turn MANIFEST, a Kubeflow TFJob in YAML or JSON (-: stdin), into a spec.
+
+    The spec has the backend kubernetes. What it cannot say, what it says otherwise and what is
+    still needed is listed on stderr, each with its place in the manifest.
+    """
+    from tfcluster.tfjob.conversion import convert
+
+    is_stdin = manifest == "-"
+    text = read_stdin("manifest") if is_stdin else read_text(manifest, "manifest", "check the path")
+    spec, notes = convert(text, "stdin" if is_stdin else manifest)
+    write_page(json.dumps(spec, indent=2, ensure_ascii=False) + "\n", target, example="FILE.json")
+    terminal = Terminal()
+    for kind, title in _TITLES.items():
+        if found := [str(note) for note in notes if note.kind == kind]:
+            terminal.say("\n".join([f"{title} ({len(found)}):", *(f"  {line}" for line in found)]))
+    if target != "-":
+        terminal.say(f"next: tfcluster plan {shlex.quote(target)}")
+
+
+@click.command("schema")
+def schema() -> None:
+    """Print the JSON schema of the spec, version 1.
+
+    `tfcluster init` writes it next to the spec, where editors find it without a network.
+    """
+
+    Terminal().out(published_schema.text())
+
+
+@click.command("help")
+@click.argument("page", required=False, metavar="[PAGE[#SECTION]]", shell_complete=page_names)
+def help_(page: str | None) -> None:
+    """Print a page of the documentation or one section of it; without PAGE, list the pages.
+
+    Example: tfcluster help failures#sigkill
+
+    The options of a command: tfcluster COMMAND --help
+    """
+    from tfcluster.cli.main import COMMANDS
+
+    terminal, found = Terminal(), pages.titles()
+    if page in COMMANDS and page not in found:
+        raise UsageError(f"{page} is a command", fix=f"tfcluster {page} --help")
+    if page is not None:
+        terminal.out(pages.read(page).rstrip("\n"))
+        return
+    width = max(map(len, found))
+    terminal.out("\n".join(f"{name:{width}}  {title}" for name, title in found.items()))
