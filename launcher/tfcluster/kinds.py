@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import LossNature
 
 SIMULATED = "simulated"
 """The backend of a spec whose `runtime.network` is to be simulated."""
@@ -93,6 +94,8 @@ class Kind:
     """The advice for data that is too large for the copy of the code."""
     hints: Mapping[str, str] = MappingProxyType({})
     """Anchor of ``docs/failures.md`` → the hint for a task on such a node, where it differs."""
+    losses: Mapping[LossNature, tuple[str, str]] = MappingProxyType({})
+    """Nature of a node's loss → anchor of ``docs/failures.md`` and hint, where they differ."""
     why_no_addresses: str = "it makes the nodes itself"
     """The reason why a backend that makes nodes refuses the addresses of other machines."""
 

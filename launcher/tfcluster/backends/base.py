@@ -54,10 +54,6 @@ class RunContext:
     """The whole plan, and that section of its spec; a test of other backends needs neither."""
 
 
-class NoPlaceError(NodeLostError):
-    """A node that is gone, and for which its scheduler has found no other one in time."""
-
-
 class Nodes(ABC):
     """The nodes of one run at one backend: ``async with Nodes(planned, run) as nodes``.
 

@@ -27,6 +27,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.base import Nodes, RunContext, agent_socket_name
 from tfcluster.errors import NodeLostError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
@@ -66,14 +67,14 @@ def container_socket_name(run_id: str, node: str) -> str:
 class Place(Protocol):
     """A container that was made for one agent and ends with it."""
 
-    explanation: str
-    """The reason why it ended or does not answer; "" if unknown."""
+    loss: NodeLoss | None
+    """The reason why it ended or does not answer; None if unknown."""
 
     async def has_ended(self, stderr: str) -> bool:
         """Return whether it will never answer; `stderr`: that of a failed dial."""
 
     async def explain(self) -> None:
-        """Update `explanation`."""
+        """Update `loss`."""
 
     async def end(self) -> bool:
         """End it; return whether it is certain that no process in it is alive."""
@@ -114,7 +115,7 @@ class Transport:
         self._has_answered = False
         self._last_code: int | None = None
         """The exit code of the last dial, if that failed."""
-        self.how_it_ended = ""
+        self.loss: NodeLoss | None = None
         """The end of the connection, if that ended by itself and its agent with it."""
 
     async def dial(self) -> Streams:
@@ -156,7 +157,7 @@ class Transport:
         await self.hang_up()
         if code is not None:
             status = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            self.how_it_ended = f"its connection ended: {self.last_words() or status}"
+            self.loss = NodeLoss(f"its connection ended: {self.last_words() or status}")
 
     async def _shake_hands(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -242,10 +243,10 @@ class _RelayedAgent(AgentHandle):
         self._has_ended = False
 
     @property
-    def explanation(self) -> str:
+    def loss(self) -> NodeLoss | None:
         if self._place is not None:
-            return self._place.explanation
-        return self._transport.how_it_ended
+            return self._place.loss
+        return self._transport.loss
 
     def last_words(self) -> str:
         return self._transport.last_words()
@@ -265,9 +266,9 @@ class _RelayedAgent(AgentHandle):
             await self._place.explain()
 
     def on_answer(self) -> None:
-        self._transport.how_it_ended = ""
+        self._transport.loss = None
         if self._place is not None:
-            self._place.explanation = ""
+            self._place.loss = None
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self._transport.hang_up()

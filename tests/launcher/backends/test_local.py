@@ -321,7 +321,7 @@ def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
         await take(messages, LinkBack)
         os.kill(agent, signal.SIGSTOP)
         assert [message.type async for message in link] == ["link_cut"]
-        assert "it did not answer for 2 s, so it was killed" in link.why_gone()
+        assert "it did not answer for 2 s, so it was killed" in link.loss.reason
         await link.close()
         assert_gone(task, agent, link.welcome.guard_pid)
 

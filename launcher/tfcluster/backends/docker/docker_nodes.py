@@ -31,6 +31,7 @@ from tfcluster.backends.docker.client import (
 from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer, as_user, run_argv
 from tfcluster.backends.docker.leftovers import Sweeper, labels
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Container, NodePlan
 from tfcluster.plans.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
@@ -94,8 +95,9 @@ class DockerNodes(Nodes):
         except relayed.Unreached as error:
             await container.explain()
             await container.end()
-            why = container.explanation or error
-            raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
+            loss = container.loss or NodeLoss(str(error))
+            what = f"{node.name} cannot be reached: {loss}"
+            raise NodeLostError(what, nature=loss.nature) from error
         self._have_copied(node, container, link.welcome.cache)
         return link
 

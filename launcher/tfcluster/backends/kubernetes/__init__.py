@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from tfcluster.kinds import Capabilities, Kind
+from tfcluster.node_loss import LossNature
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
@@ -32,6 +33,30 @@ _HINTS = {
     " 53 in the egress rules of a NetworkPolicy)?",
 }
 """The hints for tasks in pods."""
+_LOST = (
+    "pod-lost",
+    "the cluster lost the pod: `kubectl get events` and `kubectl get nodes` show more",
+)
+_LOSSES = {
+    LossNature.INFRASTRUCTURE: _LOST,
+    LossNature.SILENT: _LOST,
+    LossNature.OWN_FAILURE: _LOST,
+    LossNature.OUT_OF_MEMORY: (
+        "pod-out-of-memory",
+        "raise memory in runtime.kubernetes.resources.limits, or use smaller batches and shuffle"
+        " buffers",
+    ),
+    LossNature.PREEMPTED: (
+        "pod-preempted",
+        "the cluster gave its place to another pod, drained its node, or somebody deleted it;"
+        " runtime.kubernetes.priority_class decides which pods may be preempted",
+    ),
+    LossNature.PERMANENT: (
+        "pod-permanent",
+        "another pod would end the same way: correct what the message names; `kubectl describe"
+        " pod` shows all of it",
+    ),
+}
 
 
 class KubernetesKind(Kind):
@@ -47,6 +72,7 @@ class KubernetesKind(Kind):
     )
     data_fix = "put data into a volume (runtime.kubernetes.volumes)"
     hints = _HINTS
+    losses = _LOSSES
     why_no_addresses = "Kubernetes chooses the nodes"
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
