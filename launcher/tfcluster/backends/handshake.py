@@ -67,7 +67,7 @@ async def shake_hands(
             def progress() -> None:
                 limit.reschedule(asyncio.get_running_loop().time() + silence_s)
 
-            writer.write(f"{source!r}\n{json.dumps(order)}\n".encode())
+            writer.write(f"{source!r}\n{json.dumps(order, default=vars)}\n".encode())
             with contextlib.suppress(ConnectionError):
                 await writer.drain()  # fails if the process has exited; its output is read first
             if await _answer(reader, progress) == bootstrap.NEED:

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, foreign_json, protocol, relay
+from tfcluster.agent.agent_config import AgentConfig, EndLostRun, NodeOrder
 from tfcluster.agent.catalogue import Hello, LostRunEnded
 from tfcluster.agent.containers import container_wait
 from tfcluster.agent.error_text import describe_error
+from tfcluster.agent.message_fields import replace
 from tfcluster.backends import bundle, handshake
 from tfcluster.backends.base import Nodes, RunContext, agent_socket_name
 from tfcluster.errors import NodeLostError
@@ -61,7 +63,7 @@ class Unreached(ConnectionError):
 
 def container_socket_name(run_id: str, node: str) -> str:
     """Return the name of the socket on which a container waits (`container_wait`)."""
-    return f"{agent_socket_name(run_id, node)}.seat"
+    return f"{agent_socket_name(run_id, node)}.wait"
 
 
 class Place(Protocol):
@@ -100,15 +102,15 @@ class Transport:
     def __init__(
         self,
         argv: Sequence[str],
-        config: Mapping[str, Any],
+        order: NodeOrder,
         built: bundle.Bundle,
         *,
         logs_in: bool = True,
         words: type[Words] | None = None,
     ) -> None:
-        """Create a transport; `config` is the agent's, `logs_in`: a login shell is run."""
+        """Create a transport; `logs_in`: a login shell is run."""
         self._logs_in, self._words = logs_in, words or Words
-        self._argv, self._config, self._bundle = argv, dict(config), built
+        self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._listener: asyncio.Task[None] | None = None
@@ -152,8 +154,9 @@ class Transport:
         return streams
 
     async def _end_connection(self) -> None:
-        is_tied = self._config.get("is_tied") and self._has_answered
-        code = await self._exit_code() if is_tied and self._process is not None else None
+        is_tied = isinstance(self._order, AgentConfig) and self._order.is_tied
+        has_ended = is_tied and self._has_answered and self._process is not None
+        code = await self._exit_code() if has_ended else None
         await self.hang_up()
         if code is not None:
             status = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
@@ -163,8 +166,8 @@ class Transport:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         source = await asyncio.to_thread(Path(bootstrap.__file__).read_text, encoding="utf-8")
-        config = {**self._config, "starts": not self._has_answered}
-        order = {"digest": self._bundle.digest, "cache": remote_paths.CACHE, "config": config}
+        order = self._order.to_json()
+        order = {"digest": self._bundle.digest, "cache": remote_paths.CACHE, "order": order}
         await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
     async def _listen(self, stderr: io.FileIO) -> None:
@@ -187,7 +190,7 @@ class Transport:
     def note_agent(self, identity: Mapping[str, Any] | None) -> None:
         """Note that the agent has answered: later dials join it and never start another one."""
         self._has_answered = True
-        self._config["former"] = identity
+        self._order = replace(self._order, starts=False, former=identity)
 
     async def has_agent_ended(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
@@ -284,7 +287,7 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
     with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    transport = Transport(argv, {"ends": True, "run_id": run_id, "former": former}, built)
+    transport = Transport(argv, EndLostRun(run_id=run_id, former=former), built)
     try:
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
@@ -298,36 +301,23 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
 
 
 async def connect(
-    node: str,
     argv: Sequence[str],
-    run: RunContext,
+    config: AgentConfig,
     *,
-    token: str,
     place: Place | None = None,
-    former: Mapping[str, Any] | None = None,
-    is_fenced: bool = False,
-    is_tied: bool = False,
     words: type[Words] | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> AgentLink:
-    """Connect to the agent of `node`, which is started if it does not run.
+    """Connect to the agent with this `config`, which is started if it does not run.
 
-    `place`: the container made for it. `former`: the identity of the agent before it, which must
-    have ended. `is_fenced`: it is certain that no process of that one is alive. `is_tied`: the
-    agent ends with this connection. `settings`: further ones of the agent. Raises Unreached with
-    the transport's stderr.
+    `argv`: the transport. `place`: the container made for the agent. Raises Unreached with the
+    transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    identity = {"run_id": run.run_id, "node": node, "token": token}
-    config: dict[str, Any] = {**identity, "socket": agent_socket_name(run.run_id, node)}
-    config |= {"ports_dir": "ports", "lease_s": run.lease_s}
-    config |= {"former": former, "is_fenced": is_fenced, "is_tied": is_tied}
-    config |= settings or {}
-    logs_in = place is None and not is_tied
+    logs_in = place is None and not config.is_tied
     transport = Transport(argv, config, built, logs_in=logs_in, words=words)
-    hello = Hello(run_id=run.run_id, node=node, token=token, stream_logs=True)
+    hello = Hello(run_id=config.run_id, node=config.node, token=config.token, stream_logs=True)
     handle = _RelayedAgent(transport, place)
-    link = AgentLink(transport.dial, hello, handle, lease_s=run.lease_s)
+    link = AgentLink(transport.dial, hello, handle, lease_s=config.lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
@@ -355,9 +345,9 @@ class RelayedNodes(Words, Nodes):
     def argv(cls, node: NodePlan) -> list[str]:
         """Return the command that starts a Python with `STARTER` on the node."""
 
-    def settings(self, node: NodePlan) -> Mapping[str, Any]:
-        """Return further settings of the node's agent (`agent.Agent`)."""
-        return {}
+    def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
+        """Return the configuration of the node's agent with what only this backend knows."""
+        return config
 
     @classmethod
     def fix(cls, node: NodePlan, why: str) -> str:
@@ -366,18 +356,15 @@ class RelayedNodes(Words, Nodes):
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         """Connect to the run's agent. Raises NodeLostError with the command's message."""
+        config = replace(
+            self.run.relayed_agent(node.name, token),
+            former=self._agents.get(node.name),
+            is_fenced=is_fenced,
+            is_tied=node.capabilities.ties_agents,
+        )
         with self._naming(node):
-            link = await connect(
-                node.name,
-                self.argv(node),
-                self.run,
-                token=token,
-                former=self._agents.get(node.name),
-                is_fenced=is_fenced,
-                is_tied=node.capabilities.ties_agents,
-                words=type(self),
-                settings=self.settings(node),
-            )
+            argv, config = self.argv(node), self.configure(node, config)
+            link = await connect(argv, config, words=type(self))
         self._agents[node.name] = link.welcome.identity
         return link
 

@@ -42,7 +42,7 @@ def reach(script: str) -> float:
     async def scenario() -> float:
         begun = time.monotonic()
         context = RunContext(uuid.uuid4().hex, Path())
-        link = await relayed.connect("far", ["sh", "-c", script], context, token="t")
+        link = await relayed.connect(["sh", "-c", script], context.relayed_agent("far", "t"))
         duration_s = time.monotonic() - begun
         await link.send(Shutdown())
         await link.close()

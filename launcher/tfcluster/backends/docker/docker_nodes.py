@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Self
 
+from tfcluster.agent import message_fields
 from tfcluster.backends import past_runs, relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.docker.client import (
@@ -88,10 +89,11 @@ class DockerNodes(Nodes):
             await asyncio.wait([*self._starting])
         argv = container.exec_argv(node.python)
         try:
-            seat = relayed.container_socket_name(self.run.run_id, node.name)
-            link = await relayed.connect(
-                node.name, argv, self.run, token=token, place=container, settings={"seat": seat}
+            config = message_fields.replace(
+                self.run.relayed_agent(node.name, token),
+                container_socket=relayed.container_socket_name(self.run.run_id, node.name),
             )
+            link = await relayed.connect(argv, config, place=container)
         except relayed.Unreached as error:
             await container.explain()
             await container.end()

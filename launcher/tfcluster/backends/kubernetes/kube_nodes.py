@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 from typing import ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, run_pods
@@ -165,13 +166,12 @@ class KubeNodes(Nodes):
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
-        settings = {"announces": True, "echo": "/proc/1/fd/1"}
+        config = self.run.relayed_agent(node.name, token)
+        config = replace(config, announces=True, echo="/proc/1/fd/1")
         until = self._clock.now() + _DIAL_S
         while True:
             try:
-                return await relayed.connect(
-                    node.name, argv, self.run, token=token, place=pod, settings=settings
-                )
+                return await relayed.connect(argv, config, place=pod)
             except relayed.Unreached as error:
                 await pod.explain()
                 if pod.loss or self._clock.now() >= until:

@@ -189,7 +189,7 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
-    async def connect(node: str, argv: object, run: object, **more: Any) -> TaskPod:
+    async def connect(argv: object, config: object, **more: Any) -> TaskPod:
         place: TaskPod = more["place"]
         assert place.user is not None, "a pod is claimed before it is dialled"
         return place
