@@ -1,4 +1,4 @@
-"""What a node is told to do through a transport: to have an agent (`AgentConfig`), or to end one.
+"""The orders for a relay: to have an agent on its node (`AgentConfig`), or to end a lost run.
 
 It is a line of JSON on its way through bootstrap, relay and entry, or to a warm agent, and each of
 its readers checks it.
@@ -75,7 +75,7 @@ class AgentConfig(NodeOrder):
     descriptors: int | None = None
     """The tasks' limit of open files; None: that of the process."""
     is_private: bool = False
-    """Its tasks have a network of their own, with loopback only."""
+    """True if its tasks have a network of their own, with loopback only."""
     namespaces: Env | None = None
     """The namespaces of a simulated network that it moves into, by kind."""
     warm: WarmStay | None = None
@@ -85,7 +85,7 @@ class AgentConfig(NodeOrder):
     former: Json | None = None
     """The `fencing.identity` of the agent before it, which must have ended."""
     is_fenced: bool = False
-    """It is certain that no process of the `former` agent is alive."""
+    """True if it is certain that no process of the `former` agent is alive."""
     container_socket: Path | None = None
     """The socket of the process that waits in this container to become the agent."""
     job: SlurmJob | None = None

@@ -22,7 +22,14 @@ class DockerKind(Kind):
     """Containers named after their tasks."""
 
     capabilities = Capabilities(
-        makes_nodes=True, in_containers=True, on_one_machine=True, clears_up=True
+        makes_nodes=True,
+        has_image=True,
+        has_own_network=True,
+        has_one_task=True,
+        starts_fresh=True,
+        loses_files=True,
+        clears_up=True,
+        on_one_machine=True,
     )
     nodes = "tfcluster.backends.docker.docker_nodes:DockerNodes"
     leftovers = "tfcluster.backends.docker.leftovers"

@@ -9,6 +9,10 @@ from tfcluster.kinds import Capabilities, Kind
 from tfcluster.node_loss import LossNature
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tfcluster.spec.fields import Mistake
+    from tfcluster.spec.model import ClusterSpec
     from tfcluster.spec.sections import Runtime
 
 _GPU = re.compile("/gpu$|^nvidia.com/")
@@ -62,7 +66,15 @@ _LOSSES = {
 class KubernetesKind(Kind):
     """Pods named after their tasks; their host names, `worker-0.RUN`, are known once a run is."""
 
-    capabilities = Capabilities(makes_nodes=True, in_containers=True, clears_up=True)
+    capabilities = Capabilities(
+        makes_nodes=True,
+        has_image=True,
+        has_own_network=True,
+        has_one_task=True,
+        starts_fresh=True,
+        loses_files=True,
+        clears_up=True,
+    )
     nodes = "tfcluster.backends.kubernetes.kube_nodes:KubeNodes"
     jobs = "tfcluster.backends.kubernetes.submitted.kube_jobs"
     leftovers = "tfcluster.backends.kubernetes.submitted.kube_jobs"
@@ -74,6 +86,11 @@ class KubernetesKind(Kind):
     hints = _HINTS
     losses = _LOSSES
     why_no_addresses = "Kubernetes chooses the nodes"
+
+    def find_mistakes(self, spec: ClusterSpec) -> Iterator[Mistake]:
+        from tfcluster.backends.kubernetes import pod_spec_rules  # imports pydantic
+
+        return pod_spec_rules.find_mistakes(spec)
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return task, ""
