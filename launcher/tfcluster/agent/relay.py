@@ -22,7 +22,7 @@ from tfcluster.agent import Any, NoReturn, fencing
 from tfcluster.agent.agent_config import AgentConfig, EndLostRun, NodeOrder, SlurmJob
 from tfcluster.agent.message_fields import parse, replace
 from tfcluster.agent.net.listener import process_of
-from tfcluster.agent.net.private_folders import make_private, place_of
+from tfcluster.agent.net.private_folders import UnsafeFolderError, make_private, place_of
 from tfcluster.agent.processes import (
     AGENT_NAME,
     REQUESTS,
@@ -41,6 +41,8 @@ AGENT_GONE = 76
 """The exit code of a relay whose agent has provably ended."""
 NOT_REACHED = 77
 """The exit code of a relay without an agent for any other reason, which is on stderr."""
+UNSAFE_FOLDER = 79
+"""The exit code of a relay whose folder of sockets other users can use."""
 _NOT_STARTED = "the agent did not start; its output is on stderr"
 
 
@@ -63,10 +65,10 @@ def main(message: dict[str, Any]) -> None:
             raise RelayError("the relay was given no order that it knows")
         config = with_local_paths(order)
         agent = reach_agent(config)
-    except (RelayError, ProtocolError) as error:
+    except (RelayError, ProtocolError, UnsafeFolderError) as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
-        os._exit(NOT_REACHED)
+        os._exit(UNSAFE_FOLDER if isinstance(error, UnsafeFolderError) else NOT_REACHED)
     if config.is_tied:  # its end is the agent's, which reports such signals
         for number in REQUESTS:
             signal.signal(number, signal.SIG_IGN)

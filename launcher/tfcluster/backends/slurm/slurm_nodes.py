@@ -19,7 +19,7 @@ from typing import Self
 
 from tfcluster.agent import message_fields
 from tfcluster.agent.agent_config import AgentConfig, SlurmJob
-from tfcluster.backends.relayed import STARTER, RelayedNodes
+from tfcluster.backends.relayed import STARTER, RelayedNodes, Unreached
 from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
@@ -141,8 +141,8 @@ class SlurmNodes(RelayedNodes):
         return re.search(_JOB_ENDED, stderr) is not None
 
     @classmethod
-    def fix(cls, node: NodePlan, why: str) -> str:
-        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, why))
+    def fix(cls, node: NodePlan, error: Unreached) -> str:
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error)))
         return next(fixes, "see `scontrol show node {node}`").format(node=node.destination)
 
 
