@@ -1,4 +1,4 @@
-"""Runs whose coordinator is itself a job of a scheduler (Slurm): the seam between both.
+"""Runs whose coordinator is itself a job of a scheduler: the seam between both.
 
 A submitted run has a folder that the submitting machine and the job's nodes share. The submitter
 makes it and its job, and then only watches. In the job the coordinator opens the folder again, on

@@ -44,7 +44,7 @@ from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
 
 
-class Obstacle(Enum):
+class DialFault(Enum):
     """The reason why an agent is not reached, where tfcluster itself knows it."""
 
     OLD_PYTHON = "its Python is too old"
@@ -55,9 +55,9 @@ class Obstacle(Enum):
 class Unreached(ConnectionError):
     """A dial failed; the text says why."""
 
-    def __init__(self, why: str, obstacle: Obstacle | None = None) -> None:
+    def __init__(self, why: str, fault: DialFault | None = None) -> None:
         super().__init__(why)
-        self.obstacle = obstacle
+        self.fault = fault
 
 
 SILENCE_S = 10.0
@@ -77,8 +77,8 @@ _NO_PROGRAM = (126, 127)
 """Exit codes of shells that cannot run a program."""
 _OLD_PYTHON = 78
 """The exit code of `STARTER` in a Python that is too old."""
-_OBSTACLES = {_OLD_PYTHON: Obstacle.OLD_PYTHON, relay.UNSAFE_FOLDER: Obstacle.UNSAFE_FOLDER}
-_SELF_EXPLAINING = (_SSH_FAILED, relay.NOT_REACHED, *_NO_PROGRAM, *_OBSTACLES)
+_FAULTS = {_OLD_PYTHON: DialFault.OLD_PYTHON, relay.UNSAFE_FOLDER: DialFault.UNSAFE_FOLDER}
+_SELF_EXPLAINING = (_SSH_FAILED, relay.NOT_REACHED, *_NO_PROGRAM, *_FAULTS)
 """Exit codes of programs whose stderr explains the failure best."""
 
 STARTER = (
@@ -182,7 +182,7 @@ def explain(
     """
     text = shorten_tracebacks(stderr)
     if text and (code in _SELF_EXPLAINING or any(one in stderr for one in _PYTHON_MESSAGES)):
-        return Unreached(text, _OBSTACLES.get(code or 0))
+        return Unreached(text, _FAULTS.get(code or 0))
     if isinstance(error, TimeoutError):
         why = f"no answer for {SILENCE_S:.0f} s"
         why += ": does its login hang?" if logs_in else "."
@@ -202,7 +202,7 @@ def explain(
     output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
     if output:
         why += f" Its output: {output}"
-    return Unreached(why, Obstacle.LOGIN if logs_in else None)
+    return Unreached(why, DialFault.LOGIN if logs_in else None)
 
 
 def shorten_tracebacks(stderr: str) -> str:

@@ -1,8 +1,8 @@
 """Restoring: put one complete state into every task's directory (`put_back`), find the newest
 checkpoint, and keep other directories up to date with the store (`LocalFollower`).
 
-TensorFlow's strategies need every worker to restore the same step (design.md, rule 8), so before
-an attempt a task's directory holds exactly this state, or nothing.
+TensorFlow's strategies need every worker to restore the same step, so before an attempt a task's
+directory holds exactly this state, or nothing.
 """
 
 from __future__ import annotations

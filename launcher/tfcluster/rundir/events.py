@@ -276,6 +276,8 @@ class TaskError(Event):
     line: int | None = None
     traceback: str = ""
     child_code: int | None = None
+    cause: str | None = None
+    """The name of the cause, where tfcluster's own hooks have raised it."""
 
 
 class CheckpointGathered(Event):

@@ -134,12 +134,17 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
 """Kind of a failure, signal name or exit code → its usual cause."""
 
 
-def find(message: str, *, log: str = "", traceback: str = "") -> KnownError | None:
-    """Return the first known error that matches `message`, the last output of a task, or None.
+def find(
+    message: str, *, log: str = "", traceback: str = "", cause: str | None = ""
+) -> KnownError | None:
+    """Return the known error with this `cause`, or the first that matches `message`, or None.
 
-    `log` is searched too for errors that a task writes while it still waits (`is_logged`);
-    `traceback` for those that only a traceback identifies (`is_traced`).
+    `message`: the last output of a task. `log` is searched too for errors that a task writes while
+    it still waits (`is_logged`); `traceback` for those that only a traceback identifies
+    (`is_traced`).
     """
+    if cause and (named := [known for known in MESSAGES if known.cause == cause]):
+        return named[0]
     for known in MESSAGES:
         texts = [message, log] if known.is_logged else [message]
         if any(known.matches(text) for text in ([traceback] if known.is_traced else texts)):
@@ -430,7 +435,9 @@ class Failure:
         if self.killed_by in _EXTERNAL_SIGNALS or self._left_after_saving:
             return None
         if (raised := self.exception) is not None:
-            return find(f"{raised.exception}: {raised.message}", traceback=self._traceback)
+            cause = (self.error or {}).get("cause")
+            message = f"{raised.exception}: {raised.message}"
+            return find(message, traceback=self._traceback, cause=cause)
         if self.refused_arguments is not None:
             return CIRCUMSTANCES["refused_arguments"]
         return find(log_errors.tail(self._own_output), log=self.last_lines)

@@ -72,6 +72,8 @@ class KnownError:
     """The fix in one sentence, or in lines to be pasted."""
     pattern: str = ""
     """Regular expression for the message; empty where only the circumstance identifies it."""
+    cause: str = ""
+    """The name of the cause, with which tfcluster's own hooks report it (`JobError.cause`)."""
     kind: str | None = None
     """The kind of the failure (`failure.Kind`), where the message decides it."""
     is_root_cause: bool = False
@@ -100,36 +102,24 @@ class KnownError:
 _permanent: Final = functools.partial(KnownError, kind=PERMANENT)
 _permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
 
-_NO_GPU: Final = (
-    (
-        r".*(?:libcuda|libnvidia-ml)\.so",
-        "NVIDIA's driver is not there for the task: start its container with the GPUs (docker"
-        " --gpus, apptainer --nv), or install the driver",
-    ),
-    (
-        r".*built without support for GPUs",
-        "install a TensorFlow for GPUs into the tasks' Python: pip install 'tensorflow[and-cuda]'"
-        " instead of tensorflow-cpu",
-    ),
-    (
-        r".*(?:cannot load|Cannot dlopen)",
-        "install NVIDIA's libraries of this TensorFlow into the tasks' Python: pip install"
-        " 'tensorflow[and-cuda]' with its version; or name their folder in LD_LIBRARY_PATH"
-        " (job.env)",
-    ),
-    (
-        r".*does not match DSO version",
-        "the driver was updated, and the kernel still has the old one: restart the machine",
-    ),
-    ("", "check the driver: nvidia-smi, dmesg | grep -i nvrm"),
-)
-"""Pattern of the reason why TensorFlow has no GPU (`hooks.devices` of the workers) → the fix."""
+_NO_GPU: Final = {
+    "driver": "NVIDIA's driver is not there for the task: start its container with the GPUs (docker"
+    " --gpus, apptainer --nv), or install the driver",
+    "build": "install a TensorFlow for GPUs into the tasks' Python: pip install"
+    " 'tensorflow[and-cuda]' instead of tensorflow-cpu",
+    "libraries": "install NVIDIA's libraries of this TensorFlow into the tasks' Python: pip install"
+    " 'tensorflow[and-cuda]' with its version; or name their folder in LD_LIBRARY_PATH"
+    " (job.env)",
+    "version": "the driver was updated, and the kernel still has the old one: restart the machine",
+}
+"""Cause for which TensorFlow has no GPU (`hooks.devices` of the workers) → the fix."""
+_CHECK_DRIVER: Final = "check the driver: nvidia-smi, dmesg | grep -i nvrm"
 _ON_CPU: Final = "to train on the CPU: --set resources.gpus=0"
 
 
-def fix_of_no_gpu(why: str) -> str:
-    """Return the fix for this reason why TensorFlow has no GPU."""
-    return next(fix for pattern, fix in _NO_GPU if re.match(pattern, why))
+def fix_of_no_gpu(cause: str) -> str:
+    """Return the fix for this cause why TensorFlow has no GPU; "": any other one."""
+    return _NO_GPU.get(cause, _CHECK_DRIVER)
 
 
 MESSAGES: tuple[KnownError, ...] = (
@@ -167,7 +157,7 @@ MESSAGES: tuple[KnownError, ...] = (
     _permanent_cause(
         "keras-3-refused",
         "tfcluster's patch of Keras 3 does not cover this; the message says what to do",
-        r"Keras3Error|cannot be patched for several workers",
+        r"\bKeras3Error\b",
     ),
     _permanent(
         "old-keras",
@@ -240,7 +230,8 @@ MESSAGES: tuple[KnownError, ...] = (
         "shadowed-module",
         "a file or folder beside the script has the name of a package, and Python imports it"
         " instead: rename it, and check that the package is installed",
-        r"No module named '[\w.]+'; '[\w.]+' is not a package|is only the folder \S",
+        r"No module named '[\w.]+'; '[\w.]+' is not a package",
+        cause="only-a-folder",
     ),
     _permanent(
         "shadowed-module",
@@ -275,20 +266,21 @@ MESSAGES: tuple[KnownError, ...] = (
         "either let tfcluster choose the addresses: delete the lines that set them, and create"
         " resolver or server from tf.distribute.cluster_resolver.TFConfigClusterResolver(); or"
         " write the script's own addresses into `cluster` of the spec, as above",
-        r"ClusterChangedError(?s:.)*\nto keep the script's own addresses: ",
+        cause="own-addresses",
     ),
     _permanent_cause(
         "tf-config",
         "create the resolver, the server or the strategy from the TF_CONFIG that tfcluster sets:"
         " tf.distribute.cluster_resolver.TFConfigClusterResolver()",
-        r"ClusterChangedError: the (?:strategy's cluster resolver|script makes a server)",
+        cause="own-resolver",
     ),
     _permanent_cause(
         "tf-config",
         "keep the TF_CONFIG that tfcluster sets: delete the lines that change it, or put"
         ' `if "TF_CONFIG" not in os.environ:` before them; if each task should train alone,'
         " --set job.kind=plain",
-        r"^tfcluster_workers\.errors\.ClusterChangedError",
+        r"\bClusterChangedError\b",
+        cause="cluster-changed",
     ),
     _permanent(
         "tf-config",  # 31969, 62759
@@ -306,7 +298,8 @@ MESSAGES: tuple[KnownError, ...] = (
         "--set job.per_task.worker.module=tfcluster_workers.server\n"
         "or at the top of the script, before anything of TensorFlow:\n"
         "from tfcluster_workers import server; server.serve_unless_chief()",
-        r"makes a ParameterServerStrategy, which only the chief may make",
+        r"\bNotServingError\b",
+        cause="not-serving",
     ),
     _permanent(
         "tf-config",
@@ -348,9 +341,10 @@ MESSAGES: tuple[KnownError, ...] = (
         compares_steps=True,
     ),
     *(
-        _permanent_cause("no-gpu", f"{fix}; {_ON_CPU}", rf"\bNoGpuError: this task was given {why}")
-        for why, fix in _NO_GPU
+        _permanent_cause("no-gpu", f"{fix}; {_ON_CPU}", cause=f"no-gpu-{cause}")
+        for cause, fix in _NO_GPU.items()
     ),
+    _permanent_cause("no-gpu", f"{_CHECK_DRIVER}; {_ON_CPU}", r"\bNoGpuError\b", cause="no-gpu"),
     KnownError(
         "uneven-batches",  # 33086, 36153, 25254
         "one worker ran out of data before the others: repeat() the dataset and set"

@@ -18,7 +18,7 @@ from tests import old_pythons
 from tfcluster.agent.catalogue import Shutdown
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
-from tfcluster.backends.relayed import STARTER, Obstacle, Unreached
+from tfcluster.backends.relayed import STARTER, DialFault, Unreached
 from tfcluster.backends.ssh import ssh_nodes
 from tfcluster.plans.plan import NodePlan
 
@@ -51,10 +51,10 @@ def reach(script: str) -> float:
     return asyncio.run(scenario())
 
 
-def refusal(script: str, obstacle: Obstacle | None = None) -> str:
+def refusal(script: str, fault: DialFault | None = None) -> str:
     with pytest.raises(Unreached) as caught:
         reach(script)
-    assert caught.value.obstacle is obstacle
+    assert caught.value.fault is fault
     return str(caught.value)
 
 
@@ -99,13 +99,13 @@ def test_a_bundle_over_a_slow_connection_is_waited_for() -> None:
 
 
 def test_a_hanging_login_is_reported() -> None:
-    message = refusal("sleep 600", Obstacle.LOGIN)
+    message = refusal("sleep 600", DialFault.LOGIN)
     assert message.startswith("no answer for 3 s")
 
 
 def test_a_login_that_exits_is_reported_with_its_output() -> None:
     message = refusal(
-        "echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3", Obstacle.LOGIN
+        "echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3", DialFault.LOGIN
     )
     assert "ended with exit code 3" in message
     assert "closed for cleaning" in message
@@ -116,7 +116,7 @@ def test_a_login_that_exits_is_reported_with_its_output() -> None:
 def test_a_python_that_is_too_old_is_reported(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
     script = f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'"
-    message = refusal(script, Obstacle.OLD_PYTHON)
+    message = refusal(script, DialFault.OLD_PYTHON)
     reason = f"Python 3.9 or newer is needed, and {python} is 3."
     assert message.startswith(f"Welcome\n{reason}")
 
@@ -132,7 +132,7 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) 
 
 def test_a_failed_connection_leaves_no_process() -> None:
     mark = f"6{os.getpid()}"
-    refusal(f"sleep {mark}", Obstacle.LOGIN)
+    refusal(f"sleep {mark}", DialFault.LOGIN)
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert f"sleep\0{mark}\0".encode() not in lines
 
@@ -175,12 +175,12 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
         ("Unknown option: -I", "runtime.hosts.10.0.0.1.python"),
         ("OSError: [Errno 28] No space left on device: '/home/anna/python'", "make room"),
         ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
-        (Obstacle.OLD_PYTHON, "runtime.hosts.10.0.0.1.python"),
-        (Obstacle.UNSAFE_FOLDER, "~/.cache"),
-        (Obstacle.LOGIN, "ssh gpu1 true"),
+        (DialFault.OLD_PYTHON, "runtime.hosts.10.0.0.1.python"),
+        (DialFault.UNSAFE_FOLDER, "~/.cache"),
+        (DialFault.LOGIN, "ssh gpu1 true"),
     ],
 )
-def test_each_refusal_has_its_own_fix(error: str | Obstacle, fix: str) -> None:
+def test_each_refusal_has_its_own_fix(error: str | DialFault, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    refused = Unreached("", error) if isinstance(error, Obstacle) else Unreached(error)
+    refused = Unreached("", error) if isinstance(error, DialFault) else Unreached(error)
     assert fix in ssh_nodes.SshNodes.fix(node, refused)

@@ -11,7 +11,7 @@ import shlex
 import shutil
 from typing import Self
 
-from tfcluster.backends.relayed import STARTER, Obstacle, RelayedNodes, Unreached
+from tfcluster.backends.relayed import STARTER, DialFault, RelayedNodes, Unreached
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 
@@ -64,11 +64,11 @@ _FIXES = (
     ),
 )
 """(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
-_OBSTACLES = {
-    Obstacle.OLD_PYTHON: _OTHER_PYTHON,
-    Obstacle.UNSAFE_FOLDER: "make ~/.cache/tfcluster on the host writable: it names the folder to"
+_FAULTS = {
+    DialFault.OLD_PYTHON: _OTHER_PYTHON,
+    DialFault.UNSAFE_FOLDER: "make ~/.cache/tfcluster on the host writable: it names the folder to"
     " use instead",
-    Obstacle.LOGIN: "check what runs at its login: ssh {to} true",
+    DialFault.LOGIN: "check what runs at its login: ssh {to} true",
 }
 
 
@@ -93,7 +93,7 @@ class SshNodes(RelayedNodes):
     @classmethod
     def fix(cls, node: NodePlan, error: Unreached) -> str:
         fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error), re.MULTILINE))
-        fix = _OBSTACLES[error.obstacle] if error.obstacle else next(fixes, "see `ssh -v {to}`")
+        fix = _FAULTS[error.fault] if error.fault else next(fixes, "see `ssh -v {to}`")
         return fix.format(to=node.destination or node.name, name=node.name)
 
 
