@@ -1,8 +1,8 @@
-"""The backends that exist, and what the spec and the plan must know of each: its `Kind`.
+"""The backends that exist, and what the spec and the plan must know of each: its `BackendKind`.
 
 A backend is a folder of `tfcluster.backends` and a line of `REGISTRY`. The module named there
-holds `KIND`; it is imported to plan a spec, so it imports little. The class `Kind.nodes`, which
-makes and reaches the nodes (`tfcluster.backends.base`), is imported at the start of a run.
+holds `KIND`; it is imported to plan a spec, so it imports little. The class `BackendKind.nodes`,
+which makes and reaches the nodes (`tfcluster.backends.base`), is imported at the start of a run.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Capabilities:
         return self.has_lease and not self.clears_up
 
 
-class Kind:
+class BackendKind:
     """A backend as the spec and the plan see it. The defaults are those of hosts with addresses."""
 
     capabilities = Capabilities()
@@ -161,14 +161,14 @@ class Kind:
 
 
 @functools.cache
-def get(name: str) -> Kind:
+def get(name: str) -> BackendKind:
     """Return the kind called `name`; raises SetupError for one that this version does not have."""
     if name not in REGISTRY:
         raise SetupError(
             f"this version of tfcluster has no backend {name}",
             fix=f"use one of {', '.join(sorted(REGISTRY))}",
         )
-    kind: Kind = import_module(REGISTRY[name]).KIND
+    kind: BackendKind = import_module(REGISTRY[name]).KIND
     return kind
 
 

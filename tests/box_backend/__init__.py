@@ -1,19 +1,19 @@
 """A stub of a third container backend: boxes, whose files outlive the agents in them.
 
-Only its `Kind` is here: what a spec, a plan and supervision need of it.
+Only its `BackendKind` is here: what a spec, a plan and supervision need of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 from tfcluster.node_loss import LossNature
 from tfcluster.spec.fields import Mistake
 from tfcluster.spec.model import ClusterSpec
 
 
-class BoxKind(Kind):
+class BoxKind(BackendKind):
     """Boxes named after their tasks."""
 
     capabilities = Capabilities(

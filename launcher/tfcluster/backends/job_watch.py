@@ -22,7 +22,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends import jobs, past_runs
-from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
+from tfcluster.backends.jobs import Following, JobEnd, JobPhase, JobState
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError, join_first
 from tfcluster.rundir import control, registry
@@ -178,7 +178,7 @@ class StateFile(registry.StateFile):
         if found.job.get("cluster", "") != answer.cluster:
             return found
         if self._judged is None or self._judged[0] is not answer:
-            state = answer.jobs.get(found.run, JobState(Phase.OVER))
+            state = answer.jobs.get(found.run, JobState(JobPhase.OVER))
             self._judged = answer, _correct(self._paths, found, state)
         return self._judged[1]
 
@@ -222,7 +222,7 @@ class _News:
                 yield f"{silence}; tfcluster keeps asking"
         if state is None:
             return
-        if state.phase is not Phase.QUEUED:
+        if state.phase is not JobPhase.QUEUED:
             self._reason = ""
         elif state.reason and (state.reason != self._reason or self._has_moved(state.starts_at)):
             self._reason, self._starts_at = state.reason, state.starts_at
@@ -237,15 +237,15 @@ class _News:
 
 def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return what the folder says, corrected by the state of the job."""
-    if state.phase is Phase.OVER or state.end is not None:
+    if state.phase is JobPhase.OVER or state.end is not None:
         return _conclude(paths, found, state)
-    if state.phase is Phase.QUEUED:
+    if state.phase is JobPhase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
         return replace(found, status=Status.QUEUED, waits_for=waits_for)
-    if state.phase is Phase.SUSPENDED:
+    if state.phase is JobPhase.SUSPENDED:
         waits_for = "the scheduler, which has suspended its job"
         return replace(found, status=Status.SUSPENDED, waits_for=waits_for)
-    if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
+    if found.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
         return replace(found, waits_for="its coordinator, which is starting")
     if _follow(paths, found) is None:
         return _correct_silent(paths, found, state)
@@ -255,7 +255,7 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
 def _correct_silent(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return the state of a run whose job runs; have the job start again if its node is lost."""
     shown = registry.correct_silent(paths, found)
-    is_orphan = shown is not found and state.phase is Phase.RUNNING
+    is_orphan = shown is not found and state.phase is JobPhase.RUNNING
     if is_orphan and (its := jobs.of_run(found)) is not None:
         with contextlib.suppress(SilentError, SetupError):
             its[0].restart_orphaned(its[1], cluster=(found.job or {}).get("cluster", ""))

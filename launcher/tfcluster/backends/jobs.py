@@ -37,7 +37,7 @@ _SAYS_LATER_S = (0.0, 0.5, 1.0, 2.0)
 """Pauses before a scheduler that has just signalled a job is asked why, again and again."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """The life of a job, the same for all schedulers."""
 
     QUEUED = "queued"
@@ -69,7 +69,7 @@ class JobEnd:
 class JobState:
     """A scheduler's answer about one job."""
 
-    phase: Phase
+    phase: JobPhase
     reason: str = ""
     """The reason why it is queued, in the scheduler's words, with the fix if there is one."""
     starts_at: float | None = None
@@ -157,8 +157,11 @@ class Following(Protocol):
 
 
 class Jobs(Protocol):
-    """The module `kinds.Kind.jobs`. Its functions raise SetupError with the scheduler's message,
-    and `past_runs.SilentError` where the scheduler does not answer."""
+    """The module `kinds.BackendKind.jobs`.
+
+    Its functions raise SetupError with the scheduler's message, and `past_runs.SilentError` where
+    the scheduler does not answer.
+    """
 
     def cluster(self, of: str | Runtime, *, patience_s: float) -> str:
         """Return the name of the cluster whose scheduler this machine reaches.

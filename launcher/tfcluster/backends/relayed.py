@@ -213,7 +213,7 @@ def shorten_tracebacks(stderr: str) -> str:
     return "\n".join(_QUALIFIED.sub("", line) for line in kept)
 
 
-class Place(Protocol):
+class AgentContainer(Protocol):
     """A container that was made for one agent and ends with it."""
 
     loss: NodeLoss | None
@@ -229,7 +229,7 @@ class Place(Protocol):
         """End it; return whether it is certain that no process in it is alive."""
 
 
-class Words:
+class TransportWords:
     """The meaning of what a transport writes to stderr."""
 
     @classmethod
@@ -253,10 +253,10 @@ class Transport:
         built: bundle.Bundle,
         *,
         logs_in: bool = True,
-        words: type[Words] | None = None,
+        words: type[TransportWords] | None = None,
     ) -> None:
         """Create a transport; `logs_in`: a login shell is run."""
-        self._logs_in, self._words = logs_in, words or Words
+        self._logs_in, self._words = logs_in, words or TransportWords
         self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -386,7 +386,7 @@ def _pipe() -> tuple[io.FileIO, io.FileIO]:
 class _RelayedAgent(AgentHandle):
     """An agent behind a transport."""
 
-    def __init__(self, transport: Transport, place: Place | None) -> None:
+    def __init__(self, transport: Transport, place: AgentContainer | None) -> None:
         self._transport, self._place = transport, place
         self._has_ended = False
 
@@ -449,8 +449,8 @@ async def connect(
     argv: Sequence[str],
     config: AgentConfig,
     *,
-    place: Place | None = None,
-    words: type[Words] | None = None,
+    place: AgentContainer | None = None,
+    words: type[TransportWords] | None = None,
 ) -> AgentLink:
     """Connect to the agent with this `config`, which is started if it does not run.
 
@@ -474,7 +474,7 @@ async def connect(
     return link
 
 
-class RelayedNodes(Words, Nodes):
+class RelayedNodes(TransportWords, Nodes):
     """Nodes that exist without the run, with agents that outlive a lost connection.
 
     A backend of this kind says only which command leads to a node.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster import kinds
-from tfcluster.kinds import Kind
+from tfcluster.kinds import BackendKind
 from tfcluster.plans import command, preloading, remote_paths, secrets
 from tfcluster.plans.checks import needs_tensorflow
 from tfcluster.plans.context import LOCAL, PlanContext
@@ -232,7 +232,7 @@ class _PlanBuilder:
         return python.path if python is not None else "python3"
 
 
-def _network(spec: ClusterSpec, kind: Kind) -> Network:
+def _network(spec: ClusterSpec, kind: BackendKind) -> Network:
     written = spec.runtime.network
     if kind.capabilities.simulates_network or not isinstance(written, str):
         return "simulated"

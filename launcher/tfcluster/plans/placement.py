@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster import kinds
 from tfcluster.errors import SetupError, UsageError, join_first
-from tfcluster.kinds import Kind
+from tfcluster.kinds import BackendKind
 from tfcluster.plans import command
 from tfcluster.plans.context import LOCAL, PlanContext
 from tfcluster.plans.keras_settings import find_data_dir
@@ -42,7 +42,7 @@ class PlacedTask:
     env: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BackendKind:
         return kinds.get(self.backend)
 
 

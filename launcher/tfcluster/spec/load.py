@@ -18,7 +18,7 @@ from tfcluster.spec.hosts import read_hosts, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path
 from tfcluster.spec.selection import select
-from tfcluster.spec.source import Source, read_source
+from tfcluster.spec.source import SpecSource, read_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,13 @@ def from_value(
     except (TypeError, ValueError, RecursionError) as error:
         fix = "use strings, numbers, booleans, None, lists and dictionaries"
         raise SpecError([Problem(where, f"not JSON: {describe_error(error)}", fix)]) from None
-    source = Source(text, where, None, FilePath.cwd(), has_places=False)
+    source = SpecSource(text, where, None, FilePath.cwd(), has_places=False)
     return _load(source, _overrides(sets, {}), hosts)
 
 
-def _load(source: Source, chosen: tuple[overrides.Override, ...], hosts: HostChoice) -> LoadedSpec:
+def _load(
+    source: SpecSource, chosen: tuple[overrides.Override, ...], hosts: HostChoice
+) -> LoadedSpec:
     document = source.document()
     value = overrides.apply(document.value, chosen)
     set_paths: Sequence[Path | None] = [override.path for override in chosen]
@@ -119,7 +121,7 @@ class _Check:
 
     value: Any
     document: jsonc.Document
-    source: Source
+    source: SpecSource
     chosen: Sequence[overrides.Override]
 
     def spec(self) -> ClusterSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 from tfcluster.node_loss import LossNature
 
 _HINTS = {
@@ -18,7 +18,7 @@ _LOST = (
 _LOSSES = {LossNature.INFRASTRUCTURE: _LOST, LossNature.OWN_FAILURE: _LOST}
 
 
-class DockerKind(Kind):
+class DockerKind(BackendKind):
     """Containers named after their tasks."""
 
     capabilities = Capabilities(

@@ -49,7 +49,7 @@ _STATE = "{{json .State}}"
 
 @dataclass(slots=True)
 class RunningContainer:
-    """A container, by name; the `relayed.Place` of its agent."""
+    """A container, by name; the `relayed.AgentContainer` of its agent."""
 
     name: str
     node: str

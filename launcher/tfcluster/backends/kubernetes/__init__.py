@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 from tfcluster.node_loss import LossNature
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ _LOSSES = {
 }
 
 
-class KubernetesKind(Kind):
+class KubernetesKind(BackendKind):
     """Pods named after their tasks; their host names, `worker-0.RUN`, are known once a run is."""
 
     capabilities = Capabilities(

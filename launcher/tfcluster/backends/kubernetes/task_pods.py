@@ -39,7 +39,7 @@ _EXPLAINED = 4
 
 
 class TaskPod:
-    """A pod; the `relayed.Place` of its agent."""
+    """A pod; the `relayed.AgentContainer` of its agent."""
 
     def __init__(self, cluster: Cluster, made: Object) -> None:
         """`made`: the pod as the API server returned it."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 
 _FIRST = 2
 """The last number of the first node's address; .1 is nobody's."""
 
 
-class SimulatedKind(Kind):
+class SimulatedKind(BackendKind):
     """Nodes named after their tasks; they share the cores, the files and the Python of this
     machine, and each has its own address."""
 
