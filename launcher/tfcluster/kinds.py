@@ -71,6 +71,9 @@ class Capabilities:
     same paths."""
     ties_agents: bool = False
     """An agent ends with its connection, and a new connection never finds the old agent."""
+    ends_alone: bool = False
+    """The scheduler takes away single nodes: a signal to an agent announces the end of its node,
+    and not of the whole job."""
     clears_up: bool = False
     """Leftovers of nodes are removed, or named, even if a node did not hear of the run's end."""
 

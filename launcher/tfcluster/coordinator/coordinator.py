@@ -357,7 +357,7 @@ class Coordinator:
 
     def _on_end_announced(self, node: str, number: int) -> None:
         """Act on a scheduler's signal: it ends its whole job with its step, else only a node."""
-        if self.plan.node(node).capabilities.ties_agents:
+        if not self.plan.node(node).capabilities.ends_alone:
             self._end_job(number)
         elif not self._is_closing:
             self._background.create_task(self._attempts.leave(node, signal_name(number)))

@@ -73,6 +73,7 @@ class KubernetesKind(BackendKind):
         has_one_task=True,
         starts_fresh=True,
         loses_files=True,
+        ends_alone=True,
         clears_up=True,
     )
     nodes = "tfcluster.backends.kubernetes.kube_nodes:KubeNodes"
