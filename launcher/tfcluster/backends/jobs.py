@@ -320,9 +320,17 @@ def of_backend(backend: str) -> Jobs | None:
     return cast("Jobs", import_module(module)) if module is not None else None
 
 
-def of_run(state: RunSnapshot) -> tuple[Jobs, str] | None:
-    """Return the scheduler's module and the id of the run's job; None for a run without one."""
-    if state.job is None:
-        return None
-    jobs = of_backend(state.job["backend"])
-    return (jobs, state.job["id"]) if jobs is not None else None
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """The job of a run, and who can be asked about it."""
+
+    its: Jobs
+    id: str
+    cluster: str
+
+
+def of_run(state: RunSnapshot) -> RunJob | None:
+    """Return the run's job; None for a run without one, or of an unknown scheduler."""
+    job = state.job or {}
+    its = of_backend(job["backend"]) if job else None
+    return None if its is None else RunJob(its, job["id"], job.get("cluster", ""))

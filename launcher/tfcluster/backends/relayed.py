@@ -243,7 +243,7 @@ class TransportWords:
         return False
 
 
-class Transport:
+class Transport(AgentHandle):
     """A command that leads to an agent; each dial starts a new process and ends the one before."""
 
     def __init__(
@@ -252,11 +252,13 @@ class Transport:
         order: NodeOrder,
         built: bundle.Bundle,
         *,
-        logs_in: bool = True,
+        place: AgentContainer | None = None,
         words: type[TransportWords] | None = None,
     ) -> None:
-        """Create a transport; `logs_in`: a login shell is run."""
-        self._logs_in, self._words = logs_in, words or TransportWords
+        """Create a transport. `place`: the container made for the agent."""
+        self._is_tied = isinstance(order, AgentConfig) and order.is_tied
+        self._logs_in = place is None and not self._is_tied
+        self._place, self._words = place, words or TransportWords
         self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
@@ -264,8 +266,9 @@ class Transport:
         self._has_answered = False
         self._last_code: int | None = None
         """The exit code of the last dial, if that failed."""
-        self.loss: NodeLoss | None = None
+        self._loss: NodeLoss | None = None
         """The end of the connection, if that ended by itself and its agent with it."""
+        self._agent_has_ended = False
 
     async def dial(self) -> Streams:
         """Return a new connection. Raises OSError with the transport's stderr, or ProtocolError."""
@@ -276,12 +279,12 @@ class Transport:
         try:
             await self._begin(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
-            why = await self.explain(error)
+            unreached = await self.why_unreached(error)
             writer.close()
-            raise why from error
+            raise unreached from error
         except BaseException:
             writer.close()
-            await self.hang_up()
+            await self.disconnect()
             raise
         return reader, writer
 
@@ -301,13 +304,12 @@ class Transport:
         return streams
 
     async def _end_connection(self) -> None:
-        is_tied = isinstance(self._order, AgentConfig) and self._order.is_tied
-        has_ended = is_tied and self._has_answered and self._process is not None
+        has_ended = self._is_tied and self._has_answered and self._process is not None
         code = await self._exit_code() if has_ended else None
-        await self.hang_up()
+        await self.disconnect()
         if code is not None:
             status = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            self.loss = NodeLoss(f"its connection ended: {self.last_words() or status}")
+            self._loss = NodeLoss(f"its connection ended: {self.last_words() or status}")
 
     async def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = await asyncio.to_thread(Path(bootstrap.__file__).read_text, encoding="utf-8")
@@ -337,10 +339,33 @@ class Transport:
         self._has_answered = True
         self._order = replace(self._order, starts=False, former=identity)
 
-    async def has_agent_ended(self) -> bool:
+    @property
+    def loss(self) -> NodeLoss | None:
+        return self._loss if self._place is None else self._place.loss
+
+    def on_answer(self) -> None:
+        self._loss = None
+        if self._place is not None:
+            self._place.loss = None
+
+    async def explain(self) -> None:
+        if self._place is not None:
+            await self._place.explain()
+
+    async def has_gone(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
-        code = await self._exit_code()
-        return code == relay.AGENT_GONE or self._words.proves_end(self.last_words())
+        code, stderr = await self._exit_code(), self.last_words()
+        has_ended = code == relay.AGENT_GONE or self._words.proves_end(stderr)
+        if self._place is not None and not has_ended:
+            has_ended = await self._place.has_ended(stderr)
+        self._agent_has_ended = has_ended
+        return has_ended
+
+    async def end(self, *, keeps_folders: bool) -> bool:
+        await self.disconnect()
+        if self._place is None or keeps_folders:
+            return self._agent_has_ended
+        return await self._place.end() or self._agent_has_ended
 
     async def _exit_code(self) -> int | None:
         """Return the exit code of the last dial, or None while it runs."""
@@ -351,12 +376,10 @@ class Transport:
                 await self._process.wait()
         return self._process.returncode
 
-    async def explain(self, error: BaseException) -> Unreached:
+    async def why_unreached(self, error: BaseException) -> Unreached:
         """End the dial and return why the agent could not be reached."""
-        if isinstance(error, Unreached):
-            return error  # explained when the dial failed
         code = None if isinstance(error, TimeoutError) else await self._exit_code()
-        await self.hang_up()
+        await self.disconnect()
         self._last_code = code
         return explain(error, code, self.last_words(), logs_in=self._logs_in)
 
@@ -364,7 +387,7 @@ class Transport:
         """Return what the transport, or the agent behind it, wrote to stderr."""
         return "\n".join(line for line in self._stderr_lines if line)
 
-    async def hang_up(self) -> None:
+    async def disconnect(self) -> None:
         """Kill the transport's process, which would outlive a cut connection for long."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
@@ -383,48 +406,6 @@ def _pipe() -> tuple[io.FileIO, io.FileIO]:
     return keep_from_children(io.FileIO(read_end, "rb")), io.FileIO(write_end, "wb")
 
 
-class _RelayedAgent(AgentHandle):
-    """An agent behind a transport."""
-
-    def __init__(self, transport: Transport, place: AgentContainer | None) -> None:
-        self._transport, self._place = transport, place
-        self._has_ended = False
-
-    @property
-    def loss(self) -> NodeLoss | None:
-        if self._place is not None:
-            return self._place.loss
-        return self._transport.loss
-
-    def last_words(self) -> str:
-        return self._transport.last_words()
-
-    async def disconnect(self) -> None:
-        await self._transport.hang_up()
-
-    async def has_gone(self) -> bool:
-        stderr = self._transport.last_words()
-        self._has_ended = await self._transport.has_agent_ended() or (
-            self._place is not None and await self._place.has_ended(stderr)
-        )
-        return self._has_ended
-
-    async def explain(self) -> None:
-        if self._place is not None:
-            await self._place.explain()
-
-    def on_answer(self) -> None:
-        self._transport.loss = None
-        if self._place is not None:
-            self._place.loss = None
-
-    async def end(self, *, keeps_folders: bool) -> bool:
-        await self._transport.hang_up()
-        if self._place is None or keeps_folders:
-            return self._has_ended
-        return await self._place.end() or self._has_ended
-
-
 async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]) -> LostRunEnded:
     """End the leftover processes on a node of a run whose coordinator is gone (`agent.fencing`).
 
@@ -439,10 +420,12 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
             async with asyncio.timeout(_END_RUN_S):
                 line = await reader.readline()
         return LostRunEnded.read(foreign_json.parse_json_object(line))
+    except Unreached:  # explained when the dial failed
+        raise
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        raise await transport.explain(error) from error
+        raise await transport.why_unreached(error) from error
     finally:
-        await transport.hang_up()
+        await transport.disconnect()
 
 
 async def connect(
@@ -458,17 +441,17 @@ async def connect(
     transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    logs_in = place is None and not config.is_tied
-    transport = Transport(argv, config, built, logs_in=logs_in, words=words)
+    transport = Transport(argv, config, built, place=place, words=words)
     hello = Hello(run_id=config.run_id, node=config.node, token=config.token, stream_logs=True)
-    handle = _RelayedAgent(transport, place)
-    link = AgentLink(transport.dial, hello, handle, lease_s=config.lease_s)
+    link = AgentLink(transport.dial, hello, transport, lease_s=config.lease_s)
     try:
         await link.open()
+    except Unreached:
+        raise
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        raise await transport.explain(error) from error
+        raise await transport.why_unreached(error) from error
     except BaseException:  # cancelled by Ctrl-C
-        await transport.hang_up()
+        await transport.disconnect()
         raise
     transport.note_agent(link.welcome.identity)
     return link
