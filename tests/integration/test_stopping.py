@@ -37,7 +37,7 @@ def save(*_):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, save)
-for kind in ("saves_on_sigterm", "ready"):
+for kind in ("saves_on_sigterm", "task_ready"):
     event_channel.current().send({"type": kind})
 print("up", flush=True)
 time.sleep(300)

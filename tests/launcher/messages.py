@@ -14,7 +14,7 @@ _BY_NAME: Mapping[str, Any] = {
     "task": "worker:1",
     "attempt": 1,
     "ports": {"worker:1": 2222},
-    "event": {"type": "ready"},
+    "event": {"type": "task_ready"},
     "identity": None,
     "tuner": "worker-1",
     "status": "COMPLETED",

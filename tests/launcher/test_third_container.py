@@ -17,7 +17,7 @@ from tfcluster import kinds
 from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.nodes import orders
 from tfcluster.plans.plan import NodePlan
-from tfcluster.supervision.restarts import loss_of
+from tfcluster.supervision.restarting import loss_of
 
 ROOT = Path(__file__).parents[2]
 MAIN = """

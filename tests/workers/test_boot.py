@@ -153,7 +153,7 @@ def test_the_message_that_a_script_exits_with_is_reported(
     script = write(tmp_path, "main.py", "import sys\nsys.exit('no data in ./mnist')\n")
     ended = boot("script", str(script), python=python)
     assert (ended.code, ended.err) == (1, "no data in ./mnist\n")
-    (error,) = ended.of("error")
+    (error,) = ended.of("task_error")
     assert (error["exception"], error["message"]) == ("SystemExit", "no data in ./mnist")
     assert (error["file"], error["line"]) == (str(script), 2)
 
@@ -164,7 +164,7 @@ def test_a_reported_failure_is_not_reported_again_as_an_exit(tmp_path: Path, boo
     code += "with job_errors.exit_with_message('job'):\n    raise JobError('no such data')\n"
     ended = boot("script", str(write(tmp_path, "main.py", code)))
     assert (ended.code, ended.err) == (1, "job: no such data\n")
-    assert [error["exception"] for error in ended.of("error")] == ["JobError"]
+    assert [error["exception"] for error in ended.of("task_error")] == ["JobError"]
 
 
 def test_atexit_and_finally_run(tmp_path: Path, boot: Boot) -> None:
@@ -189,7 +189,7 @@ def test_an_uncaught_exception_prints_as_plain_python_and_is_reported(
     plain = subprocess.run([python, str(script)], capture_output=True, text=True, check=False)
     ended = boot("script", str(script), python=python)
     assert (ended.code, ended.err) == (1, plain.stderr)
-    (error,) = ended.of("error")
+    (error,) = ended.of("task_error")
     assert error["exception"] == "json.decoder.JSONDecodeError"
     assert (error["file"], error["line"]) == (str(script), 3), "the user's frame, not json's"
     assert error["traceback"] == plain.stderr
@@ -202,7 +202,8 @@ def test_a_syntax_error_prints_as_plain_python(tmp_path: Path, boot: Boot) -> No
     )
     ended = boot("script", str(script))
     assert (ended.code, ended.err) == (1, plain.stderr)
-    assert (ended.of("error")[0]["file"], ended.of("error")[0]["line"]) == (str(script), 2)
+    (error,) = ended.of("task_error")
+    assert (error["file"], error["line"]) == (str(script), 2)
 
 
 def test_a_user_excepthook_gets_the_user_frames(tmp_path: Path, boot: Boot) -> None:
@@ -350,6 +351,6 @@ def test_children_neither_inherit_nor_use_the_socket(tmp_path: Path, boot: Boot)
 
 def test_a_long_traceback_fits_one_message(tmp_path: Path, boot: Boot) -> None:
     script = write(tmp_path, "main.py", "raise ValueError('ä' * 500_000)")
-    (error,) = boot("script", str(script)).of("error")
+    (error,) = boot("script", str(script)).of("task_error")
     assert "characters left out" in error["message"]
     assert error["traceback"].startswith("Traceback")

@@ -74,12 +74,12 @@ def test_a_fault_is_reported_and_ends_the_task_at_its_step(
     ended = boot("script", loop, python=python, env=at_step(verb, exit_code=3))
     assert (ended.code, ended.out) == (code, "step 1\nstep 2\nstep 3\n"), ended.err
     assert [event["step"] for event in ended.of("progress")] == [1, 4], "nothing is held back"
-    assert ended.events[-1] == {"type": "chaos", "fault": "as written", "step": 4}
+    assert ended.events[-1] == {"type": "chaos_injected", "fault": "as written", "step": 4}
 
 
 def test_raise_is_reported_at_the_user_line(boot: Boot, loop: str) -> None:
     ended = boot("script", loop, env=at_step("raise"))
-    (error,) = ended.of("error")
+    (error,) = ended.of("task_error")
     assert (ended.code, error["exception"]) == (1, "tfcluster_workers.chaos.InjectedFault")
     assert (error["file"], error["line"]) == (loop, 4)
     assert error["message"] == "injected: as written"
@@ -89,7 +89,7 @@ def test_raise_is_reported_at_the_user_line(boot: Boot, loop: str) -> None:
 def test_report_is_only_reported(boot: Boot, loop: str) -> None:
     ended = boot("script", loop, env=at_step("report", task="ps:0"))
     assert (ended.code, ended.out.count("step")) == (0, 10)
-    (event,) = ended.of("chaos")
+    (event,) = ended.of("chaos_injected")
     assert event["task"] == "ps:0"
 
 
@@ -101,7 +101,7 @@ def test_stop_freezes_the_process_and_hang_only_the_training_thread(
     until(lambda: state_of(stopped.process.pid) == "T")
     os.kill(stopped.process.pid, signal.SIGCONT)
     assert stopped.end().code == 0
-    until(lambda: any(event["type"] == "chaos" for event in hanging.events))
+    until(lambda: any(event["type"] == "chaos_injected" for event in hanging.events))
     until(lambda: state_of(hanging.process.pid) == "S")  # the report comes before the hang
     os.kill(hanging.process.pid, signal.SIGUSR1)
     time.sleep(0.3)
@@ -136,7 +136,7 @@ def test_a_fault_at_a_skipped_step_is_injected_at_the_next_report(
 def test_a_fault_at_start_is_injected_before_the_script(boot: Boot, loop: str, verb: str) -> None:
     ended = boot("script", loop, env=settings(do=verb, place="start"))
     assert ended.out == ""
-    assert ended.events[0] == {"type": "chaos", "fault": "as written"}
+    assert ended.events[0] == {"type": "chaos_injected", "fault": "as written"}
 
 
 def test_a_fault_at_join_is_injected_when_the_task_waits_for_its_peers(
@@ -148,7 +148,7 @@ def test_a_fault_at_join_is_injected_when_the_task_waits_for_its_peers(
     )
     ended = boot("script", str(tmp_path / "join.py"), env=settings(do="kill", place="join"))
     assert ended.out == "before\n"
-    assert [event["type"] for event in ended.events] == ["waiting_for_peers", "chaos"]
+    assert [event["type"] for event in ended.events] == ["waiting_for_peers", "chaos_injected"]
 
 
 def test_a_fault_is_injected_at_a_save_that_only_the_job_reports(
@@ -169,7 +169,7 @@ def test_a_forked_child_gets_no_fault(boot: Boot, tmp_path: Path) -> None:
         "print(os.wait()[1])"
     )
     ended = boot("script", str(tmp_path / "forks.py"), env=at_step("kill"))
-    assert (ended.code, ended.out, ended.of("chaos")) == (0, "0\n", [])
+    assert (ended.code, ended.out, ended.of("chaos_injected")) == (0, "0\n", [])
 
 
 def test_without_faults_a_step_costs_almost_nothing() -> None:

@@ -475,7 +475,7 @@ def test_strategies_servers_and_sessions_of_tensorflow_are_refused(
         "local 3",
         "mirrored 1",
     ], ended.err
-    (error,) = ended.of("error")
+    (error,) = ended.of("task_error")
     assert (ended.code, error["file"], error["line"]) == (1, str(main), 23)
     assert error["exception"] == "tfcluster_workers.errors.ClusterChangedError"
     assert ended.of("waiting_for_peers") == []

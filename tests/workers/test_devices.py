@@ -259,8 +259,8 @@ def test_a_custom_loop_without_a_strategy_fails_at_its_first_gradient(
     ended = boot("script", str(tmp_path / "loop.py"), python=PYTHONS["tf215"], env=given)
     assert ended.code == 1
     assert ended.out.split() == ["computes"]
-    assert [event["devices"] for event in ended.of("devices")] == [["CPU"]]
-    (error,) = ended.of("error")
+    assert [event["devices"] for event in ended.of("task_devices")] == [["CPU"]]
+    (error,) = ended.of("task_error")
     assert (
         f"NoGpuError: this task was given GPU 0, but TensorFlow registers none: {LOST_DRIVER}"
         in error["message"]

@@ -87,7 +87,7 @@ def test_an_error_names_the_line_although_the_script_is_not_there(
         '    raise ValueError("no data")\n'
         "ValueError: no data\n"
     )
-    [error] = ended.of("error")
+    [error] = ended.of("task_error")
     assert (error["file"], error["line"], error["traceback"]) == (str(script), 15, ended.err)
 
 
@@ -135,7 +135,7 @@ def test_an_error_in_a_cell_names_the_cell(tmp_path: Path, python: str, boot: Bo
 
     assert '  File "Cell In[3]", line 3, in f\n    return 1 / 0\n' in ended.err
     assert "tfcluster" not in ended.err
-    [error] = ended.of("error")
+    [error] = ended.of("task_error")
     assert (error["file"], error["line"]) == ("Cell In[3]", 3)
 
 
@@ -153,7 +153,7 @@ def test_bytecode_of_another_python_is_refused(tmp_path: Path, python: str, boot
         assert ended.code == 0
     else:
         assert "bytecode loads only in the same minor version" in ended.err
-        assert ended.of("error")[0]["exception"] == "tfcluster_workers.errors.CallError"
+        assert ended.of("task_error")[0]["exception"] == "tfcluster_workers.errors.CallError"
 
 
 def test_a_module_that_the_task_does_not_have(

@@ -207,5 +207,5 @@ def test_a_batch_smaller_than_the_replicas_ends_a_job_with_one_line(
     message = "--global-batch 1 is smaller than the 2 replicas: each needs at least one example"
     assert f"\n{job}: {message}" in ended.err
     assert "Traceback" not in ended.err
-    (event,) = ended.of("error")
+    (event,) = ended.of("task_error")
     assert (event["exception"], event["message"][: len(message)]) == ("OptionError", message)

@@ -55,9 +55,9 @@ def test_the_chief_waits_and_the_servers_report_serving(
     }
     chief = gang["chief:0"].end()
     assert chief.code == 0, chief.err[-2000:]
-    imports = [{"type": "phase", "name": name} for name in ("importing TensorFlow", "")]
-    devices = {"type": "devices", "devices": ["CPU"]}
-    waiting, ready = {"type": "waiting_for_peers"}, {"type": "ready"}
+    imports = [{"type": "task_phase", "name": name} for name in ("importing TensorFlow", "")]
+    devices = {"type": "task_devices", "devices": ["CPU"]}
+    waiting, ready = {"type": "waiting_for_peers"}, {"type": "task_ready"}
     assert [event for event in chief.events if event["type"] != "meets_peers"] == [
         *(*imports, waiting, devices, ready)
     ]

@@ -73,7 +73,7 @@ def test_preempted_workers_save_together_and_report_it(
     for task in ended.values():
         assert "saves_on_sigterm" in [event["type"] for event in task.events]
     chief, other = (task.events for task in ended.values())
-    (injected,) = [event for event in other if event["type"] == "chaos"]
+    (injected,) = [event for event in other if event["type"] == "chaos_injected"]
     assert injected["step"] == 20
     (saved,) = [event for event in chief if event["type"] == "saved"]
     assert 20 <= saved["step"] <= 24

@@ -230,9 +230,9 @@ def test_a_full_socket_drops_progress_and_keeps_errors_waiting() -> None:
         channel = event_channel.EventChannel(ours)
         while channel.offer({"type": "progress", "step": 1}):
             pass
-        assert channel.send({"type": "error"}, within_s=0.05) is False
+        assert channel.send({"type": "task_error"}, within_s=0.05) is False
         theirs.recv(1 << 16)
-        assert channel.send({"type": "error"}, within_s=1) is True
+        assert channel.send({"type": "task_error"}, within_s=1) is True
 
 
 def test_a_missing_agent_is_no_error() -> None:
@@ -240,16 +240,16 @@ def test_a_missing_agent_is_no_error() -> None:
     theirs.close()
     with ours:
         channel = event_channel.EventChannel(ours)
-        assert channel.send({"type": "ready"}) is False
+        assert channel.send({"type": "task_ready"}) is False
         assert not channel.is_open
 
 
 def test_messages_stay_below_64_kib() -> None:
     message = event_channel.encode(
-        {"type": "error", "message": "€" * 90_000, "traceback": "x" * 90_000}
+        {"type": "task_error", "message": "€" * 90_000, "traceback": "x" * 90_000}
     )
     assert len(message) <= event_channel.MAX_MESSAGE
-    assert json.loads(message)["type"] == "error"
+    assert json.loads(message)["type"] == "task_error"
 
 
 @pytest.mark.parametrize(

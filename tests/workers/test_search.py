@@ -215,7 +215,7 @@ def test_a_tuner_waits_for_its_chief_once_and_reports_why_a_trial_failed(
     ended = boot("script", str(script), python=python)
     assert ended.events == [
         {"type": "waiting_for_peers"},
-        {"type": "ready"},
+        {"type": "task_ready"},
         {"type": "trial_ended", "id": "0", "message": "Traceback …\nValueError: x"},
     ], ended.err
 
@@ -247,7 +247,7 @@ def test_a_chief_exits_soon_after_its_tuners(script: Path, python: str, boot: Bo
     )
     ended = boot("script", str(script), python=python)
     # KerasTuner itself would check again only after 20 s.
-    assert (ended.out, ended.events) == ("[1, 1.0]\n", [{"type": "ready"}]), ended.err
+    assert (ended.out, ended.events) == ("[1, 1.0]\n", [{"type": "task_ready"}]), ended.err
 
 
 def test_a_chief_whose_oracle_failed_exits(script: Path, python: str, boot: Boot) -> None:
@@ -268,7 +268,7 @@ def test_a_chief_whose_oracle_failed_exits(script: Path, python: str, boot: Boot
     ended = boot("script", str(script), python=python)
     assert (ended.code, ended.out) == (1, "told the tuner\n")
     error = ended.events[-1]
-    assert (error["type"], error["exception"]) == ("error", "RuntimeError")
+    assert (error["type"], error["exception"]) == ("task_error", "RuntimeError")
     assert "consecutive failures" in error["message"]
 
 

@@ -94,7 +94,10 @@ def test_a_keras_job_reports_alive_outside_training_and_steps_per_execution(
     assert ended.of("evaluated") == [{"type": "evaluated", "step": 40}], (
         "only the evaluator reports it"
     )
-    assert [(e["fault"], e["step"]) for e in ended.of("chaos")] == [("step", 10), ("save", 40)]
+    assert [(e["fault"], e["step"]) for e in ended.of("chaos_injected")] == [
+        ("step", 10),
+        ("save", 40),
+    ]
     # The numbers in the names count saves; the step of `epoch-1` is the last one of `fit`.
     steps = {"ckpt-1": 200, "ckpt-2": 400, "model-1": 40, "epoch-1": 40}
     saved = {event["path"]: event["step"] for event in ended.of("saved")}
@@ -124,7 +127,9 @@ def test_a_fault_at_a_save_leaves_half_a_checkpoint(
     env = {"TFCLUSTER_SETTINGS": json.dumps({"chaos": [fault]})}
     ended = boot("script", str(tmp_path / "job.py"), python=PYTHONS[tensorflow], env=env)
     assert (ended.code, ended.out) == (-9, "saved 1\n"), ended.err[-2000:]
-    assert ended.of("chaos") == [{"type": "chaos", "fault": "kill worker:0 at save 2"}]
+    assert ended.of("chaos_injected") == [
+        {"type": "chaos_injected", "fault": "kill worker:0 at save 2"}
+    ]
     left = {path.name for path in (tmp_path / "ckpt").iterdir()}
     assert "ckpt-1.index" in left
     assert any(name.startswith("ckpt-2") for name in left), "the second save has begun"

@@ -111,7 +111,7 @@ def test_the_losses_do_not_depend_on_the_number_of_workers(lab: Lab, tensorflow:
 def test_the_events_describe_the_run(lab: Lab, tensorflow: str) -> None:
     events = lab.keras(tensorflow, 2, "RING")["worker:0"].events
     kinds = [event["type"] for event in events]
-    assert kinds.index("waiting_for_peers") < kinds.index("ready") < kinds.index("progress")
+    assert kinds.index("waiting_for_peers") < kinds.index("task_ready") < kinds.index("progress")
     assert {"type": "setting_read", "name": "communication"} in events
     progress = [event for event in events if event["type"] == "progress"]
     assert (progress[0]["step"], progress[-1]["step"]) == (1, 20)

@@ -84,8 +84,10 @@ def test_an_unmodified_tutorial_script_shows_progress(
         assert task.code == 0, task.text[-4000:]
         assert "slow compared to the batch time" not in task.text
         kinds = [event["type"] for event in task.events]
-        start = [kind for kind in kinds if kind in ("phase", "waiting_for_peers", "ready")]
-        assert start[:4] == ["phase", "phase", "waiting_for_peers", "ready"]
+        start = [
+            kind for kind in kinds if kind in ("task_phase", "waiting_for_peers", "task_ready")
+        ]
+        assert start[:4] == ["task_phase", "task_phase", "waiting_for_peers", "task_ready"]
         last = [event for event in task.events if event["type"] == "progress"][-1]
         assert (last["step"], last["epoch"]) == (40, 2)
         assert 1.5 < last["metrics"]["loss"] < 4, "one replica's mean, not the sum of all"

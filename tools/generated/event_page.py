@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from tfcluster.agent import catalogue
 from tfcluster.rundir import events
 
 _HEAD = """\
@@ -25,16 +26,22 @@ do not know.
 
 
 def render() -> str:
-    """Return the whole page as Markdown."""
-    tree = ast.parse(inspect.getsource(events))
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
-    return _HEAD + "".join(_row(node) for node in classes if node.name != "Event")
+    """Return the whole page as Markdown, the events that agents and tasks report last."""
+    rows = []
+    for module in (events, catalogue):
+        body = ast.parse(inspect.getsource(module)).body
+        for node in (one for one in body if isinstance(one, ast.ClassDef)):
+            event = getattr(events, node.name, None)
+            if event not in (None, events.Event) and event.__module__ == module.__name__:
+                rows.append(_row(event, node))
+    return _HEAD + "".join(rows)
 
 
-def _row(node: ast.ClassDef) -> str:
-    event: type[events.Event] = getattr(events, node.name)
-    text = _one_line(ast.get_docstring(node) or "")
-    fields = "<br>".join(_fields(node.body))
+def _row(event: type[events.Event], node: ast.ClassDef) -> str:
+    text, fields = _one_line(ast.get_docstring(node) or ""), "<br>".join(_fields(node.body))
+    if issubclass(event, (catalogue.TaskMessage, catalogue.TaskReport)):
+        own = fields.removeprefix("`task`, ")
+        fields = f"`task`, `attempt`{'<br>' if own else ''}{own}"
     return f"| `{event.type}` | {text}{'<br>' if text else ''}{fields} |\n"
 
 

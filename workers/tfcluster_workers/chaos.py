@@ -149,7 +149,7 @@ def inject(fault: Fault) -> None:
     """Report the fault, then inject it. Returns if the fault lets this thread continue."""
     for report in _before_injection:
         report()
-    event = {"type": "chaos", "fault": fault.text, "step": _step, "task": fault.task}
+    event = {"type": "chaos_injected", "fault": fault.text, "step": _step, "task": fault.task}
     event_channel.current().send({key: value for key, value in event.items() if value is not None})
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):

@@ -35,8 +35,8 @@ AGAIN_S = 5.0
 """Seconds after which a child that was refused asks again: the other one may have ended."""
 _KEPT = frozenset(
     {
-        *("devices", "first_batches", "meets_peers", "note", "reduces", "restored"),
-        *("saves_on_sigterm", "setting_read", "unused_gpus"),
+        *("first_batches", "meets_peers", "note", "reduces", "restored", "saves_on_sigterm"),
+        *("setting_read", "task_devices", "unused_gpus"),
     }
 )
 """The events of a child from before it trains that are sent once it does."""
@@ -140,11 +140,12 @@ class ChildChannel(EventChannel):
         if event["type"] in _KEPT and len(self._kept) < _MOST_KEPT:
             self._kept.append(event)
             return True
-        is_shown = event["type"] == "error" or (event["type"] == "phase" and not is_helper())
+        kind = event["type"]
+        is_shown = kind == "task_error" or (kind == "task_phase" and not is_helper())
         return is_shown and self.introduce(event)
 
     def introduce(self, event: Mapping[str, Any] | None = None) -> bool:
-        """Let the agent know that this child has hooks, with an `event` of type error or phase."""
+        """Let the agent know that this child has hooks, with an `event`: its error or phase."""
         try:
             self._connect({"event": event}).close()
         except OSError:

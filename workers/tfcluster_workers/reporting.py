@@ -71,12 +71,12 @@ def waiting_for_peers() -> None:
 
 def phase(name: str) -> None:
     """Report what this task does before its first step; an empty `name` ends that."""
-    _send("phase", name=name)
+    _send("task_phase", name=name)
 
 
 def ready() -> None:
     """Report that this task has joined its cluster or has done its first step."""
-    _send_once("ready")
+    _send_once("task_ready")
 
 
 def serving() -> None:
@@ -259,7 +259,7 @@ def weights(value: float) -> None:
 
 def devices(names: Sequence[str]) -> None:
     """Report the devices that TensorFlow has registered, with the models of GPUs."""
-    _send_once("devices", devices=list(names))
+    _send_once("task_devices", devices=list(names))
 
 
 def unused_gpus(count: int) -> None:
@@ -292,9 +292,9 @@ def error(
     `child_code`: the exit code of a child process that failed, negative for a signal. `cause`: see
     `errors.JobError`.
     """
-    _sent.add("error")
+    _sent.add("task_error")
     _send(
-        "error",
+        "task_error",
         exception=exception,
         message=message,
         file=file,
@@ -332,7 +332,7 @@ def gradients(variables: Iterable[Any]) -> None:
 
 def has_reported_error() -> bool:
     """Return whether this task has reported why it fails."""
-    return "error" in _sent
+    return "task_error" in _sent
 
 
 def progress(

@@ -10,12 +10,14 @@ The base class is the direction, and what a message may be about:
 `Record`       a part of a message
 =============  ==================================================================================
 
+A message that is an `Event`, too, is recorded in ``events.jsonl`` as it comes.
+
 `message_fields._READERS` says what each type of field may hold; `nodes.border` enforces the rest.
 """
 
 from __future__ import annotations
 
-from tfcluster.agent.message_fields import Message
+from tfcluster.agent.message_fields import Event, Message
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,6 +67,9 @@ class FileReport(Report):
 
 class TaskReport(Message):
     is_lenient = True
+    task: Text = ""
+    """Set by the coordinator, which knows whose report it is, like `attempt`."""
+    attempt: Unsigned = 0
 
 # -- orders ---------------------------------------------------------------------------------
 
@@ -258,13 +263,14 @@ class GuardLost(Report): ...
 class Bye(Report):
     stays: bool = False
 
-class PortsHeld(Report):
+class PortsHeld(Report, Event):
+    node: Text = ""
     ports: Ports
-    """Task → port, for all tasks of the node."""
+    """Task → port, held for the whole run."""
     host: Host | None = None
-    """The node's address on the requested interface."""
-    interfaces: list[Text] = ()  # type: ignore[assignment]
-    """The node's interfaces with their addresses, if none of them is the requested one."""
+    """The node's address on the interface that the spec names."""
+    interfaces: list[Text] | None = None
+    """The node's interfaces with their addresses, if none is the one that the spec names."""
 
 class PortTaken(Report):
     task: Text
@@ -287,7 +293,8 @@ class Unkillable(Report):
     task: Text | None = None
     attempt: Unsigned | None = None
 
-class TaskStarted(TaskMessage):
+class TaskStarted(TaskMessage, Event):
+    node: Text = ""
     pid: Unsigned
 
 class StartFailed(TaskMessage):
@@ -300,21 +307,23 @@ class TaskEvent(TaskMessage):
 class ReportsDropped(TaskMessage):
     count: Unsigned
 
-class TaskStopped(TaskMessage):
-    """A signal has stopped the process (SIGSTOP, a debugger)."""
+class TaskFrozen(TaskMessage, Event):
+    """A signal has stopped the task's process (SIGSTOP, SIGTSTP); it neither runs nor ends."""
     signal: Unsigned
 
-class TaskContinued(TaskMessage): ...
+class TaskThawed(TaskMessage, Event):
+    """A stopped process runs again (SIGCONT)."""
 
-class TaskExited(TaskMessage):
+class TaskExited(TaskMessage, Event):
     exit_code: Unsigned | None
-    signal: Unsigned | None
-    ended_by: Text
+    """The exit code; None where a signal ended the task."""
+    signal: Unsigned | None = None
+    ended_by: Text = "itself"
     """``itself`` or ``tfcluster``."""
-    duration_s: float
+    duration_s: float = 0.0
     peak_rss_bytes: Unsigned | None = None
     out_of_memory: Text | None = None
-    """The evidence that the kernel killed it for lack of memory."""
+    """The evidence that the kernel killed it for lack of memory; None where there is none."""
 
 class Frame(Record):
     """A function that a thread is in: the file and line, and the source of that line if known."""
@@ -349,7 +358,7 @@ class Usage(Report):
     """Sent every few seconds, with all running tasks of the node."""
     tasks: list[TaskUsage]
 
-class LogLost(TaskMessage):
+class LogLost(TaskMessage, Event):
     bytes: Unsigned
     reason: Text
 
@@ -397,15 +406,22 @@ class LostRunEnded(Record):
 # -- reports of a task ----------------------------------------------------------------------
 
 class WaitingForPeers(TaskReport): ...
-class Ready(TaskReport): ...
 
-class Phase(TaskReport):
-    """The phase of a task before its first step; an empty name ends it."""
+WAITING_FOR_PEERS = "waiting for peers"
+"""The phase of a task whose strategy waits for all its tasks."""
+
+class TaskPhase(TaskReport, Event):
+    """The phase of a task before its first step, which can take minutes."""
     name: Name
+    """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
 
-class Devices(TaskReport):
-    """The devices that TensorFlow has registered: ``CPU``, ``GPU NVIDIA H200``."""
+class TaskDevices(TaskReport, Event):
+    """TensorFlow has initialised its devices in the task."""
     devices: list[Name]
+    """``CPU``, ``GPU NVIDIA H200``, one item per device."""
+
+class TaskReady(TaskReport, Event):
+    """The task has joined the cluster, or begun to train."""
 
 class UnusedGpus(TaskReport):
     """The task trains on the CPU of a machine on which nvidia-smi lists GPUs."""
@@ -471,28 +487,31 @@ class Wrote(TaskReport):
 class Evaluated(TaskReport):
     step: Step | None = None
 
-class Progress(TaskReport):
+class Progress(TaskReport, Event):
     step: Step
     epoch: Step | None = None
-    metrics: Metrics = EMPTY
+    """The current epoch, from 1."""
     epochs: Step | None = None
-    """The number of epochs of the whole training."""
+    """The number of epochs of the whole training, where it is known."""
     steps_per_epoch: Step | None = None
     total_steps: Step | None = None
-    """The step at which the training will be over."""
+    """The step at which the training will be over, where it is known."""
     steps_per_execution: Step | None = None
+    """The steps of one call of the training function, if these are several."""
+    metrics: Metrics = EMPTY
     steps_per_second: float | None = None
+    """The speed over the last 5 seconds and 5 steps at least, including evaluations, saves and
+    pauses. Of tasks that take their steps together only the leading one has a speed."""
     mean_steps_per_second: float | None = None
+    """The speed since the attempt's first step."""
     examples_per_second: float | None = None
     mean_examples_per_second: float | None = None
 
-class StepTimes(TaskReport):
-    """The ends of single steps, for `tfcluster scale`."""
+class StepTimes(TaskReport, Event):
+    """The ends of `steps` on CLOCK_MONOTONIC, and the processor time; for `tfcluster scale`."""
     steps: list[Step]
     times: list[Real]
-    """Seconds of the node's CLOCK_MONOTONIC, one for each of `steps`."""
     cpu_s: float = 0.0
-    """Processor time of the task's process so far."""
     gradient_bytes: Unsigned | None = None
     """The gradients that each step sums over all tasks."""
 
@@ -512,8 +531,8 @@ class SettingRead(TaskReport):
 class Note(TaskReport):
     message: Line
 
-class Error(TaskReport):
-    """An uncaught exception."""
+class TaskError(TaskReport, Event):
+    """An uncaught Python exception, reported by the task itself."""
     exception: Name
     message: LongText
     file: LongText | None = None
@@ -537,33 +556,41 @@ class DoubtOver(TaskReport):
     """An earlier `Doubt` about the same does not count any more."""
     about: Name
 
-class Chaos(TaskReport):
-    """A fault was injected, maybe into another `task`."""
+class ChaosInjected(TaskReport, Event):
+    """A fault was injected (``up --chaos``), maybe into another task than the reporting one."""
     fault: Name
-    task: Name | None = None
+    """The fault as the user wrote it: ``kill worker:1 at step 50``."""
+    task: Name = ""
     step: Step | None = None
 
 class TrainsInChild(TaskReport):
     """The task seems to train in a child that has no hooks, and so reports nothing."""
     command: Line
 
-class Trial(TaskReport):
+class Trial(TaskReport, Event):
+    """A trial of a search, reported by `task`: the chief's oracle or the tuner that ran it."""
     id: Name
-    status: Name
+    status: Name | None = None
+    """KerasTuner's status: RUNNING, COMPLETED, INVALID (to be tried again) or FAILED."""
     tuner: Name | None = None
+    """The task that runs the trial."""
     score: Real | None = None
     best_step: Step | None = None
+    """The epoch of the score, from 0."""
     objective: Name | None = None
     direction: Name | None = None
+    """`min` or `max`."""
     values: Values | None = None
+    """The hyperparameters."""
     message: Line | None = None
+    """The end of the traceback of a failed trial."""
 
 class TrialEnded(TaskReport):
     id: Name
     message: Line | None = None
 
 FOR_PEOPLE = (
-    *(Alive, Devices, UnusedGpus, Phase, Progress, StepTimes, Note, TrainsInChild),
+    *(Alive, TaskDevices, UnusedGpus, TaskPhase, Progress, StepTimes, Note, TrainsInChild),
     *(Trial, TrialEnded, Wrote),
 )
 """Reports on which the run does not depend."""

@@ -73,6 +73,15 @@ class Struct:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in vars(self).items())})"
 
 
+class Event(Struct):
+    """Something that happened in a run: a line of ``events.jsonl``."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return type and fields as the line has them: without those that are None."""
+        pairs = ((name, getattr(self, name)) for name in self.fields)
+        return {"type": self.type, **{name: value for name, value in pairs if value is not None}}
+
+
 class Message(Struct):
     """A value that travels between coordinator, agent and task."""
 

@@ -207,13 +207,13 @@ def _run(launch: Launch, writer: int) -> None:
 
     def note_start(event: Event) -> None:
         if session.run_writer.state.status is Status.RUNNING:
-            session.run_writer.on_event = lambda event: None
+            session.run_writer.listeners.remove(note_start)
             session.run_writer.save()
             tell(_STARTED)
 
     with _redirected_output(session.paths.coordinator_log):
         tell(session.paths)
-        session.run_writer.on_event = note_start
+        session.run_writer.listeners.append(note_start)
         end = session.run(lambda plan: tell(_chosen(plan)))
         if end.outcome.error is not None:
             os.write(2, f"tfcluster: {end.outcome.error}\n".encode(errors="replace"))

@@ -22,8 +22,7 @@ from tfcluster.coordinator.attempts import Attempts
 from tfcluster.coordinator.curves.tensorboard_files import RunCurves
 from tfcluster.coordinator.curves.tensorboard_server import beside_run
 from tfcluster.coordinator.gathering import RunGathering
-from tfcluster.coordinator.loop import Loop, RunOver
-from tfcluster.coordinator.run_loop import RunLoop
+from tfcluster.coordinator.loop import Loop, RunLoop, RunOver
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
@@ -34,7 +33,7 @@ from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.reports import STEPS, event_of_task, loss_of_node, to_event
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
-from tfcluster.plans.plan import NodePlan, Plan, TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.preflight.probes import follow_peers, probe_links
 from tfcluster.rundir import chaos, control, heartbeat
 from tfcluster.rundir import events as ev
@@ -74,23 +73,24 @@ class Coordinator:
         self.run_writer, self.paths = run_writer, run_writer.paths
         self._run_gathering, self._launch, plan = run_gathering, launch, launch.plan
         self._curves = RunCurves(plan, self.paths, self._warn)
+        run_writer.listeners += [self._note_gathered, self._curves.record]
         self._report_filter = ReportFilter(run_writer.state, launch.faults, self._warn)
-        lease_s, settings = plan.supervision.lease_s, launch.node_settings
-        warn, note = self._warn, self._note_queued
-        self._hub = Hub(self.paths, lease_s, warn, note, open_nodes, plan=plan, runtime=settings)
+        self._hub = hub = Hub(
+            self.paths,
+            plan.supervision.lease_s,
+            self._warn,
+            lambda reason: self._put_event(ev.RunQueued(reason=reason)),
+            open_nodes,
+            plan=plan,
+            runtime=launch.node_settings,
+        )
         self._supervisor = Supervisor(plan, run_id=self.paths.run_id)
-        self._supervisor.gathers = run_gathering.is_gathering
-        self._loop = Loop(self._hub, self._supervisor, run_writer, self._carry_out)
-        until, wait_for, hub = self._loop.until, run_writer.wait_for, self._hub
-        startup = self._startup = Startup(
-            launch, self.paths, run_gathering, hub, until, self._announce, wait_for
-        )
-        self._announced, self._announced_plan = announce, plan
-        self._stacks = TaskStacks(self._supervisor, self._take_stacks)
+        self._supervisor.restarting.gathers = run_gathering.is_gathering
+        self._loop = Loop(hub, self._supervisor, run_writer, self._carry_out)
+        self._startup = Startup(launch, self.paths, hub, run_writer, self._loop.until, announce)
+        self._attempts = Attempts(self._supervisor, self._startup, self._loop, run_gathering)
+        self._stacks = TaskStacks(self._supervisor.gang, self._take_stacks)
         run_gathering.use(TaskFolders(plan, self.paths, hub))
-        self._attempts = Attempts(
-            self._supervisor, startup, run_writer, self._loop, self._connect, self._record
-        )
         self.job = job
         self._ending: asyncio.Task[Ending | None] | None = None
         """The question why the scheduler ends the job; None until it announces that."""
@@ -165,8 +165,9 @@ class Coordinator:
         ):
             self.run_writer.record(ev.RunStarted(version=__version__, run=self.paths.run_id))
             self._background = background
+            self._hub.listen(background, self._on_message, self._on_closed)
             if self.job is not None:
-                self._supervisor.can_come_back = await self.job.can_come_back()
+                self._supervisor.restarting.can_come_back = await self.job.can_come_back()
             lasting = [
                 background.create_task(self._beat()),
                 background.create_task(
@@ -187,13 +188,12 @@ class Coordinator:
 
     async def _run_attempts(self) -> SetupError | None:
         """Run all attempts; return the error that ended them, if the supervisor did not."""
-        following: list[asyncio.Task[None]] = []
+        following = [
+            self._background.create_task(self._run_gathering.follow(self._put_event)),
+            self._background.create_task(self._follow_external_peers()),
+        ]
         try:
-            await self._attempts.start_first()
-            follow = (self._run_gathering.follow(self._put_event), self._follow_external_peers())
-            returning = self._attempts.returning.follow()
-            following += map(self._background.create_task, (*follow, returning))
-            await self._attempts.run_restarts()
+            await self._loop.run(self._attempts.run())
         except RunOver:
             pass
         except SetupError as error:
@@ -201,7 +201,6 @@ class Coordinator:
         finally:
             for task in following:
                 task.cancel()
-            await asyncio.gather(*following[-1:], return_exceptions=True)  # it connects to nodes
         return None
 
     async def _beat(self) -> None:
@@ -222,21 +221,6 @@ class Coordinator:
 
     # -- actions ----------------------------------------------------------------------------
 
-    async def _connect(self, node: NodePlan) -> None:
-        leave_if_replaced(self.paths)
-        await self._hub.connect(
-            node,
-            on_message=self._on_message,
-            on_closed=self._on_closed,
-            background=self._background,
-            tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
-            by_hand=[str(task.id) for task in self.plan.by_hand if task.node == node.name],
-        )
-
-    def _announce(self, plan: Plan) -> None:
-        self._announced_plan = plan
-        self._announced(plan)
-
     async def _probe_links(self, attempt: int) -> None:
         plan, paths, hub = self.plan, self.paths, self._hub
         lost = await probe_links(plan, paths, hub, attempt, is_over=lambda: self._is_closing)
@@ -245,7 +229,7 @@ class Coordinator:
     async def _follow_external_peers(self) -> None:
         gang = self._supervisor.gang
         await follow_peers(
-            lambda: self._announced_plan,
+            lambda: self._startup.announced,
             lambda: any(member.is_running and member.waits_for_peers for member in gang),
             self._note_absent,
         )
@@ -267,7 +251,7 @@ class Coordinator:
 
     def _on_gathered(self, events: list[Event]) -> None:
         for event in events:
-            self._record(event)
+            self.run_writer.record(event)
         self._supervisor.checkpoints_gathered(self._run_gathering.newest, self._now())
 
     def _carry_out(self) -> None:
@@ -278,7 +262,7 @@ class Coordinator:
     def _do(self, action: do.Action) -> None:
         match action:
             case do.Record(event):
-                self._record(event)
+                self.run_writer.record(event)
             case do.StopTasks(node, tasks, grace_s, why):
                 order = msg.Stop(tasks=[*tasks], grace_s=grace_s, why=why)
                 self._hub.send(node, order)
@@ -310,23 +294,18 @@ class Coordinator:
     def _warn(self, sentence: str) -> None:
         self._put_event(ev.Warned(message=sentence))
 
-    def _note_queued(self, reason: str) -> None:
-        self._put_event(ev.RunQueued(reason=reason))
-
     def _put_event(self, event: Event) -> None:
         """Record an event once the present input is handled; while nodes close none is."""
         if self._is_closing:
-            self._record(event)
+            self.run_writer.record(event)
         else:
-            self._hub.put(lambda: self._record(event))
+            self._hub.put(lambda: self.run_writer.record(event))
 
-    def _record(self, event: Event) -> None:
+    def _note_gathered(self, event: Event) -> None:
         if isinstance(event, ev.CheckpointGathered):
             self.run_writer.state.checkpoints = self._run_gathering.list_gathered()
             name = PurePosixPath(event.path).name
             self._supervisor.gathered(event.step, self._now(), name=name)
-        self.run_writer.record(event)
-        self._curves.record(event)
 
     def _on_message(self, node: str, message: msg.Report) -> None:
         self._hub.keep(node, message)
@@ -347,7 +326,7 @@ class Coordinator:
                 node=node, pid=event.pid, guard_pid=event.guard_pid, identity=event.identity
             )
         if event is not None:
-            self._record(event)
+            self.run_writer.record(event)
         if isinstance(message, msg.EndAnnounced):
             self._on_end_announced(node, message.signal)
         elif (loss := loss_of_node(message)) is not None:
@@ -370,9 +349,9 @@ class Coordinator:
                 self._supervisor.started(task, attempt, now)
             case msg.StartFailed(error=why):
                 self._supervisor.start_failed(task, attempt, why, now)
-            case msg.TaskStopped(signal=number):
+            case msg.TaskFrozen(signal=number):
                 self._supervisor.froze(task, attempt, number, now)
-            case msg.TaskContinued():
+            case msg.TaskThawed():
                 self._supervisor.thawed(task, attempt)
             case msg.Stacks():
                 self._stacks.note(message)
@@ -385,15 +364,15 @@ class Coordinator:
                     self._run_gathering.note_chief_ended()
 
     def _on_report(self, message: msg.TaskEvent) -> None:
-        report, task, attempt = self._report_filter.take(message), message.task, message.attempt
-        if report is None or task in STEPS:
+        report = self._report_filter.take(message)
+        if report is None or message.task in STEPS:
             return
-        if (event := event_of_task(task, attempt, report)) is not None:
-            self._record(self._with_one_speed(event))
+        if (event := event_of_task(report)) is not None:
+            self.run_writer.record(self._with_one_speed(event))
         is_chief = self._is_chief(message)
-        if isinstance(report, msg.Chaos):
+        if isinstance(report, msg.ChaosInjected):
             self._hub.inject(chaos.ordered(self._launch.faults, report.fault))
-        self._supervisor.reported(task, attempt, report, self._now())
+        self._supervisor.reported(report, self._now())
         if is_chief and isinstance(report, msg.Saved):
             self._run_gathering.saved(report)
 
@@ -435,7 +414,7 @@ class Coordinator:
         name = self._run_gathering.lost_node
         if name and self.plan.node(name).capabilities.has_addresses:
             with contextlib.suppress(SetupError):
-                await self._loop.run_to_end(self._connect(self.plan.node(name)))
+                await self._loop.run_to_end(self._startup.connect(self.plan.node(name)))
 
     async def _finish(self) -> list[Event]:
         return await self._run_gathering.finish() if self._supervisor.gang.has_started else []
@@ -445,7 +424,7 @@ class Coordinator:
         if gathered is None:
             gathered = await self._loop.run_to_end(self._finish())
         for event in gathered:
-            self._record(event)
+            self.run_writer.record(event)
         if self.run_writer.state.checkpoints:  # `fit` has deleted its backup
             self.run_writer.state.checkpoints = self._run_gathering.list_gathered()
         outcome = self._supervisor.outcome

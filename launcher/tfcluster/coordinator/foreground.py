@@ -18,8 +18,8 @@ from tfcluster.backends import jobs
 from tfcluster.coordinator import takeover
 from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
+from tfcluster.coordinator.loop import RunLoop
 from tfcluster.coordinator.resume import Resume, seed
-from tfcluster.coordinator.run_loop import RunLoop
 from tfcluster.coordinator.starter import (
     SIGNALS,
     WARNING,

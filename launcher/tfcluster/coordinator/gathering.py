@@ -528,7 +528,7 @@ class RunGathering:
 
 def list_held(store: Store, paths: RunPaths) -> list[dict[str, Any]]:
     """Return the gathered checkpoints, oldest first, as ``state.json`` lists them."""
-    return [_event(held, paths).to_json() | {"bytes": held.bytes} for held in store.held]
+    return [_event(held, paths).facts() | {"bytes": held.bytes} for held in store.held]
 
 
 def _event(gathered: Gathered, paths: RunPaths) -> ev.CheckpointGathered:

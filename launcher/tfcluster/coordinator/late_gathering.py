@@ -164,13 +164,8 @@ async def _gather_from_host(
     try:
         async with asyncio.TaskGroup() as background:
             try:
-                await hub.connect(
-                    node,
-                    on_message=lambda *message: None,
-                    on_closed=lambda *reason: None,
-                    background=background,
-                    tasks=(),
-                )
+                hub.listen(background)
+                await hub.connect(node)
                 folder = PurePosixPath(hub.site(node.name).paths.task_checkpoints(chief))
                 loop = asyncio.get_running_loop()
                 source = RemoteSource(folder, lambda: hub.files(node.name), loop, lambda: None)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, TypeVar
 
+from tfcluster.agent.stop_clock import StopClock
 from tfcluster.nodes.hub import Hub
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.supervision.supervisor import Supervisor
@@ -24,7 +26,7 @@ class RunOver(Exception):
 
 
 class Loop:
-    """The loop of a run. Everything that waits does so here, while inputs are handled."""
+    """The loop of a run. It alone handles inputs; the work of a run waits beside it (`until`)."""
 
     def __init__(
         self, hub: Hub, supervisor: Supervisor, run_writer: RunWriter, carry_out: Callable[[], None]
@@ -32,33 +34,42 @@ class Loop:
         """Prepare the loop; `carry_out` does what the supervisor has ordered."""
         self._hub, self._supervisor, self._run_writer = hub, supervisor, run_writer
         self._carry_out = carry_out
+        self._turned = asyncio.Event()
+        """Set for a moment after each turn."""
 
     def now(self) -> float:
         """Return the time in seconds on the clock that supervision uses."""
         return asyncio.get_running_loop().time()
 
-    async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
-        """Handle inputs until `condition` holds; it is also checked at the moment `at`.
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Handle inputs until `work` ends, and return its result.
 
-        Raises RunOver when the run has its outcome.
-        """
-        while not condition():
-            self._check()
-            await self._turn(at)
-        self._check()
-
-    async def pause(self, until: float) -> None:
-        """Handle inputs until the moment `until`; raises RunOver."""
-        await self.until(lambda: self.now() >= until, at=until)
-
-    async def run_alongside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` while inputs are handled, and return its result.
-
-        Raises what `work` raises, and RunOver, which cancels it.
+        Raises what `work` raises, and RunOver once the run has its outcome, which cancels `work`.
         """
         async with self._running(work) as task:
-            await self.until(task.done)
+            while not task.done():
+                await self._turn()
+                if self._supervisor.outcome is not None:
+                    raise RunOver
+                self._turned.set()
+                self._turned.clear()
+                await asyncio.sleep(0)  # who waits for what has happened goes on first
             return task.result()
+
+    async def until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
+        """Wait until `condition` holds; it is also checked at the moment `at`.
+
+        Once the run has its outcome, this only ends when it is cancelled.
+        """
+        self._hub.put(lambda: None)  # wakes the loop, which sends the orders so far
+        while self._supervisor.outcome is not None or not condition():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(at):
+                    await self._turned.wait()
+
+    async def pause(self, until: float) -> None:
+        """Wait until the moment `until`."""
+        await self.until(lambda: self.now() >= until, at=until)
 
     async def run_to_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` of a run that is over to its end, and return its result.
@@ -82,18 +93,13 @@ class Loop:
             task.cancel()
             await asyncio.wait([task])
 
-    def _check(self) -> None:
-        if self._supervisor.outcome is not None:
-            raise RunOver
-
-    async def _turn(self, at: float | None) -> None:
+    async def _turn(self) -> None:
         await self._hub.flush()
         self._run_writer.keep_up()
-        due = (at, self._supervisor.wake_at)
-        waits = [max(0.0, moment - self.now()) for moment in due if moment is not None]
-        if self._run_writer.wake_s is not None:
-            waits.append(self._run_writer.wake_s)
-        wait_s = min(waits, default=None)
+        waits = [self._run_writer.wake_s]
+        if (wake_at := self._supervisor.wake_at) is not None:
+            waits.append(max(0.0, wake_at - self.now()))
+        wait_s = min((wait for wait in waits if wait is not None), default=None)
         asleep_until = None if wait_s is None else self.now() + wait_s + _LATE_S
         await self._hub.turn(wait_s)
         if asleep_until is not None and self.now() > asleep_until:
@@ -101,3 +107,48 @@ class Loop:
             await self._hub.turn(0)
         self._supervisor.tick(self.now())
         self._carry_out()
+
+
+class RunLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock stands still while its process is stopped.
+
+    A scheduler suspends a whole job, and a user stops a coordinator with Ctrl-Z. All deadlines are
+    times of this clock: none has passed when the process goes on, and no node is silent.
+    """
+
+    def __init__(self) -> None:
+        self.on_stopped: Callable[[float], None] = lambda seconds: None
+        """Called with its length after each stop, before the next callback."""
+        self._clock = StopClock()
+        self._stopped_s = self._told_s = 0.0
+        """The time for which the process was stopped so far, and what was told of it."""
+        super().__init__(_Selector(self))
+
+    def time(self) -> float:
+        self.note_turn()  # what is due in 2 s from now is not due in 2 s and the stop
+        return super().time() - self._stopped_s
+
+    def note_turn(self, waited_s: float | None = 0.0) -> None:
+        """Note that the process runs, after a wait of at most `waited_s` (None: any)."""
+        self._stopped_s += self._clock.take_stop(waited_s)
+
+    def tell(self) -> None:
+        """Tell of what was noted of a stop."""
+        if seconds := self._stopped_s - self._told_s:
+            self._told_s = self._stopped_s
+            self.on_stopped(seconds)
+
+
+class _Selector(selectors.DefaultSelector):
+    """The selector of a `RunLoop`, which measures its waits and what happens between them."""
+
+    def __init__(self, loop: RunLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> Any:
+        self._loop.note_turn()
+        ready = super().select(timeout)
+        self._loop.note_turn(timeout)
+        self._loop.tell()
+        return ready

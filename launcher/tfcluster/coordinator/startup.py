@@ -1,10 +1,9 @@
-"""The steps before training: ports, preload, preflight, code, prepare, start of the tasks."""
+"""The way of nodes from nothing to ready for tasks: one for all starts; and the start orders."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
@@ -12,12 +11,13 @@ from dataclasses import dataclass, field
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.error_text import describe_error
-from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.starter import Launch
-from tfcluster.errors import SetupError
+from tfcluster.coordinator.takeover import leave_if_replaced
+from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes import code_sync, orders, shared_workdirs
 from tfcluster.nodes.hub import Hub
-from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until, never
+from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until
 from tfcluster.nodes.probe_answers import ProbeAnswer
 from tfcluster.nodes.reports import END_REPLIES, PREPARE
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
@@ -26,7 +26,9 @@ from tfcluster.plans.tf_config import Attempt
 from tfcluster.preflight import probes
 from tfcluster.preflight.rules import Finding, PreflightReport
 from tfcluster.rundir import run_writer
+from tfcluster.rundir.events import NodeLost, Warned
 from tfcluster.rundir.paths import RunPaths
+from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.wire.file_trees import Sent
 
 _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
@@ -34,23 +36,27 @@ _PRELOAD_REPLIES = (msg.PreloadReady, msg.PreloadFailed)
 
 @dataclass(slots=True)
 class Startup:
-    """The startup steps of a run.
+    """The steps that make nodes ready for tasks: `bring_up` does them for every start.
 
-    Each sends orders to the agents and waits for the answers; a step that fails on a node raises
+    A step sends orders to the agents and waits for the answers; one that fails on a node raises
     SetupError.
     """
 
     launch: Launch
     paths: RunPaths
-    run_gathering: RunGathering
     hub: Hub
+    run_writer: RunWriter
     until: Until
     announce: Callable[[Plan], None]
     """Called just before the first start with the plan, now with every host and port."""
-    wait_for: Callable[[str | None], None] = lambda what: None
-    """Called with what a long wait is for, and with None when it is over."""
     plan: Plan = field(init=False)
     """The plan, with the host names of all nodes once they are allocated."""
+    announced: Plan = field(init=False)
+    """The plan that was announced, with every port; before that the one of the launch."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Node whose newest agent cannot be reached, or is lost → why."""
+    reached: set[str] = field(default_factory=set)
+    """The nodes whose agent was reached when they were brought up last."""
     _proxy_env: dict[str, Mapping[str, str]] = field(default_factory=dict)
     """Node → variables that keep gRPC between the tasks off its proxies."""
     _assigned: dict[TaskId, AssignedResources] = field(default_factory=dict)
@@ -58,27 +64,84 @@ class Startup:
     _probed: dict[str, ProbeAnswer] = field(default_factory=dict)
     _prepared: set[str] = field(default_factory=set)
     """The nodes on which ``job.prepare`` has run."""
-    _is_announced: bool = False
 
     def __post_init__(self) -> None:
-        self.plan = self.launch.plan
+        self.plan = self.announced = self.launch.plan
 
-    def in_background(self, until: Until) -> Startup:
-        """Return these steps for nodes that are set up while tasks train: the run does not wait.
-
-        `until`: how each step waits for the agents' answers.
-        """
-        steps = copy.copy(self)  # what is found out about the nodes is shared
-        steps.until, steps.wait_for = until, lambda what: None
-        return steps
-
-    async def hold_ports(
-        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
+    async def bring_up(
+        self,
+        nodes: Sequence[NodePlan],
+        *,
+        unreached: Callable[[Mapping[str, SetupError]], None] | None = None,
+        is_awaited: bool = True,
     ) -> None:
+        """Connect to `nodes` and do there all that tasks need. Raises SetupError.
+
+        `unreached`: given for the first start, and called with the nodes that cannot be reached:
+        it raises their errors, or the others go on without them. `is_awaited`: the next start waits
+        for the nodes, which `status` shows.
+        """
+        is_first = unreached is not None
+        errors = await self._connect(nodes)
+        if errors and unreached is not None:
+            unreached(errors)
+        elif errors:
+            NodeLostError.raise_all([*errors.values()])
+        nodes = [node for node in nodes if node.name not in errors]
+        show = self.run_writer.wait_for if is_awaited else lambda what: None
+        answers = Answers(self.hub, self.until, show)
+        try:
+            await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
+            self._preload(nodes)
+            await self.hold_ports(nodes, answers)
+            for finding in await self.preflight(nodes, answers):
+                self._warn(f"{finding.node}: {finding.what}; {finding.fix}")
+            for warning in await self._send_code(nodes, again=not is_first):
+                if is_first:
+                    self._warn(warning)
+            await self._prepare(nodes, answers)
+            await self._await_preload(nodes, answers)
+            if lost := [node.name for node in nodes if node.name in self.broken]:
+                reason = self.broken[lost[0]]
+                raise NodeLostError(f"the new agent of {lost[0]} was lost at once: {reason}")
+        except SetupError as error:
+            for node in nodes if not is_first else ():
+                loss = loss_by(error)
+                event = NodeLost(node=node.name, reason=loss.reason, nature=loss.nature)
+                self.run_writer.record(event)
+            raise
+
+    def _warn(self, sentence: str) -> None:
+        self.run_writer.record(Warned(message=sentence))
+
+    async def _connect(self, nodes: Sequence[NodePlan]) -> Mapping[str, SetupError]:
+        """Connect to `nodes` at once; return node → error, for those that cannot be reached."""
+
+        async def connect(node: NodePlan) -> SetupError | None:
+            self.reached.discard(node.name)
+            self.broken.pop(node.name, None)
+            try:
+                await self.connect(node)
+            except SetupError as error:
+                self.broken[node.name] = error.message
+                return error
+            self.reached.add(node.name)
+            return None
+
+        results = await asyncio.gather(*map(connect, nodes))
+        found = zip((node.name for node in nodes), results, strict=True)
+        return {node: error for node, error in found if error is not None}
+
+    async def connect(self, node: NodePlan) -> None:
+        """Connect to a node's agent and listen to it. Raises SetupError."""
+        leave_if_replaced(self.paths)
+        await self.hub.connect(node)
+
+    async def hold_ports(self, nodes: Iterable[NodePlan], answers: Answers) -> None:
         """Have the nodes' agents hold the ports of their tasks for as long as the agents live.
 
         They answer with the nodes' addresses on the interface that the spec names, too. A second
-        call chooses new ports where the spec leaves the choice. A node that `is_lost` meanwhile is
+        call chooses new ports where the spec leaves the choice. A node that is lost meanwhile is
         not waited for. Raises PortInUseError for a taken port, SetupError without the interface.
         """
         if self.plan.kind == "plain":
@@ -87,14 +150,15 @@ class Startup:
         for name in names:
             self.hub.forget(name, *PORT_REPLIES)
             self.hub.send(name, orders.hold_ports(self.plan, name))
-        what = "to hold its ports"
-        await self._answers.require(names, *PORT_REPLIES, what=what, is_lost=is_lost)
+        await answers.require(
+            names, *PORT_REPLIES, what="to hold its ports", is_lost=self.broken.__contains__
+        )
         for name in names:
             if (taken := self.hub.answer(name, msg.PortTaken)) is not None:
                 raise orders.port_error(taken)
         self.plan = orders.at_interface(self.plan, self.hub, names)
 
-    def preload(self, nodes: Iterable[NodePlan]) -> None:
+    def _preload(self, nodes: Iterable[NodePlan]) -> None:
         """Have one process per node import what its tasks import, while other steps go on."""
         for node in nodes:
             if (preload := preload_on(self.plan, node.name)) is not None:
@@ -102,24 +166,21 @@ class Startup:
                 order = orders.preload(preload, node, self.hub.site(node.name))
                 self.hub.send(node.name, order)
 
-    async def await_preload(
-        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool]
-    ) -> None:
-        """Wait until `preload` is done; if it failed, or the node `is_lost`, tasks start cold."""
+    async def _await_preload(self, nodes: Iterable[NodePlan], answers: Answers) -> None:
+        """Wait until `_preload` is done; if it failed, or a node is lost, tasks start cold."""
         names = [node.name for node in nodes if preload_on(self.plan, node.name) is not None]
-        await self._answers.require(
-            names,
-            *_PRELOAD_REPLIES,
-            what="to preload the tasks' imports",
-            work_s=msg.Preload.within_s,
-            is_lost=is_lost,
-        )
+        if names:
+            answers.wait_for(f"{self.plan.preload[0]} to be imported")
+            await answers.require(
+                names,
+                *_PRELOAD_REPLIES,
+                what="to preload the tasks' imports",
+                work_s=msg.Preload.within_s,
+                is_lost=self.broken.__contains__,
+            )
+            answers.wait_for(None)
 
-    async def find_code(self, nodes: Iterable[NodePlan]) -> None:
-        """Find the nodes that see the workdir over a shared file system; their tasks run in it."""
-        await shared_workdirs.find_shared_workdirs(self.plan, self.hub, nodes)
-
-    async def send_code(self, nodes: Iterable[NodePlan], *, again: bool = False) -> Sequence[str]:
+    async def _send_code(self, nodes: Iterable[NodePlan], *, again: bool) -> Sequence[str]:
         """Send a copy of the workdir to each node that does not see it; return warnings about
         what is left out. Raises SetupError.
 
@@ -131,11 +192,11 @@ class Startup:
             return ()
         snapshot = await asyncio.to_thread(code_sync.snapshot_of, self.plan)
         await asyncio.gather(
-            *(self._send_code(n.name, snapshot.files, unless_there=again) for n in remote)
+            *(self._copy_code(n.name, snapshot.files, unless_there=again) for n in remote)
         )
         return tuple(snapshot.warnings())
 
-    async def _send_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
+    async def _copy_code(self, node: str, files: Sequence[Sent], *, unless_there: bool) -> None:
         site = self.hub.site(node)
         into = site.folder(self.plan.node(node).workdir)
         try:
@@ -146,7 +207,7 @@ class Startup:
                 fix=f"set runtime.hosts.{node}.workdir to another folder",
             ) from error
 
-    async def preflight(self, nodes: Iterable[NodePlan]) -> Sequence[Finding]:
+    async def preflight(self, nodes: Iterable[NodePlan], answers: Answers) -> Sequence[Finding]:
         """Check the `nodes` that were not checked yet, and whether all that were are alike.
 
         Without checks, nodes that several tasks share are only asked what there is to divide.
@@ -159,7 +220,6 @@ class Startup:
             self._proxy_env[name] = probes.default_proxy_env(self.plan)
         if not names:
             return ()
-        answers = Answers(self.hub, self.until)
         if not self.launch.options.runs_preflight:
             several = orders.shared_nodes(self.plan)
             if not (shared := [name for name in remote if name in several]):
@@ -207,10 +267,8 @@ class Startup:
         await self.until(future.done)
         return future.result()
 
-    async def prepare(
-        self, nodes: Iterable[NodePlan], *, is_lost: Callable[[str], bool] = never
-    ) -> None:
-        """Run ``job.prepare`` once per node; a node that `is_lost` meanwhile is not waited for.
+    async def _prepare(self, nodes: Iterable[NodePlan], answers: Answers) -> None:
+        """Run ``job.prepare`` once per node; a node that is lost meanwhile is not waited for.
 
         It runs again where a new agent lacks what it made for the old one. Raises
         PrepareError.
@@ -229,9 +287,10 @@ class Startup:
             command = self.plan.prepare[node]
             self.hub.send(node, orders.start_prepare(command, self.hub.site(node)))
         what = "to run job.prepare"
-        await self._answers.require(names, *start_replies, what=what, step=PREPARE, is_lost=is_lost)
+        is_lost = self.broken.__contains__
+        await answers.require(names, *start_replies, what=what, step=PREPARE, is_lost=is_lost)
         for node in names:  # without a time limit: it is the user's program
-            await self._answers.require(
+            await answers.require(
                 [node], *END_REPLIES, what=what, step=PREPARE, work_s=None, is_lost=is_lost
             )
             if (reply := self.hub.answer(node, *END_REPLIES, step=PREPARE)) is not None:
@@ -247,13 +306,11 @@ class Startup:
         restored_step: int | None,
     ) -> None:
         """Order the start of the tasks `only` in attempt `number`, whose gang is `members`."""
-        nodes = dict.fromkeys(self.plan.task(task).node for task in members)
-        self.plan = orders.at_interface(self.plan, self.hub, nodes)  # of a node that came back, too
         ports = orders.held_ports(self.hub, (node.name for node in self.plan.nodes))
         attempt = Attempt(self.plan, number, tuple(members), ports)
-        if not self._is_announced:  # not in attempt 1 if that ended before its start
-            self._is_announced = True
-            self.announce(self.plan.at(ports=ports))
+        if self.announced is self.launch.plan:  # not in attempt 1 if that ended before its start
+            self.announced = self.plan.at(ports=ports)
+            self.announce(self.announced)
         for node in dict.fromkeys(self.plan.task(task).node for task in only):
             order = orders.start(
                 attempt,
@@ -267,6 +324,9 @@ class Startup:
             )
             self.hub.send(node, order)
 
-    @property
-    def _answers(self) -> Answers:
-        return Answers(self.hub, self.until, self.wait_for)
+
+def loss_by(error: SetupError) -> NodeLoss:
+    """Return the loss of a node that could not be brought up."""
+    if isinstance(error, NodeLostError):
+        return NodeLoss(error.message, error.nature)
+    return NodeLoss(error.message)

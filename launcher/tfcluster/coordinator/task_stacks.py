@@ -8,17 +8,18 @@ from typing import Any
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import UsageError
-from tfcluster.supervision import reactions, stalls
-from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState
+from tfcluster.supervision import silence, stalls
+from tfcluster.supervision.ending import STACKS_WAIT_S
+from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.stalls import Activity, Position
 
 
 class TaskStacks:
     """Collects the stacks that tasks send; several requests at once get the same answers."""
 
-    def __init__(self, state: RunState, order: Callable[[str, Sequence[str]], None]) -> None:
+    def __init__(self, gang: Gang, order: Callable[[str, Sequence[str]], None]) -> None:
         """`order` has the agent of a node take the stacks of these tasks."""
-        self._state, self._order = state, order
+        self._gang, self._order = gang, order
         self._answers: dict[str, msg.Stacks] = {}
         self._has_changed = asyncio.Event()
         self._asking = 0
@@ -36,7 +37,7 @@ class TaskStacks:
         each its `task`, `attempt`, `where`, and its `threads`, the main one first, of frames with
         `file`, `line`, `function` and `code`. Raises UsageError if no such task runs.
         """
-        running = {member.name: member for member in self._state.gang.running()}
+        running = {member.name: member for member in self._gang.running()}
         chosen = [name for name in names or running if name in running]
         if not chosen:
             what = f"{names[0]} does not run" if names else "no task runs"
@@ -66,19 +67,19 @@ class TaskStacks:
         positions = dict[str, Position]()
         for name in chosen:
             answer = self._answers.get(name)
-            silence = answer.silence if answer is not None else ""
+            why = answer.silence if answer is not None else ""
             if name not in asked:
-                silence = "it runs without hooks"
+                why = "it runs without hooks"
             threads = answer.threads if answer is not None else ()
-            positions[name] = stalls.position_of(threads, silence=silence)
-        stall = reactions.explain(self._state, positions)
+            positions[name] = stalls.position_of(threads, silence=why)
+        stall = silence.explain(self._gang, positions)
         is_waiting = any(at.activity is not Activity.UNKNOWN for at in positions.values())
         return {
             "what": stall.what if is_waiting else "",
             "tasks": [
                 {
                     "task": name,
-                    "attempt": self._state.gang[name].attempt,
+                    "attempt": self._gang[name].attempt,
                     "where": stall.tasks[name],
                     "threads": [
                         [vars(frame) for frame in thread.frames]

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePath
 from posixpath import dirname
@@ -85,6 +85,23 @@ class Hub:
         self.leftovers: list[str] = []
         """Sentences for the user after the run: warnings, leftovers that could not be removed."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._on_message: Callable[[str, msg.Report], None] = lambda node, message: None
+        self._on_closed: Callable[[str, NodeLoss], None] = lambda node, loss: None
+        self._background: asyncio.TaskGroup
+
+    def listen(
+        self,
+        background: asyncio.TaskGroup,
+        on_message: Callable[[str, msg.Report], None] | None = None,
+        on_closed: Callable[[str, NodeLoss], None] | None = None,
+    ) -> None:
+        """Set who hears each message but logs, and why a link has ended; before `connect`.
+
+        The links are listened to in `background`.
+        """
+        self._background = background
+        self._on_message = on_message or self._on_message
+        self._on_closed = on_closed or self._on_closed
 
     def put(self, call: Callable[[], None]) -> None:
         """Queue a call, which `turn` makes."""
@@ -122,20 +139,11 @@ class Hub:
         """The owner of the nodes (`Nodes.allocation`); empty without a scheduler."""
         return next(filter(None, (nodes.allocation for nodes in self._nodes.values())), "")
 
-    async def connect(
-        self,
-        node: NodePlan,
-        *,
-        on_message: Callable[[str, msg.Report], None],
-        on_closed: Callable[[str, NodeLoss], None],
-        background: asyncio.TaskGroup,
-        tasks: Collection[str],
-        by_hand: Collection[str] = (),
-    ) -> None:
-        """Connect to the node's agent and listen to it in `background`.
+    async def connect(self, node: NodePlan) -> None:
+        """Connect to the node's agent and listen to it. Raises SetupError.
 
-        The agent may send messages about `tasks` and the steps, and hold ports for the tasks
-        `by_hand`. Raises SetupError.
+        The agent may send messages about the node's tasks and the steps, and hold ports for those
+        that are started by hand, too.
         """
         await self.drop(node.name)  # fencing: a local agent's tasks do not outlive this
         link = await self._nodes[node.backend].connect(
@@ -145,20 +153,17 @@ class Hub:
         )
         self._note(node, link)
         clock = asyncio.get_running_loop().time
-        border = self._borders.setdefault(node.name, NodeBorder(tasks, clock, by_hand))
-        on_message(node.name, link.welcome)
-        receive = partial(on_message, node.name)
-        background.create_task(self._listen(node.name, link, border, receive, on_closed))
+        plan = self._plan
+        tasks, by_hand = ((), ()) if plan is None else (plan.tasks, plan.by_hand)
+        here, others = (
+            [str(task.id) for task in some if task.node == node.name] for some in (tasks, by_hand)
+        )
+        border = self._borders.setdefault(node.name, NodeBorder(here, clock, others))
+        self._on_message(node.name, link.welcome)
+        self._background.create_task(self._listen(node.name, link, border))
 
-    async def _listen(
-        self,
-        node: str,
-        link: AgentLink,
-        border: NodeBorder,
-        receive: Callable[[msg.Report], None],
-        on_closed: Callable[[str, NodeLoss], None],
-    ) -> None:
-        """Call `receive` with each accepted message but logs, until the link ends."""
+    async def _listen(self, node: str, link: AgentLink, border: NodeBorder) -> None:
+        """Pass on each accepted message but logs, until the link ends."""
         async for message in link:
             try:
                 border.check(message)
@@ -168,9 +173,9 @@ class Hub:
             if isinstance(message, Log):
                 self._logs.take(node, message)
             elif not isinstance(message, Unknown):
-                self.put(partial(receive, message))
+                self.put(partial(self._on_message, node, message))
         if self._links.get(node) is link:
-            self.put(lambda: on_closed(node, link.loss))
+            self.put(lambda: self._on_closed(node, link.loss))
 
     def _note(self, node: NodePlan, link: AgentLink) -> None:
         name = node.name

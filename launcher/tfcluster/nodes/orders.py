@@ -173,7 +173,7 @@ def interface_error(plan: Plan, node: str, held: msg.PortsHeld) -> SetupError | 
         return None
     return SetupError(
         f"{node} has no interface or address {plan.interface}; it has"
-        f" {join_first(held.interfaces) or 'none'}",
+        f" {join_first(held.interfaces or ()) or 'none'}",
         fix="set runtime.interface to one that all nodes have, or leave it out",
     )
 

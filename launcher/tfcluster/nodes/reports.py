@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent.message_fields import Message
+from tfcluster.agent.message_fields import Event, replace
 from tfcluster.agent.tasks.host_network_spawner import PREPARE as PREPARE
 from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
-from tfcluster.rundir.events import Event
 from tfcluster.supervision.failure import signal_name
 from tfcluster.wire.messages import LinkBack, LinkCut
 
@@ -26,38 +22,31 @@ END_REPLIES = (msg.TaskExited, msg.StartFailed)
 """The last messages about a step."""
 
 
-_EVENTS: Mapping[type[Message], type[Event]] = {
-    msg.Welcome: ev.NodeConnected,
-    LinkCut: ev.NodeUnreachable,
-    LinkBack: ev.NodeReconnected,
-    msg.PortsHeld: ev.PortsHeld,
-    msg.TaskStarted: ev.TaskStarted,
-    msg.TaskExited: ev.TaskExited,
-    msg.TaskStopped: ev.TaskFrozen,
-    msg.TaskContinued: ev.TaskThawed,
-    msg.LogLost: ev.LogLost,
-    msg.Ready: ev.TaskReady,
-    msg.Phase: ev.TaskPhase,
-    msg.Devices: ev.TaskDevices,
-    msg.Progress: ev.Progress,
-    msg.StepTimes: ev.StepTimes,
-    msg.Error: ev.TaskError,
-    # The chief also reports the step at which a fault is injected into another task.
-    msg.Chaos: ev.ChaosInjected,
-}
-"""Message → the event with the same fields, and maybe fewer."""
-_PREPARE_EVENTS: Mapping[type[Message], type[Event]] = {
-    msg.TaskStarted: ev.PrepareStarted,
-    msg.TaskExited: ev.PrepareFinished,
-}
-
-
 def to_event(node: str, message: msg.Report) -> Event | None:
     """Return the event for a message of `node`'s agent, or None."""
-    if (step := step_of(message)) is not None:
-        kind = _PREPARE_EVENTS.get(type(message)) if step == PREPARE else None
-        return _with_same_fields(kind, {**vars(message), "node": node})
     match message:
+        case msg.TaskStarted(task=str(step)) if step == PREPARE:
+            return ev.PrepareStarted(node=node)
+        case msg.TaskExited(task=str(step)) if step == PREPARE:
+            return ev.PrepareFinished(
+                node=node,
+                exit_code=message.exit_code,
+                signal=message.signal,
+                ended_by=message.ended_by,
+                duration_s=message.duration_s,
+            )
+        case _ if step_of(message) is not None:
+            return None
+        case msg.TaskStarted() | msg.PortsHeld():
+            return replace(message, node=node)
+        case Event():
+            return message
+        case msg.Welcome(pid=pid, guard_pid=guard_pid, identity=identity):
+            return ev.NodeConnected(node=node, pid=pid, guard_pid=guard_pid, identity=identity)
+        case LinkCut(lease_s=lease_s, why=why):
+            return ev.NodeUnreachable(node=node, lease_s=lease_s, why=why)
+        case LinkBack(pid=pid, guard_pid=guard_pid):
+            return ev.NodeReconnected(node=node, pid=pid, guard_pid=guard_pid)
         case msg.Usage(tasks=tasks):
             return ev.Usage(node=node, tasks={used.task: _numbers_of(used) for used in tasks})
         case msg.PreloadFailed(error=error):
@@ -69,12 +58,12 @@ def to_event(node: str, message: msg.Report) -> Event | None:
             return ev.Warned(message=f"{what} (pid {pids}) was killed but still lives, {sleep}")
         case msg.ReportsDropped(task=task, count=count):
             return ev.Warned(message=_describe_dropped(task, count))
-    return _with_same_fields(_EVENTS.get(type(message)), {**vars(message), "node": node})
+    return None
 
 
-def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | None:
+def event_of_task(report: msg.TaskReport) -> Event | None:
     """Return the event for a report of a task, or None."""
-    named: dict[str, Any] = {"task": task, "attempt": attempt}
+    task, attempt = report.task, report.attempt
     match report:
         case msg.WaitingForPeers():
             return ev.TaskPhase(task=task, attempt=attempt, name=ev.WAITING_FOR_PEERS)
@@ -82,12 +71,13 @@ def event_of_task(task: str, attempt: int, report: msg.TaskReport) -> Event | No
             return ev.Warned(message=f"{task}: {message}")
         case msg.UnusedGpus(count=count):
             return ev.Warned(message=_describe_unused_gpus(task, count))
-        case msg.TrialEnded(message=why) if why:  # else the oracle's report says as much
-            return _with_same_fields(ev.Trial, {**named, **vars(report)})
-        case msg.Trial(tuner=tuner):
-            tuner = tuner and _task_of(tuner, reporter=task)
-            return _with_same_fields(ev.Trial, {**named, **vars(report), "tuner": tuner})
-    return _with_same_fields(_EVENTS.get(type(report)), {**named, **vars(report)})
+        case msg.TrialEnded(id=trial, message=why) if why:  # else the oracle's report says as much
+            return ev.Trial(task=task, attempt=attempt, id=trial, message=why)
+        case msg.Trial(tuner=str(tuner)):
+            return replace(report, tuner=_task_of(tuner, reporter=task))
+        case Event():
+            return report
+    return None
 
 
 def step_of(message: msg.Report) -> str | None:
@@ -106,12 +96,6 @@ def loss_of_node(message: msg.Report) -> NodeLoss | None:
         case msg.Refused(reason=reason):
             return NodeLoss(f"its agent could not carry out an order ({reason})")
     return None
-
-
-def _with_same_fields(kind: type[Event] | None, facts: Mapping[str, Any]) -> Event | None:
-    if kind is None:
-        return None
-    return kind(**{name: facts[name] for name in kind.fields if name in facts})
 
 
 def _numbers_of(used: msg.TaskUsage) -> dict[str, float]:

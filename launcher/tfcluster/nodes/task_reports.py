@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
-from tfcluster.agent.message_fields import parse
+from tfcluster.agent.message_fields import parse, replace
 from tfcluster.rundir import chaos
 from tfcluster.rundir.chaos import Fault
 from tfcluster.rundir.paths import RunPaths
@@ -37,9 +37,11 @@ class ReportFilter:
         """Nodes with GPUs that their tasks do not use."""
 
     def take(self, message: msg.TaskEvent) -> msg.TaskReport | None:
-        """Return the report in a message; None if it is invalid or left out.
+        """Return the report in a message, with its task and attempt; None if it is invalid or left
+        out.
 
-        Anything that runs in a task can send it.
+        Anything that runs in a task can send it. The chief may inject a fault into another task,
+        which its report names.
         """
         task, attempt = message.task, message.attempt
         try:
@@ -47,7 +49,7 @@ class ReportFilter:
         except ValueError:
             return None
         match report:
-            case msg.Chaos(fault=fault):
+            case msg.ChaosInjected(fault=fault):
                 is_kept = self._is_ordered(fault, task, attempt)
             case msg.Note():
                 is_kept = self._has_room_for_note(task, attempt)
@@ -57,7 +59,10 @@ class ReportFilter:
                 is_kept = self._has_room_for_trial(trial)
             case _:
                 is_kept = True
-        return report if is_kept else None
+        if report is None or not is_kept:
+            return None
+        is_of_other = isinstance(report, msg.ChaosInjected) and report.task
+        return replace(report, task=report.task if is_of_other else task, attempt=attempt)
 
     def _is_ordered(self, text: str, task: str, attempt: int) -> bool:
         """Return whether the task was to inject this fault, and has not reported it yet."""

@@ -241,19 +241,14 @@ class _Visit:
 
         async def connect(node: NodePlan) -> Finding | None:
             try:
-                await self.hub.connect(
-                    node,
-                    on_message=self._on_message,
-                    on_closed=self._lose,
-                    background=background,
-                    tasks=[str(task.id) for task in self.plan.tasks if task.node == node.name],
-                )
+                await self.hub.connect(node)
             except SetupError as error:
                 what = error.message.removeprefix(f"{node.name} ")
                 return Finding(node.name, "reach", what, error.fix)
             return None
 
         nodes = self.plan.nodes
+        self.hub.listen(background, self._on_message, self._lose)
         try:
             self.plan = self.plan.at(await self.hub.open(nodes))
         except SetupError as error:

@@ -42,7 +42,7 @@ class Measurement:
         self._workers = [worker.id for worker in all_reduce.workers_of(plan)]
         self._nodes = {str(worker): plan.task(worker).node for worker in self._workers}
         self._measured: list[AllReduce] = []
-        self._errors: dict[str, msg.Error] = {}
+        self._errors: dict[str, msg.TaskError] = {}
         self._failed: list[msg.TaskExited | msg.StartFailed] = []
         self._succeeded: set[str] = set()
         self._late_at = self._cause_at = float("inf")
@@ -98,7 +98,7 @@ class Measurement:
                 if len(nodes) == len(workers) > 1 and seconds > 0:
                     self._late_at += 0 if self._measured else BUDGET_S
                     self._measured.append(AllReduce(name, tuple(workers), tuple(nodes), seconds))
-            case msg.Error():
+            case msg.TaskError():
                 self._errors[task] = report
 
     @property

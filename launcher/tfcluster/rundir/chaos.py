@@ -323,7 +323,7 @@ def apply(records: list[dict[str, Any]], event: Event, now: float) -> None:
     has joined; the first step it reports makes it exact (`resumed_step`).
     """
     if isinstance(event, ev.ChaosInjected):
-        facts = event.to_json()
+        facts = event.facts()
         del facts["type"]
         records.append(facts | {"injected_at": now})
         return

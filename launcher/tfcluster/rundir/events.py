@@ -10,24 +10,34 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from tfcluster.agent.message_fields import Struct
+from tfcluster.agent.catalogue import (
+    WAITING_FOR_PEERS,
+    ChaosInjected,
+    LogLost,
+    PortsHeld,
+    Progress,
+    StepTimes,
+    TaskDevices,
+    TaskError,
+    TaskExited,
+    TaskFrozen,
+    TaskPhase,
+    TaskReady,
+    TaskStarted,
+    TaskThawed,
+    Trial,
+)
+from tfcluster.agent.message_fields import Event
 from tfcluster.node_loss import LossNature
-from tfcluster.rundir.snapshot import to_json_numbers
 
-
-class Event(Struct):
-    """The base of all events."""
-
-    def __init__(self, **values: Any) -> None:
-        """Create an event. Raises TypeError for a field too many, or without a value."""
-        super().__init__(**values)
-        missing = {name for name in self.fields if not hasattr(self, name)}
-        if wrong := missing | (values.keys() - self.fields.keys()):
-            raise TypeError(f"{self.type}: {', '.join(sorted(wrong))}")
-
-    def to_json(self) -> dict[str, Any]:
-        pairs = ((name, getattr(self, name)) for name in self.fields)
-        return {"type": self.type} | {name: value for name, value in pairs if value is not None}
+# What an agent or a task reports is declared once, in the catalogue of messages.
+# fmt: off
+__all__ = [
+    "WAITING_FOR_PEERS", "ChaosInjected", "Event", "LogLost", "PortsHeld", "Progress", "StepTimes",
+    "TaskDevices", "TaskError", "TaskExited", "TaskFrozen", "TaskPhase", "TaskReady",
+    "TaskStarted", "TaskThawed", "Trial",
+]
+# fmt: on
 
 
 class RunStarted(Event):
@@ -146,14 +156,6 @@ class NodeBack(Event):
     """The time after which they join at a checkpoint; None: only ``scale-to`` takes them in."""
 
 
-class PortsHeld(Event):
-    node: str
-    ports: Mapping[str, int]
-    """Task → port, held for the whole run."""
-    host: str | None = None
-    """The node's address on the interface that the spec names."""
-
-
 class PrepareStarted(Event):
     node: str
 
@@ -166,118 +168,10 @@ class PrepareFinished(Event):
     duration_s: float
 
 
-class TaskStarted(Event):
-    task: str
-    attempt: int
-    node: str
-    pid: int
-
-
-WAITING_FOR_PEERS = "waiting for peers"
-"""The phase of a task whose strategy waits for all its tasks."""
-
-
-class TaskPhase(Event):
-    """The phase of a task before its first step, which can take minutes."""
-
-    task: str
-    attempt: int
-    name: str
-    """``importing TensorFlow``, ``waiting for peers``, or empty once such a phase is over."""
-
-
-class TaskDevices(Event):
-    """TensorFlow has initialised its devices in the task."""
-
-    task: str
-    attempt: int
-    devices: list[str]
-    """``CPU``, ``GPU NVIDIA H200``, one item per device."""
-
-
-class TaskReady(Event):
-    """The task has joined the cluster, or begun to train."""
-
-    task: str
-    attempt: int
-
-
-class Progress(Event):
-    task: str
-    attempt: int
-    step: int
-    epoch: int | None = None
-    """The current epoch, from 1."""
-    epochs: int | None = None
-    """The number of epochs of the whole training, where it is known."""
-    steps_per_epoch: int | None = None
-    total_steps: int | None = None
-    """The step at which the training will be over, where it is known."""
-    metrics: Mapping[str, float] = MappingProxyType({})
-    steps_per_second: float | None = None
-    """The speed over the last 5 seconds and 5 steps at least, including evaluations, saves and
-    pauses. Of tasks that take their steps together only the leading one has a speed."""
-    mean_steps_per_second: float | None = None
-    """The speed since the attempt's first step."""
-    examples_per_second: float | None = None
-    mean_examples_per_second: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return Event.to_json(self) | {"metrics": to_json_numbers(self.metrics)}
-
-
-class StepTimes(Event):
-    """The ends of `steps` on CLOCK_MONOTONIC, and the processor time; for `tfcluster scale`."""
-
-    task: str
-    attempt: int
-    steps: list[int]
-    times: list[float]
-    cpu_s: float = 0.0
-    gradient_bytes: int | None = None
-
-
 class TensorboardStarted(Event):
     """TensorBoard serves the run's curves on this machine (``up --tensorboard``)."""
 
     url: str
-
-
-class Trial(Event):
-    """A trial of a search, reported by `task`: the chief's oracle or the tuner that ran it."""
-
-    task: str
-    attempt: int
-    id: str
-    status: str | None = None
-    """KerasTuner's status: RUNNING, COMPLETED, INVALID (to be tried again) or FAILED."""
-    tuner: str | None = None
-    """The task that runs the trial."""
-    score: float | None = None
-    best_step: int | None = None
-    """The epoch of the score, from 0."""
-    objective: str | None = None
-    direction: str | None = None
-    """`min` or `max`."""
-    values: Mapping[str, Any] | None = None
-    """The hyperparameters."""
-    message: str | None = None
-    """The end of the traceback of a failed trial."""
-
-
-class TaskError(Event):
-    """An uncaught Python exception, reported by the task itself."""
-
-    task: str
-    attempt: int
-    exception: str
-    message: str
-    file: str | None = None
-    line: int | None = None
-    traceback: str = ""
-    child_code: int | None = None
-    cause: str | None = None
-    """The name of the cause, where tfcluster's own hooks have raised it."""
 
 
 class CheckpointGathered(Event):
@@ -316,46 +210,10 @@ class Usage(Event):
     """Task → ``rss_bytes``, ``cores`` (such as 1.5), ``gpu`` (0 to 1), ``gpu_memory_bytes``."""
 
 
-class LogLost(Event):
-    task: str
-    attempt: int
-    bytes: int
-    reason: str
-
-
 class TaskStopping(Event):
     task: str
     attempt: int
     why: str
-
-
-class TaskExited(Event):
-    task: str
-    attempt: int
-    exit_code: int | None
-    """The exit code; None where a signal ended the task."""
-    signal: int | None = None
-    ended_by: str = "itself"
-    """``itself`` or ``tfcluster``."""
-    duration_s: float = 0.0
-    peak_rss_bytes: int | None = None
-    out_of_memory: str | None = None
-    """The evidence that the kernel killed it for lack of memory; None where there is none."""
-
-
-class TaskFrozen(Event):
-    """A signal has stopped the task's process (SIGSTOP, SIGTSTP); it neither runs nor ends."""
-
-    task: str
-    attempt: int
-    signal: int
-
-
-class TaskThawed(Event):
-    """A stopped process runs again (SIGCONT)."""
-
-    task: str
-    attempt: int
 
 
 class Stalled(Event):
@@ -399,16 +257,6 @@ class Restarting(Event):
     """False if it does not count against ``max_restarts``."""
     planned: bool | None = None
     """True if nothing failed: the gang grows because a node is back, or ``scale-to`` was used."""
-
-
-class ChaosInjected(Event):
-    """A fault was injected (``up --chaos``)."""
-
-    fault: str
-    """The fault as the user wrote it: ``kill worker:1 at step 50``."""
-    task: str | None = None
-    attempt: int | None = None
-    step: int | None = None
 
 
 class Diagnosis(Event):

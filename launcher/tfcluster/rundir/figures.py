@@ -6,10 +6,10 @@ All views show these, and ``state.json`` has them as `figures`, so that they agr
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, Training, to_json_numbers
 from tfcluster.rundir.states import Status
 
 _LONGEST_ETA_S: Final = 1e9
@@ -20,32 +20,19 @@ SPEEDS: Final = (
 """The fields of a task, and of its progress, with its speed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """The numbers of a training; those that nobody reported are None or empty."""
+@dataclass(slots=True, kw_only=True)
+class Figures(Training):
+    """The numbers of a run: those of its leading task, with the memory and cores of all tasks.
+
+    It has a present speed while it moves: not while it is stalled, nor after its end.
+    """
 
     task: str | None = None
     """The task whose numbers these are (`RunSnapshot.leader`)."""
-    step: int | None = None
-    total_steps: int | None = None
-    epoch: int | None = None
-    epochs: int | None = None
     done: float | None = None
     """The part of the training that is done, 0 to 1, where a total is known."""
     eta_s: float | None = None
     """The time until it is over, at its mean speed; None while it is stalled."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Name → value, the loss first."""
-    steps_per_second: float | None = None
-    """The present speed; None while the run is stalled and after its end."""
-    examples_per_second: float | None = None
-    mean_steps_per_second: float | None = None
-    """The speed of the present attempt since its first step; None while it is stalled."""
-    mean_examples_per_second: float | None = None
-    first_step_s: float | None = None
-    rss_bytes: int | None = None
-    """The memory of all tasks together, and the `cores` that they use."""
-    cores: float | None = None
 
     @property
     def unit(self) -> str:
@@ -79,23 +66,18 @@ def figures_of(snapshot: RunSnapshot) -> Figures:
         return Figures(rss_bytes=rss_bytes, cores=used)
     is_stalled = snapshot.status in (Status.STALLED, Status.SUSPENDED)
     moves = not (snapshot.status.is_final or is_stalled)
-    return Figures(
-        task=lead.task,
-        step=lead.step,
-        total_steps=lead.total_steps,
-        epoch=lead.epoch,
-        epochs=lead.epochs,
-        done=_part_done(lead),
-        eta_s=_remaining_s(lead) if moves else None,
-        metrics=loss_first(_metrics(snapshot.tasks, lead)),
-        steps_per_second=lead.steps_per_second if moves else None,
-        examples_per_second=lead.examples_per_second if moves else None,
-        mean_steps_per_second=None if is_stalled else lead.mean_steps_per_second,
-        mean_examples_per_second=None if is_stalled else _mean_examples(lead),
-        first_step_s=lead.first_step_s,
-        rss_bytes=rss_bytes,
-        cores=used,
-    )
+    of_lead = {one.name: getattr(lead, one.name) for one in fields(Training)}
+    figures = Figures(**of_lead, task=lead.task, done=_part_done(lead))
+    figures.metrics = loss_first(_metrics(snapshot.tasks, lead))
+    figures.mean_examples_per_second = _mean_examples(lead)
+    figures.rss_bytes, figures.cores = rss_bytes, used
+    if moves:
+        figures.eta_s = _remaining_s(lead)
+    else:
+        figures.steps_per_second = figures.examples_per_second = None
+    if is_stalled:
+        figures.mean_steps_per_second = figures.mean_examples_per_second = None
+    return figures
 
 
 def state_json(snapshot: RunSnapshot) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import chaos, states
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
-from tfcluster.rundir.figures import is_of_epoch_end, share_speed
+from tfcluster.rundir.figures import SPEEDS, is_of_epoch_end, share_speed
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.registry import ProcessIdentity
 from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, is_done_trial
@@ -144,8 +144,7 @@ class _Changes:
     def task_started(self, event: ev.TaskStarted) -> None:
         task = self.state.task(event.task)
         log = self.paths.task_log(TaskId.parse(event.task), event.attempt)
-        if task.attempt:
-            _reset_task(task)
+        task.begin()
         _move_task(task, event.type)
         task.attempt, task.pid = event.attempt, event.pid
         task.started_at, task.log = self.now, str(log.relative_to(self.paths.root))
@@ -172,7 +171,7 @@ class _Changes:
         self.state.stall = None
 
     def restarting(self, event: ev.Restarting) -> None:
-        self.state.restarts.append(event.to_json() | {"time": self.now})
+        self.state.restarts.append(event.facts() | {"time": self.now})
         if event.task is not None:
             _move_task(self.state.task(event.task), event.type)
             return
@@ -218,15 +217,9 @@ class _Changes:
             task.first_step_s = self.now - task.started_at
         is_same_training = task.step is None or event.step >= task.step
         task.metrics = _merged(task.metrics if is_same_training else {}, event.metrics)
-        task.step, task.epoch = event.step, event.epoch or task.epoch
-        task.epochs = event.epochs or task.epochs
-        task.steps_per_epoch = event.steps_per_epoch or task.steps_per_epoch
-        task.total_steps = event.total_steps or task.total_steps
-        task.steps_per_second = event.steps_per_second or task.steps_per_second
-        task.mean_steps_per_second = event.mean_steps_per_second or task.mean_steps_per_second
-        task.examples_per_second = event.examples_per_second or task.examples_per_second
-        mean = event.mean_examples_per_second
-        task.mean_examples_per_second = mean or task.mean_examples_per_second
+        task.step = event.step
+        for name in ("epoch", "epochs", "steps_per_epoch", "total_steps", *SPEEDS):
+            setattr(task, name, getattr(event, name) or getattr(task, name))
         share_speed(self.state, task)
 
     def task_error(self, event: ev.TaskError) -> None:
@@ -326,16 +319,6 @@ def _move_task(task: TaskSnapshot, trigger: str) -> None:
     task.state = states.after(states.TASK, task.state, trigger)
 
 
-def _reset_task(task: TaskSnapshot) -> None:
-    task.exit_code = task.signal = task.ended_by = task.ended_at = task.error = None
-    task.frozen_by = task.phase = task.steps_per_second = task.examples_per_second = None
-    task.mean_steps_per_second = task.mean_examples_per_second = task.first_step_s = None
-    task.has_joined = False
-    task.step = task.epoch = task.epochs = task.steps_per_epoch = task.total_steps = None
-    _set_usage(task, {})
-    task.metrics, task.devices = {}, []
-
-
 def _merged(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
     """Return the metrics of a task after a report: those of the ends of epochs stay meanwhile."""
     stay = {name: value for name, value in before.items() if not now or is_of_epoch_end(name)}
@@ -352,7 +335,7 @@ def _with_port(address: str, port: int, *, host: str | None = None) -> str:
 
 
 def _facts(event: Event) -> dict[str, Any]:
-    facts = event.to_json()
+    facts = event.facts()
     return {name: facts[name] for name in facts.keys() - {"type", "task", "attempt"}}
 
 

@@ -19,14 +19,16 @@ from tfcluster.rundir import fold
 from tfcluster.rundir.events import Event, Progress, Usage
 from tfcluster.rundir.figures import state_json
 from tfcluster.rundir.paths import RunPaths, runtime_dir
-from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot
+from tfcluster.rundir.snapshot import RunSnapshot, TaskSnapshot, to_json_numbers
 
 _RESERVE_BYTES = 128 * 1024
 
 
 def to_line(event: Event, *, seq: int, time: float) -> bytes:
     """Return one line of ``events.jsonl``, newline included."""
-    record = {"seq": seq, "time": round(time, 6)} | event.to_json()
+    record = {"seq": seq, "time": round(time, 6)} | event.facts()
+    if isinstance(event, Progress):
+        record["metrics"] = to_json_numbers(event.metrics)
     return json.dumps(record, separators=(",", ":"), default=dict).encode() + b"\n"
 
 
@@ -207,8 +209,8 @@ class RunWriter:
         self.paths = paths
         self._clock, self._timer = clock, timer
         self._log = EventLog(paths.events, clock=clock)
-        self.on_event: Callable[[Event], None] = lambda event: None
-        """Called after each event; may call `save`."""
+        self.listeners: list[Callable[[Event], None]] = []
+        """Called after each event; they may call `save`."""
         self._is_dirty, self._is_urgent = True, True
         self._refusal: OSError | None = None
         """The error of the last save, if it failed."""
@@ -223,7 +225,8 @@ class RunWriter:
             self._log.append(event)
         fold.apply(self.state, event, self._clock(), self.paths)
         self.touch(urgent=not is_measurement)
-        self.on_event(event)
+        for listener in list(self.listeners):
+            listener(event)
 
     def task(self, task: str) -> TaskSnapshot:
         return self.state.task(task)

@@ -100,8 +100,31 @@ def to_json_numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
     return {n: value if isfinite(value) else names[str(value)] for n, value in metrics.items()}
 
 
+@dataclass(slots=True, kw_only=True)
+class Training:
+    """The numbers of a training; those that nobody reported are None or empty."""
+
+    step: int | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    total_steps: int | None = None
+    """The step at which the training will be over, where it is known."""
+    metrics: dict[str, Annotated[float, _read_metric]] = field(default_factory=dict)
+    steps_per_second: float | None = None
+    """The present speed; tasks that take their steps together have one speed (`figures`)."""
+    mean_steps_per_second: float | None = None
+    """The speed of the present attempt since its first step."""
+    examples_per_second: float | None = None
+    mean_examples_per_second: float | None = None
+    first_step_s: float | None = None
+    """The seconds from the start of the attempt to its first `progress`."""
+    rss_bytes: int | None = None
+    """Memory, and `cores` in use, as last reported."""
+    cores: float | None = None
+
+
 @dataclass(slots=True)
-class TaskSnapshot:
+class TaskSnapshot(Training):
     """The present state of one task; `states.TASK` is the table of its states."""
 
     task: str
@@ -119,26 +142,9 @@ class TaskSnapshot:
     exit_code: int | None = None
     signal: int | None = None
     ended_by: str | None = None
-    step: int | None = None
-    first_step_s: float | None = None
-    """The seconds from the start of the attempt to its first `progress`."""
-    epoch: int | None = None
-    epochs: int | None = None
     steps_per_epoch: int | None = None
-    total_steps: int | None = None
-    """The step at which the training will be over, where it is known."""
-    metrics: dict[str, Annotated[float, _read_metric]] = field(default_factory=dict)
     has_joined: bool = False
     """True once it has waited for its peers, as a task of a strategy with several workers does."""
-    steps_per_second: float | None = None
-    """The present speed; tasks that take their steps together have one speed (`figures`)."""
-    mean_steps_per_second: float | None = None
-    """The speed of the present attempt since its first step."""
-    examples_per_second: float | None = None
-    mean_examples_per_second: float | None = None
-    rss_bytes: int | None = None
-    """Memory, and `cores` in use, as last reported by the task's node; None once it has ended."""
-    cores: float | None = None
     gpu: float | None = None
     """The use of its GPUs, 0 to 1."""
     gpu_memory_bytes: int | None = None
@@ -150,6 +156,13 @@ class TaskSnapshot:
     """The signal that has stopped its process, until that runs again or ends."""
     error: Record | None = None
     """The uncaught exception that the task reported: exception, message, file, line, traceback."""
+
+    def begin(self) -> None:
+        """Forget the task's attempt before: another one begins."""
+        fresh = TaskSnapshot(task=self.task, node=self.node, address=self.address)
+        for name in _TASK_FIELDS:
+            if name not in ("state", "peak_rss_bytes", "log_lost_bytes"):
+                setattr(self, name, getattr(fresh, name))
 
 
 @dataclass(slots=True)

@@ -1,12 +1,9 @@
-"""Alerts: what a user must know of a run's result although its tasks go on, or have ended with 0.
-
-All functions are pure: they return the event or its message, or None.
-"""
+"""Alerts: what a user must know of a result although the tasks go on, or have ended with 0."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import combinations
@@ -16,7 +13,8 @@ from typing import Final
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import join_first
 from tfcluster.rundir import events as ev
-from tfcluster.supervision.failure import CIRCUMSTANCES
+from tfcluster.supervision.failure import CIRCUMSTANCES, FIX
+from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 
 _LOSS: Final = re.compile(r"(?:^|[_/ .-])loss(?:$|[_/ .-])|^(?:loss|cost)", re.IGNORECASE)
@@ -40,8 +38,6 @@ class Alert(StrEnum):
     """No task has taken a step, as their datasets have no element."""
 
 
-FIX: Final = ". Fix: {}"
-"""The end of an alert's message."""
 _SHARD: Final = (
     "`strategy.experimental_distribute_dataset(dataset)`, or in a function of an input context"
     " `dataset.shard(context.num_input_pipelines, context.input_pipeline_id)`"
@@ -229,6 +225,57 @@ class Losses:
         return ev.Alert(
             kind=str(Alert.DIVERGED), message=message, task=task, attempt=attempt, step=report.step
         )
+
+
+@dataclass(slots=True)
+class Alerts:
+    """The alerts of an attempt: each of its methods returns the new ones."""
+
+    gang: Gang
+    messages: dict[Alert, str] = field(default_factory=dict)
+    """The alerts so far, but those about losses → their messages."""
+    losses: Losses = field(default_factory=Losses)
+
+    def begin(self) -> None:
+        """Forget the alerts of the attempt before: what still holds is found again."""
+        self.messages, self.losses = {}, Losses()
+
+    def of_report(self, report: msg.TaskReport) -> Iterator[ev.Alert]:
+        """Compare what the tasks have reported about their training."""
+        match report:
+            case msg.Restored():
+                yield from self._new(Alert.STATES_DIFFER, find_different_states(self._workers))
+            case msg.FirstBatches():
+                yield from self._new(Alert.SAME_DATA, find_same_data(self._workers))
+            case msg.Sharded():
+                yield from self._new(Alert.SHARDED_TWICE, find_double_sharding(self._workers))
+
+    def of_lone_training(self, *, is_over: bool = False) -> Iterator[ev.Alert]:
+        """Say that the workers train alone, if that is certain."""
+        found = find_lone_training(self._workers, is_over=is_over)
+        yield from self._new(Alert.TRAINS_ALONE, found)
+
+    @property
+    def seem_alone(self) -> bool:
+        """True if the workers train alone, unless they still come to it."""
+        return find_lone_training(self._workers, is_over=False) is not None
+
+    def of_no_step(self) -> Iterator[ev.Alert]:
+        """Say that no task had data to train on, if all that have ended say so."""
+        yield from self._new(Alert.NO_STEP, find_no_step(self.gang.finished()))
+
+    @property
+    def _workers(self) -> list[Member]:
+        """The tasks that train one model together, if those of the plan are meant to."""
+        plan = self.gang.plan
+        is_meant = plan.kind == "training" and plan.strategy == "multi_worker_mirrored"
+        return self.gang.members(lambda one: one.trains_together) if is_meant else []
+
+    def _new(self, kind: Alert, message: str | None) -> Iterator[ev.Alert]:
+        """Yield an alert of this `kind`, once in an attempt; none without a message."""
+        if message is not None and kind not in self.messages:
+            self.messages[kind] = message
+            yield ev.Alert(kind=str(kind), message=message, attempt=self.gang.number)
 
 
 def _name_of(value: float) -> str:

@@ -14,60 +14,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from tfcluster.errors import DeadlineError, TfclusterError
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir.events import Event, RunFinished, RunQueued
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.restart_policy import TRAINERS
-
-
-class Standing(NamedTuple):
-    """All facts about a task that decide how the run goes on; see also `Member`.
-
-    A thousand tasks share a few standings, so nothing has to scan all of them after every event.
-    """
-
-    job: str
-    running: bool = False
-    """True until it has ended for good: also before its start and while a restart is pending."""
-    ok: bool = False
-    ended_by_us: bool = False
-    collateral: bool = False
-    """True if it failed, and its output says that another task's end caused this."""
-    serves: bool = False
-    restarts_alone: bool = False
-    searches: bool = False
-    has_searched: bool = False
-    works_on: bool = False
-    """True for a chief that needs no other task: its search is over, or it trains without peers."""
-    is_alive: bool = False
-    """True from its start to its end."""
-    is_awaited: bool = False
-    """True after the order to start and before the answer: its process may already run."""
-    is_to_start: bool = False
-    is_restart_due: bool = False
-    is_stopping: bool = False
-    is_frozen: bool = False
-    waits_for_peers: bool = False
-    answer_by: float | None = None
-    """Equal for tasks that were ordered together."""
-
-    @property
-    def is_core(self) -> bool:
-        """False for an evaluator, which only follows the checkpoints."""
-        return self.job != "evaluator"
-
-    @property
-    def trains_together(self) -> bool:
-        """True for a task that takes its steps together with others: a worker or the chief."""
-        return self.job in TRAINERS and not (self.restarts_alone or self.serves)
-
-    @property
-    def waits_for_chief(self) -> bool:
-        """True for a tuner that asks its chief for work."""
-        return self.restarts_alone and self.waits_for_peers
+from tfcluster.supervision.member import Member
 
 
 class Next(Enum):
@@ -82,41 +34,44 @@ class Next(Enum):
     FAILED = "all tasks have ended and some failed"
 
 
-def judge(tasks: Collection[Standing], *, chief: Standing | None, gang: bool) -> Next:
-    """Return the next step for `tasks`; `gang` is false where they form no cluster."""
-    chief_done = chief is not None and chief.ok and gang
+def judge(tasks: Collection[Member], *, chief: Member | None, gang: bool) -> Next:
+    """Return the next step for `tasks`, of those with equal `standing` at least one.
+
+    `gang` is false where they form no cluster.
+    """
+    chief_done = chief is not None and chief.is_ok and gang
     failures = [task for task in tasks if is_failure(task, chief_done=chief_done)]
-    if not any(task.running for task in tasks):
+    if not any(task.may_run for task in tasks):
         return Next.FAILED if failures else Next.SUCCEED
     if gang and (together := [task for task in failures if not task.restarts_alone]):
         # A task that restarts alone stops no other, and may outlive all others for ever.
-        cause_may_come = any(t.running and t.is_core and not t.restarts_alone for t in tasks)
-        has_cause = any(not task.collateral for task in together)
+        cause_may_come = any(t.may_run and t.is_core and not t.restarts_alone for t in tasks)
+        has_cause = any(not task.is_collateral for task in together)
         return Next.FAIL if has_cause or not cause_may_come else Next.AWAIT_CAUSE
     if chief_done:
         return Next.FINISH
     return Next.DESERTED if gang and _is_deserted(tasks, chief) else Next.GO_ON
 
 
-def is_failure(task: Standing, *, chief_done: bool) -> bool:
+def is_failure(task: Member, *, chief_done: bool) -> bool:
     """Return whether `task` failed.
 
     After the chief's success neither a failed server counts, nor the error of a task that asked the
     chief for work.
     """
-    if task.running or task.ok or task.ended_by_us:
+    if task.may_run or task.is_ok or task.was_stopped:
         return False
-    return not (chief_done and (task.serves or (task.collateral and task.restarts_alone)))
+    return not (chief_done and (task.serves or (task.is_collateral and task.restarts_alone)))
 
 
-def _is_deserted(tasks: Collection[Standing], chief: Standing | None) -> bool:
+def _is_deserted(tasks: Collection[Member], chief: Member | None) -> bool:
     """Return whether all workers of a chief that hands out work (tuner, ps job) have ended."""
     if chief is not None and chief.works_on:
         return False
-    workers = [task for task in tasks if task.restarts_alone and task.job == "worker"]
-    if any(task.ok and not task.searches for task in workers):
+    workers = [task for task in tasks if task.restarts_alone and task.id.job == "worker"]
+    if any(task.is_ok and not task.searches for task in workers):
         return False  # no server ends by itself: they trained, and so does the chief
-    return bool(workers) and not any(task.running for task in workers)
+    return bool(workers) and not any(task.may_run for task in workers)
 
 
 @dataclass(frozen=True, slots=True)

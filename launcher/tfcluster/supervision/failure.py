@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from tfcluster import kinds
 from tfcluster.node_loss import LossNature
@@ -35,6 +35,8 @@ WHY_UNPATCHED: Mapping[KerasPatch, str] = {
     " keep PYTHONPATH in the child's environment",
 }
 """The state of a task's patch → why its Keras 3 failed like an unpatched one, and what to do."""
+FIX: Final = ". Fix: {}"
+"""The end of an alert's message."""
 CIRCUMSTANCES: Mapping[str, KnownError] = {
     "SIGKILL": KnownError(
         "sigkill",

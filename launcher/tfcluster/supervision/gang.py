@@ -1,9 +1,9 @@
-"""Keeps the tasks of a run with their failures, and counts them by standing."""
+"""Keeps the tasks of a run with their failures, grouped by standing."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +14,7 @@ from tfcluster.errors import join_first
 from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
-from tfcluster.supervision.decisions import Next, Standing, judge
+from tfcluster.supervision.decisions import Next, judge
 from tfcluster.supervision.doubts import explain_early_end
 from tfcluster.supervision.failure import (
     CIRCUMSTANCES,
@@ -115,8 +115,9 @@ class Gang:
     _has_trained: bool = False
     _settings_read: set[str] = field(default_factory=set)
     _members: dict[str, Member] = field(default_factory=dict)
-    _standing: dict[str, Standing] = field(default_factory=dict)
-    _counts: dict[Standing, int] = field(default_factory=dict)
+    _standing: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    _alike: dict[tuple[object, ...], dict[str, Member]] = field(default_factory=dict)
+    """Standing → the members that have it, by name."""
     _waiting: dict[str, float] = field(default_factory=dict)
     """The core members that wait for their peers → since when, the longest wait first."""
 
@@ -145,14 +146,13 @@ class Gang:
         self._members[name] = member
         self.has_started |= member.is_started
         self._has_trained |= member.has_trained
-        if (before := self._standing.get(name)) != standing:
-            self._standing[name] = standing
-            self._counts[standing] = self._counts.get(standing, 0) + 1
-            if before is not None:
-                self._counts[before] -= 1
-                if not self._counts[before]:
-                    del self._counts[before]
-        if not (standing.is_alive and standing.waits_for_peers and standing.is_core):
+        if (before := self._standing.get(name)) not in (None, standing):
+            del self._alike[before][name]
+            if not self._alike[before]:
+                del self._alike[before]
+        self._standing[name] = standing
+        self._alike.setdefault(standing, {})[name] = member
+        if not (member.is_running and member.waits_for_peers and member.is_core):
             self._waiting.pop(name, None)
         elif self._waiting.get(name) != member.waits_since and member.waits_since is not None:
             self._waiting.pop(name, None)
@@ -167,7 +167,7 @@ class Gang:
         before, requested, to_start = self._members, set(members), []
         self.chief = chief_among(self.plan, requested)
         self.number, self.failures = number, []
-        self._members, self._standing, self._counts, self._waiting = {}, {}, {}, {}
+        self._members, self._standing, self._alike, self._waiting = {}, {}, {}, {}
         for task in self.plan.tasks:
             if task.id not in requested:
                 continue
@@ -190,9 +190,9 @@ class Gang:
     # -- questions --------------------------------------------------------------------------
 
     @property
-    def standings(self) -> Collection[Standing]:
-        """The distinct standings of all members."""
-        return self._counts.keys()
+    def unlike(self) -> list[Member]:
+        """One member of each standing."""
+        return [next(iter(members.values())) for members in self._alike.values()]
 
     @property
     def attempt(self) -> int:
@@ -212,26 +212,27 @@ class Gang:
 
     def judge(self) -> Next:
         """Return the next step of the run."""
-        chief = self._standing.get(str(self.chief))
-        return judge(self.standings, chief=chief, gang=self.plan.kind != "plain")
+        chief = self.get(str(self.chief))
+        return judge(self.unlike, chief=chief, gang=self.plan.kind != "plain")
 
-    def members(self, fits: Callable[[Standing], bool]) -> list[Member]:
-        """Return the members whose standing `fits`, in the plan's order."""
-        fitting = {standing for standing in self._counts if fits(standing)}
+    def members(self, fits: Callable[[Member], bool]) -> list[Member]:
+        """Return the members that fit, in the plan's order; `fits` looks at their standing only."""
+        alike = self._alike.items()
+        fitting = {standing for standing, has in alike if fits(next(iter(has.values())))}
         if not fitting:
             return []
         return [self._members[name] for name, one in self._standing.items() if one in fitting]
 
     def running(self) -> list[Member]:
-        return self.members(lambda standing: standing.is_alive)
+        return self.members(lambda one: one.is_running)
 
     def core(self) -> list[Member]:
         """Return all members except evaluators, which only follow the checkpoints."""
         return [member for member in self if member.is_core]
 
-    def active(self, fits: Callable[[Standing], bool] = lambda _: True) -> list[Member]:
-        """Return the running members whose standing `fits` and that are not being stopped."""
-        return self.members(lambda one: one.is_alive and not one.is_stopping and fits(one))
+    def active(self, fits: Callable[[Member], bool] = lambda _: True) -> list[Member]:
+        """Return the running members that fit (see `members`) and are not being stopped."""
+        return self.members(lambda one: one.is_running and not one.is_stopping and fits(one))
 
     def idle(self) -> list[Member]:
         """Return the running tasks that must be stopped once the chief has ended.
@@ -239,14 +240,15 @@ class Gang:
         These are tuners that wait for the chief, and all servers once no worker trains any more.
         """
         trains = any(
-            one.is_alive and one.is_core and not (one.serves or one.waits_for_chief)
-            for one in self.standings
+            one.is_running and one.is_core and not (one.serves or one.waits_for_chief)
+            for one in self.unlike
         )
         return self.active(lambda one: one.waits_for_chief or (one.serves and not trains))
 
     def frozen(self) -> list[Member]:
         """Return the tasks that are stopped (SIGSTOP) while others fail as a consequence."""
-        return self.active(lambda one: one.is_core and one.is_frozen and not one.restarts_alone)
+        stopped = self.active(lambda one: one.frozen_by is not None)
+        return [one for one in stopped if one.is_core and not one.restarts_alone]
 
     def unfinished(self) -> list[Member]:
         """Return the workers that still run after the chief and are known to work independently.
@@ -337,7 +339,7 @@ class Gang:
         elif event.exit_code != 0:
             facts = {"error": error, "last_lines": last_lines, "out_of_memory": event.out_of_memory}
             self._note(member, member.fails(**facts))
-            if not any(one.is_alive and one.trains_together for one in self.standings):
+            if not any(one.is_running and one.trains_together for one in self.unlike):
                 self.explain_lone_work()
 
     def explain_lone_work(self) -> bool:
@@ -353,7 +355,7 @@ class Gang:
             return False
         for number, failure in enumerate(self.failures):
             member = self[failure.task]
-            if not member.standing.trains_together:
+            if not member.trains_together:
                 continue
             description, known = describe_lone_work(member, finished, failure.place)
             if (early := explain_early_end(member, finished)) is not None:
@@ -374,7 +376,7 @@ class Gang:
         has_servers = any(task.id.job == "ps" for task in self.plan.tasks)
         if self.plan.kind != "training" or self.plan.elsewhere or has_servers:
             return []
-        return self.members(lambda one: one.trains_together and one.ok)
+        return self.members(lambda one: one.trains_together and one.is_ok)
 
     def attributed(self, event: TaskExited, error: Mapping[str, Any] | None) -> TaskExited:
         """Return `event`, with `ended_by="itself"` where the task was already failing by itself.

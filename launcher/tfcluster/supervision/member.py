@@ -10,9 +10,8 @@ from tfcluster.agent import catalogue as msg
 from tfcluster.plans.keras_settings import KerasPatch, asks_for_keras_3, keras_patch
 from tfcluster.plans.plan import Plan, TaskId, TaskPlan
 from tfcluster.rundir.events import TaskExited
-from tfcluster.supervision.decisions import Standing
 from tfcluster.supervision.failure import Failure
-from tfcluster.supervision.restart_policy import restarts_alone
+from tfcluster.supervision.restart_policy import TRAINERS, restarts_alone
 
 BOOT_GRACE_S = 2.0
 """The grace of hooked tasks that cannot save: MultiWorkerMirroredStrategy swallows SIGTERM
@@ -168,31 +167,57 @@ class Member:
         return self.step if self.is_core else self.evaluated_step
 
     @property
-    def standing(self) -> Standing:
-        """All facts that decide how the run goes on."""
-        over, failure, ended = self.is_over, self.failure, self.exit
-        alive = self.started_at is not None and not over
-        awaited = self.is_ordered and self.started_at is None and not over
-        stopped = ended is not None and ended.ended_by == "tfcluster" and failure is None
-        return Standing(
-            job=self.id.job,
-            running=not (over or self.is_cancelled) or self.is_restart_due,
-            ok=self.is_ok,
-            ended_by_us=self.is_cancelled or stopped,
-            collateral=failure is not None and failure.is_collateral,
-            serves=self.serves,
-            restarts_alone=self.restarts_alone,
-            searches=self.searches,
-            has_searched=self.has_searched,
-            works_on=self.has_searched or (self.has_trained and not self.has_waited),
-            is_alive=alive,
-            is_awaited=awaited,
-            is_to_start=self.is_to_start,
-            is_restart_due=self.is_restart_due,
-            is_stopping=self.is_stopping,
-            is_frozen=self.frozen_by is not None,
-            waits_for_peers=self.waits_since is not None,
-            answer_by=self.answer_by if alive or awaited else None,
+    def is_collateral(self) -> bool:
+        """True if it failed, and its output says that another task's end caused this."""
+        return self.failure is not None and self.failure.is_collateral
+
+    @property
+    def was_stopped(self) -> bool:
+        """True if tfcluster has ended it, or no longer needs it."""
+        is_stopped = self.exit is not None and self.exit.ended_by == "tfcluster"
+        return self.is_cancelled or (is_stopped and self.failure is None)
+
+    @property
+    def may_run(self) -> bool:
+        """True until it has ended for good: before its start and while a restart is due, too."""
+        return not (self.is_over or self.is_cancelled) or self.is_restart_due
+
+    @property
+    def is_awaited(self) -> bool:
+        """True after the order to start and before the answer: its process may already run."""
+        return self.is_ordered and not self.is_started and not self.is_over
+
+    @property
+    def due_by(self) -> float | None:
+        """The time by which its agent must report; equal for tasks that were ordered together."""
+        return self.answer_by if self.is_running or self.is_awaited else None
+
+    @property
+    def works_on(self) -> bool:
+        """True for a chief that needs no other task: its search is over, or it has no peers."""
+        return self.has_searched or (self.has_trained and not self.has_waited)
+
+    @property
+    def trains_together(self) -> bool:
+        """True for a task that takes its steps together with others: a worker or the chief."""
+        return self.id.job in TRAINERS and not (self.restarts_alone or self.serves)
+
+    @property
+    def waits_for_chief(self) -> bool:
+        """True for a tuner that asks its chief for work."""
+        return self.restarts_alone and self.waits_for_peers
+
+    @property
+    def standing(self) -> tuple[object, ...]:
+        """All facts that decide how the run goes on.
+
+        A thousand tasks share a few standings: after an event one of each is asked, not all.
+        """
+        return (
+            *(self.id.job, self.serves, self.restarts_alone, self.searches, self.has_searched),
+            *(self.may_run, self.is_ok, self.was_stopped, self.is_collateral, self.works_on),
+            *(self.is_running, self.is_awaited, self.is_to_start, self.is_restart_due),
+            *(self.is_stopping, self.frozen_by is not None, self.waits_for_peers, self.due_by),
         )
 
     def after(self, report: msg.TaskReport, now: float) -> Member:
@@ -225,7 +250,7 @@ class Member:
                 return replace(self, first_batches=tuple(found))
             case msg.Sharded(shards=number, index=index):
                 return replace(self, shards=(*self.shards, (number, index))[:MOST_SHARDS])
-            case msg.Ready():
+            case msg.TaskReady():
                 return replace(self, waits_since=None, has_joined=True)
             case msg.Serving():
                 return replace(self, serves=True)
@@ -239,7 +264,7 @@ class Member:
                 return replace(self, has_evaluated=True, evaluated_step=evaluated)
             case msg.TrialEnded() | msg.Trial(status="COMPLETED" | "FAILED"):
                 return replace(self, trials_ended=self.trials_ended + 1)
-            case msg.Error() if not self.is_stopping:
+            case msg.TaskError() if not self.is_stopping:
                 return replace(self, raised=vars(report))
             case msg.Doubt(about=about) if not self.is_stopping:
                 return replace(self, doubts={**self.doubts, about: report})

@@ -7,12 +7,17 @@ output ends in a restart. Times are seconds of the coordinator's clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.plans.plan import Supervision
-from tfcluster.supervision.stalls import Stall
+from tfcluster.rundir import events as ev
+from tfcluster.supervision import stalls
+from tfcluster.supervision.failure import signal_name
+from tfcluster.supervision.gang import Gang
+from tfcluster.supervision.stalls import Activity, Position, Stall
 
 STALLED_S: Final = 10.0
 """The shortest silence of a stalled run."""
@@ -24,6 +29,20 @@ _CLOCK_TICK_S: Final = 0.1
 """A file's time may be that much earlier than the time at which it was written."""
 HINT_S: Final = 20.0
 """The time after the last start or join at which a run without any report gets a hint."""
+REPORTS_NOTHING: Final = (
+    "no task has reported a step yet. Keras and Estimator report by themselves; in its own training"
+    " loop a script calls tfcluster_workers.reporting.progress(step, total=…)"
+)
+BUSY: Final = 2.0
+"""The load per core from which on a node is so busy that a longer silence is normal."""
+ENDING_S: Final = 60.0
+"""The silence allowed once tasks end: tf.data's threads and atexit handlers, while a chief that is
+left evaluates and exports."""
+TRAINS_IN_CHILD: Final = (
+    "no task has reported a step yet. {task} seems to train in a child process that started without"
+    " tfcluster's hooks: `{command}`. Start that script directly: `tfcluster run SCRIPT`, or"
+    " job.script in the spec (`tfcluster help guides/your_own_script#child-process`)"
+)
 
 _SIGNS: Final = (msg.Progress, msg.Alive, msg.Evaluated, msg.Saved, msg.SavedElsewhere)
 _WORK: Final = (*_SIGNS, msg.Trial)
@@ -45,15 +64,15 @@ class UsualStep:
     """The time in an earlier training of the same attempt."""
 
     @classmethod
-    def of(cls, task: str, report: msg.Progress, now: float) -> UsualStep:
-        return cls(task, now, report.step, now, report.step, report.steps_per_execution or 1)
+    def of(cls, report: msg.Progress, now: float) -> UsualStep:
+        return cls(report.task, now, report.step, now, report.step, report.steps_per_execution or 1)
 
-    def after(self, task: str, report: msg.Progress, now: float) -> UsualStep:
+    def after(self, report: msg.Progress, now: float) -> UsualStep:
         """Return the mean after another report."""
-        if task != self.task or report.step == self.last:
+        if report.task != self.task or report.step == self.last:
             return self
         if report.step < self.last:  # another training
-            return replace(UsualStep.of(task, report, now), _before=self.seconds)
+            return replace(UsualStep.of(report, now), _before=self.seconds)
         return replace(self, ended_at=now, last=report.step)
 
     @property
@@ -95,12 +114,12 @@ class Silence:
         """Note that a task has started."""
         self._began_at = self._started_at = now
 
-    def note(self, task: str, report: msg.TaskReport, now: float) -> None:
+    def note(self, report: msg.TaskReport, now: float) -> None:
         """Note a report of a task of the gang."""
         self.is_heard |= isinstance(report, _WORK)
-        if isinstance(report, msg.Ready):
+        if isinstance(report, msg.TaskReady):
             self._began_at = now
-        elif isinstance(report, msg.Phase):  # the import of TensorFlow can take longer than that
+        elif isinstance(report, msg.TaskPhase):  # importing TensorFlow can take longer than that
             self._began_at = None if report.name else now
         match report:
             case msg.Progress():
@@ -110,15 +129,13 @@ class Silence:
                 if since is not None:
                     self.longest_gap_s = max(self.longest_gap_s, now - since)
                 before = self._usual
-                usual = (
-                    before.after(task, report, now) if before else UsualStep.of(task, report, now)
-                )
+                usual = before.after(report, now) if before else UsualStep.of(report, now)
                 self._usual = usual
                 self.heard_at = now
-            case msg.Ready() if self._ready_at is None:
+            case msg.TaskReady() if self._ready_at is None:
                 self._ready_at = now
             case msg.TrainsInChild(command=command):
-                self.unheard_child = task, command
+                self.unheard_child = report.task, command
             case msg.Alive() | msg.Evaluated() | msg.Saved() | msg.SavedElsewhere():
                 self.heard_at = None if self.heard_at is None else now
 
@@ -136,10 +153,6 @@ class Silence:
         """Note that the tasks are asked for their stacks at `begin`; they answer before `end`."""
         self.note_output(last_output)
         self._stacks = begin - _CLOCK_TICK_S, end
-
-    def allow_until(self, at: float) -> None:
-        """Note that a task is at work that takes long, such as tracing a function."""
-        self._allowed_until = at
 
     @staticmethod
     def is_sign(report: msg.TaskReport) -> bool:
@@ -188,3 +201,71 @@ class Silence:
 
     def _deadline_s(self, limit_s: float) -> float:
         return max(limit_s, _GAPS_ALLOWED * self.longest_gap_s)
+
+    def judge(
+        self,
+        positions: Mapping[str, Position],
+        gang: Gang,
+        policy: Supervision,
+        load: float,
+        now: float,
+    ) -> ev.Stalled | None:
+        """Return the event that the run is stalled, and why; None while a task may take so long.
+
+        `load`: that of the busiest node, per core.
+        """
+        due, since = self.stall_due(policy), self.heard_at
+        if due is None or since is None or due > now:
+            return None
+        if any(at.activity is Activity.TRACES for at in positions.values()):
+            self._allowed_until = now + self.limit_s
+            return None
+        until = since + self.limit_s * load / BUSY
+        if (deadline := self.deadline(policy)) is not None:
+            until = min(until, deadline)
+        if until > now:  # on a machine with too much work, a step takes that much longer
+            self._allowed_until = until
+            return None
+        has_ended = any(member.is_over for member in gang.core())
+        is_ending = has_ended or any(at.activity is Activity.EXITS for at in positions.values())
+        if is_ending and since + ENDING_S > now:
+            self._allowed_until = since + ENDING_S
+            return None
+        self.stall, self.stalled_since = explain(gang, positions), since
+        return ev.Stalled(
+            silent_s=round(now - since, 1),
+            deadline_s=policy.stall_deadline_s,
+            what=self.stall.what,
+            causes=self.stall.causes,
+            tasks=self.stall.tasks,
+        )
+
+    def end_stall(self, now: float) -> ev.StallEnded | None:
+        """Return the event that the run goes on; None if it was not stalled."""
+        if self.stall is None:
+            return None
+        self.stall = None
+        return ev.StallEnded(silent_s=round(now - self.stalled_since, 1))
+
+    @property
+    def hint(self) -> str:
+        """The reason why no task may have reported a step, and what to do."""
+        if self.unheard_child is None:
+            return REPORTS_NOTHING
+        task, command = self.unheard_child
+        return TRAINS_IN_CHILD.format(task=task, command=command)
+
+
+def explain(gang: Gang, positions: Mapping[str, Position]) -> Stall:
+    """Return who is waited for and where, from the stacks of tasks that run."""
+    stopped = {
+        member.name: Position(Activity.STOPPED, why=f"by {signal_name(member.frozen_by or 0)}")
+        for member in gang.frozen()
+    }
+    every = {**positions, **stopped}
+    known = {member.name: every[member.name] for member in gang if member.name in every}
+    core = gang.core()
+    running = [member for member in core if member.is_running]
+    together = len(core) > 1 and all(m.trains_in_step and not m.restarts_alone for m in running)
+    ended = [member.name for member in core if member.is_over]
+    return stalls.explain(known, ended=ended, together=together)

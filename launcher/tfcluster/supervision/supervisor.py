@@ -8,59 +8,118 @@ consequences, the task that keeps running is the cause.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
-from tfcluster.errors import UsageError
 from tfcluster.node_loss import NodeLoss
-from tfcluster.plans.plan import TaskId
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision import reactions
-from tfcluster.supervision.alerts import Losses
+from tfcluster.supervision import connectivity, stalls, verdicts
+from tfcluster.supervision.alerts import Alerts
 from tfcluster.supervision.connectivity import find_missed_heartbeats
-from tfcluster.supervision.decisions import Action, Next, Outcome, Stop
-from tfcluster.supervision.doubts import warnings_about
-from tfcluster.supervision.failure import Kind
-from tfcluster.supervision.membership import count_of
-from tfcluster.supervision.reactions import react
-from tfcluster.supervision.restarts import (
-    REACH_S,
-    can_do_without,
-    grow,
-    reach_again,
-    restart_as_planned,
-    restart_gang,
-    restart_smaller_gang,
-    revive,
+from tfcluster.supervision.decisions import (
+    Action,
+    DropNode,
+    Next,
+    NextAttempt,
+    Outcome,
+    ProbeLinks,
+    ReadLogs,
+    Stop,
 )
-from tfcluster.supervision.run_state import STACKS_WAIT_S, RunState, Stage
+from tfcluster.supervision.doubts import warnings_about
+from tfcluster.supervision.ending import STACKS_WAIT_S, Ending, Stage
+from tfcluster.supervision.failure import Kind, kind_of_leaving
+from tfcluster.supervision.gang import Gang, describe_lone_work
+from tfcluster.supervision.member import Member
+from tfcluster.supervision.membership import Membership
+from tfcluster.supervision.restarting import REACH_S, Restarting, event_of, loss_of
 from tfcluster.supervision.silence import Silence
-from tfcluster.supervision.verdicts import FROZEN_S
+from tfcluster.supervision.stalls import Activity, Position
+from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
 
 START_ANSWER_S: Final = 60.0
 """The time after an order in which an agent must report the start of a task; then it is lost."""
+EVALUATOR_S: Final = 10.0
+"""The time that an evaluator gets to end by itself after the last checkpoint; most do."""
+FINISHING_S: Final = 5.0
+"""The time after the chief's success at which running tasks are named; most end with it."""
+ALONE_S: Final = 10.0
+"""The time in which tasks that compute gradients may still meet: JAX and Horovod do it later."""
+AFTER_SUSPENSION_S: Final = 60.0
+"""The time after a suspension in which it explains that tasks lose each other."""
 
 
 @dataclass(slots=True)
-class Supervisor(RunState):
+class Supervisor:
     """The state of one run with its inputs: the only owner, which nothing else changes.
 
-    After any input, take the orders and check `next_attempt` and `outcome`.
+    After any input, take the orders and check `next_attempt` and `outcome`. Two supervisors with
+    the same inputs are equal.
     """
+
+    plan: Plan
+    jitter: InitVar[Callable[[], float]] = random.random
+    run_id: InitVar[str] = "RUN"
+    gang: Gang = field(init=False)
+    alerts: Alerts = field(init=False)
+    end: Ending = field(init=False)
+    restarting: Restarting = field(init=False)
+    silence: Silence = field(default_factory=Silence)
+    positions: dict[str, Position | None] | None = None
+    """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
+    load: float = 0.0
+    """The load per core of the busiest node, when the stacks were last taken."""
+    has_probed_links: bool = False
+    resumed_at: float | None = None
+    """The time at which the run went on after it was suspended for `suspended_s`."""
+    suspended_s: float = 0.0
+    absent: tuple[str, ...] = ()
+    """The tasks that are not started from here and cannot be reached, each with the reason."""
+
+    def __post_init__(self, jitter: Callable[[], float], run_id: str) -> None:
+        self.gang = Gang(self.plan)
+        self.alerts = Alerts(self.gang)
+        self.end = Ending(self.plan, self.gang, self.alerts, run_id)
+        self.restarting = Restarting(self.plan, self.gang, self.end, jitter)
+
+    @property
+    def membership(self) -> Membership:
+        return self.restarting.membership
+
+    @property
+    def next_attempt(self) -> NextAttempt | None:
+        """The next attempt, once the gang is to be restarted."""
+        return self.end.next_attempt
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome of the run, once it is over."""
+        return self.end.outcome
+
+    @property
+    def gone(self) -> Mapping[str, NodeLoss]:
+        """The nodes that are gone for good → why."""
+        return self.restarting.gone
 
     @property
     def wake_at(self) -> float | None:
         """The time at which `tick` must be called next, or None."""
-        return min(self.timers.values(), default=None)
+        return min(self.end.timers.values(), default=None)
 
     def take_orders(self) -> list[Action]:
         """Remove and return the orders since the last call."""
-        orders, self.orders = self.orders, []
+        orders, self.end.orders = self.end.orders, []
         return orders
+
+    def is_spare(self, node: str) -> bool:
+        """Return whether no task of the present gang and of the next one is on `node`."""
+        return not self.membership.uses(node) and all(member.node != node for member in self.gang)
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -78,34 +137,30 @@ class Supervisor(RunState):
         A run that its scheduler has started again has run for `ran_s` seconds before, up to
         `attempt`, with `restarts` (`RunSnapshot.restarts`).
         """
-        self.gang.number, self.restarts.newest = attempt, newest or Newest()
-        self.restarts.carry_over(restarts, last_attempt=attempt)
-        if (deadline_s := self.policy.run_deadline_s) is not None:
-            self.timers["run"] = now + max(0.0, deadline_s - ran_s)
+        budgets = self.restarting.budgets
+        self.gang.number, budgets.newest = attempt, newest or Newest()
+        budgets.carry_over(restarts, last_attempt=attempt)
+        if (deadline_s := self.end.policy.run_deadline_s) is not None:
+            self.end.timers["run"] = now + max(0.0, deadline_s - ran_s)
 
     def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
         """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
-        to_start = self.gang.enlist(members, number)
-        self.verdict = Next.GO_ON
-        self.restarts.begin()
-        self.stage, self.next_attempt, self.ending = Stage.TRAINING, None, None
-        self.planned = ""
-        self.silence, self.losses, self.alerts = Silence(), Losses(), {}
-        self.positions, self.has_probed_links = None, False
-        self.keep_timers("run")
-        return to_start
+        self.restarting.begin()
+        self.alerts.begin()
+        self.silence, self.positions, self.has_probed_links = Silence(), None, False
+        return self.end.begin(number, members)
 
     def order(self, tasks: Iterable[TaskId], attempt: int, now: float) -> list[TaskId]:
         """Return the `tasks` that still must start; their agents must answer in time."""
         requested = set(tasks)
         ordered = [
             member
-            for member in (self.gang if self.is_training else ())
+            for member in (self.gang if self.end.is_training else ())
             if member.id in requested and member.attempt == attempt and member.is_to_start
         ]
         for member in ordered:
             self.gang.put(replace(member, is_ordered=True, answer_by=now + START_ANSWER_S))
-        self.watch_agents()
+        self.end.watch_agents()
         return [member.id for member in ordered]
 
     def started(self, task: str, attempt: int, now: float) -> None:
@@ -114,19 +169,18 @@ class Supervisor(RunState):
             member = replace(member, is_ordered=True, started_at=now, answer_by=None)
             self.gang.put(member)
             self.silence.note_start(now)
-            if self.must_stop(member):  # the order to start came too late
-                self.stop_tasks([member], "the run is ending", now, grace_s=self.grace_if_late_s)
-            react(self, now)
+            self.end.stop_if_late(member, now)
+            self._react(now)
 
     def start_failed(self, task: str, attempt: int, error: str, now: float) -> None:
         """Note that the program of `task` could not be executed."""
         if (member := self.gang.get(task, attempt)) is not None and not member.is_over:
             self.gang.blame(replace(member, is_lost=True), Kind.START_FAILED, error)
             if attempt == self.gang.number:
-                self.end_gang("a task cannot start", now)
+                self.end.end_gang("a task cannot start", now)
             else:
-                revive(self, task, now)
-            react(self, now)
+                self.restarting.revive(task, now)
+            self._react(now)
 
     def exited(
         self,
@@ -138,59 +192,72 @@ class Supervisor(RunState):
     ) -> None:
         """Note that a task has ended; `error` is the exception it reported, if any."""
         member = self.gang.get(event.task, event.attempt)
-        if member is not None and not member.is_over:
-            self.gang.note_exit(member, event, error=error, last_lines=last_lines)
-            ended = self.gang[event.task]
-            if ended.is_ok and event.ended_by == "itself" and not self.gang.is_announced:
-                for warning in warnings_about(ended):
-                    self.record(ev.Warned(message=warning))
-            if member.is_core and ended.is_ok and self.is_training:
-                self.silence.note_end(now)
-                reactions.end_stall(self, now)
-            self.set_timer(f"frozen {event.task}", None)
-            revive(self, event.task, now)
-            react(self, now)
+        if member is None or member.is_over:
+            return
+        self.gang.note_exit(member, event, error=error, last_lines=last_lines)
+        ended = self.gang[event.task]
+        if ended.is_ok and event.ended_by == "itself" and not self.gang.is_announced:
+            for warning in warnings_about(ended):
+                self.end.warn(warning)
+        if member.is_core and ended.is_ok and self.end.is_training:
+            self.silence.note_end(now)
+            self._end_stall(now)
+        self.end.set_timer(f"frozen {event.task}", None)
+        self.restarting.revive(event.task, now)
+        self._react(now)
 
-    def reported(self, task: str, attempt: int, report: msg.TaskReport, now: float) -> None:
+    def reported(self, report: msg.TaskReport, now: float) -> None:
         """Note a task's report about itself."""
-        if (member := self.gang.get(task, attempt)) is not None:
-            self.gang.note_report(member, report, now)
-            reactions.note_facts(self, report, now)
-            if isinstance(report, (msg.Progress, msg.Weights)):
-                reactions.note_losses(self, member, report, now)
-            if isinstance(report, msg.Saved) and member.id == self.gang.chief:
-                self.restarts.note_saved(report.step)
-                if not self.gathers:
-                    grow(self, now)
-            if member.is_core:  # its signs of life say nothing about the gang
-                self.silence.note(task, report, now)
-                if self.silence.is_sign(report):
-                    reactions.end_stall(self, now)
-            react(self, now)
+        if (member := self.gang.get(report.task, report.attempt)) is None:
+            return
+        self.gang.note_report(member, report, now)
+        self.end.record_all(self.alerts.of_report(report))
+        if isinstance(report, msg.Trains) and self.alerts.seem_alone:
+            self.end.timers.setdefault("alone", now + ALONE_S)
+        if isinstance(report, (msg.Progress, msg.Weights)):
+            self._note_losses(member, report, now)
+        if isinstance(report, msg.Saved) and member.id == self.gang.chief:
+            self.restarting.note_saved(report.step, now)
+        if member.is_core:  # its signs of life say nothing about the gang
+            self.silence.note(report, now)
+            if self.silence.is_sign(report):
+                self._end_stall(now)
+        self._react(now)
 
     def froze(self, task: str, attempt: int, signal: int, now: float) -> None:
         """Note that a signal has stopped the task's process."""
         member = self.gang.get(task, attempt)
-        if member is not None and member.is_running and self.forms_gang:
+        if member is not None and member.is_running and self.end.forms_gang:
             self.gang.put(replace(member, frozen_by=signal))
-            self.timers[f"frozen {task}"] = now + FROZEN_S
-            react(self, now)
+            self.end.timers[f"frozen {task}"] = now + FROZEN_S
+            self._react(now)
 
     def thawed(self, task: str, attempt: int) -> None:
         """Note that a stopped process runs again."""
         if (member := self.gang.get(task, attempt)) is not None:
             self.gang.put(replace(member, frozen_by=None))
-            self.set_timer(f"frozen {task}", None)
+            self.end.set_timer(f"frozen {task}", None)
 
     def suspended(self, seconds: float, now: float) -> None:
         """Note that nothing of the run has run for so long, until now; `now` does not count it."""
         self.resumed_at, self.suspended_s = now, seconds
-        self.record(ev.Suspended(seconds=round(seconds, 1)))
+        self.end.record(ev.Suspended(seconds=round(seconds, 1)))
 
     def node_lost(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         self.membership.lost.add(node)
-        reactions.lose_node(self, node, loss, now)
+        if self.outcome is not None:
+            return
+        self.end.record(event_of(node, loss))
+        lost = self.gang.lose_node(node, loss, chief_done=self.end.is_finishing)
+        needed = [self.gang[task] for task in lost if not self.gang[task].is_cancelled]
+        if self.end.stage is Stage.STARTING:
+            self.restarting.lose_start(loss_of(self.plan, node, node, loss), now)
+        elif self.end.forms_gang and any(member.is_core for member in needed):
+            self.end.end_gang("a node is lost", now)
+        for task in lost:
+            self.restarting.revive(task, now)
+        self._react(now)
 
     def nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Note that the first start cannot connect to nodes.
@@ -198,21 +265,38 @@ class Supervisor(RunState):
         If one is known to be lost and the run's job can start again, it does. Else the nodes are
         gone if the gang may start without them, or nothing happens.
         """
-        reactions.lose_unreached(self, losses, now)
+        self.restarting.lose_unreached(losses, now)
+        self._react(now)
 
     def node_leaving(self, node: str, loss: NodeLoss, now: float) -> None:
-        """Note that `node` is taken away soon: its tasks save, and the next attempt uses another.
+        """Note that `node` is taken away soon: its tasks save, the next attempt uses another.
 
-        Until then it answers. A run before its first attempt has its job start again; ignored while
-        no task trains later.
+        Until then it answers. Its tasks count as preempted, whatever they do in the time that is
+        left, unless it is known to be lost in another way. A run before its first attempt has its
+        job start again; ignored while no task trains later.
         """
-        reactions.leave_node(self, node, loss, now)
+        end = self.end
+        if self.outcome is None and end.stage is Stage.STARTING and self.restarting.can_come_back:
+            lost = loss_of(self.plan, node, node, loss)
+            lost = replace(lost, observed=kind_of_leaving(loss.nature))
+            self.restarting.lose_start(lost, now)
+        elif self.outcome is None and end.is_training:
+            leaving = [member for member in self.gang.running() if member.node == node]
+            for member in leaving:
+                kind = kind_of_leaving(loss.nature)
+                self.gang.blame(member, kind, loss.reason, loss=loss.nature)
+            if end.forms_gang and any(member.is_core for member in leaving):
+                end.end_gang(f"{node} is leaving", now, grace_s=None)
+            else:
+                blamed = [self.gang[member.name] for member in leaving]
+                end.stop_tasks(blamed, f"{node} is leaving", now, grace_s=None)
+        self._react(now)
 
     def patience_s(self, node: str) -> float:
         """Return for how long, in seconds, the next start tries to reach a lost node on which
         nothing lives any more."""
         has_lease = self.plan.node(node).capabilities.has_lease
-        return REACH_S if has_lease and not can_do_without(self, node) else 0.0
+        return REACH_S if has_lease and not self.restarting.can_do_without(node) else 0.0
 
     def node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that the next start has not reached a lost node, on which nothing lives any more.
@@ -220,64 +304,44 @@ class Supervisor(RunState):
         That is a failed attempt: if another one is left, it tries again. The node is gone for good
         if none is, or if the run can go on without it.
         """
-        if can_do_without(self, node) or not reach_again(self, node, loss, now):
-            self.node_gone(node, loss, now)
-        react(self, now)
+        restarting = self.restarting
+        if restarting.can_do_without(node) or not restarting.reach_again(node, loss, now):
+            restarting.lose_for_good(node, loss, now)
+        self._react(now)
 
     def node_gone(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""
-        self.gone[node] = loss
-        self.membership.lost.add(node)
-        if self.next_attempt is None:
-            self.gang.lose_node(node, loss)
-        elif self.membership.uses(node):
-            restart_smaller_gang(self, self.next_attempt, now)
-        react(self, now)
+        self.restarting.lose_for_good(node, loss, now)
+        self._react(now)
 
     def node_back(self, node: str, now: float) -> None:
         """Note that a lost node has a new agent, which could start tasks.
 
         Those that the gang left out with the node start when the gang grows.
         """
-        self.gone.pop(node, None)
-        self.membership.lost.discard(node)
-        if self.outcome is None and (tasks := self.membership.on_node(node)):
-            grows_at = self.membership.grows_at(node)
-            joins_in_s = None if grows_at is None else round(max(0.0, grows_at - now), 1)
-            names = [str(task) for task in tasks]
-            self.record(ev.NodeBack(node=node, tasks=names, joins_in_s=joins_in_s))
-        react(self, now)
+        self.restarting.take_back(node, now)
+        self._react(now)
 
     def scale_to(self, workers: int, now: float) -> str:
         """Restart the gang with this number of workers; return a sentence about it.
 
         If it is being restarted already, the next gang has them. Raises UsageError.
         """
-        self.membership.check_plan(workers)
-        if self.stage is Stage.STARTING:
-            raise UsageError("its tasks have not started yet", fix="try again once they run")
-        if self.outcome is not None or self.stage is Stage.ENDING_RUN or self.is_finishing:
-            raise UsageError("it is ending", fix="start it again with another number of workers")
-        self.membership.check_nodes(workers)
-        answer = self.membership.describe_request(workers)
-        has_changed = self.membership.resize(workers, now)
-        if has_changed and (self.is_training or self.next_attempt is not None):
-            restart_as_planned(self, f"scaling to {count_of(workers)}", now)
-        react(self, now)
+        answer = self.restarting.scale_to(workers, now)
+        self._react(now)
         return answer
 
     def gathered(self, step: int | None, now: float, *, name: str | None = None) -> None:
         """Note that a checkpoint of the present attempt is in the run folder."""
-        self.restarts.note_gathered(step, name)
-        grow(self, now)
-        react(self, now)
+        self.restarting.note_gathered(step, name, now)
+        self._react(now)
 
     def checkpoints_gathered(self, newest: Newest, now: float) -> None:
         """Decide about a restart: all of the chief's checkpoints are now in the run folder."""
-        if self.stage is Stage.GATHERING:
-            self.restarts.note_all_gathered(newest)
-            restart_gang(self, now)
-            react(self, now)
+        if self.end.stage is Stage.GATHERING:
+            self.restarting.budgets.note_all_gathered(newest)
+            self.restarting.restart_gang(now)
+            self._react(now)
 
     def links_probed(self, lost: Mapping[str, str], now: float) -> None:
         """Note the result of probing the links; `lost`: node → how it is cut off."""
@@ -288,24 +352,45 @@ class Supervisor(RunState):
             on_node = (member for member in self.gang.core() if member.node == node)
             if member := next((m for m in on_node if not (m.restarts_alone or m.is_ok)), None):
                 self.gang.blame(member, Kind.LINK_LOST, description)
-        if lost and self.is_training:
-            self.end_gang("the link between hosts is lost", now)
-        react(self, now)
+        if lost and self.end.is_training:
+            self.end.end_gang("the link between hosts is lost", now)
+        self._react(now)
 
     def stacks_asked(self, last_output: float, now: float) -> None:
         """Note that tasks are asked for their stacks, and when any task last wrote before."""
         self.silence.note_stacks(last_output, now, now + STACKS_WAIT_S)
 
     def stacks_taken(self, task: str, attempt: int, report: msg.Stacks, now: float) -> None:
-        """Note the stacks of a task, in answer to `TakeStacks`."""
-        if self.gang.get(task, attempt) is not None:
-            reactions.note_position(self, task, report, now)
-            react(self, now)
+        """Note the stacks of a task, in answer to `TakeStacks`: where it is.
+
+        Once all have answered, it is judged what that means.
+        """
+        if self.gang.get(task, attempt) is None:
+            return
+        if self.positions is not None and task in self.positions:
+            self.positions[task] = stalls.position_of(report.threads, silence=report.silence)
+            self.load = max(self.load, report.load)
+            if None not in self.positions.values():
+                self._judge_positions(now)
+        self._react(now)
 
     def logs_read(self, last_output: float, last_lines: Mapping[str, str], now: float) -> None:
-        """Note when any task last wrote, on the inputs' clock, and the last lines asked for."""
-        reactions.end_hang(self, last_output, last_lines, now)
-        react(self, now)
+        """Note when any task last wrote, on the inputs' clock, and the last lines asked for.
+
+        That is asked for where a start or a silence takes too long.
+        """
+        core, start = self.gang.core(), self.end.timers.get("start")
+        if start is not None and start <= now:
+            limit_s, absent = self.end.policy.start_deadline_s, self.absent
+            self.end.act_on(verdicts.blame_missing(core, limit_s, last_lines, now, absent), now)
+        elif "stall" in self.end.timers:
+            self.silence.note_output(last_output)
+            due, since = self.silence.deadline(self.end.policy), self.silence.heard_at
+            is_due = due is not None and due <= now
+            if is_due and since is not None and any(member.is_running for member in core):
+                stall = self.silence.stall
+                self.end.act_on(verdicts.blame_stalled(core, now - since, stall), now)
+        self._react(now)
 
     def peers_dialled(self, absent: Sequence[str]) -> None:
         """Note which tasks started elsewhere cannot be reached, each with the reason."""
@@ -313,20 +398,266 @@ class Supervisor(RunState):
 
     def stop(self, stop: Stop, now: float) -> None:
         """Stop the run on request; a second request kills its tasks at once."""
-        before = self.ending
+        before = self.end.ending
         self.gang.is_announced |= stop.is_announced
         if before is None or before.status is not Status.INTERRUPTED:
             reason = self.silence.describe_stall(now)
             outcome = Outcome(Status.INTERRUPTED, stop.exit_code, reason=reason)
-            self.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
+            self.end.end_run(stop.why, outcome, now, grace_s=0.0 if stop.now else None)
         elif not stop.is_announced:
-            self.end_run(f"{stop.why} again, killing the tasks", before, now, grace_s=0.0)
-        react(self, now)
+            self.end.end_run(f"{stop.why} again, killing the tasks", before, now, grace_s=0.0)
+        self._react(now)
 
     def tick(self, now: float) -> None:
         """Act on the timers that are due, earliest first, but for those that one of them ends."""
-        for at, name in sorted((at, name) for name, at in self.timers.items() if at <= now):
-            if self.timers.get(name) == at:
-                del self.timers[name]
-                reactions.act_on_timer(self, name, now)
-        react(self, now)
+        timers = self.end.timers
+        for at, name in sorted((at, name) for name, at in timers.items() if at <= now):
+            if self.end.timers.get(name) == at:
+                del self.end.timers[name]
+                self._act_on_timer(name, now)
+        self._react(now)
+
+    # -- reactions ------------------------------------------------------------------------------
+
+    def _react(self, now: float) -> None:
+        """React to an input: every input ends with this."""
+        if self.end.outcome is not None:
+            return
+        self._blame_suspension(now)
+        self._probe_links_once()
+        if self.end.next_attempt is None:
+            if self.end.is_training and "stacks" not in self.end.timers:
+                self._follow(self.gang.judge(), now)
+            if self.end.is_training:
+                self._set_deadlines()
+            self.end.enter_next_stage()
+        self.end.watch_agents()
+
+    def _blame_suspension(self, now: float) -> None:
+        """Blame the end of a suspension if tasks take each other for dead soon after it."""
+        failures = self.gang.failures
+        if self.resumed_at is None or now > self.resumed_at + AFTER_SUSPENSION_S or not failures:
+            return
+        if self.end.forms_gang and all(failure.is_collateral for failure in failures):
+            description = (
+                f"the run was suspended for {self.suspended_s:.0f} s, and its tasks then took each"
+                " other for dead"
+            )
+            self.gang.blame(self.gang[failures[0].task], Kind.SUSPENDED, description)
+
+    def _probe_links_once(self) -> None:
+        """Have the links between nodes probed if tasks failed but none by itself.
+
+        This happens once per attempt and at once: the links may work again soon.
+        """
+        failures = self.gang.failures
+        if not failures or self.has_probed_links or not self.end.forms_gang:
+            return
+        if connectivity.can_break(self.plan) and all(
+            failure.is_collateral or failure.kind is Kind.LATE for failure in failures
+        ):
+            self.has_probed_links = True
+            self.end.orders.append(ProbeLinks(self.gang.number))
+
+    def _follow(self, verdict: Next, now: float) -> None:
+        if verdict is not self.end.verdict:  # the timers of the earlier verdict no longer apply
+            self.end.verdict = verdict
+            for name in ("cause", "late", "finishing", "positions"):
+                self.end.timers.pop(name, None)
+            self.positions = None  # those that were asked for because of a silence
+            if self.end.is_finishing and self.end.policy.finish_grace_s > FINISHING_S:
+                self.end.timers["finishing"] = now + FINISHING_S
+        match verdict:
+            case Next.FAIL if verdicts.leaves_preempted(self.gang.core()):
+                self.end.timers.setdefault("cause", now + self.end.policy.grace_s)
+            case Next.FAIL:
+                self.end.end_gang("another task failed", now)
+            case Next.AWAIT_CAUSE if frozen := self.gang.frozen():
+                self.end.act_on(verdicts.blame_frozen(frozen[0]), now)
+            case Next.AWAIT_CAUSE:
+                self.end.timers.setdefault("cause", now + CAUSE_WAIT_S)
+            case Next.DESERTED:
+                wait_s = verdicts.deserted_grace_s(self.plan, self.gang.core())
+                self.end.timers.setdefault("late", now + wait_s)
+            case Next.FINISH:
+                self._finish(now)
+            case Next.FAILED if self.gang.failures and self.end.forms_gang:
+                self.gang.explain_lone_work()
+                self.end.end_gang("all have ended", now)
+            case Next.SUCCEED | Next.FAILED:
+                self.end.conclude(verdict)
+
+    def _finish(self, now: float) -> None:
+        self.restarting.cancel_restarts()
+        if (verdict := self.gang.judge()) is not Next.FINISH:
+            self._follow(verdict, now)
+            return
+        self.end.stop_tasks(self.gang.idle(), "the chief has finished", now)
+        for member in self.gang.satisfied(self._last_step):
+            self.end.timers.setdefault(f"satisfied {member.name}", now + EVALUATOR_S)
+        if not any(one.is_core and one.is_awaited for one in self.gang.unlike):
+            self.end.timers.setdefault("late", now + self.end.policy.finish_grace_s)
+
+    def _set_deadlines(self) -> None:
+        """Set the start and stall deadlines anew; while a run finishes, `finish_grace_s` counts."""
+        self.end.set_timer("hint", self._hint_due())
+        goes_on, silence = self.end.verdict is Next.GO_ON, self.silence
+        if goes_on and "stacks" in self.end.timers:
+            return
+        is_explained = self.positions is None  # else the tasks' stacks are awaited
+        self.end.set_timer(
+            "quiet", silence.stall_due(self.end.policy) if goes_on and is_explained else None
+        )
+        is_limited = goes_on and self.end.forms_gang
+        self.end.set_timer("start", self._start_due() if is_limited else None)
+        self.end.set_timer(
+            "stall", silence.deadline(self.end.policy) if is_limited and is_explained else None
+        )
+
+    def _hint_due(self) -> float | None:
+        """Return when to say how a script reports its progress; None if it does, or still waits."""
+        is_waiting = self.end.verdict is not Next.GO_ON or self.gang.waits_since is not None
+        if is_waiting or not self.plan.hooks or self.plan.kind == "tuner":
+            return None
+        return self.silence.hint_due
+
+    def _start_due(self) -> float | None:
+        """Return when the start counts as failed; None while no task waits for its peers.
+
+        Only tasks that wait now count: the wait of a task that was restarted alone begins again.
+        """
+        since = self.gang.waits_since
+        if since is None or any(one.has_searched and one.is_core for one in self.gang.unlike):
+            return None  # a tuner that joins after the search waits until the run is over
+        return since + self.end.policy.start_deadline_s
+
+    def _act_on_timer(self, timer: str, now: float) -> None:
+        """Act on a timer that is due."""
+        kind, _, task = timer.partition(" ")
+        member = self.gang.get(task)
+        match kind:
+            case "agents":
+                for node in dict.fromkeys(m.node for m in self.gang if m.is_overdue(now)):
+                    self.end.orders.append(DropNode(node))
+                    self.node_lost(node, NodeLoss("its agent does not answer"), now)
+            case "run" if self.end.ending is None:
+                stall = self.silence.describe_stall(now)
+                deadline_s = self.end.policy.run_deadline_s or 0.0
+                outcome = verdicts.run_deadline_outcome(deadline_s, stall, self.end.run_id)
+                self.end.end_run("run_deadline_s has passed", outcome, now, grace_s=None)
+            case "start":
+                missing = verdicts.find_missing(self.gang.core(), self.absent)
+                self.end.orders.append(ReadLogs(tuple(member.name for member in missing)))
+            case "stall":
+                self.end.orders.append(ReadLogs())
+            case "quiet":
+                self._ask_positions(now)
+            case "positions":
+                self._judge_positions(now)
+            case "alone":
+                self.end.record_all(self.alerts.of_lone_training())
+            case "hint":
+                self.silence.is_heard = True
+                self.end.record(ev.Hint(message=self.silence.hint))
+            case "stacks" if self.end.ending is not None:
+                self.end.end_run(self.end.why_end, self.end.ending, now)
+            case "stacks":
+                self.end.end_gang(self.end.why_end, now)
+            case "restart" if member is not None:
+                self.restarting.restart_alone(member)
+            case "frozen" if member is not None and member.is_running:
+                if not (self.end.is_finishing or member.is_stopping or "stacks" in self.end.timers):
+                    self.end.act_on(verdicts.blame_frozen(member), now)
+            case _:
+                self._act_on_verdict_timer(kind, member, now)
+
+    def _act_on_verdict_timer(self, kind: str, member: Member | None, now: float) -> None:
+        """Act on a timer that `_follow` has set."""
+        core = self.gang.core()
+        match kind, self.end.verdict:
+            case "cause", Next.FAIL:
+                self.end.end_gang("it did not leave with the others", now)
+            case "cause", _ if self.gang.explain_lone_work():
+                self._react(now)
+            case "cause", _:
+                is_part = bool(self.plan.elsewhere)
+                self.end.act_on(verdicts.blame_survivors(core, is_part=is_part), now)
+            case "late", Next.DESERTED:
+                self.end.act_on(verdicts.blame_deserted_chief(core), now)
+            case "late", _:
+                self._ask_positions(now)
+            case "finishing", _:
+                if waits := [member.name for member in self.gang.active()]:
+                    left_s = self.end.policy.finish_grace_s - FINISHING_S
+                    self.end.record(ev.Finishing(tasks=waits, left_s=left_s))
+            case "satisfied", _:
+                done = [one for one in self.gang.satisfied(self._last_step) if one is member]
+                self.end.stop_tasks(done, "it has evaluated the last checkpoint", now)
+
+    def _ask_positions(self, now: float) -> None:
+        """Have all stacks taken: too much time has passed without a step, or an end."""
+        self.positions, self.load = dict.fromkeys(self.end.take_stacks()), 0.0
+        if self.positions:
+            self.end.timers["positions"] = now + STACKS_WAIT_S
+        else:
+            self._judge_positions(now)
+
+    def _judge_positions(self, now: float) -> None:
+        asked, self.positions = self.positions or {}, None
+        self.end.set_timer("positions", None)
+        positions = {task: at or Position(Activity.UNKNOWN) for task, at in asked.items()}
+        if self.end.is_finishing and self.end.is_training:
+            self._end_late(positions, now)
+        elif self.end.verdict is Next.GO_ON:
+            policy, load = self.end.policy, self.load
+            stalled = self.silence.judge(positions, self.gang, policy, load, now)
+            self.end.record_all(filter(None, [stalled]))
+
+    def _end_late(self, positions: Mapping[str, Position], now: float) -> None:
+        """Stop all tasks that still run `finish_grace_s` after the chief's success.
+
+        A worker that still works independently makes the run fail: its work is interrupted. So does
+        one that has steps left and waits in a collective: the chief has left too early.
+        """
+        grace_s, unfinished = self.end.policy.finish_grace_s, self.gang.unfinished()
+        description = f"it had not finished {grace_s:g} s after the chief and was stopped"
+        for member in unfinished:
+            self.gang.blame(member, Kind.UNFINISHED, description)
+        late = [one for one in self.gang.active(lambda one: not one.serves) if one.failure is None]
+        for member in late:
+            at = positions.get(member.name)
+            waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
+            if at is not None and waits and member.trains_in_step and not member.is_done:
+                why, known = describe_lone_work(member, self.gang.finished(), at.place)
+                self.gang.blame(member, Kind.PERMANENT, why, known=known)
+        late = [member for member in late if self.gang[member.name].failure is None]
+        where = {task: at.place for task, at in positions.items()}
+        for warning in verdicts.warn_about_late(late, grace_s, self._last_step, where):
+            self.end.warn(warning)
+        self.restarting.cancel(lambda one: one.may_run and not one.is_running)
+        self.end.stage = Stage.ENDING_RUN  # the exits decide the outcome
+        self.end.stop_tasks(self.gang.running(), "the others have ended", now)
+
+    @property
+    def _last_step(self) -> int | None:
+        """The step of the last checkpoint, which may be reported but not yet gathered."""
+        chief = self.gang.get(str(self.gang.chief))
+        steps = (self.restarting.budgets.newest.step, chief.saved_step if chief else None)
+        return max((step for step in steps if step is not None), default=None)
+
+    def _end_stall(self, now: float) -> None:
+        """Record that the run goes on, if it is stalled: a task has reported work or has ended."""
+        if self.end.is_training:
+            self.end.record_all(filter(None, [self.silence.end_stall(now)]))
+
+    def _note_losses(self, member: Member, report: msg.Progress | msg.Weights, now: float) -> None:
+        """Record that a loss has become NaN or infinite; with `stop_on_nan` that ends the run."""
+        losses = self.alerts.losses
+        alert = losses.note(member.name, member.attempt, report, together=member.trains_in_step)
+        if alert is None:
+            return
+        self.end.record(alert)
+        if losses.since and self.end.policy.stop_on_nan and self.end.is_training:
+            self.gang.blame(member, Kind.DIVERGED, alert.message)
+            cause = self.gang[member.name].failure or self.end.cause()
+            self.end.fail(cause, "stop_on_nan is set", now)

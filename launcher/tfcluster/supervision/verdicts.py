@@ -23,9 +23,8 @@ from tfcluster.errors import (
 from tfcluster.plans.plan import Plan, TaskPlan
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.alerts import FIX
 from tfcluster.supervision.decisions import Outcome
-from tfcluster.supervision.failure import CIRCUMSTANCES, Failure, Kind, signal_name
+from tfcluster.supervision.failure import CIRCUMSTANCES, FIX, Failure, Kind, signal_name
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.stalls import Stall
 

@@ -32,7 +32,7 @@ while time.monotonic() < until:
     except BlockingIOError:
         time.sleep(0.001)
 print(sent)
-line.send(json.dumps({"type": "error", "exception": "E", "message": "the end"}).encode())
+line.send(json.dumps({"type": "task_error", "exception": "E", "message": "the end"}).encode())
 """
 """A task that sends notes for a second as fast as possible, then reports an error."""
 
@@ -50,7 +50,7 @@ def test_reports_of_a_flooding_task_are_dropped_except_the_last_error(rig: Rig) 
     events = [m["event"] for m in rig.peer.messages if m["type"] == "task_event"]
     taken = sum(len(json.dumps(event)) for event in events)
     assert taken < budgets.REPORT_BYTES_AT_ONCE + 10 * budgets.REPORT_BYTES_PER_S
-    assert events[-1] == {"type": "error", "exception": "E", "message": "the end"}
+    assert events[-1] == {"type": "task_error", "exception": "E", "message": "the end"}
     counts = [m["count"] for m in rig.peer.messages if m["type"] == "reports_dropped"]
     sent = int(rig.log().read_text())
     assert counts == [1, sent - len(events) + 1]

@@ -70,7 +70,7 @@ def test_python39_starts_attempts_and_reports_a_stopped_task(rig39: Rig) -> None
     assert len(children_of(rig39.pid)) == 1, "the stray process of attempt 1 ended before attempt 2"
     rig39.start("sleep", "300")
     rig39.peer.send("signal", tasks=["worker:0"], signal=19)
-    assert rig39.peer.take("task_stopped")["signal"] == 19
+    assert rig39.peer.take("task_frozen")["signal"] == 19
     rig39.peer.send("die")
     wait_until(lambda: not is_alive(rig39.guard_pid))
 

@@ -223,7 +223,7 @@ class Agent:
             self.say({"type": "task_started", "task": task, "attempt": attempt, "pid": 7})
         self.deliver("started")
         for task in tasks:
-            for kind in ("waiting_for_peers", "ready"):
+            for kind in ("waiting_for_peers", "task_ready"):
                 self.report(task, {"type": kind})
             self.report(task, {"type": "progress", "step": 5, "metrics": {"loss": 0.5}})
         self.deliver("trained")

@@ -188,7 +188,11 @@ def test_a_run_survives_reports_with_one_wrong_field(place: Path) -> None:
     exit_code=st.sampled_from((0, 0, 1)),
 )
 @example(  # issue 15, 26
-    script={"trained": [{"type": "task_event", **TASK, "event": {"type": "chaos", "fault": ""}}]},
+    script={
+        "trained": [
+            {"type": "task_event", **TASK, "event": {"type": "chaos_injected", "fault": ""}}
+        ]
+    },
     hostile=REMOTE,
     answers_again=True,
     exit_code=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import threading
@@ -27,6 +28,7 @@ from tfcluster.errors import NodeLostError
 from tfcluster.kinds import Capabilities
 from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub
+from tfcluster.nodes.orders import Answers
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plans.plan import NodePlan, TaskId
 from tfcluster.preflight import probes
@@ -96,27 +98,17 @@ class Scene:
         self.hub, self.run_gathering = FakeHub(paths), FakeGathering()
         self.on_connect: Callable[[], object] = int
         self.recorded: list[Event] = []
-        run_writer: Any = SimpleNamespace(wait_for=ignore, keep_up=lambda: None, wake_s=None)
-        coordinator_loop = Loop(
+        run_writer: Any = SimpleNamespace(
+            wait_for=ignore, keep_up=lambda: None, wake_s=None, record=self.recorded.append
+        )
+        self.loop = Loop(
             self.hub, self.supervisor, run_writer, lambda: ignore(self.supervisor.take_orders())
         )
+        launch, until = Launch(history.plan, {}), self.loop.until
+        self.startup = Startup(launch, paths, self.hub, run_writer, until, announce=ignore)
         run_gathering: Any = self.run_gathering
-        startup = Startup(
-            Launch(history.plan, {}),
-            paths,
-            run_gathering,
-            self.hub,
-            coordinator_loop.until,
-            announce=ignore,
-        )
-        self.attempts = Attempts(
-            self.supervisor,
-            startup,
-            run_writer,
-            coordinator_loop,
-            self._connect,
-            self.recorded.append,
-        )
+        self.attempts = Attempts(self.supervisor, self.startup, self.loop, run_gathering)
+        self.hub.connect = self._connect  # type: ignore[method-assign]
 
     async def _connect(self, node: NodePlan) -> None:
         self.on_connect()
@@ -125,9 +117,12 @@ class Scene:
         self.hub.put_call(lambda: self.attempts.lose("local", NodeLoss("killed")))
 
     def play(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do the work within seconds, or until the run is over."""
+
         async def within_seconds() -> None:
             async with asyncio.timeout(5):
-                await work()
+                with contextlib.suppress(RunOver):
+                    await self.loop.run(work())
 
         asyncio.run(within_seconds())
 
@@ -152,33 +147,27 @@ def test_a_run_fails_if_each_new_agent_dies_before_it_holds_its_ports(tmp_path: 
     scene = after_a_loss(tmp_path)
     history = scene.history
     scene.on_connect = scene.lose
-
-    async def work() -> None:
-        with pytest.raises(RunOver):
-            await scene.attempts.run_restarts()
-
-    scene.play(work)
+    scene.play(scene.attempts.run_restarts)
     assert history.outcome() == (Status.FAILED, 3)
-    assert history.supervisor.restarts.history(None).spent == 3, "all restarts are used up"
+    assert history.supervisor.restarting.budgets.history(None).spent == 3, (
+        "all restarts are used up"
+    )
 
 
 def test_no_task_starts_if_the_run_is_stopped_while_fresh_ports_are_held(tmp_path: Path) -> None:
     history = replay_of("worker:0", "worker:1", "evaluator:0").after(time.monotonic() - 100)
     history.exits("worker:1", 1, last=STOLEN).ended("worker:0").gather()
     scene = Scene(history, tmp_path)
-    scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
-    scene.hub.put_call(lambda: scene.hub.keep("local", msg.PortsHeld(ports={})))
-    scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
-    assert (scene.hub.sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
+    sent: list[str] = []
 
+    def send(node: str, order: msg.Order) -> None:
+        sent.append(order.type)
+        scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
+        scene.hub.put_call(lambda: scene.hub.keep("local", msg.PortsHeld(ports={})))
 
-def test_no_task_starts_if_the_node_is_lost_during_the_restore(tmp_path: Path) -> None:
-    history = replay_of(backoff_s=0.0)
-    history.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
-    scene = Scene(history, tmp_path)
-    scene.run_gathering.during_restore = scene.lose
+    scene.hub.send = send  # type: ignore[method-assign]
     scene.play(lambda: scene.attempts._restart(next_attempt_of(history)))
-    assert scene.hub.sent == []
+    assert (sent, scene.supervisor.gang.number) == (["hold_ports"], 1)
 
 
 def test_a_chief_that_restarts_alone_continues_from_its_last_save(tmp_path: Path) -> None:
@@ -232,8 +221,7 @@ def test_a_stopped_coordinator_reads_messages_before_it_checks_deadlines(
         finish = [partial(history.exits, task) for task in ("worker:0", "worker:1")]
         for call in finish:  # queued by the link once the loop runs again
             asyncio.get_running_loop().call_later(0.6, scene.hub.put_call, call)
-        with pytest.raises(RunOver):
-            await scene.attempts.loop.pause(now + 60)
+        await scene.loop.pause(now + 60)
 
     scene.play(work)
     assert history.outcome() == (Status.SUCCEEDED, 0)
@@ -252,8 +240,8 @@ def test_ctrl_c_ends_a_run_whose_preflight_hangs(
 
     async def work() -> None:
         scene.hub.put_call(lambda: scene.supervisor.stop(Stop("Ctrl-C", 130), history.now))
-        with pytest.raises(RunOver):
-            await scene.attempts.startup.preflight(history.plan.nodes)
+        answers = Answers(scene.hub, scene.loop.until)
+        await scene.startup.preflight(history.plan.nodes, answers)
 
     scene.play(work)
     assert history.outcome()[1] == 130
@@ -267,7 +255,7 @@ def test_only_nodes_that_were_reached_are_checked_before_the_start(tmp_path: Pat
     startup.plan = replace(startup.plan, nodes=(local, replace(local, name="10.0.0.9")))
 
     async def work() -> None:
-        await startup.preflight([local])
+        await startup.preflight([local], Answers(scene.hub, scene.loop.until))
         assert json.loads(scene.paths.preflight.read_text())["nodes"] == ["local"]
 
     scene.play(work)
@@ -299,7 +287,7 @@ def test_a_node_is_tried_again_when_its_lease_has_ended(tmp_path: Path, comes_ba
     tries: list[float] = []
 
     def connect() -> None:
-        tries.append(scene.attempts.loop.now())
+        tries.append(scene.loop.now())
         lease.setdefault("ends", tries[0] + 0.2)
         if len(tries) == 1 or not comes_back:
             raise NodeLostError("nothing proves that its former agent has ended")
@@ -326,7 +314,7 @@ def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
     """The node used to count as ready: its tasks started without the results of `job.prepare`."""
     scene = after_a_loss(tmp_path)
     again = next_attempt_of(scene.history)
-    scene.hub.fenced_until = lambda node: scene.attempts.loop.now() + 60  # type: ignore[method-assign]
+    scene.hub.fenced_until = lambda node: scene.loop.now() + 60  # type: ignore[method-assign]
 
     async def fails(*_: object, **__: object) -> None:
         raise NodeLostError("no answer")
@@ -335,19 +323,6 @@ def test_a_node_that_was_reached_but_did_not_become_ready_stays_lost(
     scene.play(lambda: scene.attempts._reconnect(again))
     assert scene.attempts._lost == {"local"}
     assert next_attempt_of(scene.history) is not again, "the attempt is spent"
-
-
-def test_tasks_start_with_the_present_address_of_a_node_that_came_back(tmp_path: Path) -> None:
-    """Its ports were held in the background, by steps with a plan of their own."""
-    scene = Scene(replay_of(), tmp_path)
-    startup = scene.attempts.startup
-    startup.plan = replace(startup.plan, interface="ib0").at({"local": "10.20.0.1"})
-    members = [task.id for task in startup.plan.tasks]
-    ports = {str(task): 2222 for task in members}
-    scene.hub.keep("local", msg.PortsHeld(ports=ports, host="10.20.0.9"))
-    scene.hub.holds_ports = lambda node: True  # type: ignore[method-assign]
-    startup.start_tasks(2, members, only=members, restored_step=None)
-    assert {task.host for task in startup.plan.tasks} == {"10.20.0.9"}
 
 
 def test_a_link_may_be_dropped_and_dismissed_at_the_same_time(tmp_path: Path) -> None:

@@ -108,9 +108,9 @@ def test_a_node_that_sends_logs_of_attempts_that_were_not_ordered_is_refused(run
 
 
 @pytest.mark.parametrize("attempt", [0, 2, 1 << 62])
-@pytest.mark.parametrize("kind", ["task_started", "task_event", "task_continued"])
+@pytest.mark.parametrize("kind", ["task_started", "task_event", "task_thawed"])
 def test_other_messages_of_unknown_attempts_are_refused(run: Run, kind: str, attempt: int) -> None:
-    more: dict[str, Any] = {"pid": 7, "event": {"type": "ready"}}
+    more: dict[str, Any] = {"pid": 7, "event": {"type": "task_ready"}}
     ended = run({"type": kind, **TASK, **more, "attempt": attempt})
     assert "which was never started" in why_lost(ended)
     assert ended.state.attempt == 1
@@ -121,7 +121,7 @@ def test_a_node_that_sends_more_messages_than_its_tasks_can_is_refused(
 ) -> None:
     """The limit is low, so that a busy machine reads the flood before its rate would allow it."""
     monkeypatch.setattr(budgets, "MESSAGES_AT_ONCE", 2_000)
-    flood = ({"type": "task_continued", **TASK} for _ in range(3_000))
+    flood = ({"type": "task_thawed", **TASK} for _ in range(3_000))
     assert "more than 2,000 messages at once" in why_lost(run(*flood))
 
 
@@ -159,7 +159,9 @@ def test_an_endless_listing_is_given_up(run: Run, monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_requested_faults_are_recorded(run: Run) -> None:
-    wrong = [{"type": "chaos", "fault": text} for text in ("", " ", "kill worker:0 at step 1")]
+    wrong = [
+        {"type": "chaos_injected", "fault": text} for text in ("", " ", "kill worker:0 at step 1")
+    ]
     ended = run(*reports(*wrong * 100))
     assert ended.outcome.exit_code == 0
     assert ended.state.chaos == []
@@ -199,8 +201,8 @@ def test_unwritten_progress_is_limited_while_the_disk_is_full(
 
 
 def test_only_reports_for_people_have_no_reserved_space() -> None:
-    display_only = {"phase", "progress", "step_times", "alive", "note", "trial", "trial_ended"}
-    display_only |= {"devices", "unused_gpus", "trains_in_child", "wrote"}
+    display_only = {"task_phase", "progress", "step_times", "alive", "note", "trial", "trial_ended"}
+    display_only |= {"task_devices", "unused_gpus", "trains_in_child", "wrote"}
     kinds = {report.type for report in TaskReport.__subclasses__()}
     assert {kind.decode() for kind in _DECISIVE} == kinds - display_only
 

@@ -75,13 +75,10 @@ def test_an_error_before_the_first_task_is_recorded(paths: RunPaths, state: RunS
 def test_an_error_of_a_later_attempt_is_recorded_without_secrets(
     paths: RunPaths, state: RunSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def starts(_: Attempts) -> None: ...
-
     async def fail(_: Attempts) -> None:
         raise SetupError("gpu1 said s3cr3t", fix="type s3cr3t there")
 
-    monkeypatch.setattr(Attempts, "start_first", starts)
-    monkeypatch.setattr(Attempts, "run_restarts", fail)
+    monkeypatch.setattr(Attempts, "run", fail)
     run_to_its_end(paths, state, Agent({}), secrets=("s3cr3t",))
     event = last_event(paths)
     assert (event["reason"], event["hint"]) == ("gpu1 said ********", "type ******** there")
@@ -216,7 +213,9 @@ def test_an_agent_may_be_lost_at_any_moment_before_its_tasks_run(
     node: Any = Node(moment, last)
     run_writer = RunWriter(state, paths)
     restarting = asyncio.Event()
-    run_writer.on_event = lambda event: restarting.set() if isinstance(event, Restarting) else None
+    run_writer.listeners.append(
+        lambda event: restarting.set() if isinstance(event, Restarting) else None
+    )
     plan = replace(plan_of(), workdir=str(paths.root), supervision=Supervision(backoff_s=0.0))
 
     async def put_back(folders: TaskFolders, *_: object) -> int | None:

@@ -178,7 +178,7 @@ def test_remote_checkpoints_that_are_not_gathered_are_kept_and_reported(
 
     assert run_gathering.is_incomplete is stays
     words = "the checkpoints of worker:0 are on local: copy /there/worker-0 from local"
-    assert [event.to_json()["message"] for event in events] == [words] * stays
+    assert [event.facts()["message"] for event in events] == [words] * stays
 
 
 def test_what_nobody_needs_is_neither_copied_nor_kept(paths: RunPaths, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_gathered_checkpoint_gets_its_step_from_a_later_report(
     run_gathering.saved(Saved(path=str(chief / "ckpt-2"), step=10, at_ns=time.time_ns()))
     (events,) = asyncio.run(run_gathering.gather_latest())
     assert run_gathering.newest == Newest(10, "ckpt-2")
-    assert events.to_json()["step"] == 10
+    assert events.facts()["step"] == 10
     assert [record["step"] for record in run_gathering.list_gathered()] == [10]
 
 
@@ -252,7 +252,7 @@ def test_shared_storage_that_cannot_be_read_does_not_end_the_run(
     run_gathering = gathering_from_shared_dir(paths, str(tmp_path))
     run_gathering.saved(Saved(path=str(tmp_path / "ckpt-3"), step=3))
     (events,) = asyncio.run(run_gathering.gather_latest())
-    assert events.to_json()["message"] == (
+    assert events.facts()["message"] == (
         "checkpoints.dir cannot be read: [Errno 5] Input/output error"
     )
     assert run_gathering.newest == Newest(3, "ckpt-3"), "as the chief reported"

@@ -11,7 +11,7 @@ from tests.launcher.messages import read_report
 
 from tfcluster.agent import budgets
 from tfcluster.agent.catalogue import TaskEvent, TaskReport
-from tfcluster.agent.message_fields import parse
+from tfcluster.agent.message_fields import parse, replace
 from tfcluster.agent.protocol import ProtocolError
 from tfcluster.nodes.reports import PREPARE, event_of_task, to_event
 from tfcluster.nodes.task_reports import ReportFilter
@@ -37,7 +37,7 @@ def report(**event: Any) -> Event | None:
     """Return the event for a task's report after its validation."""
     found = parse(event, TaskReport)
     assert found is not None
-    return event_of_task(NAMED["task"], NAMED["attempt"], found)
+    return event_of_task(replace(found, **NAMED))
 
 
 TABLE: list[tuple[dict[str, Any], Event | None]] = [
@@ -64,7 +64,7 @@ TABLE: list[tuple[dict[str, Any], Event | None]] = [
     ({"type": "task_exited", "task": PREPARE, "attempt": 0, "exit_code": 4, "signal": None,
       "ended_by": "itself", "duration_s": 2.0},
      ev.PrepareFinished(node="local", exit_code=4, duration_s=2.0)),
-    ({"type": "task_event", "task": PREPARE, "attempt": 0, "event": {"type": "ready"}}, None),
+    ({"type": "task_event", "task": PREPARE, "attempt": 0, "event": {"type": "task_ready"}}, None),
     ({"type": "refused", "reason": "odd"}, None),
     ({"type": "of a newer agent"}, None),
 ]  # fmt: skip
@@ -76,15 +76,15 @@ def test_messages_of_an_agent_become_events(message: dict[str, Any], event: Even
 
 
 def test_reports_of_a_task_become_events() -> None:
-    assert report(type="ready") == ev.TaskReady(**NAMED)
+    assert report(type="task_ready") == ev.TaskReady(**NAMED)
     assert report(type="note", message="mind") == ev.Warned(message="worker:0: mind")
     assert report(type="progress", step=3, epoch=1, metrics={"loss": 2}, steps_per_second=4) == (
         ev.Progress(**NAMED, step=3, epoch=1, metrics={"loss": 2.0}, steps_per_second=4.0)
     )
-    assert report(type="error", exception="E", message="m", file="a.py", line=3) == (
+    assert report(type="task_error", exception="E", message="m", file="a.py", line=3) == (
         ev.TaskError(**NAMED, exception="E", message="m", file="a.py", line=3)
     )
-    assert report(type="devices", devices=["CPU", "GPU NVIDIA H200"]) == (
+    assert report(type="task_devices", devices=["CPU", "GPU NVIDIA H200"]) == (
         ev.TaskDevices(**NAMED, devices=["CPU", "GPU NVIDIA H200"])
     )
     saved = {"type": "saved", "path": "ckpt-3", "step": 3, "at_ns": 7}
@@ -102,7 +102,7 @@ def test_gpus_that_a_node_does_not_use_are_one_warning(paths: RunPaths) -> None:
         TaskEvent(task=task.task, attempt=1, event={"type": "unused_gpus", "count": 2})
         for task in (*state.tasks, *state.tasks)
     ]
-    kept = [event_of_task(one.task, 1, found) for one in reports if (found := border.take(one))]
+    kept = [event_of_task(found) for one in reports if (found := border.take(one))]
     assert [str(vars(event)["message"]).partition(" its")[0] for event in kept] == [
         "worker:0 computes on the CPU, but nvidia-smi lists 2 GPUs on",
         "worker:2 computes on the CPU, but nvidia-smi lists 2 GPUs on",
@@ -116,16 +116,16 @@ MALFORMED: list[dict[str, Any]] = [
     {"type": "progress", "step": math.inf},
     {"type": "progress", "step": -1},
     {"type": "progress", "step": 1 << 63},
-    {"type": "error"},
-    {"type": "error", "exception": "E"},
+    {"type": "task_error"},
+    {"type": "task_error", "exception": "E"},
     {"type": "note"},
     {"type": "note", "message": 5},
-    {"type": "devices", "devices": "CPU"},
+    {"type": "task_devices", "devices": "CPU"},
     {"type": "unused_gpus", "count": -1},
     {"type": "saved"},
     {"type": "saved", "path": 5},
     {"type": "saved", "path": None, "step": 1},
-    {"type": "chaos", "fault": None},
+    {"type": "chaos_injected", "fault": None},
     {"type": "of a newer version"},
     {"type": ["progress"]},
     {},

@@ -222,9 +222,9 @@ def test_a_failure_is_the_finding_of_the_worker_that_caused_it(paths: RunPaths) 
     report, is_over = report_of(
         plan_over("a", "b"),
         paths,
-        told("worker:0", "error", exception=failed, message=LOST_PEER, traceback=""),
+        told("worker:0", "task_error", exception=failed, message=LOST_PEER, traceback=""),
         exited("worker:0", 1),
-        told("worker:1", "error", **NO_GPU_ERROR),
+        told("worker:1", "task_error", **NO_GPU_ERROR),
         exited("worker:1", 1),
     )
     (finding,) = report.fatal

@@ -133,7 +133,8 @@ class Replay:
 
     def says(self, task: str, kind: str, **facts: Any) -> Replay:
         attempt = next(m.attempt for m in self.supervisor.gang if str(m.id) == task)
-        self.supervisor.reported(task, attempt, task_report(kind, **facts), self.now)
+        facts |= {"task": task, "attempt": attempt}
+        self.supervisor.reported(task_report(kind, **facts), self.now)
         self._take()
         return self
 

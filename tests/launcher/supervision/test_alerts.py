@@ -13,7 +13,7 @@ from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.alerts import WEIGHTS
-from tfcluster.supervision.reactions import ALONE_S
+from tfcluster.supervision.supervisor import ALONE_S
 
 
 def messages(replay: Replay) -> list[str]:
@@ -23,7 +23,7 @@ def messages(replay: Replay) -> list[str]:
 def together(**supervision: Any) -> Replay:
     replay = replay_of(**supervision)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
     return replay
 
 

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from tests.launcher.supervision.story import COLLATERAL
 
 from tfcluster.plans.plan import TaskId
-from tfcluster.supervision.decisions import Next, Standing, judge
+from tfcluster.rundir.events import TaskExited
+from tfcluster.supervision.decisions import Next, judge
+from tfcluster.supervision.member import Member
 
-WORDS = {
-    "runs": {"running": True},
-    "ok": {"running": False, "ok": True},
-    "bad": {"running": False},
-    "collateral": {"running": False, "collateral": True},
-    "ended by us": {"running": False, "ended_by_us": True},
+WORDS: dict[str, dict[str, object]] = {
+    "runs": {},
+    "ok": {"exit_code": 0},
+    "bad": {"exit_code": 1},
+    "collateral": {"exit_code": 1},
+    "ended by us": {"exit_code": None, "signal": 15, "ended_by": "tfcluster"},
 }
 
 
-def standings(text: str) -> list[Standing]:
-    """Return the tasks' standings from a text such as ``chief:0 ok, worker:0 runs``."""
+def tasks_of(text: str) -> list[Member]:
+    """Return the tasks of a text such as ``chief:0 ok, worker:0 runs``."""
     found = []
     for part in text.split(", "):
-        task, _, word = part.partition(" ")
-        job = TaskId.parse(task).job
-        found.append(Standing(job, serves=job == "ps", **WORDS[word]))
+        name, _, word = part.partition(" ")
+        task = TaskId.parse(name)
+        serves = task.job == "ps"
+        member = Member(task, "local", serves=serves, is_hooked=True, restarts_alone=False)
+        member = replace(member, is_ordered=True, started_at=1.0)
+        if facts := WORDS[word]:
+            event: Any = TaskExited(task=name, attempt=1, **facts)  # type: ignore[arg-type]
+            member = replace(member, exit=event)
+        if word == "collateral":
+            member = replace(member, failure=member.fails(last_lines=COLLATERAL))
+        found.append(member)
     return found
 
 
@@ -51,7 +65,7 @@ TABLE = [
 
 @pytest.mark.parametrize(("tasks", "expected"), TABLE)
 def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expected: Next) -> None:
-    found = standings(tasks)
+    found = tasks_of(tasks)
     assert judge(found, chief=found[0], gang=True) is expected
 
 
@@ -66,5 +80,5 @@ def test_the_ends_of_a_gangs_tasks_decide_about_the_whole_gang(tasks: str, expec
     ],
 )
 def test_plain_tasks_are_independent(tasks: str, expected: Next) -> None:
-    found = standings(tasks)
+    found = tasks_of(tasks)
     assert judge(found, chief=found[0], gang=False) is expected

@@ -28,7 +28,7 @@ def trains(*, step: int = 80, total: int = 800) -> Replay:
     """Return a replay of two workers that train together and are at `step`."""
     replay = replay_of()
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready").says(task, "trains", way="")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready").says(task, "trains", way="")
         replay.says(task, "progress", step=step, total_steps=total)
     return replay
 

@@ -13,7 +13,7 @@ from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
-from tfcluster.supervision.reactions import EVALUATOR_S
+from tfcluster.supervision.supervisor import EVALUATOR_S
 
 PARAMETER_SERVER = ("chief:0", "worker:0", "worker:1", "ps:0")
 
@@ -35,7 +35,7 @@ def warnings(replay: Replay) -> list[str]:
 def test_serving_workers_are_stopped_with_the_ps_after_the_chief() -> None:
     replay = parameter_server()
     for task in ("worker:0", "worker:1", "ps:0"):
-        replay.says(task, "ready").says(task, "serving")
+        replay.says(task, "task_ready").says(task, "serving")
     replay.exits("chief:0")
     assert replay.stopped() == ["worker:0", "worker:1", "ps:0"]
     replay.ended("worker:0", "worker:1", "ps:0")
@@ -139,7 +139,7 @@ def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
     """TensorFlow may take very long to return from `fit`; no part of the training is lost."""
     replay = replay_of(finish_grace_s=60)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
         replay.says(task, "progress", step=9, total_steps=9)
     replay.exits("worker:0").after(59)
     assert replay.stopped() == []
@@ -155,7 +155,7 @@ def test_a_late_worker_that_trained_in_step_with_the_chief_is_stopped() -> None:
 def test_a_late_worker_that_waits_for_the_chief_fails_the_run() -> None:
     replay = replay_of(finish_grace_s=60)
     for task, total in (("worker:0", 9), ("worker:1", 12)):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
         replay.says(task, "progress", step=9, total_steps=total)
     replay.exits("worker:0").after(61).ended("worker:1")
     assert replay.outcome() == (Status.FAILED, 1)
@@ -163,15 +163,6 @@ def test_a_late_worker_that_waits_for_the_chief_fails_the_run() -> None:
         "worker:0 had ended; worker:1 still trained (train.py:20 `model.fit`): step 9 of 12 against"
         " 9"
     )
-
-
-def test_a_run_with_a_late_independent_worker_fails() -> None:
-    replay = replay_of(finish_grace_s=5).says("worker:1", "progress", step=3)
-    replay.exits("worker:0").after(6)
-    assert replay.stopped() == ["worker:1"]
-    replay.ended("worker:1")
-    assert replay.outcome() == (Status.FAILED, 1)
-    assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "unfinished")
 
 
 # -- nodes that are lost
@@ -186,7 +177,7 @@ def finishing(*tasks: str, lost: str = "worker:1") -> Replay:
     nodes = (*plan.nodes, replace(plan.nodes[0], name="far"))
     replay = Replay(replace(plan, nodes=nodes, tasks=placed))
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
         replay.says(task, "progress", step=9, total_steps=9)
     return replay.exits("worker:0")
 

@@ -9,20 +9,18 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 
-from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.keras_settings import settings_json
 from tfcluster.plans.plan import EnvVar
 from tfcluster.rundir.events import RunStopping, TaskExited
 from tfcluster.rundir.states import Status
 from tfcluster.spec.model import ClusterSpec
-from tfcluster.supervision.decisions import Next, Outcome, Record, StopTasks
-from tfcluster.supervision.failure import Kind
+from tfcluster.supervision.decisions import Outcome, Record, StopTasks
 from tfcluster.supervision.gang import Gang
-from tfcluster.supervision.run_state import RunState
+from tfcluster.supervision.supervisor import Supervisor
 
 SAVES = {"kind": "saves_on_sigterm"}
 WAITS = {"kind": "waiting_for_peers"}
-READY = {"kind": "ready"}
+READY = {"kind": "task_ready"}
 PROGRESS = {"kind": "progress", "step": 1}
 
 
@@ -64,17 +62,17 @@ def test_the_grace_of_a_task_depends_on_its_reports_and_its_hooks(
 
 
 def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
-    state = RunState(plan_of("worker:0", "worker:1", "worker:2"))
+    state = Supervisor(plan_of("worker:0", "worker:1", "worker:2"))
     start_all(state.gang).note_report(state.gang["worker:1"], task_report(**SAVES), 0.0)
-    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
-    stops = [order for order in state.orders if isinstance(order, StopTasks)]
+    state.end.stop_tasks(state.gang.running(), "", 0.0, grace_s=None)
+    stops = [order for order in state.end.orders if isinstance(order, StopTasks)]
     assert {stop.tasks: stop.grace_s for stop in stops} == {
         ("worker:0", "worker:2"): 2.0,
         ("worker:1",): 30.0,
     }
-    state.orders.clear()
-    state.stop_tasks(state.gang.running(), "", 0.0, grace_s=0.0)
-    (at_once,) = [order for order in state.orders if isinstance(order, StopTasks)]
+    state.end.orders.clear()
+    state.end.stop_tasks(state.gang.running(), "", 0.0, grace_s=0.0)
+    (at_once,) = [order for order in state.end.orders if isinstance(order, StopTasks)]
     assert (at_once.grace_s, len(at_once.tasks)) == (0.0, 3)
 
 
@@ -82,23 +80,16 @@ def test_tasks_with_the_same_grace_are_stopped_by_one_order() -> None:
 def test_the_longest_grace_of_the_running_tasks_is_announced(
     is_started: bool, longest_s: float
 ) -> None:
-    state = RunState(plan_of("worker:0", "worker:1"))
+    state = Supervisor(plan_of("worker:0", "worker:1"))
     if is_started:
         start_all(state.gang).note_report(state.gang["worker:1"], task_report(**SAVES), 0.0)
-    state.end_run("Ctrl-C", Outcome(Status.INTERRUPTED, 130), 0.0, grace_s=None)
-    assert state.orders[0] == Record(RunStopping(why="Ctrl-C", grace_s=longest_s))
+    state.end.end_run("Ctrl-C", Outcome(Status.INTERRUPTED, 130), 0.0, grace_s=None)
+    assert state.end.orders[0] == Record(RunStopping(why="Ctrl-C", grace_s=longest_s))
 
 
 def exit_of(gang: Gang, task: str, *, ended_by: str = "itself", description: str = "") -> None:
     event = TaskExited(task=task, attempt=1, exit_code=1, ended_by=ended_by)
     gang.note_exit(gang[task], event, error=None, last_lines=description)
-
-
-def test_a_task_stopped_by_tfcluster_is_never_blamed() -> None:
-    gang = started()
-    exit_of(gang, "worker:0", ended_by="tfcluster")
-    assert gang.failures == []
-    assert [str(member.id) for member in gang.running()] == ["worker:1"]
 
 
 def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> None:
@@ -114,27 +105,6 @@ def test_the_hint_of_a_failure_considers_that_the_spec_asks_for_keras_3() -> Non
         exit_of(gang, "worker:0", description=message)
         (failure,) = gang.failures
         assert ((failure.hint or "").startswith("the spec asks for Keras 3")) is is_asked
-
-
-def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() -> None:
-    gang = started("ps:0", "worker:0", "worker:1")
-    gang.note_report(gang["worker:0"], task_report("serving"), 0.0)
-    assert gang.idle() == []
-    change(gang, "worker:1", is_lost=True)
-    assert [member.name for member in gang.idle()] == ["ps:0", "worker:0"]
-    for task in ("ps:0", "worker:0"):
-        change(gang, task, is_stopping=True)
-    assert gang.idle() == []
-
-
-def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
-    gang = started()
-    gang.lose_node("local", NodeLoss("its agent went away"))
-    assert gang.running() == []
-    assert not any(standing.running or standing.ok for standing in gang.standings)
-    assert gang.judge() is Next.FAILED
-    assert [failure.kind for failure in gang.failures] == [Kind.NODE_LOST] * 2
-    assert gang.get("worker:7") is gang.get("worker:0", attempt=2) is None
 
 
 def test_a_gang_that_ran_before_a_restart_counts_as_started() -> None:

@@ -112,9 +112,9 @@ def test_a_flapping_node_makes_the_gang_grow_once_per_grow_every_s() -> None:
     replay.supervisor.node_gone("worker:2", NodeLoss("no route"), replay.now)
     replay._take()
     saves(back(replay.begin(4)).after(59), 11)
-    assert replay.supervisor.is_training
+    assert replay.supervisor.end.is_training
     saves(replay.after(2), 12)
-    assert not replay.supervisor.is_training
+    assert not replay.supervisor.end.is_training
 
 
 def test_a_node_that_is_lost_again_before_the_checkpoint_changes_nothing() -> None:
@@ -122,7 +122,7 @@ def test_a_node_that_is_lost_again_before_the_checkpoint_changes_nothing() -> No
     replay.supervisor.node_lost("worker:2", NodeLoss("no route"), replay.now)
     replay.supervisor.node_gone("worker:2", NodeLoss("no route"), replay.now)
     saves(replay)
-    assert (replay.stopped(), replay.supervisor.is_training) == ([], True)
+    assert (replay.stopped(), replay.supervisor.end.is_training) == ([], True)
     assert saves(back(replay)).stopped() == ["worker:0", "worker:1"]
 
 
@@ -146,14 +146,14 @@ def test_a_new_agent_that_is_lost_before_the_bigger_gang_starts_makes_it_smaller
 def test_with_grow_off_a_node_that_is_back_is_not_used() -> None:
     replay = saves(back(shrunk(grow="off").after(1000)))
     assert replay.last(ev.NodeBack).joins_in_s is None
-    assert replay.supervisor.is_training
+    assert replay.supervisor.end.is_training
 
 
 def test_a_task_whose_failures_are_used_up_does_not_come_back() -> None:
     replay = replay_of(*WORKERS, max_restarts=0, min_workers=2, grow_every_s=0.0)
     replay.exits("worker:2", killed=signal.SIGKILL).ended("worker:0", "worker:1").gather(40)
     saves(replay.begin(2).after(1000), 50)
-    assert replay.supervisor.is_training
+    assert replay.supervisor.end.is_training
     with pytest.raises(UsageError, match="worker:2: it cannot be restarted any more"):
         replay.supervisor.scale_to(3, replay.now)
 
@@ -169,7 +169,7 @@ def test_a_gang_that_has_nearly_finished_does_not_grow() -> None:
     replay = back(shrunk().after(100))
     replay.says("worker:0", "progress", step=40, total_steps=40)
     saves(replay, 40)
-    assert replay.supervisor.is_training
+    assert replay.supervisor.end.is_training
     replay = back(shrunk().after(100)).exits("worker:1")
     assert saves(replay).stopped() == []
 
@@ -193,7 +193,7 @@ def test_planned_restarts_do_not_count_against_max_restarts() -> None:
 
 def test_a_run_that_gathers_nothing_grows_when_its_chief_has_saved() -> None:
     replay = shrunk().after(100)
-    replay.supervisor.gathers = False
+    replay.supervisor.restarting.gathers = False
     back(replay).says("worker:1", "saved", path="x", step=9)
     assert replay.stopped() == []
     assert replay.says("worker:0", "saved", path="x", step=9).stopped() == ["worker:0", "worker:1"]
@@ -248,7 +248,7 @@ def test_a_request_drops_the_highest_workers_at_once_and_takes_them_in_again() -
     event = replay.last(ev.Restarting)
     assert (event.reason, event.counts, event.planned) == ("scaling to 1 worker", False, True)
     saves(replay.begin(2).after(5000), 6)
-    assert replay.supervisor.is_training, "they do not come back by themselves"
+    assert replay.supervisor.end.is_training, "they do not come back by themselves"
     assert scale(replay, 2) == "restarting with 2 workers from the newest checkpoint, worker:0 in"
     replay.ended("chief:0").gather(7)
     assert names(replay) == ["chief:0", "worker:0"]
@@ -257,7 +257,7 @@ def test_a_request_drops_the_highest_workers_at_once_and_takes_them_in_again() -
 def test_a_request_for_the_present_number_restarts_nothing() -> None:
     replay = Replay(spread(*WORKERS))
     assert scale(replay, 3) == "it has 3 workers already"
-    assert (replay.orders, replay.supervisor.is_training) == ([], True)
+    assert (replay.orders, replay.supervisor.end.is_training) == ([], True)
 
 
 def test_a_gang_grows_by_itself_only_up_to_the_requested_number() -> None:

@@ -44,15 +44,15 @@ def test_any_work_that_one_task_reports_is_enough(report: str, facts: dict[str, 
 def test_the_time_in_which_tasks_wait_for_each_other_does_not_count() -> None:
     replay = replay_of().after(5).says("worker:0", "waiting_for_peers").after(200)
     assert hints(replay) == []
-    replay.says("worker:0", "ready").after(HINT_S - 1)
+    replay.says("worker:0", "task_ready").after(HINT_S - 1)
     assert hints(replay) == []
     assert len(hints(replay.after(1))) == 1
 
 
 def test_the_import_of_tensorflow_does_not_count() -> None:
-    replay = replay_of().says("worker:0", "phase", name="importing TensorFlow").after(200)
+    replay = replay_of().says("worker:0", "task_phase", name="importing TensorFlow").after(200)
     assert hints(replay) == []
-    replay.says("worker:0", "phase", name="").after(HINT_S - 1)
+    replay.says("worker:0", "task_phase", name="").after(HINT_S - 1)
     assert hints(replay) == []
     assert len(hints(replay.after(1))) == 1
 

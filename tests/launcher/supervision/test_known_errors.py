@@ -25,7 +25,7 @@ from tfcluster.supervision.failure import (
     kind_of_loss,
 )
 from tfcluster.supervision.known_errors import KnownError
-from tfcluster.supervision.restarts import loss_of
+from tfcluster.supervision.restarting import loss_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/failures.md").read_text()

@@ -217,9 +217,10 @@ class World:
 
     def _say(self, process: Process, report: dict[str, object]) -> None:
         process.is_part_of_all |= report["type"] in ("serving", "waiting_for_peers")
-        found = parse(report, TaskReport)
+        named = {"task": str(process.id), "attempt": process.attempt}
+        found = parse(report | named, TaskReport)
         assert found is not None
-        self.supervisor.reported(str(process.id), process.attempt, found, self.now)
+        self.supervisor.reported(found, self.now)
 
     def _exit(
         self, process: Process, code: int | None, number: int | None = None, last: str = ""
@@ -265,7 +266,7 @@ class World:
         task, attempt = str(process.id), process.attempt
         reports: list[dict[str, object]] = [
             {"type": "waiting_for_peers"},
-            {"type": "ready"},
+            {"type": "task_ready"},
             {"type": "progress", "step": rng.randrange(50)},
             {"type": "saved", "path": "ckpt", "step": rng.randrange(50)},
             {"type": "saved", "path": "ckpt"},
@@ -273,7 +274,7 @@ class World:
             {"type": "saved_model", "path": "/w/model"},
             {"type": "weights", "metrics": {"the weights": rng.choice((math.nan, 0.0))}},
             {"type": "sharded", "shards": 2, "index": rng.randrange(2)},
-            {"type": "error", "traceback": "", **ERROR},
+            {"type": "task_error", "traceback": "", **ERROR},
             {"type": "saves_on_sigterm"},
             {"type": "evaluated", "step": rng.randrange(50)},
             {"type": "verdict", "reason": "all failed"},

@@ -91,11 +91,6 @@ def test_free_restarts_do_not_use_up_the_budget() -> None:
     assert last_attempt(4, history, Supervision(max_restarts=3)) == 6
 
 
-def test_an_exhausted_budget_is_the_reason_for_giving_up() -> None:
-    decision = verdict(KILLED, RestartHistory(spent=3))
-    assert decision == GiveUp("supervision.max_restarts = 3 is used up", exhausted=True)
-
-
 def test_a_repeated_exception_is_not_restarted_without_a_newer_checkpoint() -> None:
     first = verdict(RAISED, RestartHistory(), restart_on_error=True)
     assert isinstance(first, Restart)
@@ -136,14 +131,6 @@ def test_delays_double_up_to_a_minute_and_are_reset_by_progress() -> None:
     assert verdict(KILLED, RestartHistory(without_progress=5), backoff_s=0.0) == Restart(
         0.0, RestartHistory(spent=1, without_progress=6)
     )
-
-
-def test_after_a_taken_port_the_restart_is_immediate_with_fresh_ports() -> None:
-    decision = verdict(
-        failure(1, last_lines="Could not start gRPC server"), RestartHistory(without_progress=4)
-    )
-    assert isinstance(decision, Restart)
-    assert (decision.delay_s, decision.fresh_ports) == (0.0, True)
 
 
 @pytest.mark.parametrize(

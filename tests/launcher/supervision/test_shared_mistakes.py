@@ -18,7 +18,7 @@ def mistake(line: int = 3) -> dict[str, object]:
 
 def test_stopped_tasks_that_raised_the_cause_s_exception_are_named() -> None:
     replay = replay_of("worker:0", "worker:1", "worker:2", "worker:3")
-    replay.says("worker:0", "error", **mistake()).says("worker:1", "error", **mistake())
+    replay.says("worker:0", "task_error", **mistake()).says("worker:1", "task_error", **mistake())
     replay.exits("worker:0", 1, error=mistake())
     assert replay.stopped() == ["worker:1", "worker:2", "worker:3"]
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake())
@@ -48,7 +48,7 @@ def test_a_task_that_exits_with_the_cause_s_exception_ended_by_itself(
 
 
 def test_a_task_that_raised_but_hangs_is_blamed_for_its_exception() -> None:
-    replay = replay_of().says("worker:1", "error", **mistake())
+    replay = replay_of().says("worker:1", "task_error", **mistake())
     replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=mistake()).gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "exception")
@@ -57,7 +57,7 @@ def test_a_task_that_raised_but_hangs_is_blamed_for_its_exception() -> None:
 
 def test_a_hanging_task_is_also_blamed_for_an_exception_without_a_user_frame() -> None:
     message = {"exception": "RuntimeError", "message": "no line"}
-    replay = replay_of().says("worker:1", "error", **message)
+    replay = replay_of().says("worker:1", "task_error", **message)
     replay.exits("worker:0", 1, last=COLLATERAL).after(CAUSE_WAIT_S + 0.1)
     replay.exits("worker:1", killed=signal.SIGKILL, by="tfcluster", error=message).gather()
     assert replay.cause()["reason"] == "RuntimeError: no line"

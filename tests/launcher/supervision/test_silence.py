@@ -10,16 +10,15 @@ from tests.launcher.supervision.story import IN_FIT, Replay, replay_of, stack
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.reactions import BUSY, ENDING_S
-from tfcluster.supervision.run_state import STACKS_WAIT_S
-from tfcluster.supervision.silence import STALLED_S
+from tfcluster.supervision.ending import STACKS_WAIT_S
+from tfcluster.supervision.silence import BUSY, ENDING_S, STALLED_S
 
 
 def training(*, step_s: float = 0.1, kind: str = "training") -> Replay:
     """Return a run whose tasks have joined and taken steps of this time."""
     replay = replay_of(kind=kind)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "waiting_for_peers").says(task, "ready")
+        replay.says(task, "waiting_for_peers").says(task, "task_ready")
     for step in range(1, 11):
         replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
         replay.after(step_s)
@@ -98,7 +97,9 @@ def test_a_second_training_begins_with_the_steps_of_the_first() -> None:
 
 
 def test_a_run_that_reports_no_step_is_never_stalled() -> None:
-    replay = replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "ready").after(290)
+    replay = (
+        replay_of().says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(290)
+    )
     assert stalls_of(replay) == 0
 
 
@@ -165,23 +166,6 @@ def test_a_stopped_task_is_named_with_its_signal() -> None:
     assert replay.last(ev.Stalled).what.startswith("worker:1 was stopped by SIGSTOP")
 
 
-def test_a_stall_ends_in_a_restart_where_the_spec_has_a_deadline() -> None:
-    replay = replay_of(stall_deadline_s=40, max_restarts=1)
-    replay.stacks["worker:1"] = stack("/home/me/hang.py:12 time.sleep(9)")
-    for step in range(1, 11):
-        replay.says("worker:0", "progress", step=step).says("worker:1", "progress", step=step)
-        replay.after(0.1)
-    replay.after(20)
-    assert stalls_of(replay) == 1
-    assert replay.stopped() == []
-    replay.after(20)
-    assert replay.stopped() == ["worker:0", "worker:1"]
-    replay.ended("worker:0", "worker:1").gather()
-    assert replay.cause()["task"] == "worker:1"
-    assert "hang.py:12 `time.sleep`" in replay.cause()["reason"]
-    assert stalls_of(replay) == 1
-
-
 def test_a_run_that_is_stopped_is_not_stalled_any_more() -> None:
     replay = training().after(20)
     replay.supervisor.stop(do.Stop("Ctrl-C", 130), replay.now)
@@ -234,9 +218,9 @@ def test_a_run_that_is_ended_while_it_stalls_says_so() -> None:
 def test_a_deadline_that_passes_while_the_run_stalls_says_so() -> None:
     replay = replay_of(run_deadline_s=100)
     for task in ("worker:0", "worker:1"):
-        replay.says(task, "ready").says(task, "progress", step=1)
+        replay.says(task, "task_ready").says(task, "progress", step=1)
     replay.after(110)
-    outcome = replay.supervisor.ending
+    outcome = replay.supervisor.end.ending
     assert outcome is not None
     assert outcome.error is not None
     assert "run_deadline_s = 100 s; it had taken no step for 100 s: " in outcome.error.message

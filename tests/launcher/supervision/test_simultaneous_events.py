@@ -18,10 +18,9 @@ from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
 from tfcluster.supervision.decisions import Stop
+from tfcluster.supervision.ending import AGENT_SLACK_S, STACKS_S
 from tfcluster.supervision.member import BOOT_GRACE_S
-from tfcluster.supervision.reactions import EVALUATOR_S, STACKS_S
-from tfcluster.supervision.run_state import AGENT_SLACK_S, FAILURE_GRACE_S
-from tfcluster.supervision.supervisor import START_ANSWER_S, Supervisor
+from tfcluster.supervision.supervisor import EVALUATOR_S, START_ANSWER_S, Supervisor
 from tfcluster.supervision.verdicts import FROZEN_S
 
 EVALUATED = ("worker:0", "worker:1", "evaluator:0")
@@ -134,14 +133,6 @@ def test_a_chief_that_finishes_cancels_a_pending_restart() -> None:
     assert replay.outcome() == (Status.SUCCEEDED, 0)
 
 
-def test_failed_workers_are_blamed_and_not_their_chief() -> None:
-    replay = replay_of(*SEARCH, kind="tuner").exits("worker:0", 3).exits("worker:1", 3).after(61)
-    assert replay.stopped() == ["chief:0"]
-    replay.ended("chief:0")
-    assert replay.outcome() == (Status.FAILED, 1)
-    assert replay.cause()["task"] == "worker:0"
-
-
 def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
     plan = spread(plan_of(*SEARCH, kind="tuner"), "worker:1")
     replay = Replay(plan).exits("worker:0", killed=signal.SIGSEGV).after(1.1)
@@ -154,7 +145,7 @@ def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
 
 def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
     replay = replay_of(*SEARCH, kind="tuner", start_deadline_s=300)
-    replay.says("worker:0", "waiting_for_peers").says("worker:0", "ready").after(1000)
+    replay.says("worker:0", "waiting_for_peers").says("worker:0", "task_ready").after(1000)
     replay.says("worker:1", "waiting_for_peers").exits("worker:1", 3).after(1000)
     replay.exits("worker:0", killed=signal.SIGKILL).after(1.1)
     replay.supervisor.started("worker:0", 2, replay.now)
@@ -268,7 +259,7 @@ def test_a_missed_deadline_of_one_attempt_does_not_fail_the_next() -> None:
 
 def test_a_task_frozen_after_the_chief_has_succeeded_does_not_fail_the_run() -> None:
     replay = replay_of(finish_grace_s=60)
-    replay.says("worker:1", "waiting_for_peers").says("worker:1", "ready").exits("worker:0")
+    replay.says("worker:1", "waiting_for_peers").says("worker:1", "task_ready").exits("worker:0")
     replay.supervisor.froze("worker:1", 1, signal.SIGSTOP, replay.now)
     replay.after(FROZEN_S + 1)
     assert replay.stopped() == []
@@ -290,36 +281,12 @@ def test_plain_tasks_on_a_node_that_is_gone_end_the_run_with_exit_code_3() -> No
     assert not [order for order in replay.orders if isinstance(order, do.StartAlone)]
 
 
-@pytest.mark.parametrize("before_the_gang_fails", [True, False])
-def test_a_gang_restarts_without_an_evaluator_whose_node_is_gone(
-    before_the_gang_fails: bool,
-) -> None:
-    replay = Replay(spread(plan_of(*EVALUATED), "evaluator:0"))
-    replay.supervisor.node_lost("far", NodeLoss("no route"), replay.now)
-    if before_the_gang_fails:
-        replay.supervisor.node_gone("far", NodeLoss("no route"), replay.now)
-    replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
-    if not before_the_gang_fails:
-        replay.supervisor.node_gone("far", NodeLoss("no route"), replay.now)
-        replay._take()
-    next_attempt = replay.supervisor.next_attempt
-    assert next_attempt is not None
-    assert [str(task) for task in next_attempt.members] == ["worker:0", "worker:1"]
-    assert replay.last(ev.Restarting).members == ("worker:0", "worker:1")
-
-
 def test_the_restart_of_a_smaller_gang_names_its_members() -> None:
     """Views would otherwise wait forever for tasks that are no longer members."""
     replay = replay_of("worker:0", "worker:1", "worker:2", max_restarts=0, min_workers=2)
     replay.exits("worker:2", killed=signal.SIGKILL).ended("worker:0", "worker:1").gather().begin(2)
     replay.exits("worker:1", 42).ended("worker:0").gather()
     assert replay.last(ev.Restarting).members == ("worker:0", "worker:1")
-
-
-def test_an_agent_is_not_dropped_before_its_time_to_stop_tasks_is_over() -> None:
-    replay = replay_of().exits("worker:1", killed=signal.SIGKILL)
-    replay.after(FAILURE_GRACE_S + AGENT_SLACK_S - 0.1)
-    assert do.DropNode("local") not in replay.orders
 
 
 def test_a_stopped_process_is_the_cause_where_the_start_deadline_passes_at_the_same_moment() -> (

@@ -10,10 +10,10 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, replay_of
 
-from tfcluster.agent.catalogue import Ready, WaitingForPeers
+from tfcluster.agent.catalogue import TaskReady, WaitingForPeers
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision import decisions
-from tfcluster.supervision.decisions import Standing, judge
+from tfcluster.supervision.decisions import judge
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
 
@@ -26,7 +26,7 @@ def _exit(member: Member, code: int, by: str = "itself") -> Member:
 CHANGES: list[Callable[[Gang, Member, float], Member]] = [
     lambda gang, member, now: replace(member, is_ordered=True, started_at=now, answer_by=None),
     lambda gang, member, now: member.after(WaitingForPeers(), now),
-    lambda gang, member, now: member.after(Ready(), now),
+    lambda gang, member, now: member.after(TaskReady(), now),
     lambda gang, member, now: replace(member, answer_by=now + 15),
     lambda gang, member, now: replace(member, is_stopping=True),
     lambda gang, member, now: replace(member, frozen_by=19),
@@ -51,12 +51,12 @@ def test_counts_agree_with_a_scan_of_all_members(seed: int) -> None:
         waiting = [m.waits_since for m in gang.core() if m.is_running and m.waits_for_peers]
         assert gang.running() == [m for m in members if m.is_running]
         assert gang.waits_since == min(filter(None, waiting), default=None)
-        assert {one.answer_by for one in gang.standings if one.is_alive or one.is_awaited} == {
+        assert {one.due_by for one in gang.unlike if one.is_running or one.is_awaited} == {
             member.answer_by for member in living
         }
-        every = [member.standing for member in members]
-        assert set(gang.standings) == set(every)
-        assert gang.judge() is judge(every, chief=gang["worker:0"].standing, gang=True)
+        assert {one.standing for one in gang.unlike} == {member.standing for member in members}
+        assert len(gang.unlike) == len({member.standing for member in members})
+        assert gang.judge() is judge(members, chief=gang["worker:0"], gang=True)
 
 
 def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
@@ -69,15 +69,15 @@ def test_the_cost_of_an_event_does_not_depend_on_the_size_of_the_gang(
 def _evaluations_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
     """Return how often a standing is evaluated, or looked at to judge, per task."""
     evaluations = 0
-    standing: Callable[[Member], Standing] = vars(Member)["standing"].fget
+    standing: Callable[[Member], tuple[object, ...]] = vars(Member)["standing"].fget
     is_failure = decisions.is_failure
 
-    def counted(member: Member) -> Standing:
+    def counted(member: Member) -> tuple[object, ...]:
         nonlocal evaluations
         evaluations += 1
         return standing(member)
 
-    def counted_failure(task: Standing, *, chief_done: bool) -> bool:
+    def counted_failure(task: Member, *, chief_done: bool) -> bool:
         nonlocal evaluations
         evaluations += 1
         return is_failure(task, chief_done=chief_done)
@@ -87,7 +87,7 @@ def _evaluations_per_task(size: int, monkeypatch: pytest.MonkeyPatch) -> float:
         patch.setattr(decisions, "is_failure", counted_failure)
         names = [f"worker:{index}" for index in range(size)]
         replay = replay_of(*names)
-        for kind in ("waiting_for_peers", "ready", "progress"):
+        for kind in ("waiting_for_peers", "task_ready", "progress"):
             for name in names:
                 replay.says(name, kind, step=1)
         replay.exits(names[-1], 1).ended(*names[:-1])

@@ -80,7 +80,7 @@ def test_a_search_that_ends_within_the_grace_succeeds() -> None:
 
 def test_a_tuner_that_joins_too_late_is_stopped_with_the_chief() -> None:
     replay = search(start_deadline_s=300).says("worker:0", "waiting_for_peers")
-    replay.says("worker:0", "ready").says("worker:1", "waiting_for_peers")
+    replay.says("worker:0", "task_ready").says("worker:1", "waiting_for_peers")
     replay.says("chief:0", "search_ended").exits("worker:0").after(3600)
     assert replay.stopped() == [], "it waits in vain, but does no harm"
     replay.exits("chief:0")
@@ -91,7 +91,9 @@ def test_a_tuner_that_joins_too_late_is_stopped_with_the_chief() -> None:
 
 def test_a_tuner_that_still_works_has_time_to_end() -> None:
     replay = (
-        search(finish_grace_s=60).says("worker:1", "waiting_for_peers").says("worker:1", "ready")
+        search(finish_grace_s=60)
+        .says("worker:1", "waiting_for_peers")
+        .says("worker:1", "task_ready")
     )
     replay.exits("worker:0").exits("chief:0").after(59)
     assert replay.stopped() == []

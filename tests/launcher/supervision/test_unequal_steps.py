@@ -59,7 +59,7 @@ def test_if_the_steps_are_equal_the_places_of_the_tasks_are_compared() -> None:
         replay.says(task, "progress", step=10, steps_per_epoch=10, total_steps=50)
     for task, step, line in (("worker:1", 20, 7), ("worker:0", 24, 6)):
         error = mismatch(line)
-        replay.says(task, "progress", step=step).says(task, "error", **error)
+        replay.says(task, "progress", step=step).says(task, "task_error", **error)
         replay.exits(task, 1, error=error)
     assert replay.gather().cause()["reason"].splitlines()[0] == (
         "the tasks were at different lines: train.py:7 after step 20 in worker:1; train.py:6 after"

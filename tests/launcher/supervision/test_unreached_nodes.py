@@ -14,7 +14,7 @@ from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
-from tfcluster.supervision.restarts import REACH_S
+from tfcluster.supervision.restarting import REACH_S
 
 FAR = "10.0.0.2"
 WHY = f"{FAR} cannot be reached: ssh: connect to host {FAR} port 22: Connection timed out"
@@ -79,7 +79,7 @@ def test_a_gang_that_may_shrink_goes_on_at_once() -> None:
 
 def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None:
     replay = Replay(plan_with_far("worker:1"))
-    replay.supervisor.can_come_back = True
+    replay.supervisor.restarting.can_come_back = True
     replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
     replay._take()
     replay.ended("worker:0").gather(7)

@@ -140,7 +140,7 @@ from tfcluster.ui.event_lines import format_event
     ],
 )
 def test_each_event_has_its_line(event: Event, expected: str | None) -> None:
-    line = format_event(event.to_json())
+    line = format_event(event.facts())
     assert (line.text if line else None) == expected
 
 
@@ -152,7 +152,7 @@ def test_unknown_and_malformed_events_have_no_line(event: dict[str, object]) -> 
 def test_the_page_about_restarts_shows_the_line_of_one() -> None:
     reason = "worker:1: killed by SIGKILL"
     restart = ev.Restarting(reason=reason, attempt=2, of=4, from_step=1200, delay_s=1)
-    line = format_event(restart.to_json())
+    line = format_event(restart.facts())
     assert unprinted("guides/supervision.md", "attempt 2", str(line)) == []
 
 
@@ -160,5 +160,5 @@ def test_the_lines_of_a_gang_that_grows_again_are_those_of_the_guide() -> None:
     back = ev.NodeBack(node="10.0.0.3", tasks=["worker:2"], joins_in_s=0.0)
     reason = "worker:2 is back: growing to 3 workers"
     restart = ev.Restarting(reason=reason, attempt=4, of=6, from_step=1200, counts=False)
-    lines = [str(format_event(event.to_json())) for event in (back, restart)]
+    lines = [str(format_event(event.facts())) for event in (back, restart)]
     assert unprinted("guides/supervision.md", "is back", *lines) == []

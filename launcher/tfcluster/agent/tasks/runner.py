@@ -45,7 +45,7 @@ MAX_REPORTS = 1000
 UNHOOKED_S = 60.0
 """The time from a task's start in which children without hooks are looked for."""
 _END_S = 1.5
-_TRAINS = ("waiting_for_peers", "ready", "serving", "trains", "progress", "evaluated", "trial")
+_TRAINS = ("waiting_for_peers", "task_ready", "serving", "trains", "progress", "evaluated", "trial")
 """The events by which a process proves that it trains."""
 _CHILD_FAILED = "subprocess.CalledProcessError"
 """The exception of a task that is only the consequence of its child's."""
@@ -350,7 +350,7 @@ class TaskRunner:
             task.has_trained = False
         is_refused = task.has_trained or task.child is not None
         event = hello.get("event")
-        is_event = isinstance(event, dict) and event.get("type") in ("phase", "error")
+        is_event = isinstance(event, dict) and event.get("type") in ("task_phase", "task_error")
         if is_event and not is_refused and self._has_room(task, raw):
             self._note_child_event(task, event)
         if is_refused or task.usage is not None or hello.get("claims") is not True:
@@ -384,12 +384,12 @@ class TaskRunner:
 
     def _on_child_event(self, task: Task, event: dict[str, Any]) -> None:
         """Pass on an event of the child that trains."""
-        task.has_child_failed |= event.get("type") == "error"
+        task.has_child_failed |= event.get("type") == "task_error"
         self._note_child_event(task, event)
 
     def _note_child_event(self, task: Task, event: Any) -> None:
         """Pass on an event of a child; keep its error, with which the task may still succeed."""
-        if event.get("type") == "error":
+        if event.get("type") == "task_error":
             task.child_error = event
         else:
             self._report_task_event(task, event)
@@ -401,7 +401,7 @@ class TaskRunner:
             self._read_children(task)
             task.has_trained, task.child_error = True, None
             self._drop_child(task)
-        elif kind == "error":
+        elif kind == "task_error":
             self._read_children(task)  # its error was sent before, on another socket
             if task.child_error is not None and event.get("exception") == _CHILD_FAILED:
                 event = task.child_error
@@ -463,9 +463,9 @@ class TaskRunner:
             return  # a task that is being stopped gets SIGCONT from the agent
         if os.WIFSTOPPED(status):
             number = os.WSTOPSIG(status)
-            self.link.send(msg.TaskStopped(task=task.name, attempt=task.attempt, signal=number))
+            self.link.send(msg.TaskFrozen(task=task.name, attempt=task.attempt, signal=number))
         else:
-            self.link.send(msg.TaskContinued(task=task.name, attempt=task.attempt))
+            self.link.send(msg.TaskThawed(task=task.name, attempt=task.attempt))
 
     def _read_remaining(self, task: Task) -> None:
         self._read_own(task)

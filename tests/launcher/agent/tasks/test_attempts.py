@@ -145,26 +145,26 @@ def test_processes_that_prepare_started_keep_running(rig: Rig) -> None:
 def test_stopped_and_continued_tasks_are_reported(rig: Rig) -> None:
     rig.start("sh", "-c", "while :; do sleep .05; done")
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
-    assert rig.peer.take("task_stopped") == {
-        "type": "task_stopped",
+    assert rig.peer.take("task_frozen") == {
+        "type": "task_frozen",
         "task": "worker:0",
         "attempt": 1,
         "signal": signal.SIGSTOP,
         "n": 2,
     }
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGCONT))
-    assert rig.peer.take("task_continued")["attempt"] == 1
+    assert rig.peer.take("task_thawed")["attempt"] == 1
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
-    rig.peer.take("task_stopped")
+    rig.peer.take("task_frozen")
     rig.peer.send("stop", tasks=["worker:0"], grace_s=20, why="a test")
     assert rig.exited()["signal"] == signal.SIGTERM
-    assert not [m for m in rig.peer.messages if m["type"] == "task_continued"]
+    assert not [m for m in rig.peer.messages if m["type"] == "task_thawed"]
 
 
 def test_a_stopped_task_is_killed_without_delay(rig: Rig) -> None:
     rig.start("sleep", "300")
     rig.peer.send("signal", tasks=["worker:0"], signal=int(signal.SIGSTOP))
-    rig.peer.take("task_stopped")
+    rig.peer.take("task_frozen")
     asked = time.monotonic()
     rig.peer.send("stop", tasks=["worker:0"], grace_s=0, why="a test")
     assert rig.exited()["signal"] == signal.SIGKILL

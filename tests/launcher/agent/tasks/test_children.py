@@ -176,7 +176,7 @@ def test_a_pool_that_fits_models_does_not_report_for_the_task(
     one = job(main=main, work=work)
     assert one.run()["exit_code"] == 0, one.rig.log().read_text()
     reports = [m["event"]["type"] for m in one.rig.peer.messages if m["type"] == "task_event"]
-    assert reports[:2] == ["waiting_for_peers", "ready"]
+    assert reports[:2] == ["waiting_for_peers", "task_ready"]
     assert one.steps() == [("fit", 3)]
 
 
@@ -192,7 +192,7 @@ def test_the_exception_of_a_child_is_that_of_the_task(
     """It may be raised before or while it trains; the package `keras` attaches the hooks."""
     one = job(main=main, train=FAILS.replace("{train}", train), keras="")
     assert one.run()["exit_code"] == 1
-    (error,) = one.events("error")
+    (error,) = one.events("task_error")
     assert (error["exception"], error["message"]) == ("ValueError", "bad data")
     assert error["file"] == str(one.folder / "train.py")
     said = one.rig.log().read_text()
@@ -204,7 +204,7 @@ def test_a_later_exception_of_the_task_itself_counts(job: Callable[..., Job]) ->
     main = CALLS.replace("sys.exit", "print") + "raise KeyError('its own')"
     one = job(main=main, train=FAILS.replace("{train}", TRAINED), keras="")
     one.run()
-    (error,) = one.events("error")
+    (error,) = one.events("task_error")
     assert error["exception"] == "KeyError"
 
 
@@ -214,7 +214,7 @@ def test_a_child_that_failed_before_a_better_one_is_forgotten(job: Callable[...,
     fails = FAILS.replace("{train}", TRAINED)
     one = job(main=main, train=fails, again=TRAINS + TRAINED, keras="")
     assert one.run()["exit_code"] == 3
-    assert one.events("error") == []
+    assert one.events("task_error") == []
 
 
 def test_a_task_that_succeeds_although_its_training_failed_says_so(
@@ -223,7 +223,7 @@ def test_a_task_that_succeeds_although_its_training_failed_says_so(
     main = CALLS.replace("sys.exit", "print")
     one = job(main=main, train=FAILS.replace("{train}", TRAINED), keras="")
     assert one.run()["exit_code"] == 0
-    assert one.events("error") == []
+    assert one.events("task_error") == []
     (doubt,) = one.events("doubt")
     assert (doubt["about"], doubt["exception"]) == ("child", "ValueError")
     assert doubt["message"] == "bad data"
@@ -254,7 +254,7 @@ def test_a_helper_whose_failure_the_script_handles_is_no_concern(job: Callable[.
     main = CALLS.replace("sys.exit", "print")
     one = job(main=main, train=FAILS.replace("{train}", ""), keras="")
     assert one.run()["exit_code"] == 0
-    assert (one.events("error"), one.events("note")) == ([], [])
+    assert (one.events("task_error"), one.events("note")) == ([], [])
 
 
 def test_a_task_that_leaves_its_training_behind_says_so(job: Callable[..., Job]) -> None:
@@ -328,7 +328,7 @@ def test_no_other_process_reports_for_a_task(job: Callable[..., Job]) -> None:
         json.dumps(hello).encode(),
         json.dumps({**hello, "task": "worker:1"}).encode(),
         json.dumps({**hello, "attempt": ["1"]}).encode(),
-        json.dumps({**hello, "claims": False, "event": {"type": ["error"]}}).encode(),
+        json.dumps({**hello, "claims": False, "event": {"type": ["task_error"]}}).encode(),
         b"[" * 60_000,
         b"",
     ):

@@ -67,7 +67,7 @@ def test_a_stopped_task_says_that_it_is_stopped(rig: Rig) -> None:
     started = rig.start_python(BOOTED + "print('ready', flush=True)\ntime.sleep(600)\n")
     wait_until(lambda: b"ready" in rig.log().read_bytes())
     os.kill(started["pid"], signal.SIGSTOP)
-    rig.peer.take("task_stopped")
+    rig.peer.take("task_frozen")
     rig.peer.send("take_stacks", tasks=["worker:0"])
     answer = rig.peer.take("stacks")
     assert (answer["threads"], answer["silence"]) == ([], "it is stopped by a signal")
@@ -77,7 +77,7 @@ def test_a_task_that_ends_before_it_answers_sends_no_stacks(rig: Rig) -> None:
     started = rig.start_python(BOOTED + "print('ready', flush=True)\ntime.sleep(600)\n")
     wait_until(lambda: b"ready" in rig.log().read_bytes())
     os.kill(started["pid"], signal.SIGSTOP)  # it cannot answer
-    rig.peer.take("task_stopped")
+    rig.peer.take("task_frozen")
     rig.peer.send("take_stacks", tasks=["worker:0"])
     os.kill(started["pid"], signal.SIGKILL)
     rig.exited()

@@ -1,25 +1,19 @@
-"""All that changes in a run, and how an attempt or the run ends.
-
-Only the run's `Supervisor` has a `RunState`; the functions that change it take it as their first
-argument, and none keeps it. Two runs with the same history have equal states.
-"""
+"""Decides how an attempt, or the whole run, ends: who is stopped, for how long, and the outcome."""
 
 from __future__ import annotations
 
-import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from tfcluster.node_loss import NodeLoss
-from tfcluster.plans.plan import Plan, Supervision
+from tfcluster.plans.plan import Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import verdicts
-from tfcluster.supervision.alerts import Alert, Losses, find_lone_training, find_no_step
+from tfcluster.supervision.alerts import Alert, Alerts
 from tfcluster.supervision.decisions import (
     Action,
     GatherCheckpoints,
@@ -33,15 +27,13 @@ from tfcluster.supervision.decisions import (
 from tfcluster.supervision.failure import Failure
 from tfcluster.supervision.gang import Gang
 from tfcluster.supervision.member import Member
-from tfcluster.supervision.membership import Membership
-from tfcluster.supervision.restart_policy import Restarts
-from tfcluster.supervision.silence import Silence
-from tfcluster.supervision.stalls import Position
 
 AGENT_SLACK_S: Final = 15.0
 """The time after the grace in which an agent must report the end of its tasks; then it is lost."""
 FAILURE_GRACE_S: Final = 1.0
 """The time that survivors of a failure, which cannot save, get after SIGTERM."""
+STACKS_S: Final = 1.0
+"""The time that tasks get to write their stacks before they are stopped."""
 STACKS_WAIT_S: Final = 6.0
 """The time for the tasks' stacks to arrive; an agent waits 2 s for a task."""
 _MOST_STACKS: Final = 32
@@ -59,59 +51,29 @@ class Stage(Enum):
 
 
 @dataclass(slots=True)
-class RunState:
-    """The state of a run, attempt after attempt; `outcome` is set when it is over."""
+class Ending:
+    """The end of an attempt, or of the run: its stage, who is stopped and why, timers, orders."""
 
     plan: Plan
-    jitter: Callable[[], float] = field(default=random.random, compare=False)
-    """Returns a random number for `restart_policy.decide`."""
-    run_id: str = "RUN"
+    gang: Gang
+    alerts: Alerts
+    run_id: str
     """The run's id, for the commands in its messages."""
-    gang: Gang = field(init=False)
-    restarts: Restarts = field(init=False)
-    membership: Membership = field(init=False)
     stage: Stage = Stage.STARTING
     verdict: Next = Next.GO_ON
     timers: dict[str, float] = field(default_factory=dict)
     """Timer → when it is due; those of one task are called ``NAME TASK``."""
     orders: list[Action] = field(default_factory=list)
     """The orders that the coordinator has not taken yet."""
-    alerts: dict[Alert, str] = field(default_factory=dict)
-    """The alerts of this attempt but those about losses → their messages."""
-    silence: Silence = field(default_factory=Silence)
-    losses: Losses = field(default_factory=Losses)
-    positions: dict[str, Position | None] | None = None
-    """Task → where it is, None until its stacks have arrived; None if nobody has asked for them."""
-    load: float = 0.0
-    """The load per core of the busiest node, when the stacks were last taken."""
-    has_probed_links: bool = False
-    resumed_at: float | None = None
-    """The time at which the run went on after it was suspended for `suspended_s`."""
-    suspended_s: float = 0.0
-    absent: tuple[str, ...] = ()
-    """The tasks that are not started from here and cannot be reached, each with the reason."""
-    gone: dict[str, NodeLoss] = field(default_factory=dict)
-    """Nodes that are gone for good → why."""
     why_end: str = ""
     """The reason to stop the tasks once their stacks are written."""
-    planned: str = ""
-    """The reason why the gang is being restarted although nothing failed; empty if it is not."""
     grace_if_late_s: float | None = 0.0
     """The grace that was ordered last: that of a task whose start is heard of only afterwards."""
-    gathers: bool = True
-    """True if checkpoints are gathered while the tasks train."""
-    can_come_back: bool = False
-    """True if the run's job can go back into the queue of its scheduler, which gives it other
-    nodes."""
     next_attempt: NextAttempt | None = None
     """The next attempt, once the gang is to be restarted."""
     outcome: Outcome | None = None
     ending: Outcome | None = None
     """The outcome of the run, where it is known before its tasks have ended."""
-
-    def __post_init__(self) -> None:
-        self.gang, self.restarts = Gang(self.plan), Restarts(self.plan)
-        self.membership = Membership(self.plan)
 
     @property
     def policy(self) -> Supervision:
@@ -136,25 +98,29 @@ class RunState:
         """True while the tasks of the gang are being stopped, or have been."""
         return self.stage in (Stage.ENDING_GANG, Stage.GATHERING, Stage.ENDING_RUN)
 
-    @property
-    def last_step(self) -> int | None:
-        """The step of the last checkpoint, which may be reported but not yet gathered."""
-        chief = self.gang.get(str(self.gang.chief))
-        steps = (self.restarts.newest.step, chief.saved_step if chief else None)
-        return max((step for step in steps if step is not None), default=None)
-
-    def is_spare(self, node: str) -> bool:
-        """Return whether no task of the present gang and of the next one is on `node`."""
-        return not self.membership.uses(node) and all(member.node != node for member in self.gang)
-
-    def must_stop(self, member: Member) -> bool:
-        """Return whether `member` must be stopped if it starts now; an evaluator goes on."""
-        return self.stage is Stage.ENDING_RUN or (self.is_ending and member.is_core)
+    def stop_if_late(self, member: Member, now: float) -> None:
+        """Stop a task that starts while the others are stopped; an evaluator goes on."""
+        if self.stage is Stage.ENDING_RUN or (self.is_ending and member.is_core):
+            self.stop_tasks([member], "the run is ending", now, grace_s=self.grace_if_late_s)
 
     # -- orders and timers ------------------------------------------------------------------
 
     def record(self, event: Event) -> None:
         self.orders.append(Record(event))
+
+    def record_all(self, events: Iterable[Event]) -> None:
+        self.orders += map(Record, events)
+
+    def warn(self, sentence: str) -> None:
+        self.record(ev.Warned(message=sentence))
+
+    def begin(self, number: int, members: tuple[TaskId, ...]) -> list[TaskId]:
+        """Begin attempt `number`; return the tasks to start, without an evaluator that runs."""
+        to_start = self.gang.enlist(members, number)
+        self.verdict, self.stage = Next.GO_ON, Stage.TRAINING
+        self.next_attempt, self.ending = None, None
+        self.keep_timers("run")
+        return to_start
 
     def stop_tasks(
         self,
@@ -211,21 +177,21 @@ class RunState:
 
     def watch_agents(self) -> None:
         """Set the timer by which agents must have reported the ordered starts and stops."""
-        due = [one.answer_by for one in self.gang.standings if one.answer_by is not None]
+        due = [one.due_by for one in self.gang.unlike if one.due_by is not None]
         self.set_timer("agents", min(due, default=None))
 
     # -- stages -----------------------------------------------------------------------------
 
     def enter_next_stage(self) -> None:
         """Enter the next stage if all tasks that the present one waits for have ended."""
-        tasks = self.gang.standings
+        tasks = self.gang.unlike
         if self.stage is Stage.ENDING_GANG:
-            if not any(task.is_core and (task.is_alive or task.is_awaited) for task in tasks):
+            if not any(task.is_core and (task.is_running or task.is_awaited) for task in tasks):
                 self.stage = Stage.GATHERING
                 self.orders.append(GatherCheckpoints())
         elif self.stage is Stage.ENDING_RUN:
             awaits = self.grace_if_late_s != 0.0  # else what starts late is killed with its agent
-            if not any(task.is_alive or (task.is_awaited and awaits) for task in tasks):
+            if not any(task.is_running or (task.is_awaited and awaits) for task in tasks):
                 self.conclude(self.gang.judge())
 
     def end_gang(self, why: str, now: float, *, grace_s: float | None = FAILURE_GRACE_S) -> None:
@@ -269,35 +235,41 @@ class RunState:
         self._end(verdicts.outcome_of_start(loss, why))
 
     def conclude(self, verdict: Next) -> None:
-        self.warn_of_lone_training(is_over=True)
+        self.record_all(self.alerts.of_lone_training(is_over=True))
         if self.ending is not None:
             self.outcome = self.ending
         elif verdict in (Next.SUCCEED, Next.FINISH):
             for failure in (*self.gang.failures, *self.gang.task_failures):
-                self.record(ev.Warned(message=verdicts.warn_about_forgiven(failure)))
-            self.alert(Alert.NO_STEP, find_no_step(self.gang.finished()))
+                self.warn(verdicts.warn_about_forgiven(failure))
+            self.record_all(self.alerts.of_no_step())
             self.outcome = Outcome(Status.SUCCEEDED, 0)
         else:
             self.diagnose()
             why = "it is not restarted"
             self.outcome = verdicts.outcome_of(self.cause(), why, self.plan, self.run_id)
 
+    def act_on(self, verdict: verdicts.Verdict, now: float) -> None:
+        """Blame the tasks of a verdict, have stacks written if it wants them, and stop tasks."""
+        for member, description in verdict.blamed:
+            self.gang.blame(member, verdict.kind, description)
+        self.ending = verdict.outcome or self.ending
+        if verdict.wants_stacks:
+            self.take_stacks()
+            self.set_timer("start", None)
+            self.set_timer("stall", None)
+            self.timers["stacks"], self.why_end = now + STACKS_S, verdict.why_end
+        elif verdict.outcome is not None:
+            if not verdict.blamed:
+                self.diagnose()
+            self.end_run(verdict.why_end, verdict.outcome, now)
+        else:
+            blamed = [self.gang[member.name] for member, _ in verdict.blamed]
+            frozen = [member for member in blamed if member.frozen_by is not None]
+            self.stop_tasks(frozen, verdict.why_end, now, grace_s=0.0)
+            if not blamed or not all(member.restarts_alone for member in blamed):
+                self.end_gang(verdict.why_end, now)
+
     # -- causes -----------------------------------------------------------------------------
-
-    def workers(self) -> list[Member]:
-        """Return the tasks that train one model together, if those of the plan are meant to."""
-        is_meant = self.plan.kind == "training" and self.plan.strategy == "multi_worker_mirrored"
-        return self.gang.members(lambda one: one.trains_together) if is_meant else []
-
-    def warn_of_lone_training(self, *, is_over: bool = False) -> None:
-        found = find_lone_training(self.workers(), is_over=is_over)
-        self.alert(Alert.TRAINS_ALONE, found)
-
-    def alert(self, kind: Alert, message: str | None) -> None:
-        """Record an alert of this `kind`, once in an attempt; nothing without a message."""
-        if message is not None and kind not in self.alerts:
-            self.alerts[kind] = message
-            self.record(ev.Alert(kind=str(kind), message=message, attempt=self.gang.number))
 
     def cause(self) -> Failure:
         cause = verdicts.root_cause(self._failures)
@@ -317,7 +289,7 @@ class RunState:
             self.plan,
             core,
             not_restarted=not_restarted,
-            state=self.alerts.get(Alert.STATES_DIFFER, ""),
+            state=self.alerts.messages.get(Alert.STATES_DIFFER, ""),
         )
         if event is not None:
             self.record(event)

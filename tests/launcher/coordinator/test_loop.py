@@ -6,7 +6,7 @@ import asyncio
 import time
 
 from tfcluster.agent.stop_clock import STOPPED_S, StopClock
-from tfcluster.coordinator.run_loop import RunLoop
+from tfcluster.coordinator.loop import RunLoop
 
 
 def test_a_loop_was_stopped_if_it_did_not_run_for_longer_than_it_wanted_to_wait() -> None:
