@@ -8,10 +8,10 @@ tfcluster, such a module is moved below `tfcluster.backends` and gets a line in 
 
 from __future__ import annotations
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 
 
-class TemplateKind(Kind):
+class TemplateKind(BackendKind):
     """What the spec and the plan must know: the nodes have names, but no host names yet."""
 
     capabilities = Capabilities(makes_nodes=True)

@@ -55,18 +55,20 @@ RECORDINGS = dict(recordings())
 def test_the_reason_is_found_in_what_each_release_writes(name: str) -> None:
     release, _, what = name.partition(": ")
     can_use_gpus = not release.startswith("tensorflow-cpu")
-    why = devices.explain(RECORDINGS[name], can_use_gpus=can_use_gpus)
+    why, cause = devices.explain(RECORDINGS[name], can_use_gpus=can_use_gpus)
     if not can_use_gpus:
-        assert why == "it was built without support for GPUs"
+        assert (why, cause) == ("it was built without support for GPUs", "build")
     elif what == "no driver":
-        assert why == LOST_DRIVER
+        assert (why, cause) == (LOST_DRIVER, "driver")
     elif what == "stand-in driver without NVML":
-        assert why == "cannot load libnvidia-ml.so.1"
+        assert (why, cause) == ("cannot load libnvidia-ml.so.1", "driver")
     elif what == "stand-in driver, no other library":
+        assert cause == "libraries"
         assert why.startswith("cannot load ")
         assert all(f"lib{name}.so." in why for name in ("cudart", "cublas", "cufft", "cudnn"))
     else:
         error = what.rpartition(" ")[2]
+        assert cause == ""
         assert why.startswith(f"cuInit: {error}: ")
         assert why.endswith("; kernel driver does not appear to be running")
 
@@ -75,24 +77,31 @@ SPELLINGS = {
     # https://github.com/tensorflow/tensorflow/issues/110956 and others, of machines with a GPU
     "E external/local_xla/xla/stream_executor/cuda/cuda_diagnostics.cc:262] kernel version"
     " 550.120.0 does not match DSO version 560.35.5 -- cannot find working devices in this"
-    " configuration": "kernel version 550.120.0 does not match DSO version 560.35.5",
+    " configuration": ("kernel version 550.120.0 does not match DSO version 560.35.5", "version"),
     "W tensorflow/stream_executor/platform/default/dso_loader.cc:60] Could not load dynamic library"
     " 'libcusolver.so.11'; dlerror: libnvJitLink.so.12: cannot open shared object file: No such"
-    " file or directory": "cannot load libcusolver.so.11 (it needs libnvJitLink.so.12)",
+    " file or directory": (
+        "cannot load libcusolver.so.11 (it needs libnvJitLink.so.12)",
+        "libraries",
+    ),
     "I0000 00:00:1 1 dso_loader.cc:144] Could not load dynamic library 'libcudnn.so.9'; dlerror:"
-    " /lib/libm.so.6: version `GLIBC_2.38' not found; LD_LIBRARY_PATH: /opt": "cannot load"
-    " libcudnn.so.9 (/lib/libm.so.6: version `GLIBC_2.38' not found)",
+    " /lib/libm.so.6: version `GLIBC_2.38' not found; LD_LIBRARY_PATH: /opt": (
+        "cannot load libcudnn.so.9 (/lib/libm.so.6: version `GLIBC_2.38' not found)",
+        "libraries",
+    ),
     "I gpu_device.cc:2211] Ignoring visible gpu device (device: 0, name: GT 710) with Cuda compute"
-    " capability 3.5.": "(device: 0, name: GT 710) with Cuda compute capability 3.5.",
-    "W gpu_device.cc:1956] Cannot dlopen some GPU libraries. Please make": "Cannot dlopen some GPU"
-    " libraries",
-    "nothing that is known": "",
+    " capability 3.5.": ("(device: 0, name: GT 710) with Cuda compute capability 3.5.", ""),
+    "W gpu_device.cc:1956] Cannot dlopen some GPU libraries. Please make": (
+        "Cannot dlopen some GPU libraries",
+        "libraries",
+    ),
+    "nothing that is known": ("", ""),
 }
 
 
-@pytest.mark.parametrize(("line", "why"), SPELLINGS.items())
-def test_other_spellings_of_the_reason_are_found(line: str, why: str) -> None:
-    assert devices.explain([line]) == why
+@pytest.mark.parametrize(("line", "found"), SPELLINGS.items())
+def test_other_spellings_of_the_reason_are_found(line: str, found: tuple[str, str]) -> None:
+    assert devices.explain([line]) == found
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tfcluster_workers import failures
+from tfcluster_workers.errors import NoGpuError
 from tfcluster_workers.keras3.release import Keras3Error
 
 CONVERTED = "__autograph_generated_file1x2y.py"
@@ -44,9 +45,17 @@ def test_a_folder_that_hides_a_package_is_named(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ImportError) as caught:
         importlib.import_module("hidden_package.keras")
-    message = failures.message_of(caught.value)
+    message, cause = failures.message_of(caught.value), failures.cause_of(caught.value)
     monkeypatch.delitem(sys.modules, "hidden_package")
+    assert cause == "only-a-folder"
     assert message.endswith(f" (hidden_package is only the folder {tmp_path / 'hidden_package'})")
+
+
+def test_the_cause_of_an_own_error_is_found_below_what_wraps_it() -> None:
+    wrapper = RuntimeError("in user code")
+    wrapper.__context__ = NoGpuError("0", "cannot load libcuda.so.1", "driver")
+    assert failures.cause_of(wrapper) == "no-gpu-driver"
+    assert failures.cause_of(ValueError("another")) == ""
 
 
 def test_an_error_in_a_tf_function_points_to_the_user_line() -> None:

@@ -101,7 +101,7 @@ def test_a_keras_that_cannot_be_patched_is_replaced_by_keras_2_or_refused(
     if expected:
         assert keras_choice.load().name == expected
         return
-    with pytest.raises(keras_choice.KerasChoiceError) as refused:
+    with pytest.raises(release.Keras3Error) as refused:
         keras_choice.load()
     for words in ("Trainer.fit is missing", "'keras==3.15.1'", "'tf-keras~=2.23.0'"):
         assert words in str(refused.value)

@@ -25,6 +25,9 @@ from collections.abc import Sequence
 class JobError(Exception):
     """An error that the user can fix; its message says what is wrong and what to do."""
 
+    cause = ""
+    """The launcher's name of the cause, by which it finds the hint (`supervision.known_errors`)."""
+
 
 class OptionError(JobError, ValueError):
     """Options that do not work together or with the cluster."""
@@ -61,14 +64,18 @@ class CallError(JobError):
 class ClusterChangedError(JobError, RuntimeError):
     """The script changes TF_CONFIG or lists its peers itself, and would not reach them."""
 
-    def __init__(self, message: str, *, place: tuple[str, int] | None = None) -> None:
+    def __init__(
+        self, message: str, *, place: tuple[str, int] | None = None, cause: str = "cluster-changed"
+    ) -> None:
         super().__init__(message)
-        self.place = place
-        """File and line of the change; None for the place where the exception is raised."""
+        self.place, self.cause = place, cause
+        """`place`: file and line of the change; None for where the exception is raised."""
 
 
 class NotServingError(JobError, RuntimeError):
     """A ps or worker of a parameter-server job makes the strategy instead of serving the chief."""
+
+    cause = "not-serving"
 
     def __init__(self, task: str) -> None:
         super().__init__(
@@ -90,6 +97,7 @@ class NoTpuError(JobError):
 class NoGpuError(JobError, RuntimeError):
     """The plan gives this task GPUs, and TensorFlow registers none: it would train on the CPU."""
 
-    def __init__(self, given: str, why: str) -> None:
+    def __init__(self, given: str, why: str, cause: str = "") -> None:
+        self.cause = f"no-gpu-{cause}" if cause else "no-gpu"
         gpus = f"GPU {given}" if given[:1].isdigit() else "GPUs"
         super().__init__(f"this task was given {gpus}, but TensorFlow registers none: {why}")

@@ -7,11 +7,11 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from tfcluster_workers import reporting
-from tfcluster_workers.errors import ClusterChangedError
+from tfcluster_workers.errors import ClusterChangedError, JobError
 
 PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 BOOT = os.path.join(PACKAGE, "boot.py")
@@ -31,7 +31,8 @@ def report(error: BaseException) -> None:
     user_traceback = without_own_frames(error)
     facts, kind = facts_of(error), type(error)
     lines = traceback.format_exception(kind, error.with_traceback(user_traceback), user_traceback)
-    reporting.error(**facts, traceback="".join(lines), child_code=_child_code(error))
+    cause = cause_of(error)
+    reporting.error(**facts, traceback="".join(lines), child_code=_child_code(error), cause=cause)
 
 
 def facts_of(error: BaseException) -> dict[str, Any]:
@@ -41,6 +42,16 @@ def facts_of(error: BaseException) -> dict[str, Any]:
     module = "" if kind.__module__ in {"builtins", "__main__"} else f"{kind.__module__}."
     name = f"{module}{kind.__qualname__}"
     return {"exception": name, "message": message_of(error), "file": file, "line": line}
+
+
+def cause_of(error: BaseException) -> str:
+    """Return the launcher's name of the cause, which AutoGraph's wrapper of an error hides."""
+    if isinstance(error, ImportError) and _is_only_a_folder(_package_of(error)):
+        return "only-a-folder"
+    found: BaseException | None = error
+    while found is not None and not isinstance(found, JobError):
+        found = found.__cause__ or found.__context__
+    return "" if found is None else found.cause
 
 
 def _child_code(error: BaseException) -> int | None:
@@ -102,13 +113,21 @@ def message_of(error: BaseException) -> str:
         return "(its message cannot be shown)"
 
 
+def _package_of(error: ImportError) -> ModuleType | None:
+    return sys.modules.get((error.name or "").partition(".")[0])
+
+
+def _is_only_a_folder(package: ModuleType | None) -> bool:
+    return getattr(package, "__file__", None) is None and hasattr(package, "__path__")
+
+
 def _found_package(error: ImportError) -> str:
     """Return the version of the package that was found, or its place if it is only a folder."""
-    name = (error.name or "").partition(".")[0]
-    package = sys.modules.get(name)
+    package = _package_of(error)
     if package is None:
         return ""
-    if getattr(package, "__file__", None) is None and hasattr(package, "__path__"):
+    name = package.__name__
+    if _is_only_a_folder(package):
         return f" ({name} is only the folder {next(iter(package.__path__), '?')})"
     from importlib import metadata
 

@@ -86,7 +86,7 @@ def _keras_3(*, may_be_2: bool) -> Any:
         )
     elif several and (why := patching.obstacle(keras)):
         if not may_be_2:
-            raise KerasChoiceError(f"{release.refusal(keras.__version__, why)}; {_fix()}")
+            raise release.Keras3Error(f"{release.refusal(keras.__version__, why)}; {_fix()}")
         reporting.note(f"tf_keras is used: Keras {keras.__version__} cannot be patched ({why})")
         return _keras_2()
     return keras

@@ -285,10 +285,12 @@ def error(
     line: int | None,
     traceback: str,
     child_code: int | None = None,
+    cause: str = "",
 ) -> None:
     """Report an uncaught exception; `file` and `line` are the last frame of the user's code.
 
-    `child_code`: the exit code of a child process that failed, negative for a signal.
+    `child_code`: the exit code of a child process that failed, negative for a signal. `cause`: see
+    `errors.JobError`.
     """
     _sent.add("task_error")
     _send(
@@ -299,6 +301,7 @@ def error(
         line=line,
         traceback=traceback,
         child_code=child_code,
+        cause=cause or None,
     )
 
 

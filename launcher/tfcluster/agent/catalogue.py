@@ -542,6 +542,8 @@ class TaskError(TaskReport, Event):
     traceback: Traceback = ""
     child_code: Integer | None = None
     """The exit code of the child process that failed, negative for a signal: CalledProcessError."""
+    cause: Name | None = None
+    """The name of the cause (`supervision.known_errors`), where tfcluster's own hooks know it."""
 
 class Doubt(TaskReport):
     """A reason to doubt an end with exit code 0; `supervision.doubts` explains `about`."""

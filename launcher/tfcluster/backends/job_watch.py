@@ -22,7 +22,7 @@ from typing import Any
 
 from tfcluster.agent import foreign_json
 from tfcluster.backends import jobs, past_runs
-from tfcluster.backends.jobs import Following, JobEnd, JobState, Phase
+from tfcluster.backends.jobs import Following, JobEnd, JobPhase, JobState
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError, TfclusterError, join_first
 from tfcluster.rundir import control, registry
@@ -131,9 +131,10 @@ def _scheduler_of(snapshot: RunSnapshot) -> _Scheduler:
 def _follow(paths: RunPaths, snapshot: RunSnapshot) -> Following | None:
     """Have the files of a live run copied to this machine, if its job writes elsewhere."""
     if paths not in _followings:
-        its, job = jobs.of_run(snapshot) or (None, "")
-        cluster = (snapshot.job or {}).get("cluster", "")
-        _followings[paths] = its.follow(paths, job, cluster=cluster) if its else None
+        job, following = jobs.of_run(snapshot), None
+        if job is not None:
+            following = job.its.follow(paths, job.id, cluster=job.cluster)
+        _followings[paths] = following
     return _followings[paths]
 
 
@@ -178,7 +179,7 @@ class StateFile(registry.StateFile):
         if found.job.get("cluster", "") != answer.cluster:
             return found
         if self._judged is None or self._judged[0] is not answer:
-            state = answer.jobs.get(found.run, JobState(Phase.OVER))
+            state = answer.jobs.get(found.run, JobState(JobPhase.OVER))
             self._judged = answer, _correct(self._paths, found, state)
         return self._judged[1]
 
@@ -222,7 +223,7 @@ class _News:
                 yield f"{silence}; tfcluster keeps asking"
         if state is None:
             return
-        if state.phase is not Phase.QUEUED:
+        if state.phase is not JobPhase.QUEUED:
             self._reason = ""
         elif state.reason and (state.reason != self._reason or self._has_moved(state.starts_at)):
             self._reason, self._starts_at = state.reason, state.starts_at
@@ -237,15 +238,15 @@ class _News:
 
 def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return what the folder says, corrected by the state of the job."""
-    if state.phase is Phase.OVER or state.end is not None:
+    if state.phase is JobPhase.OVER or state.end is not None:
         return _conclude(paths, found, state)
-    if state.phase is Phase.QUEUED:
+    if state.phase is JobPhase.QUEUED:
         waits_for = f"nodes: {format_wait(state, time.time())}"
         return replace(found, status=Status.QUEUED, waits_for=waits_for)
-    if state.phase is Phase.SUSPENDED:
+    if state.phase is JobPhase.SUSPENDED:
         waits_for = "the scheduler, which has suspended its job"
         return replace(found, status=Status.SUSPENDED, waits_for=waits_for)
-    if found.status is Status.QUEUED and state.phase is Phase.RUNNING:
+    if found.status is Status.QUEUED and state.phase is JobPhase.RUNNING:
         return replace(found, waits_for="its coordinator, which is starting")
     if _follow(paths, found) is None:
         return _correct_silent(paths, found, state)
@@ -255,10 +256,10 @@ def _correct(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsho
 def _correct_silent(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapshot:
     """Return the state of a run whose job runs; have the job start again if its node is lost."""
     shown = registry.correct_silent(paths, found)
-    is_orphan = shown is not found and state.phase is Phase.RUNNING
-    if is_orphan and (its := jobs.of_run(found)) is not None:
+    is_orphan = shown is not found and state.phase is JobPhase.RUNNING
+    if is_orphan and (job := jobs.of_run(found)) is not None:
         with contextlib.suppress(SilentError, SetupError):
-            its[0].restart_orphaned(its[1], cluster=(found.job or {}).get("cluster", ""))
+            job.its.restart_orphaned(job.id, cluster=job.cluster)
     return shown
 
 
@@ -277,11 +278,10 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
     from tfcluster.rundir.events import RunFinished  # `ps` does not need them
     from tfcluster.rundir.run_writer import RunWriter
 
-    of_run = jobs.of_run(found)
-    assert of_run is not None
-    (its, job), cluster = of_run, (found.job or {}).get("cluster", "")
+    job = jobs.of_run(found)
+    assert job is not None
     try:
-        end = state.end or its.explain_end(job, cluster=cluster, patience_s=PATIENCE_S)
+        end = state.end or job.its.explain_end(job.id, cluster=job.cluster, patience_s=PATIENCE_S)
         if paths.is_copy and end is not state.end and end.exit_code is None:
             end = JobEnd(_ENDED_ELSEWHERE, status=end.status)
     except (SilentError, SetupError):
@@ -314,7 +314,7 @@ def _conclude(paths: RunPaths, found: RunSnapshot, state: JobState) -> RunSnapsh
         return found
     if state.end is not None:
         with contextlib.suppress(SilentError, SetupError):  # `ps` lists what is left of it
-            its.stop(job, cluster=cluster, now=True)
+            job.its.stop(job.id, cluster=job.cluster, now=True)
             past_runs.forget(paths.run_id)
     elif _followings.get(paths) is None:  # else the cluster may keep what was not copied
         past_runs.forget(paths.run_id)
@@ -415,12 +415,11 @@ def stacks(paths: RunPaths, tasks: Sequence[str]) -> dict[str, Any]:
     Raises SetupError if the coordinator cannot be reached, and UsageError if no such task runs.
     """
     snapshot = registry.load(paths)
-    found = jobs.of_run(snapshot)
-    assert found is not None
-    (its, job), cluster = found, (snapshot.job or {}).get("cluster", "")
+    job = jobs.of_run(snapshot)
+    assert job is not None
     request = json.dumps(control.stacks_request(tasks))
     try:
-        reply = its.ask_coordinator(paths, job, request, cluster=cluster)
+        reply = job.its.ask_coordinator(paths, job.id, request, cluster=job.cluster)
         return dict(control.answer_of(foreign_json.parse_json_object(reply.encode())))
     except (SilentError, ValueError) as error:
         fix = "try again once the scheduler answers"
@@ -457,18 +456,18 @@ def stop(paths: RunPaths, *, now: bool) -> None:
     the scheduler refuses it or does not answer.
     """
     snapshot = registry.load(paths)
-    found = jobs.of_run(snapshot)
-    assert found is not None
-    (its, job), cluster = found, (snapshot.job or {}).get("cluster", "")
+    job = jobs.of_run(snapshot)
+    assert job is not None
     try:
-        if (here := its.cluster(cluster, patience_s=PATIENCE_S)) != cluster:
+        if (here := job.its.cluster(job.cluster, patience_s=PATIENCE_S)) != job.cluster:
             raise NodeLostError(
-                f"the job of {snapshot.run} is in the cluster {cluster}, this machine in {here}",
-                fix=f"on a login node of {cluster}: tfcluster down {snapshot.run}",
+                f"the job of {snapshot.run} is in the cluster {job.cluster}, this machine in"
+                f" {here}",
+                fix=f"on a login node of {job.cluster}: tfcluster down {snapshot.run}",
             )
         stops_tasks = snapshot.status is Status.STOPPING and snapshot.gathering is None
         with _cancelling(paths):
-            its.stop(job, cluster=cluster, now=now or stops_tasks)
+            job.its.stop(job.id, cluster=job.cluster, now=now or stops_tasks)
     except SilentError as error:
         fix = "try again once the scheduler answers"
         raise NodeLostError(f"{snapshot.run} cannot be stopped: {error}", fix=fix) from error

@@ -1,4 +1,4 @@
-"""Runs whose coordinator is itself a job of a scheduler (Slurm): the seam between both.
+"""Runs whose coordinator is itself a job of a scheduler: the seam between both.
 
 A submitted run has a folder that the submitting machine and the job's nodes share. The submitter
 makes it and its job, and then only watches. In the job the coordinator opens the folder again, on
@@ -37,7 +37,7 @@ _SAYS_LATER_S = (0.0, 0.5, 1.0, 2.0)
 """Pauses before a scheduler that has just signalled a job is asked why, again and again."""
 
 
-class Phase(StrEnum):
+class JobPhase(StrEnum):
     """The life of a job, the same for all schedulers."""
 
     QUEUED = "queued"
@@ -69,7 +69,7 @@ class JobEnd:
 class JobState:
     """A scheduler's answer about one job."""
 
-    phase: Phase
+    phase: JobPhase
     reason: str = ""
     """The reason why it is queued, in the scheduler's words, with the fix if there is one."""
     starts_at: float | None = None
@@ -157,8 +157,11 @@ class Following(Protocol):
 
 
 class Jobs(Protocol):
-    """The module `kinds.Kind.jobs`. Its functions raise SetupError with the scheduler's message,
-    and `past_runs.SilentError` where the scheduler does not answer."""
+    """The module `kinds.BackendKind.jobs`.
+
+    Its functions raise SetupError with the scheduler's message, and `past_runs.SilentError` where
+    the scheduler does not answer.
+    """
 
     def cluster(self, of: str | Runtime, *, patience_s: float) -> str:
         """Return the name of the cluster whose scheduler this machine reaches.
@@ -317,9 +320,17 @@ def of_backend(backend: str) -> Jobs | None:
     return cast("Jobs", import_module(module)) if module is not None else None
 
 
-def of_run(state: RunSnapshot) -> tuple[Jobs, str] | None:
-    """Return the scheduler's module and the id of the run's job; None for a run without one."""
-    if state.job is None:
-        return None
-    jobs = of_backend(state.job["backend"])
-    return (jobs, state.job["id"]) if jobs is not None else None
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """The job of a run, and who can be asked about it."""
+
+    its: Jobs
+    id: str
+    cluster: str
+
+
+def of_run(state: RunSnapshot) -> RunJob | None:
+    """Return the run's job; None for a run without one, or of an unknown scheduler."""
+    job = state.job or {}
+    its = of_backend(job["backend"]) if job else None
+    return None if its is None else RunJob(its, job["id"], job.get("cluster", ""))

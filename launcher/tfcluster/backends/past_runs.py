@@ -48,7 +48,7 @@ class UnreachableError(SilentError):
 
 
 class Finder(Protocol):
-    """The module `kinds.Kind.leftovers`. Its functions raise SilentError."""
+    """The module `kinds.BackendKind.leftovers`. Its functions raise SilentError."""
 
     def find(
         self, endpoint: str, run_id: str | None, *, patience_s: float

@@ -3,8 +3,8 @@ clock.
 
 A checkpoint is complete if all its files exist, none is still being written (TensorFlow writes
 ``<prefix>_temp*`` and ``*.tempstate*`` first), and two listings show the same sizes and times.
-Sources of the rules: tf-facts.md section 5; TensorFlow's ``tensor_bundle.cc`` (``.index`` is
-written after the data shards), tf_keras' ``worker_training_state.py`` (``chief/``) and Keras 3's
+Sources of the rules: TensorFlow's ``tensor_bundle.cc`` (``.index`` is written after the data
+shards), tf_keras' ``worker_training_state.py`` (``chief/``) and Keras 3's
 ``backup_and_restore.py``.
 """
 

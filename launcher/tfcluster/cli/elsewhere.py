@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tfcluster.backends import job_watch, jobs
-from tfcluster.backends.jobs import Jobs, JobState, Phase
+from tfcluster.backends.jobs import JobPhase, Jobs, JobState
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.cli.completion import backend_names
 from tfcluster.cli.options import bundled
@@ -116,7 +116,7 @@ class Scheduler:
         except SilentError as error:
             raise _silent(error) from error
         while (now_is := self.runs().get(found)) is not None:
-            if now_is.phase in (Phase.ENDING, Phase.OVER):
+            if now_is.phase in (JobPhase.ENDING, JobPhase.OVER):
                 break
             time.sleep(_POLL_S)
         reason = f": {now_is.reason}" if now_is is not None and now_is.reason else ""

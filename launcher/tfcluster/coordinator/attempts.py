@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from tfcluster.backends.base import NoPlaceError
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
-from tfcluster.coordinator.startup import Startup
+from tfcluster.coordinator.startup import Startup, loss_by
 from tfcluster.errors import NodeLostError, PortInUseError, PrepareError, SetupError
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import Answers
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
@@ -26,6 +26,7 @@ from tfcluster.supervision.supervisor import Supervisor
 
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
+_UNUSED: Final = NodeLoss("the gang does without it")
 
 
 def pauses() -> Iterator[float]:
@@ -112,11 +113,10 @@ class Attempts:
         Where the supervisor has the job start again, that counts.
         """
         if all(isinstance(error, NodeLostError) for error in errors.values()):
-            reasons = {node: error.message for node, error in errors.items()}
-            is_lost = any(isinstance(error, NoPlaceError) for error in errors.values())
-            self.supervisor.nodes_unreached(reasons, self.loop.now(), is_lost=is_lost)
+            losses = {node: loss_by(error) for node, error in errors.items()}
+            self.supervisor.nodes_unreached(losses, self.loop.now())
             if errors.keys() <= self.supervisor.gone.keys():
-                for node in reasons:
+                for node in losses:
                     self._give_up(node)
                 return
         NodeLostError.raise_all([*errors.values()])
@@ -131,23 +131,23 @@ class Attempts:
             else:
                 await self._restart_alone(due_alone.pop(0))
 
-    def lose(self, node: str, reason: str) -> None:
+    def lose(self, node: str, loss: NodeLoss) -> None:
         """Report to the supervisor that the node's agent is gone; once until it is back."""
-        self.startup.broken[node] = reason
+        self.startup.broken[node] = loss.reason
         if node in self._lost:
             return
         self._lost.add(node)
-        self.supervisor.node_lost(node, reason, self.loop.now())
+        self.supervisor.node_lost(node, loss, self.loop.now())
         if self.supervisor.is_spare(node):  # no restart has to wait for it
-            self.supervisor.node_gone(node, reason, self.loop.now())
+            self.supervisor.node_gone(node, loss, self.loop.now())
             self._give_up(node)
 
     async def leave(self, node: str, signal: str) -> None:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
         if node not in self._lost | self._leaving:
             self._leaving.add(node)
-            why = await self.hub.explain(node) or f"{node} is taken away ({signal})"
-            self.hub.put(lambda: self.supervisor.node_leaving(node, why, self.loop.now()))
+            loss = await self.hub.explain(node) or NodeLoss(f"{node} is taken away ({signal})")
+            self.hub.put(lambda: self.supervisor.node_leaving(node, loss, self.loop.now()))
 
     def drop(self, node: str) -> None:
         """Note that the supervisor has given up the node's agent: nothing is sent to it."""
@@ -255,7 +255,7 @@ class Attempts:
         """Return the lost nodes to reconnect; those that the next attempt does without are left."""
         for name in sorted(self._lost - self._given_up):
             if not (only or self.supervisor.membership.uses(name)):
-                self.supervisor.node_gone(name, "the gang does without it", self.loop.now())
+                self.supervisor.node_gone(name, _UNUSED, self.loop.now())
                 self._give_up(name)
         lost = self._lost - self._given_up
         return [node for node in self.plan.nodes if node.name in lost and only in ("", node.name)]
@@ -275,8 +275,10 @@ class Attempts:
             # Its old agent may be the reason, unless the node was reached.
             fence = self.hub.fenced_until(name) if name in self.startup.broken else 0.0
             end = max(began if since is None else since, fence) + self.supervisor.patience_s(name)
-            if began >= end or isinstance(error, PrepareError | NoPlaceError):
-                self._note_unreached(name, error.message)
+            loss = loss_by(error)
+            is_hopeless = isinstance(error, PrepareError) or loss.nature is LossNature.NO_PLACE
+            if began >= end or is_hopeless:
+                self._note_unreached(name, loss)
                 return []
             now = self.loop.now()
             what = (
@@ -292,9 +294,9 @@ class Attempts:
         self._take_back(name)
         return []
 
-    def _note_unreached(self, node: str, why: str) -> None:
+    def _note_unreached(self, node: str, loss: NodeLoss) -> None:
         """Report to the supervisor that the next attempt could not reach the node."""
-        self.supervisor.node_unreached(node, why, self.loop.now())
+        self.supervisor.node_unreached(node, loss, self.loop.now())
         if node in self.supervisor.gone:
             self._give_up(node)
 

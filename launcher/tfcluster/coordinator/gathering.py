@@ -219,8 +219,7 @@ class RunGathering:
         To be called before an attempt fills the chief's folder; returns the events to record.
         """
         before, missed = self.newest, self._missed
-        is_container = self._plan.node(self._chief_node).capabilities.in_containers
-        if not is_container:  # else it is a new one
+        if not self._plan.node(self._chief_node).capabilities.starts_fresh:
             missed = await self._gather(may_be_new=True)
         self._missed = ""
         self._note_problem(missed)

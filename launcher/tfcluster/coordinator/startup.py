@@ -14,6 +14,7 @@ from tfcluster.agent.error_text import describe_error
 from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes import code_sync, orders, shared_workdirs
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.orders import PORT_REPLIES, Answers, AssignedResources, Until
@@ -105,7 +106,9 @@ class Startup:
                 raise NodeLostError(f"the new agent of {lost[0]} was lost at once: {reason}")
         except SetupError as error:
             for node in nodes if not is_first else ():
-                self.run_writer.record(NodeLost(node=node.name, reason=error.message))
+                loss = loss_by(error)
+                event = NodeLost(node=node.name, reason=loss.reason, nature=loss.nature)
+                self.run_writer.record(event)
             raise
 
     def _warn(self, sentence: str) -> None:
@@ -267,7 +270,7 @@ class Startup:
     async def _prepare(self, nodes: Iterable[NodePlan], answers: Answers) -> None:
         """Run ``job.prepare`` once per node; a node that is lost meanwhile is not waited for.
 
-        It runs again in a new container, which lacks what it made in the old one. Raises
+        It runs again where a new agent lacks what it made for the old one. Raises
         PrepareError.
         """
         if not self.launch.options.prepares:
@@ -277,7 +280,7 @@ class Startup:
             node.name
             for node in nodes
             if node.name in self.plan.prepare
-            and (node.capabilities.in_containers or node.name not in self._prepared)
+            and (node.capabilities.starts_fresh or node.name not in self._prepared)
         ]
         for node in names:
             self.hub.forget(node, *start_replies, step=PREPARE)
@@ -320,3 +323,10 @@ class Startup:
                 assigned=self._assigned,
             )
             self.hub.send(node, order)
+
+
+def loss_by(error: SetupError) -> NodeLoss:
+    """Return the loss of a node that could not be brought up."""
+    if isinstance(error, NodeLostError):
+        return NodeLoss(error.message, error.nature)
+    return NodeLoss(error.message)

@@ -155,7 +155,7 @@ def _place_bundle(tasks: Sequence[PlacedTask], environ: Mapping[str, str]) -> Pa
     Hosts may share this machine's home, and then find the bundle there.
     """
     built, cache = bundle.build(), bundle.cache_dir(environ)
-    if all(task.kind.capabilities.in_containers for task in tasks):
+    if all(task.kind.capabilities.has_image for task in tasks):
         return cache / built.digest
     return bundle.unpack(built, cache)
 

@@ -82,7 +82,7 @@ def snapshot(
     include: Sequence[str] = (),
     *,
     withheld: Sequence[str] = (),
-    data_fix: str = kinds.Kind.data_fix,
+    data_fix: str = kinds.BackendKind.data_fix,
 ) -> Snapshot:
     """Return the files of `workdir` to send: those that git tracks or does not ignore.
 
@@ -90,8 +90,8 @@ def snapshot(
 
     `include`: globs of files to send even if git ignores them or they look like credentials;
     `withheld`: paths that are not sent unless `include` names them; `data_fix`: what to do with
-    data (`kinds.Kind`). Files that git tracks are sent whatever their names: committing them was
-    the user's decision.
+    data (`kinds.BackendKind`). Files that git tracks are sent whatever their names: committing them
+    was the user's decision.
 
     A link whose target is outside of `workdir` would send a file that nobody has put there: it is
     refused, unless `include` names it.

@@ -17,6 +17,7 @@ from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends import open_nodes
 from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
 from tfcluster.kinds import Capabilities
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import step_of
@@ -85,14 +86,14 @@ class Hub:
         """Sentences for the user after the run: warnings, leftovers that could not be removed."""
         self._dropping: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._on_message: Callable[[str, msg.Report], None] = lambda node, message: None
-        self._on_closed: Callable[[str, str], None] = lambda node, why: None
+        self._on_closed: Callable[[str, NodeLoss], None] = lambda node, loss: None
         self._background: asyncio.TaskGroup
 
     def listen(
         self,
         background: asyncio.TaskGroup,
         on_message: Callable[[str, msg.Report], None] | None = None,
-        on_closed: Callable[[str, str], None] | None = None,
+        on_closed: Callable[[str, NodeLoss], None] | None = None,
     ) -> None:
         """Set who hears each message but logs, and why a link has ended; before `connect`.
 
@@ -174,7 +175,7 @@ class Hub:
             elif not isinstance(message, Unknown):
                 self.put(partial(self._on_message, node, message))
         if self._links.get(node) is link:
-            self.put(lambda: self._on_closed(node, link.why_gone()))
+            self.put(lambda: self._on_closed(node, link.loss))
 
     def _note(self, node: NodePlan, link: AgentLink) -> None:
         name = node.name
@@ -248,10 +249,10 @@ class Hub:
         """Copy `folder` of a node whose agent is gone; see `Nodes.salvage`. Raises SetupError."""
         await self._nodes[node.backend].salvage(node.name, folder, into)
 
-    async def explain(self, node: str) -> str:
-        """Return why a node that still answers is taken away; empty if nobody says so in time."""
+    async def explain(self, node: str) -> NodeLoss | None:
+        """Return why a node that still answers is taken away; None if nobody says so in time."""
         link = self._links.get(node)
-        return await link.explain() if link is not None else ""
+        return await link.explain() if link is not None else None
 
     async def part_from(self, node: str) -> None:
         """Have an agent that still answers end, and its node with it; then drop it."""

@@ -147,4 +147,5 @@ def _imported(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
         "seconds": float(found["seconds"]),
         "devices": [str(device) for device in found["devices"]],
         "no_gpu": str(found.get("no_gpu", "")),
+        "no_gpu_cause": str(found.get("no_gpu_cause", "")),
     }

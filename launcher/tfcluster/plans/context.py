@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tfcluster import kinds
-from tfcluster.kinds import Kind
+from tfcluster.kinds import BackendKind
 from tfcluster.plans import remote_paths
 from tfcluster.plans.imports import Code
 from tfcluster.plans.plan import Gpu, Gpus, Interpreter, TaskId
@@ -29,7 +29,7 @@ class PlacedTask:
     env: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> BackendKind:
         return kinds.get(self.backend)
 
 

@@ -210,7 +210,8 @@ def _check_registered_gpus(answer: ProbeAnswer, needs: Needs) -> Iterator[Findin
         return
     why = imported.get("no_gpu") or "TensorFlow does not say why"
     what = f"TensorFlow registers no GPU ({listed}): {why}"
-    yield Finding(answer.node, "GPUs", what, fix_of_no_gpu(why), answer.node in needs.with_gpus)
+    fix = fix_of_no_gpu(imported.get("no_gpu_cause", ""))
+    yield Finding(answer.node, "GPUs", what, fix, answer.node in needs.with_gpus)
 
 
 def _check_clock(answer: ProbeAnswer) -> Iterator[Finding]:

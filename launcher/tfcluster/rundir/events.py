@@ -28,6 +28,7 @@ from tfcluster.agent.catalogue import (
     Trial,
 )
 from tfcluster.agent.message_fields import Event
+from tfcluster.node_loss import LossNature
 
 # What an agent or a task reports is declared once, in the catalogue of messages.
 # fmt: off
@@ -123,6 +124,8 @@ class NodeConnected(Event):
 class NodeLost(Event):
     node: str
     reason: str
+    nature: str = LossNature.UNKNOWN
+    """The kind of loss (`node_loss.LossNature`)."""
 
 
 class NodeUnreachable(Event):

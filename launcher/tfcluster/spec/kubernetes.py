@@ -248,7 +248,7 @@ class EnvFrom(Section):
 _TOLERATION_EXAMPLE = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
 
 
-class Coordinator(Section):
+class CoordinatorPod(Section):
     """The pod of the coordinator, which needs no GPU."""
 
     image: Text | None = documented(
@@ -355,8 +355,8 @@ class Kubernetes(Section):
         "null: it is in the coordinator's pod.",
         "runs",
     )
-    coordinator: Coordinator = documented(
-        Coordinator.model_construct(),
+    coordinator: CoordinatorPod = documented(
+        CoordinatorPod.model_construct(),
         "The pod of the coordinator.",
         {"image": "registry.example.com/tfcluster-join:latest"},
     )

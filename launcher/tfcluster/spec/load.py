@@ -17,7 +17,7 @@ from tfcluster.spec.fields import Mistake
 from tfcluster.spec.hosts import read_hosts, select, spread
 from tfcluster.spec.model import VERSION, ClusterSpec
 from tfcluster.spec.problems import explain_errors, join_path, show_path
-from tfcluster.spec.source import Source, read_source
+from tfcluster.spec.source import SpecSource, read_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ def load(
     return LoadedSpec(spec, read.path, read.folder, dotted_paths, check.problem)
 
 
-def _source_of(value: Mapping[str, Any], where: str) -> Source:
+def _source_of(value: Mapping[str, Any], where: str) -> SpecSource:
     try:
         text = json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         fix = "use strings, numbers, booleans, None, lists and dictionaries"
         raise SpecError([Problem(where, f"not JSON: {describe_error(error)}", fix)]) from None
-    return Source(text, where, None, FilePath.cwd(), has_places=False)
+    return SpecSource(text, where, None, FilePath.cwd(), has_places=False)
 
 
 def _overrides(options: PlanOptions) -> tuple[overrides.Override, ...]:
@@ -98,7 +98,7 @@ class _Check:
 
     value: Any
     document: jsonc.Document
-    source: Source
+    source: SpecSource
     chosen: Sequence[overrides.Override]
 
     def spec(self) -> ClusterSpec:

@@ -22,7 +22,7 @@ MAX_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SpecSource:
     """The text of a spec and its origin."""
 
     text: str
@@ -69,7 +69,7 @@ class Source:
         return f"{self.name}:{line_and_column[0]}:{line_and_column[1]}"
 
 
-def read_source(source: str | Path | None) -> Source:
+def read_source(source: str | Path | None) -> SpecSource:
     """Read a spec file, ``-`` for standard input, None for `find_default`.
 
     Raises SpecError for a file that is missing, a folder, unreadable, too large or not UTF-8.
@@ -77,12 +77,12 @@ def read_source(source: str | Path | None) -> Source:
     if source is None:
         source = find_default(Path.cwd())
     if str(source) == "-":
-        return Source(read_stdin("spec"), "<stdin>", None, Path.cwd())
+        return SpecSource(read_stdin("spec"), "<stdin>", None, Path.cwd())
     path = Path(os.path.expanduser(source)).absolute()
     name = _printable(str(source))
     _refuse_program(path, name)
     _refuse_toml(path, name)
-    return Source(read_text(source, "spec", _fix_missing(path, name)), name, path, path.parent)
+    return SpecSource(read_text(source, "spec", _fix_missing(path, name)), name, path, path.parent)
 
 
 def _refuse_program(path: Path, name: str) -> None:

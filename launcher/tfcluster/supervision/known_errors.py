@@ -72,6 +72,8 @@ class KnownError:
     """The fix in one sentence, or in lines to be pasted."""
     pattern: str = ""
     """Regular expression for the message; empty where only the circumstance identifies it."""
+    cause: str = ""
+    """The name of the cause, with which tfcluster's own hooks report it (`JobError.cause`)."""
     kind: str | None = None
     """The kind of the failure (`failure.Kind`), where the message decides it."""
     is_root_cause: bool = False
@@ -100,79 +102,27 @@ class KnownError:
 _permanent: Final = functools.partial(KnownError, kind=PERMANENT)
 _permanent_cause: Final = functools.partial(_permanent, is_root_cause=True)
 
-_NO_GPU: Final = (
-    (
-        r".*(?:libcuda|libnvidia-ml)\.so",
-        "NVIDIA's driver is not there for the task: start its container with the GPUs (docker"
-        " --gpus, apptainer --nv), or install the driver",
-    ),
-    (
-        r".*built without support for GPUs",
-        "install a TensorFlow for GPUs into the tasks' Python: pip install 'tensorflow[and-cuda]'"
-        " instead of tensorflow-cpu",
-    ),
-    (
-        r".*(?:cannot load|Cannot dlopen)",
-        "install NVIDIA's libraries of this TensorFlow into the tasks' Python: pip install"
-        " 'tensorflow[and-cuda]' with its version; or name their folder in LD_LIBRARY_PATH"
-        " (job.env)",
-    ),
-    (
-        r".*does not match DSO version",
-        "the driver was updated, and the kernel still has the old one: restart the machine",
-    ),
-    ("", "check the driver: nvidia-smi, dmesg | grep -i nvrm"),
-)
-"""Pattern of the reason why TensorFlow has no GPU (`hooks.devices` of the workers) → the fix."""
+_NO_GPU: Final = {
+    "driver": "NVIDIA's driver is not there for the task: start its container with the GPUs (docker"
+    " --gpus, apptainer --nv), or install the driver",
+    "build": "install a TensorFlow for GPUs into the tasks' Python: pip install"
+    " 'tensorflow[and-cuda]' instead of tensorflow-cpu",
+    "libraries": "install NVIDIA's libraries of this TensorFlow into the tasks' Python: pip install"
+    " 'tensorflow[and-cuda]' with its version; or name their folder in LD_LIBRARY_PATH"
+    " (job.env)",
+    "version": "the driver was updated, and the kernel still has the old one: restart the machine",
+}
+"""Cause for which TensorFlow has no GPU (`hooks.devices` of the workers) → the fix."""
+_CHECK_DRIVER: Final = "check the driver: nvidia-smi, dmesg | grep -i nvrm"
 _ON_CPU: Final = "to train on the CPU: --set resources.gpus=0"
 
 
-def fix_of_no_gpu(why: str) -> str:
-    """Return the fix for this reason why TensorFlow has no GPU."""
-    return next(fix for pattern, fix in _NO_GPU if re.match(pattern, why))
+def fix_of_no_gpu(cause: str) -> str:
+    """Return the fix for this cause why TensorFlow has no GPU; "": any other one."""
+    return _NO_GPU.get(cause, _CHECK_DRIVER)
 
-
-LOST_PODS: tuple[KnownError, ...] = (
-    KnownError(
-        "pod-out-of-memory",
-        "raise memory in runtime.kubernetes.resources.limits, or use smaller batches and shuffle"
-        " buffers",
-        r"\bits pod \S+ is lost \(failure\): .*OOMKilled",
-        kind="out_of_memory",
-    ),
-    KnownError(
-        "pod-preempted",
-        "the cluster gave its place to another pod, drained its node, or somebody deleted it;"
-        " runtime.kubernetes.priority_class decides which pods may be preempted",
-        r"\bits pod \S+ is lost \(preemption\)",
-        kind="preempted",
-    ),
-    KnownError(
-        "pod-permanent",
-        "another pod would end the same way: correct what the message names; `kubectl describe"
-        " pod` shows all of it",
-        r"\bits pod \S+ is lost \(permanent\)",
-        kind=PERMANENT,
-    ),
-    KnownError(
-        "pod-lost",
-        "the cluster lost the pod: `kubectl get events` and `kubectl get nodes` show more",
-        r"\bits pod \S+ is lost \(",
-    ),
-)
-"""The ends of pods, by the class that `backends.kubernetes.pod_reasons` writes into the reason."""
-OWN_END: Final = r"\bits pod \S+ is lost \((?:failure|permanent)\)"
-"""The reason of a pod that its own job or spec has ended: another one may end the same way."""
-SILENT_NODE: Final = r"is lost \(infrastructure\): its node [^:]*(?:does|did) not answer"
-"""The reason of a pod whose node was lost when it was deleted."""
 
 MESSAGES: tuple[KnownError, ...] = (
-    *LOST_PODS,
-    KnownError(
-        "container-lost",
-        "a user or a docker daemon that exited did this: see `docker events` and the daemon's log",
-        r"\bits container \S+ (?:was killed \(|is paused|has been removed|ended with)",
-    ),
     _permanent(
         "configured-at-startup",  # 34568, 30551, 55178
         "create the MultiWorkerMirroredStrategy before any other TensorFlow operation",
@@ -207,7 +157,7 @@ MESSAGES: tuple[KnownError, ...] = (
     _permanent_cause(
         "keras-3-refused",
         "tfcluster's patch of Keras 3 does not cover this; the message says what to do",
-        r"Keras3Error|cannot be patched for several workers",
+        r"\bKeras3Error\b",
     ),
     _permanent(
         "old-keras",
@@ -280,7 +230,8 @@ MESSAGES: tuple[KnownError, ...] = (
         "shadowed-module",
         "a file or folder beside the script has the name of a package, and Python imports it"
         " instead: rename it, and check that the package is installed",
-        r"No module named '[\w.]+'; '[\w.]+' is not a package|is only the folder \S",
+        r"No module named '[\w.]+'; '[\w.]+' is not a package",
+        cause="only-a-folder",
     ),
     _permanent(
         "shadowed-module",
@@ -315,20 +266,21 @@ MESSAGES: tuple[KnownError, ...] = (
         "either let tfcluster choose the addresses: delete the lines that set them, and create"
         " resolver or server from tf.distribute.cluster_resolver.TFConfigClusterResolver(); or"
         " write the script's own addresses into `cluster` of the spec, as above",
-        r"ClusterChangedError(?s:.)*\nto keep the script's own addresses: ",
+        cause="own-addresses",
     ),
     _permanent_cause(
         "tf-config",
         "create the resolver, the server or the strategy from the TF_CONFIG that tfcluster sets:"
         " tf.distribute.cluster_resolver.TFConfigClusterResolver()",
-        r"ClusterChangedError: the (?:strategy's cluster resolver|script makes a server)",
+        cause="own-resolver",
     ),
     _permanent_cause(
         "tf-config",
         "keep the TF_CONFIG that tfcluster sets: delete the lines that change it, or put"
         ' `if "TF_CONFIG" not in os.environ:` before them; if each task should train alone,'
         " --set job.kind=plain",
-        r"^tfcluster_workers\.errors\.ClusterChangedError",
+        r"\bClusterChangedError\b",
+        cause="cluster-changed",
     ),
     _permanent(
         "tf-config",  # 31969, 62759
@@ -346,7 +298,8 @@ MESSAGES: tuple[KnownError, ...] = (
         "--set job.per_task.worker.module=tfcluster_workers.server\n"
         "or at the top of the script, before anything of TensorFlow:\n"
         "from tfcluster_workers import server; server.serve_unless_chief()",
-        r"makes a ParameterServerStrategy, which only the chief may make",
+        r"\bNotServingError\b",
+        cause="not-serving",
     ),
     _permanent(
         "tf-config",
@@ -361,20 +314,6 @@ MESSAGES: tuple[KnownError, ...] = (
         '`"kind": "tuner"` sets them; otherwise set all three in each task\'s `env`, or none:'
         " those of your shell are not passed on",
         r"KERASTUNER_(?:ORACLE_IP|ORACLE_PORT|TUNER_ID)",
-    ),
-    _permanent_cause(
-        "chief-alone",
-        "all workers must train the same number of steps, and save, evaluate and predict together:"
-        " move these calls out of `if index == 0:`; workers other than the chief save into a"
-        " folder of their own",
-        r"did alone what all workers must do|had ended; \S+ still trained",
-    ),
-    _permanent_cause(
-        "ended-early",
-        "find out why it ended early: an exception that the script catches, `sys.exit` or"
-        " `os._exit` in a callback or a library, a condition that only this worker meets. Let it"
-        " end with another exit code",
-        r"and ended with exit code 0; \S+ waited for it",
     ),
     _permanent_cause(
         "hosts-differ",  # 47203, 60847
@@ -402,9 +341,10 @@ MESSAGES: tuple[KnownError, ...] = (
         compares_steps=True,
     ),
     *(
-        _permanent_cause("no-gpu", f"{fix}; {_ON_CPU}", rf"\bNoGpuError: this task was given {why}")
-        for why, fix in _NO_GPU
+        _permanent_cause("no-gpu", f"{fix}; {_ON_CPU}", cause=f"no-gpu-{cause}")
+        for cause, fix in _NO_GPU.items()
     ),
+    _permanent_cause("no-gpu", f"{_CHECK_DRIVER}; {_ON_CPU}", r"\bNoGpuError\b", cause="no-gpu"),
     KnownError(
         "uneven-batches",  # 33086, 36153, 25254
         "one worker ran out of data before the others: repeat() the dataset and set"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tfcluster.errors import UsageError, join_first
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -35,7 +36,7 @@ class Restarting:
     """Returns a random number for `restart_policy.decide`."""
     budgets: Restarts = field(init=False)
     membership: Membership = field(init=False)
-    gone: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, NodeLoss] = field(default_factory=dict)
     """Nodes that are gone for good → why."""
     planned: str = ""
     """The reason why the gang is being restarted although nothing failed; empty if it is not."""
@@ -203,12 +204,12 @@ class Restarting:
 
     # -- lost nodes -----------------------------------------------------------------------
 
-    def lose_for_good(self, node: str, reason: str, now: float) -> None:
+    def lose_for_good(self, node: str, loss: NodeLoss, now: float) -> None:
         """Go on without a lost node: none of its tasks can still run."""
-        self.gone[node] = reason
+        self.gone[node] = loss
         self.membership.lost.add(node)
         if self.end.next_attempt is None:
-            self.gang.lose_node(node, reason)
+            self.gang.lose_node(node, loss)
         elif self.membership.uses(node):
             self._restart_smaller_gang(self.end.next_attempt, now)
 
@@ -219,43 +220,43 @@ class Restarting:
         else:
             self._order_gang(next_one.reason, now)
 
-    def lose_unreached(self, reasons: Mapping[str, str], now: float, *, is_lost: bool) -> None:
+    def lose_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
         """Act on nodes that the first start cannot connect to, if its job can start again.
 
-        They are lost if earlier coordinators have reached them, or if one is a lost pod. Otherwise
-        the spec or the environment may be wrong, which the job's next start would not change. A
-        gang that is large enough starts without them.
+        They are lost if earlier coordinators have reached them, or if a backend says so of one.
+        Otherwise the spec or the environment may be wrong, which the job's next start would not
+        change. A gang that is large enough starts without them.
         """
-        is_lost = is_lost or self.gang.number > 0 or any(map(kind_of_loss, reasons.values()))
-        if self.can_come_back and is_lost:
-            losses = [loss_of(node, node, reason) for node, reason in reasons.items()]
-            for loss in losses:
-                self.end.record(ev.NodeLost(node=loss.node, reason=loss.description))
-            self.lose_start(max(losses, key=lambda loss: loss.is_own_end), now)
+        is_known = any(loss.nature is not LossNature.UNKNOWN for loss in losses.values())
+        if self.can_come_back and (is_known or self.gang.number > 0):
+            for node, loss in losses.items():
+                self.end.record(event_of(node, loss))
+            failures = [loss_of(self.plan, node, node, loss) for node, loss in losses.items()]
+            self.lose_start(max(failures, key=lambda failure: failure.is_own_end), now)
         else:
-            self._start_without(reasons, now)
+            self._start_without(losses, now)
 
     def can_do_without(self, node: str) -> bool:
         """Return whether the run can go on at once without a lost node: with fewer tasks, or
         because its scheduler gives it another node."""
         if self.can_come_back or self.end.next_attempt is None:
             return self.can_come_back
-        loss, members = self._loss({node: ""}), self.membership.members
+        loss, members = self._loss({node: NodeLoss("")}), self.membership.members
         return (
             loss is None or restart_policy.without(self.plan, members, loss, NODE_GONE) is not None
         )
 
-    def reach_again(self, node: str, reason: str, now: float) -> bool:
+    def reach_again(self, node: str, why: NodeLoss, now: float) -> bool:
         """Restart what needs a node that was not reached; return False if the node is given up.
 
         The attempt that could not reach it counts against the budget of the gang, or of the tasks
         that restart alone.
         """
         if self.end.next_attempt is None:
-            for task in self.gang.lose_node(node, reason):
+            for task in self.gang.lose_node(node, why):
                 self.revive(task, now)
             return any(one.is_restart_due for one in self.gang if one.node == node)
-        loss = self._loss({node: reason})
+        loss = self._loss({node: why})
         assert loss is not None
         self.budgets.begin()  # that attempt has not advanced
         verdict = self.budgets.decide(None, loss, step=None, jitter=self.jitter)
@@ -287,16 +288,14 @@ class Restarting:
         outcome = Outcome(Status.INTERRUPTED, 1, comes_back=reason)
         self.end.end_run(f"it needs {reason}", outcome, now, grace_s=None)
 
-    def _loss(self, lost: Mapping[str, str]) -> Failure | None:
-        """Return the failure of a task that must start with the gang but whose node is lost.
-
-        None if there is none. `lost`: node → why.
-        """
+    def _loss(self, lost: Mapping[str, NodeLoss]) -> Failure | None:
+        """Return the failure of a task that the gang needs but whose node is `lost`, or None."""
         for task in self.membership.members if lost else ():
             node = self.plan.task(task).node
             why = lost.get(node)
             if why is not None and not restart_policy.restarts_alone(self.plan, task):
-                return replace(loss_of(node, str(task), why), attempt=self.gang.number)
+                failure = loss_of(self.plan, node, str(task), why)
+                return replace(failure, attempt=self.gang.number)
         return None
 
     # -- fewer workers, and more ----------------------------------------------------------
@@ -367,11 +366,10 @@ class Restarting:
         """Return a restart that nothing failed for: without delay, and not counted."""
         return Restart(0.0, self.budgets.history(None), is_counted=False)
 
-    def _start_without(self, nodes: Mapping[str, str], now: float) -> None:
+    def _start_without(self, nodes: Mapping[str, NodeLoss], now: float) -> None:
         """Leave the tasks of `nodes`, which the first start has not reached, out of the gang.
 
-        Nothing happens if it would be too small, or a node has other tasks than workers. `nodes`:
-        node → why.
+        Nothing happens if it would be too small, or a node has other tasks than workers.
         """
         lost = {task.id for task in self.plan.tasks if task.node in nodes}
         members = restart_policy.remaining(self.plan, self.membership.members, lost)
@@ -380,15 +378,30 @@ class Restarting:
         for node, why in nodes.items():
             self.gone[node] = why
             self.membership.lost.add(node)
-            self.end.record(ev.NodeLost(node=node, reason=why))
+            self.end.record(event_of(node, why))
         self.membership.leave_out(lost, Absence.NODE, now)
         names, count = join_first(sorted(lost)), len(self.membership.workers)
         what = f"starting with {count} of {count_of(count + len(lost))}, without {names}"
         self.end.warn(f"{what}: {join_first([*nodes])} cannot be reached")
 
 
-def loss_of(node: str, task: str, reason: str) -> Failure:
-    return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, description=reason)
+def loss_of(plan: Plan, node: str, task: str, loss: NodeLoss) -> Failure:
+    """Return the failure of `task`, or of a whole node with its name, by the loss of the node."""
+    return Failure(
+        task,
+        None,
+        None,
+        node=node,
+        observed=kind_of_loss(loss.nature),
+        description=loss.reason,
+        loss=loss.nature,
+        backend=plan.node(node).backend,
+    )
+
+
+def event_of(node: str, loss: NodeLoss) -> ev.NodeLost:
+    """Return the event of a node's loss."""
+    return ev.NodeLost(node=node, reason=loss.reason, nature=loss.nature)
 
 
 def _reason_of(failure: Failure) -> str:

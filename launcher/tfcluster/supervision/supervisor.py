@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -37,7 +38,7 @@ from tfcluster.supervision.failure import Kind, kind_of_leaving
 from tfcluster.supervision.gang import Gang, describe_lone_work
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Membership
-from tfcluster.supervision.restarting import REACH_S, Restarting, loss_of
+from tfcluster.supervision.restarting import REACH_S, Restarting, event_of, loss_of
 from tfcluster.supervision.silence import Silence
 from tfcluster.supervision.stalls import Activity, Position
 from tfcluster.supervision.verdicts import CAUSE_WAIT_S, FROZEN_S
@@ -102,7 +103,7 @@ class Supervisor:
         return self.end.outcome
 
     @property
-    def gone(self) -> Mapping[str, str]:
+    def gone(self) -> Mapping[str, NodeLoss]:
         """The nodes that are gone for good → why."""
         return self.restarting.gone
 
@@ -242,49 +243,48 @@ class Supervisor:
         self.resumed_at, self.suspended_s = now, seconds
         self.end.record(ev.Suspended(seconds=round(seconds, 1)))
 
-    def node_lost(self, node: str, reason: str, now: float) -> None:
+    def node_lost(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         self.membership.lost.add(node)
         if self.outcome is not None:
             return
-        self.end.record(ev.NodeLost(node=node, reason=reason))
-        lost = self.gang.lose_node(node, reason, chief_done=self.end.is_finishing)
+        self.end.record(event_of(node, loss))
+        lost = self.gang.lose_node(node, loss, chief_done=self.end.is_finishing)
         needed = [self.gang[task] for task in lost if not self.gang[task].is_cancelled]
         if self.end.stage is Stage.STARTING:
-            self.restarting.lose_start(loss_of(node, node, reason), now)
+            self.restarting.lose_start(loss_of(self.plan, node, node, loss), now)
         elif self.end.forms_gang and any(member.is_core for member in needed):
             self.end.end_gang("a node is lost", now)
         for task in lost:
             self.restarting.revive(task, now)
         self._react(now)
 
-    def nodes_unreached(
-        self, reasons: Mapping[str, str], now: float, *, is_lost: bool = False
-    ) -> None:
-        """Note that the first start cannot connect to nodes, each with the reason.
+    def nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
+        """Note that the first start cannot connect to nodes.
 
-        If one is lost and the run's job can start again, it does. Else the nodes are gone if the
-        gang may start without them, or nothing happens. `is_lost`: one is lost, whatever the
-        reasons say.
+        If one is known to be lost and the run's job can start again, it does. Else the nodes are
+        gone if the gang may start without them, or nothing happens.
         """
-        self.restarting.lose_unreached(reasons, now, is_lost=is_lost)
+        self.restarting.lose_unreached(losses, now)
         self._react(now)
 
-    def node_leaving(self, node: str, reason: str, now: float) -> None:
+    def node_leaving(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that `node` is taken away soon: its tasks save, the next attempt uses another.
 
         Until then it answers. Its tasks count as preempted, whatever they do in the time that is
-        left, unless `reason` is that of a pod which is lost in another way. A run before its first
-        attempt has its job start again; ignored while no task trains later.
+        left, unless it is known to be lost in another way. A run before its first attempt has its
+        job start again; ignored while no task trains later.
         """
         end = self.end
         if self.outcome is None and end.stage is Stage.STARTING and self.restarting.can_come_back:
-            loss = replace(loss_of(node, node, reason), observed=kind_of_leaving(reason))
-            self.restarting.lose_start(loss, now)
+            lost = loss_of(self.plan, node, node, loss)
+            lost = replace(lost, observed=kind_of_leaving(loss.nature))
+            self.restarting.lose_start(lost, now)
         elif self.outcome is None and end.is_training:
             leaving = [member for member in self.gang.running() if member.node == node]
             for member in leaving:
-                self.gang.blame(member, kind_of_leaving(reason), reason)
+                kind = kind_of_leaving(loss.nature)
+                self.gang.blame(member, kind, loss.reason, loss=loss.nature)
             if end.forms_gang and any(member.is_core for member in leaving):
                 end.end_gang(f"{node} is leaving", now, grace_s=None)
             else:
@@ -298,20 +298,20 @@ class Supervisor:
         has_lease = self.plan.node(node).capabilities.has_lease
         return REACH_S if has_lease and not self.restarting.can_do_without(node) else 0.0
 
-    def node_unreached(self, node: str, reason: str, now: float) -> None:
+    def node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that the next start has not reached a lost node, on which nothing lives any more.
 
         That is a failed attempt: if another one is left, it tries again. The node is gone for good
         if none is, or if the run can go on without it.
         """
         restarting = self.restarting
-        if restarting.can_do_without(node) or not restarting.reach_again(node, reason, now):
-            restarting.lose_for_good(node, reason, now)
+        if restarting.can_do_without(node) or not restarting.reach_again(node, loss, now):
+            restarting.lose_for_good(node, loss, now)
         self._react(now)
 
-    def node_gone(self, node: str, reason: str, now: float) -> None:
+    def node_gone(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""
-        self.restarting.lose_for_good(node, reason, now)
+        self.restarting.lose_for_good(node, loss, now)
         self._react(now)
 
     def node_back(self, node: str, now: float) -> None:
@@ -539,7 +539,7 @@ class Supervisor:
             case "agents":
                 for node in dict.fromkeys(m.node for m in self.gang if m.is_overdue(now)):
                     self.end.orders.append(DropNode(node))
-                    self.node_lost(node, "its agent does not answer", now)
+                    self.node_lost(node, NodeLoss("its agent does not answer"), now)
             case "run" if self.end.ending is None:
                 stall = self.silence.describe_stall(now)
                 deadline_s = self.end.policy.run_deadline_s or 0.0
@@ -628,8 +628,8 @@ class Supervisor:
             at = positions.get(member.name)
             waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
             if at is not None and waits and member.trains_in_step and not member.is_done:
-                reason = describe_lone_work(member, self.gang.finished(), at.place)
-                self.gang.blame(member, Kind.PERMANENT, reason)
+                why, known = describe_lone_work(member, self.gang.finished(), at.place)
+                self.gang.blame(member, Kind.PERMANENT, why, known=known)
         late = [member for member in late if self.gang[member.name].failure is None]
         where = {task: at.place for task, at in positions.items()}
         for warning in verdicts.warn_about_late(late, grace_s, self._last_step, where):

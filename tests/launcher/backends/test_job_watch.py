@@ -17,7 +17,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import job_watch, jobs, past_runs
-from tfcluster.backends.jobs import JobEnd, JobState, Phase
+from tfcluster.backends.jobs import JobEnd, JobPhase, JobState
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.rundir import events as ev
@@ -84,7 +84,7 @@ def submitted(home: Any, fake: Fake, *events: ev.Event, cluster: str = "north") 
     for event in events or (ev.RunQueued(reason="job 7"),):
         writer.record(event)
     writer.close()
-    fake.states[paths.run_id] = JobState(Phase.QUEUED, "Priority")
+    fake.states[paths.run_id] = JobState(JobPhase.QUEUED, "Priority")
     return paths
 
 
@@ -106,7 +106,7 @@ STARTED = (
 
 def test_a_run_in_a_queue_shows_the_reason_and_is_not_lost(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake)
-    fake.states[paths.run_id] = JobState(Phase.QUEUED, "Priority", starts_at=time.time() + 60)
+    fake.states[paths.run_id] = JobState(JobPhase.QUEUED, "Priority", starts_at=time.time() + 60)
     state = job_watch.load(paths)
     assert state.status is Status.QUEUED
     assert state.waits_for is not None
@@ -127,7 +127,7 @@ def test_a_job_that_is_queued_again_without_a_word_is_queued(home_dir: Any, fake
 def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, fake: Fake) -> None:
     """The scheduler keeps it if it can go on with fewer nodes, also without its first one."""
     paths = submitted(home_dir, fake, *STARTED)
-    fake.states[paths.run_id] = JobState(Phase.RUNNING)
+    fake.states[paths.run_id] = JobState(JobPhase.RUNNING)
     heartbeat.claim(paths, asdict(GONE))
     assert job_watch.load(paths).status is Status.RUNNING
     at = time.time() - 500
@@ -137,7 +137,7 @@ def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, f
     assert state.status is Status.STALLED
     assert "nothing is heard of its coordinator" in (state.stall or {})["what"]
     assert fake.orphaned == ["7"], "the scheduler is asked to start it again"
-    fake.states[paths.run_id] = JobState(Phase.ENDING)
+    fake.states[paths.run_id] = JobState(JobPhase.ENDING)
     job_watch.forget()
     assert job_watch.load(paths).status is Status.STALLED, "its last processes are being ended"
     assert fake.orphaned == ["7"]
@@ -145,7 +145,7 @@ def test_a_job_that_runs_without_its_coordinator_is_not_running(home_dir: Any, f
 
 def test_a_job_that_its_scheduler_has_stopped_is_suspended(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake, *STARTED)
-    fake.states[paths.run_id] = JobState(Phase.SUSPENDED)
+    fake.states[paths.run_id] = JobState(JobPhase.SUSPENDED)
     state = job_watch.load(paths)
     assert state.status is Status.SUSPENDED
     assert state.waits_for == "the scheduler, which has suspended its job"
@@ -154,10 +154,10 @@ def test_a_job_that_its_scheduler_has_stopped_is_suspended(home_dir: Any, fake: 
 
 def test_a_running_job_is_as_its_coordinator_says(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake, *STARTED)
-    fake.states[paths.run_id] = JobState(Phase.RUNNING)
+    fake.states[paths.run_id] = JobState(JobPhase.RUNNING)
     assert job_watch.load(paths) == registry.load(paths)
     queued = submitted(home_dir, fake)
-    fake.states[queued.run_id] = JobState(Phase.RUNNING)
+    fake.states[queued.run_id] = JobState(JobPhase.RUNNING)
     job_watch._schedulers.clear()
     state = job_watch.load(queued)
     assert (state.status, state.waits_for) == (
@@ -170,7 +170,7 @@ def test_the_scheduler_is_asked_once_for_all_runs(home_dir: Any, fake: Fake) -> 
     found = [submitted(home_dir, fake) for _ in range(3)]
     listed = job_watch.list_runs().runs
     assert [state.waits_for for _, state in listed] == ["nodes: Priority"] * 3
-    fake.states = dict.fromkeys(fake.states, JobState(Phase.QUEUED, "Resources"))
+    fake.states = dict.fromkeys(fake.states, JobState(JobPhase.QUEUED, "Resources"))
     assert job_watch.load(found[0]).waits_for == "nodes: Priority", "asked less than 5 s ago"
     assert fake.asked == 1
 
@@ -206,7 +206,7 @@ def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fa
     past_runs.note(paths.run_id, "slurm", "north")
     log = "starting\nslurmstepd: error: *** JOB 7 CANCELLED ***\n\n== the site's epilog ==\n"
     paths.coordinator_log.write_text(log)
-    fake.states[paths.run_id] = JobState(Phase.OVER, ended_at=NOON + 60)
+    fake.states[paths.run_id] = JobState(JobPhase.OVER, ended_at=NOON + 60)
     state = job_watch.load(paths)
     assert (state.status, state.exit_code, state.ended_at) == (
         Status.INTERRUPTED,
@@ -223,7 +223,7 @@ def test_the_end_of_a_job_is_recorded_by_whoever_notices(home_dir: Any, fake: Fa
 def test_what_a_site_prints_is_quoted_only_without_a_reason(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake, *STARTED)
     paths.coordinator_log.write_text("== welcome ==\n")
-    fake.states[paths.run_id] = JobState(Phase.OVER)
+    fake.states[paths.run_id] = JobState(JobPhase.OVER)
     reason = job_watch.load(paths).reason
     assert reason is not None
     assert reason.endswith("; its log ends with: == welcome ==")
@@ -247,7 +247,7 @@ def test_a_job_that_can_never_start_ends_its_run_and_is_removed(home_dir: Any, f
     paths = submitted(home_dir, fake)
     past_runs.note(paths.run_id, "slurm", "north")
     end = JobEnd("the coordinator's pod cannot start: no image", "push it", exit_code=3)
-    fake.states[paths.run_id] = JobState(Phase.QUEUED, "it waits", end=end)
+    fake.states[paths.run_id] = JobState(JobPhase.QUEUED, "it waits", end=end)
     state = job_watch.load(paths)
     assert (state.status, state.exit_code) == (Status.FAILED, 3)
     assert (state.reason, state.hint) == (end.reason, "push it")
@@ -257,12 +257,12 @@ def test_a_job_that_can_never_start_ends_its_run_and_is_removed(home_dir: Any, f
 
 def test_an_end_is_recorded_once_by_many(home_dir: Any, fake: Fake) -> None:
     paths = submitted(home_dir, fake)
-    fake.states[paths.run_id] = JobState(Phase.OVER)
+    fake.states[paths.run_id] = JobState(JobPhase.OVER)
     found = [registry.load(paths) for _ in range(8)]
     ends: list[RunSnapshot] = []
 
     def conclude(state: RunSnapshot) -> None:
-        ends.append(job_watch._conclude(paths, state, JobState(Phase.OVER)))
+        ends.append(job_watch._conclude(paths, state, JobState(JobPhase.OVER)))
 
     threads = [threading.Thread(target=conclude, args=(state,)) for state in found]
     for thread in threads:
@@ -279,7 +279,7 @@ def test_an_end_that_the_coordinator_has_recorded_is_kept(home_dir: Any, fake: F
     writer = RunWriter(registry.load(paths), paths)
     writer.record(ev.RunFinished(status="succeeded", exit_code=0))
     writer.close()
-    state = job_watch._conclude(paths, outdated, JobState(Phase.OVER))
+    state = job_watch._conclude(paths, outdated, JobState(JobPhase.OVER))
     assert state.status is Status.SUCCEEDED
 
 
@@ -316,7 +316,7 @@ def test_a_copy_of_another_machines_run_ends_without_touching_its_job(
     paths = submitted(home_dir / "elsewhere", fake, *STARTED)
     assert paths.is_copy
     end = JobEnd("there is no image", status=Status.FAILED) if never_starts else None
-    fake.states[paths.run_id] = JobState(Phase.OVER, end=end)
+    fake.states[paths.run_id] = JobState(JobPhase.OVER, end=end)
     state = job_watch.load(paths)
     assert state.status is (Status.FAILED if never_starts else Status.INTERRUPTED)
     reason = "there is no image" if never_starts else "the machine that has started it has fetched"
@@ -357,13 +357,13 @@ def test_news_are_what_has_changed(
     now = time.time()
     assert hear(1) == ["queued: Priority"]
     for soon in (100.0, 400.0):  # the second moves it too little
-        fake.states[paths.run_id] = JobState(Phase.QUEUED, "Priority", starts_at=now + soon)
+        fake.states[paths.run_id] = JobState(JobPhase.QUEUED, "Priority", starts_at=now + soon)
         (said,) = hear(2)
         assert said.startswith("queued: Priority, starts about ")
     fake.error = SilentError("no slurmctld")
     assert hear(3) == ["slurm does not answer: no slurmctld; tfcluster keeps asking"]
     fake.error = None
-    fake.states[paths.run_id] = JobState(Phase.QUEUED, "Resources")
+    fake.states[paths.run_id] = JobState(JobPhase.QUEUED, "Resources")
     assert hear(4) == ["queued: Resources"]
 
 
@@ -403,7 +403,7 @@ def test_a_silent_scheduler_of_a_running_run_is_news_where_the_files_come_from_t
 )
 def test_an_estimate_has_its_day_if_that_is_far(in_s: float | None, text: str) -> None:
     at = None if in_s is None else NOON + in_s
-    assert job_watch.format_wait(JobState(Phase.QUEUED, "Priority", at), NOON) == text
+    assert job_watch.format_wait(JobState(JobPhase.QUEUED, "Priority", at), NOON) == text
 
 
 def test_a_note_about_a_job_counts_once_its_run_is_over(home_dir: Any, fake: Fake) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tfcluster.backends.jobs import JobState, Phase
+from tfcluster.backends.jobs import JobPhase, JobState
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.backends.slurm import slurm_jobs
 from tfcluster.rundir.states import Status
@@ -37,22 +37,25 @@ def answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answering:
 @pytest.mark.parametrize(
     ("line", "state"),
     [
-        ("7|PENDING|N/A|N/A|None|", JobState(Phase.QUEUED)),
-        ("7|PENDING|1795449588|NONE|Priority|", JobState(Phase.QUEUED, "Priority", 1795449588.0)),
+        ("7|PENDING|N/A|N/A|None|", JobState(JobPhase.QUEUED)),
+        (
+            "7|PENDING|1795449588|NONE|Priority|",
+            JobState(JobPhase.QUEUED, "Priority", 1795449588.0),
+        ),
         (
             "7|PENDING|N/A|N/A|JobHeldUser|",
-            JobState(Phase.QUEUED, "JobHeldUser: `scontrol release 7` lets it start"),
+            JobState(JobPhase.QUEUED, "JobHeldUser: `scontrol release 7` lets it start"),
         ),
-        ("7|REQUEUE_HOLD|N/A|N/A|None|", JobState(Phase.QUEUED)),
-        ("7|CONFIGURING|1795449588|NONE|None|", JobState(Phase.QUEUED, "", 1795449588.0)),
-        ("7|RUNNING|1795449588|1795449999|None|", JobState(Phase.RUNNING)),
-        ("7|SUSPENDED|1795449588|1795449999|None|", JobState(Phase.SUSPENDED)),
-        ("7|COMPLETING|1795449588|1795449999|None|", JobState(Phase.ENDING)),
+        ("7|REQUEUE_HOLD|N/A|N/A|None|", JobState(JobPhase.QUEUED)),
+        ("7|CONFIGURING|1795449588|NONE|None|", JobState(JobPhase.QUEUED, "", 1795449588.0)),
+        ("7|RUNNING|1795449588|1795449999|None|", JobState(JobPhase.RUNNING)),
+        ("7|SUSPENDED|1795449588|1795449999|None|", JobState(JobPhase.SUSPENDED)),
+        ("7|COMPLETING|1795449588|1795449999|None|", JobState(JobPhase.ENDING)),
         (
             "7|CANCELLED|1795449588|1795449589|Resources|",
-            JobState(Phase.OVER, ended_at=1795449589.0),
+            JobState(JobPhase.OVER, ended_at=1795449589.0),
         ),
-        ("7|A_NEW_STATE|N/A|N/A|None|", JobState(Phase.OVER)),
+        ("7|A_NEW_STATE|N/A|N/A|None|", JobState(JobPhase.OVER)),
     ],
 )
 def test_states_of_jobs(line: str, state: JobState) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 
 from tfcluster.backends import job_watch, jobs
-from tfcluster.backends.jobs import JobState, Phase
+from tfcluster.backends.jobs import JobPhase, JobState
 from tfcluster.cli.elsewhere import SchedulerChoice
 from tfcluster.errors import UnknownRunError
 from tfcluster.rundir import registry
@@ -26,7 +26,7 @@ class Cluster:
     """A scheduler with one run that another machine has submitted."""
 
     def __init__(self, run: str = RUN) -> None:
-        self.states = {run: JobState(Phase.RUNNING, job="demo")}
+        self.states = {run: JobState(JobPhase.RUNNING, job="demo")}
         self.made = 0
 
     def cluster(self, of: object, *, patience_s: float) -> str:

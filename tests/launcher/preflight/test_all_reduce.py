@@ -184,6 +184,11 @@ RING = told(
     "worker:0", "all_reduce", communication="RING", workers=["worker:0", "worker:1"], seconds=0.5
 )
 NO_GPU = "this task was given GPU 1, but TensorFlow registers none: cannot load libcudart.so.12"
+NO_GPU_ERROR = {
+    "exception": "tfcluster_workers.errors.NoGpuError",
+    "message": NO_GPU,
+    "cause": "no-gpu-libraries",
+}
 LOST_PEER = "Collective ops is aborted by: Connection reset by peer"
 
 
@@ -219,12 +224,7 @@ def test_a_failure_is_the_finding_of_the_worker_that_caused_it(paths: RunPaths) 
         paths,
         told("worker:0", "task_error", exception=failed, message=LOST_PEER, traceback=""),
         exited("worker:0", 1),
-        told(
-            "worker:1",
-            "task_error",
-            exception="tfcluster_workers.errors.NoGpuError",
-            message=NO_GPU,
-        ),
+        told("worker:1", "task_error", **NO_GPU_ERROR),
         exited("worker:1", 1),
     )
     (finding,) = report.fatal

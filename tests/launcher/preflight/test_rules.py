@@ -207,7 +207,11 @@ TWO = replace(
     gpus=("H100", "H100"),
     named=("CUDA_VISIBLE_DEVICES",),
     visible_gpus=(0, 1),
-    imported={"devices": ["CPU"], "no_gpu": "cannot load libcudart.so.12, libcudnn.so.9"},
+    imported={
+        "devices": ["CPU"],
+        "no_gpu": "cannot load libcudart.so.12, libcudnn.so.9",
+        "no_gpu_cause": "libraries",
+    },
 )
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster import kinds
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.keras_settings import KerasPatch
+from tfcluster.plans.plan import NodePlan
 from tfcluster.supervision import known_errors
 from tfcluster.supervision.failure import (
     CIRCUMSTANCES,
@@ -18,11 +22,19 @@ from tfcluster.supervision.failure import (
     Failure,
     Kind,
     find,
+    kind_of_loss,
 )
+from tfcluster.supervision.known_errors import KnownError
+from tfcluster.supervision.restarting import loss_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/failures.md").read_text()
 ROWS = [*known_errors.MESSAGES, *CIRCUMSTANCES.values()]
+ROWS += [
+    KnownError(*advice, kind=str(kind_of_loss(nature)))
+    for backend in kinds.REGISTRY
+    for nature, advice in kinds.get(backend).losses.items()
+]
 RUNTIME = "tensorflow.python.framework.errors_impl"
 GRAPH = (
     "Graph execution error:\n\nDetected at node IteratorGetNext defined at"
@@ -134,12 +146,6 @@ MESSAGES = [
         "tfcluster_workers.keras3.release.Keras3Error",
         "the metric `top` was made outside strategy.scope(), so each worker would count only its"
         " own share: make it inside the scope",
-    ),
-    (
-        "keras-3-refused",
-        Kind.PERMANENT,
-        "SystemExit",
-        "keras_mnist: Keras 3.16.0 cannot be patched for several workers: Trainer.fit is missing",
     ),
     (
         "keras-2-script",
@@ -302,12 +308,6 @@ MESSAGES = [
     (
         "shadowed-module",
         Kind.PERMANENT,
-        "ModuleNotFoundError",
-        "No module named 'wandb.keras' (wandb is only the folder /job/wandb)",
-    ),
-    (
-        "shadowed-module",
-        Kind.PERMANENT,
         "AttributeError",
         "partially initialized module 'wandb' has no attribute 'init' (most likely due to a"
         " circular import)",
@@ -371,19 +371,6 @@ MESSAGES = [
         Kind.PERMANENT,
         "tfcluster_workers.errors.ClusterChangedError",
         "main.py:3 removes TF_CONFIG: each of the 2 workers would train alone",
-    ),
-    (
-        "tf-config",
-        Kind.PERMANENT,
-        "tfcluster_workers.errors.ClusterChangedError",
-        "the script makes a server: this task would be ps:0 of {}",
-    ),
-    (
-        "tf-config",
-        Kind.PERMANENT,
-        "tfcluster_workers.errors.ClusterChangedError",
-        "main.py:3 sets TF_CONFIG: this task would be worker:0 of {}\ntfcluster started it as"
-        " worker:0 of {}\nto keep the script's own addresses: --set 'cluster={}'",
     ),
     (
         "not-serving",
@@ -451,18 +438,10 @@ MESSAGES = [
         " a group with size 8, but that group has size 4 (group_key=1)",
     ),
     *(
-        ("no-gpu", Kind.PERMANENT, exception, f"{name}this task was given {given}: {why}")
+        ("no-gpu", Kind.PERMANENT, exception, f"{name}this task was given GPU 0, but TensorFlow")
         for exception, name in (
             ("tfcluster_workers.errors.NoGpuError", ""),
             ("tensorflow.python.autograph.impl.api.StagingError", "NoGpuError: "),
-        )
-        for given in ("GPU 0, but TensorFlow registers none",)
-        for why in (
-            "cannot load libcuda.so.1",
-            "cannot load libcudart.so.12, libcudnn.so.9",
-            "kernel version 550.120.0 does not match DSO version 560.35.5",
-            "cuInit: CUDA_ERROR_UNKNOWN: unknown error",
-            "it was built without support for GPUs",
         )
     ),
     (
@@ -642,6 +621,29 @@ def test_a_known_error_is_recognized_from_the_report_and_from_the_log(
 
 
 @pytest.mark.parametrize(
+    ("cause", "anchor", "hint"),
+    [
+        ("own-addresses", "tf-config", "write the script's own addresses into `cluster`"),
+        ("own-resolver", "tf-config", "create the resolver, the server or the strategy"),
+        ("cluster-changed", "tf-config", "keep the TF_CONFIG that tfcluster sets"),
+        ("not-serving", "not-serving", "per_task"),
+        ("only-a-folder", "shadowed-module", "rename it"),
+        ("no-gpu-driver", "no-gpu", "install the driver"),
+        ("no-gpu-build", "no-gpu", "instead of tensorflow-cpu"),
+        ("no-gpu-libraries", "no-gpu", "install NVIDIA's libraries"),
+        ("no-gpu-version", "no-gpu", "restart the machine"),
+        ("no-gpu", "no-gpu", "nvidia-smi, dmesg"),
+    ],
+)
+def test_an_error_of_the_hooks_is_known_by_its_cause(cause: str, anchor: str, hint: str) -> None:
+    error = {"exception": "x.Error", "message": "whatever it says", "cause": cause}
+    failure = Failure("worker:0", 1, None, error=error)
+    assert failure.kind is Kind.PERMANENT
+    assert failure.docs == f"docs/failures.md#{anchor}"
+    assert hint in (failure.hint or "")
+
+
+@pytest.mark.parametrize(
     ("exit_code", "number", "log", "anchor"),
     [
         (2, None, "python: can't open file '/job/x.py': [Errno 2] No such file", "script-missing"),
@@ -666,38 +668,27 @@ def test_a_known_error_without_an_exception_is_recognized_from_the_last_lines(
 
 
 @pytest.mark.parametrize(
-    "description",
+    ("backend", "nature", "kind", "anchor"),
     [
-        "its container r-worker-1 was killed (docker kill, docker stop, a daemon that ended)",
-        "its container r-worker-1 is paused; `docker unpause r-worker-1` resumes it",
-        "its container r-worker-1 has been removed",
-        "its container r-worker-1 ended with exit code 1: no such file",
+        ("docker", LossNature.INFRASTRUCTURE, "node_lost", "container-lost"),
+        ("docker", LossNature.OWN_FAILURE, "node_lost", "container-lost"),
+        ("docker", LossNature.OUT_OF_MEMORY, "out_of_memory", "out-of-memory"),
+        ("docker", LossNature.UNKNOWN, "node_lost", "node-lost"),
+        ("kubernetes", LossNature.OUT_OF_MEMORY, "out_of_memory", "pod-out-of-memory"),
+        ("kubernetes", LossNature.PREEMPTED, "preempted", "pod-preempted"),
+        ("kubernetes", LossNature.PERMANENT, "permanent", "pod-permanent"),
+        ("kubernetes", LossNature.SILENT, "node_lost", "pod-lost"),
+        ("kubernetes", LossNature.OWN_FAILURE, "node_lost", "pod-lost"),
+        ("ssh", LossNature.UNKNOWN, "node_lost", "node-lost"),
     ],
 )
-def test_the_end_of_a_container_is_recognized(description: str) -> None:
-    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, description=description)
-    assert failure.kind is Kind.NODE_LOST
-    assert failure.docs == "docs/failures.md#container-lost"
-
-
-@pytest.mark.parametrize(
-    ("end", "kind", "anchor"),
-    [
-        ("(failure): it used more memory than its limit (OOMKilled)", "out_of_memory",
-         "pod-out-of-memory"),
-        ("(preemption): a pod with a higher priority took its place", "preempted", "pod-preempted"),
-        ("(permanent): its container cannot run the command", "permanent", "pod-permanent"),
-        ("(infrastructure): its node n2 does not answer", "node_lost", "pod-lost"),
-        ("(failure): its container ended with exit code 1", "node_lost", "pod-lost"),
-    ],
-)  # fmt: skip
-def test_the_class_of_a_lost_pod_decides_the_kind_of_the_failure(
-    end: str, kind: str, anchor: str
+def test_the_nature_of_a_loss_decides_the_kind_of_the_failure_and_its_backend_the_hint(
+    backend: str, nature: LossNature, kind: str, anchor: str
 ) -> None:
-    description = f"its pod r-worker-1-g1 is lost {end}"
-    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, description=description)
+    plan = replace(plan_of("worker:0"), nodes=(NodePlan("local", backend, None, "/job"),))
+    failure = loss_of(plan, "local", "worker:0", NodeLoss("it is gone", nature))
     assert failure.kind == kind
-    assert failure.reason == description
+    assert failure.reason == "it is gone"
     assert failure.docs == f"docs/failures.md#{anchor}"
 
 
@@ -876,8 +867,6 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 def test_every_known_message_is_tested() -> None:
     tested = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
-    tested |= {"container-lost", "chief-alone", "ended-early"}
-    tested |= {row.anchor for row in known_errors.LOST_PODS}
     assert {row.anchor for row in known_errors.MESSAGES} == tested
 
 

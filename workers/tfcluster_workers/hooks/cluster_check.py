@@ -212,7 +212,7 @@ def _cause_of(found: Membership) -> Change:
     is_changed = os.environ.get(tf_config_changes.NAME) != tf_config_changes.assigned
     if is_changed and _membership_of(None) == found:
         return _change(None)
-    return Change("the script makes a server")
+    return Change("the script makes a server", cause="own-resolver")
 
 
 def _own_servers() -> set[str]:
@@ -226,9 +226,11 @@ class Change:
 
     description: str
     place: tuple[str, int] | None = None
+    cause: str = "cluster-changed"
 
-    def error(self, consequence: str) -> ClusterChangedError:
-        return ClusterChangedError(f"{self.description}: {consequence}", place=self.place)
+    def error(self, consequence: str, *, cause: str = "") -> ClusterChangedError:
+        message, cause = f"{self.description}: {consequence}", cause or self.cause
+        return ClusterChangedError(message, place=self.place, cause=cause)
 
     def refuse(self, found: Membership, assigned: Membership) -> None:
         """Raise ClusterChangedError, unless the peers may exist all the same.
@@ -240,11 +242,13 @@ class Change:
             self.note(found, assigned)
             return
         difference = f"this task would be {found}\ntfcluster started it as {assigned}"
+        cause = ""
         if (found.job, found.index) == (assigned.job, assigned.index) and found.can_be_specified:
             cluster = json.dumps(found.jobs, ensure_ascii=False)
             difference += f"\nto keep the script's own addresses: --set 'cluster={cluster}'"
+            cause = "own-addresses"
         if len(assigned.addresses()) > 1:
-            raise self.error(difference)
+            raise self.error(difference, cause=cause)
         reporting.note(f"{self.description}: {difference}")
 
     def note(self, found: Membership, assigned: Membership) -> None:
@@ -257,7 +261,8 @@ def _change(resolver: Any) -> Change:
     name = tf_config_changes.NAME
     is_custom = resolver is not None and type(resolver).__name__ != "TFConfigClusterResolver"
     if is_custom or os.environ.get(name) == tf_config_changes.assigned:
-        return Change("the strategy's cluster resolver is not made from TF_CONFIG")
+        why = "the strategy's cluster resolver is not made from TF_CONFIG"
+        return Change(why, cause="own-resolver")
     changed = tf_config_changes.last_change()
     if changed is None:
         return Change(f"the script replaces {name}")

@@ -126,14 +126,17 @@ def require_gpus() -> None:
         return
     planned = given()
     if planned and not _list_devices("GPU") and (planned != ALL or machine_gpus()):
-        raise NoGpuError(planned, look().get("no_gpu") or "TensorFlow does not say why")
+        found = look()
+        why = found.get("no_gpu") or "TensorFlow does not say why"
+        raise NoGpuError(planned, why, found.get("no_gpu_cause", ""))
     _has_gpus = True
 
 
 def look() -> dict[str, Any]:
     """Import TensorFlow in a new process; return ``version``, ``seconds`` and ``devices``.
 
-    Without a GPU, ``no_gpu`` is the reason. If the import fails, ``error`` is its last line.
+    Without a GPU, ``no_gpu`` and ``no_gpu_cause`` are what `explain` returns. If the import fails,
+    ``error`` is its last line.
     """
     try:
         done = subprocess.run(
@@ -153,7 +156,8 @@ def look() -> dict[str, Any]:
         return {"error": lines[-1] if lines else f"no output (exit code {done.returncode})"}
     can_use_gpus = found.pop("can_use_gpus")
     if "GPU" not in found["devices"]:
-        found["no_gpu"] = explain(done.stderr.splitlines(), can_use_gpus=can_use_gpus)
+        why, cause = explain(done.stderr.splitlines(), can_use_gpus=can_use_gpus)
+        found |= {"no_gpu": why, "no_gpu_cause": cause}
     return found
 
 
@@ -163,40 +167,47 @@ _MISSING = re.compile(
 _NOT_NEEDED = re.compile(r"libnvinfer|libcupti|libnvshmem|libnccl")
 """Libraries without which TensorFlow registers GPUs all the same."""
 _DRIVER = "libcuda.so.1"
+_OF_DRIVER = ("libcuda.so", "libnvidia-ml.so")
 _NEEDS = re.compile(r"(\S+): cannot open shared object file")
 _NO_INIT = re.compile(r"failed call to cuInit: (?:INTERNAL: CUDA error: Failed call to cuInit: )?")
-_CAUSES = (
-    re.compile(r"\] (kernel version \S+ does not match DSO version \S+)"),
-    re.compile(r"\] failed call to (cuInit: .*)"),
-)
+_OTHER_VERSION = re.compile(r"\] (kernel version \S+ does not match DSO version \S+)")
+_CAUSES = (_OTHER_VERSION, re.compile(r"\] failed call to (cuInit: .*)"))
 """Messages that say more than a library that is missing, too."""
 _DETAILS = (
     re.compile(r"\] (kernel driver does not appear to be running) on this host"),
     re.compile(r"\] no NVIDIA GPU device is present: (/dev/\S+ does not exist)"),
 )
+_NO_LIBRARIES = re.compile(r"\] (Cannot dlopen some GPU libraries)\.")
 _LAST = (
     re.compile(r"\] Ignoring visible gpu device (\(.*)"),
-    re.compile(r"\] (Cannot dlopen some GPU libraries)\."),
+    _NO_LIBRARIES,
     re.compile(r"\] (Could not find cuda drivers on your machine)"),
 )
 
 
-def explain(lines: Iterable[str], *, can_use_gpus: bool = True) -> str:
-    """Return why TensorFlow registers no GPU, from the lines of its verbose log; else "".
+def explain(lines: Iterable[str], *, can_use_gpus: bool = True) -> tuple[str, str]:
+    """Return why TensorFlow registers no GPU, from the lines of its verbose log, and the cause.
 
-    `can_use_gpus`: its build can use GPUs at all. The messages are those of TensorFlow 2.12 to
-    2.21: dso_loader.cc, cuda_driver.cc, cuda_platform.cc, cuda_diagnostics.cc, gpu_device.cc.
+    The cause is ``driver``, ``build``, ``libraries``, ``version``, or "" for any other; both are
+    "" if the log does not say why. `can_use_gpus`: its build can use GPUs at all. The messages are
+    those of TensorFlow 2.12 to 2.21: dso_loader.cc, cuda_driver.cc, cuda_platform.cc,
+    cuda_diagnostics.cc, gpu_device.cc.
     """
     if not can_use_gpus:
-        return "it was built without support for GPUs"
+        return "it was built without support for GPUs", "build"
     text = [_NO_INIT.sub("failed call to cuInit: ", line.rstrip()) for line in lines]
     missing = {found[1]: found[2] for line in text if (found := _MISSING.search(line))}
     missing = {name: why for name, why in missing.items() if not _NOT_NEEDED.match(name)}
     if _DRIVER in missing:
-        return _describe_missing({_DRIVER: missing[_DRIVER]})
+        return _describe_missing({_DRIVER: missing[_DRIVER]}), "driver"
     if causes := _find(text, _CAUSES)[:1]:
-        return "; ".join(causes + _find(text, _DETAILS))
-    return _describe_missing(missing) if missing else "".join(_find(text, _LAST)[:1])
+        is_version = bool(_find(text, [_OTHER_VERSION]))
+        return "; ".join(causes + _find(text, _DETAILS)), "version" if is_version else ""
+    if missing:
+        of_driver = any(name.startswith(_OF_DRIVER) for name in missing)
+        return _describe_missing(missing), "driver" if of_driver else "libraries"
+    last = "".join(_find(text, _LAST)[:1])
+    return last, "libraries" if last in _find(text, [_NO_LIBRARIES]) else ""
 
 
 def _find(lines: Iterable[str], patterns: Iterable[re.Pattern[str]]) -> list[str]:

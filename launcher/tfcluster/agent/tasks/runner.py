@@ -191,7 +191,7 @@ class TaskRunner:
                 continue
             if catches(task.training_pid, stacks.SIGNAL):
                 self._log_streams.drain(task)
-                task.question = stacks.Question(task.log, now)
+                task.question = stacks.StacksQuestion(task.log, now)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(task.training_pid, stacks.SIGNAL)
             else:  # the signal would end it

@@ -12,7 +12,7 @@ import signal
 
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.processes import state_of
-from tfcluster.agent.tasks.output import Log
+from tfcluster.agent.tasks.output import TaskLog
 
 SIGNAL = signal.SIGRTMAX - 1 if hasattr(signal, "SIGRTMAX") else signal.SIGUSR1
 """Not SIGUSR1, if possible: scripts for Slurm take that one as the warning to save and exit."""
@@ -36,10 +36,10 @@ _INSTALLED = re.compile(
 )
 
 
-class Question:
+class StacksQuestion:
     """A request for a task's stacks, from the signal to the answer in its log."""
 
-    def __init__(self, log: Log, now: float) -> None:
+    def __init__(self, log: TaskLog, now: float) -> None:
         """Note where the answer will begin; the caller sends the signal afterwards."""
         self._log, self._begin = log, log.size
         self._until = now + PATIENCE_S

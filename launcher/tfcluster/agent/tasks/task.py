@@ -25,7 +25,7 @@ from tfcluster.agent.processes import (
 from tfcluster.agent.tasks import stacks
 from tfcluster.agent.tasks.children import Child
 from tfcluster.agent.tasks.last_step import LastStep
-from tfcluster.agent.tasks.output import Log, mask_of, open_pipe
+from tfcluster.agent.tasks.output import TaskLog, mask_of, open_pipe
 from tfcluster.agent.tasks.stray_processes import marks
 
 Fork = Callable[[msg.TaskOrder, int, int], tuple[int, int]]
@@ -124,12 +124,12 @@ class Task:
         """The pids below it that have said hello."""
         self.has_unhooked_child = False
         """True once it was reported that it may train in a child without hooks."""
-        self.question: stacks.Question | None = None
+        self.question: stacks.StacksQuestion | None = None
         """The request for its stacks that it has not answered yet."""
         self.usage: tuple[int, int] | None = None
         """The wait status and the peak resident set in bytes, once its pid has ended."""
         self.drain_until = 0.0
-        self.log = Log(order.log, mask_of(order))
+        self.log = TaskLog(order.log, mask_of(order))
         self.log_begin = self.streamed = self.log.size
         """The offset up to which the log was sent to the coordinator; first, where it begins."""
         self._start(order, fork)

@@ -21,8 +21,9 @@ from pathlib import Path, PurePath
 from typing import ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
+from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, run_pods
 from tfcluster.backends.kubernetes.cluster import pod_dial
 from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
@@ -40,6 +41,7 @@ from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, ROLE, TAS
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, Pauses, TaskPod, Wait
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
+from tfcluster.node_loss import LossNature
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
@@ -164,20 +166,20 @@ class KubeNodes(Nodes):
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
-        settings = {"announces": True, "echo": "/proc/1/fd/1"}
+        config = self.run.relayed_agent(node.name, token)
+        config = replace(config, announces=True, echo="/proc/1/fd/1")
         until = self._clock.now() + _DIAL_S
         while True:
             try:
-                return await relayed.connect(
-                    node.name, argv, self.run, token=token, place=pod, settings=settings
-                )
+                return await relayed.connect(argv, config, place=pod)
             except relayed.Unreached as error:
                 await pod.explain()
-                if pod.explanation or self._clock.now() >= until:
+                if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
                     raise NodeLostError(
-                        f"{node.name} cannot be reached: {pod.explanation or error}",
+                        f"{node.name} cannot be reached: {pod.loss or error}",
                         fix=f"`{where}` shows more",
+                        nature=pod.loss.nature if pod.loss else LossNature.UNKNOWN,
                     ) from error
             await self._clock.sleep(_POLL_S)
 
@@ -186,7 +188,7 @@ class KubeNodes(Nodes):
         if pod is not None:
             if not await pod.end(_UNUSED_S if is_fenced else None):
                 if not is_fenced and pod.name in self._reached:
-                    why = pod.explanation or "its kubelet has not reported its end"
+                    why = pod.loss or "its kubelet has not reported its end"
                     raise NodeLostError(f"{node.name} may still run: {why}")
                 await pod.force()
             self._pods.pop(node.name, None)
@@ -273,7 +275,8 @@ class KubeNodes(Nodes):
         deadline_s = self._deadline_s if self._is_open else None
         if deadline_s is not None and self._clock.now() - began >= deadline_s:
             names = join_first([node.name for node in nodes])
-            raise NoPlaceError(f"no place for {names} in time: {outcome.reason}")
+            message = f"no place for {names} in time: {outcome.reason}"
+            raise NodeLostError(message, nature=LossNature.NO_PLACE)
         if pauses.are_in_vain:
             fix = f"`kubectl -n {self._cluster.namespace} get events` and the nodes' state say why"
             what = f"the cluster has lost pods {pauses.faults} times before all ran; at last "

@@ -21,6 +21,7 @@ from tfcluster.backends.kubernetes.cluster.kube_client import (
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason, has_terminated, is_over
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import NodeLoss
 
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
 _END_POLL_S = 0.3
@@ -38,7 +39,7 @@ _EXPLAINED = 4
 
 
 class TaskPod:
-    """A pod; the `relayed.Place` of its agent."""
+    """A pod; the `relayed.AgentContainer` of its agent."""
 
     def __init__(self, cluster: Cluster, made: Object) -> None:
         """`made`: the pod as the API server returned it."""
@@ -48,7 +49,7 @@ class TaskPod:
         self.generation = int(metadata["labels"][GENERATION])
         self.user: str | None = metadata.get("annotations", {}).get(CLAIMED)
         """The coordinator that uses it, if any does."""
-        self.explanation = ""
+        self.loss: NodeLoss | None = None
         self.say_slow: Callable[[str], None] = lambda pod: None
         """Called with its name if its end is not confirmed for `_QUIET_S`."""
         self._leaves_orderly = self._is_gone = self._is_left = False
@@ -72,7 +73,7 @@ class TaskPod:
         return pod is None or is_over(pod)
 
     async def explain(self) -> None:
-        """Update `explanation`; it stays as it is if the API server does not answer."""
+        """Update `loss`; it stays as it is if the API server does not answer."""
         if self._is_left:  # its deletion is no reason for anything
             return
         try:
@@ -80,7 +81,7 @@ class TaskPod:
             reason = await explain(self._cluster, self.name, pod)
         except SetupError:
             return
-        self.explanation = reason.of_lost(self.name) if reason else ""
+        self.loss = reason.loss_of(self.name) if reason else None
 
     async def end(self, within_s: float | None = None) -> bool:
         """Delete it; return whether certainly no process in it is alive.
@@ -248,7 +249,7 @@ class Wait:
                 reason = reason or f"{name}: {why}"
                 natures.add(why.nature)
         self._reason = reason or self._reason
-        self._is_fault = Nature.INFRASTRUCTURE in natures
+        self._is_fault = bool(natures & {Nature.INFRASTRUCTURE, Nature.SILENT})
         if reason:
             self._tell(reason)
 
@@ -260,7 +261,7 @@ class Wait:
 
 def _require_hope(pod: str, reason: Reason) -> None:
     """Raise SetupError for a reason that another pod would meet, too."""
-    if reason.nature in (Nature.PERMANENT, Nature.FAILURE):
+    if reason.nature in (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY):
         raise SetupError(f"the pod {pod}: {reason}", fix=reason.fix)
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tfcluster.agent.processes import IS_LINUX
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 
 
-class LocalKind(Kind):
+class LocalKind(BackendKind):
     """This machine, one node for all tasks."""
 
     capabilities = Capabilities(shares_filesystem=True, has_lease=False, holds_ports=IS_LINUX)

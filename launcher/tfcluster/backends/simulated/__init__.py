@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 
 _FIRST = 2
 """The last number of the first node's address; .1 is nobody's."""
 
 
-class SimulatedKind(Kind):
+class SimulatedKind(BackendKind):
     """Nodes named after their tasks; they share the cores, the files and the Python of this
     machine, and each has its own address."""
 
     capabilities = Capabilities(
-        makes_nodes=True, on_one_machine=True, sees_files=True, ties_agents=True
+        makes_nodes=True,
+        on_one_machine=True,
+        simulates_network=True,
+        sees_files=True,
+        ties_agents=True,
     )
     nodes = "tfcluster.backends.simulated.simulated_nodes:SimulatedNodes"
     exposure = (

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
-from tfcluster.kinds import Capabilities, Kind
+from tfcluster.kinds import BackendKind, Capabilities
 
 if TYPE_CHECKING:
     from tfcluster.spec.sections import Runtime
@@ -28,7 +28,7 @@ _HINTS = {
 }
 
 
-class SlurmKind(Kind):
+class SlurmKind(BackendKind):
     """Nodes of a job; Slurm chooses the hosts, and ends everything on them with the job."""
 
     capabilities = Capabilities(makes_nodes=True, sees_files=True, ties_agents=True, clears_up=True)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tfcluster.agent import foreign_json
 from tfcluster.agent.node.slurm_job import restart_if_orphaned
-from tfcluster.backends.jobs import JobEnd, JobState, Phase, Submission
+from tfcluster.backends.jobs import JobEnd, JobPhase, JobState, Submission
 from tfcluster.backends.past_runs import SilentError, is_live_job
 from tfcluster.backends.slurm.batch_script import (
     COMMENT,
@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from tfcluster.rundir.events import JobSubmitted
 
 _PHASES = {
-    "PENDING": Phase.QUEUED,
-    "REQUEUED": Phase.QUEUED,
-    "REQUEUE_FED": Phase.QUEUED,
-    "REQUEUE_HOLD": Phase.QUEUED,
-    "SPECIAL_EXIT": Phase.QUEUED,
-    "CONFIGURING": Phase.QUEUED,
-    "RUNNING": Phase.RUNNING,
-    "SUSPENDED": Phase.SUSPENDED,
-    "STOPPED": Phase.SUSPENDED,
-    "RESIZING": Phase.RUNNING,
-    "SIGNALING": Phase.RUNNING,
-    "COMPLETING": Phase.ENDING,
-    "STAGE_OUT": Phase.ENDING,
+    "PENDING": JobPhase.QUEUED,
+    "REQUEUED": JobPhase.QUEUED,
+    "REQUEUE_FED": JobPhase.QUEUED,
+    "REQUEUE_HOLD": JobPhase.QUEUED,
+    "SPECIAL_EXIT": JobPhase.QUEUED,
+    "CONFIGURING": JobPhase.QUEUED,
+    "RUNNING": JobPhase.RUNNING,
+    "SUSPENDED": JobPhase.SUSPENDED,
+    "STOPPED": JobPhase.SUSPENDED,
+    "RESIZING": JobPhase.RUNNING,
+    "SIGNALING": JobPhase.RUNNING,
+    "COMPLETING": JobPhase.ENDING,
+    "STAGE_OUT": JobPhase.ENDING,
 }
 """Slurm's job states (squeue(1), JOB STATE CODES) → phase; all others are ends."""
 _FORMAT = "%A|%T|%S|%e|%r|%j|%k"
@@ -143,14 +143,14 @@ def restart_orphaned(job: str, *, cluster: str) -> None:
 def stop(job: str, *, cluster: str, now: bool) -> None:
     """Signal the coordinator, which is the job's script; a job without one is removed at once."""
     phase = _phase_of(job)
-    options = ("--batch", "--signal=TERM") if phase is Phase.RUNNING and not now else ()
+    options = ("--batch", "--signal=TERM") if phase is JobPhase.RUNNING and not now else ()
     try:
-        if phase is not Phase.OVER:
+        if phase is not JobPhase.OVER:
             ask("scancel", *options, job, what=f"job {job} cannot be stopped")
     except SlurmSilentError as error:
         raise SilentError(error.message) from error
     except SlurmError:
-        if _phase_of(job) is not Phase.OVER:
+        if _phase_of(job) is not JobPhase.OVER:
             raise
 
 
@@ -182,9 +182,9 @@ def follow(paths: RunPaths, job: str, *, cluster: str) -> None:
     """Return None: the job writes into the same run folder."""
 
 
-def _phase_of(job: str) -> Phase:
+def _phase_of(job: str) -> JobPhase:
     found = (row.state.phase for row in _queue(patience_s=10.0) if row.job == job)
-    return next(found, Phase.OVER)
+    return next(found, JobPhase.OVER)
 
 
 def warnings(job: Submission) -> list[str]:
@@ -215,7 +215,7 @@ def find(endpoint: str, run_id: str | None, *, patience_s: float) -> Mapping[str
     for row in _queue(patience_s):
         is_left = row.folder is not None and not is_live_job(row.folder)
         is_meant = run_id == row.run_id or (run_id is None and is_left)
-        if is_meant and row.state.phase is not Phase.OVER:
+        if is_meant and row.state.phase is not JobPhase.OVER:
             found.setdefault(row.run_id, []).append(f"job {row.job}")
     return found
 
@@ -232,7 +232,7 @@ def remove(endpoint: str, run_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class QueueRow:
     """A job of a run, as squeue lists it."""
 
     job: str
@@ -242,7 +242,7 @@ class Row:
     state: JobState
 
 
-def _queue(patience_s: float) -> list[Row]:
+def _queue(patience_s: float) -> list[QueueRow]:
     """Return this user's jobs of tfcluster, asked for once."""
     out = _ask(
         *("squeue", "--me", "--noheader", "--states=all", f"--format={_FORMAT}"),
@@ -252,7 +252,7 @@ def _queue(patience_s: float) -> list[Row]:
     return parse_queue(out)
 
 
-def parse_queue(out: str) -> list[Row]:
+def parse_queue(out: str) -> list[QueueRow]:
     """Return the jobs of runs in the output of squeue.
 
     A job belongs to the run in its comment, or else in its name: some sites rewrite comments.
@@ -266,14 +266,14 @@ def parse_queue(out: str) -> list[Row]:
         folder = Path(comment.removeprefix(COMMENT)) if comment.startswith(COMMENT) else None
         if folder is not None or RUN_ID.fullmatch(name):
             told = _describe(job, state, start, end, reason)
-            found.append(Row(job, folder.name if folder else name, folder, told))
+            found.append(QueueRow(job, folder.name if folder else name, folder, told))
     return found
 
 
 def _describe(job: str, state: str, start: str, end: str, reason: str) -> JobState:
-    phase = _PHASES.get(state, Phase.OVER)
-    if phase is not Phase.QUEUED:
-        ended_at = _seconds(end) if phase is Phase.OVER else None
+    phase = _PHASES.get(state, JobPhase.OVER)
+    if phase is not JobPhase.QUEUED:
+        ended_at = _seconds(end) if phase is JobPhase.OVER else None
         return JobState(phase, ended_at=ended_at, job=job)
     words = (text for why, text in _WAITS_FOR_SOMEBODY if re.search(why, reason))
     hint = "".join(f": {text.format(job=job)}" for text in words)

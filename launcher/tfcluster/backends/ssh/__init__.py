@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tfcluster.kinds import Kind
+from tfcluster.kinds import BackendKind
 
 
-class SshKind(Kind):
+class SshKind(BackendKind):
     """Hosts by their addresses, one node for each."""
 
     nodes = "tfcluster.backends.ssh.ssh_nodes:SshNodes"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tfcluster.backends.jobs import Phase
+from tfcluster.backends.jobs import JobPhase
 from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED, describe, end_of
 from tfcluster.rundir.states import Status
@@ -54,7 +54,7 @@ def test_a_job_whose_pod_is_refused_says_why() -> None:
     message = f'Error creating: pods "r-x1" is forbidden: {text}'
     event = {"reason": "FailedCreate", "message": message}
     state = describe(job(), None, [event])
-    assert state.phase is Phase.QUEUED
+    assert state.phase is JobPhase.QUEUED
     assert "exceeded quota: few" in state.reason
 
 
@@ -102,7 +102,7 @@ def test_a_coordinator_that_cannot_start_is_judged_as_a_tasks_pod_is(
     pod: dict[str, Any], events: list[dict[str, Any]], watched_s: float, said: str
 ) -> None:
     state = describe(job(), pod, events, lambda what: watched_s)
-    assert state.phase is Phase.QUEUED
+    assert state.phase is JobPhase.QUEUED
     if not said:
         assert state.end is None
         return
@@ -138,24 +138,24 @@ def test_a_coordinator_that_is_larger_than_the_quota_never_starts() -> None:
 @pytest.mark.parametrize(
     ("made", "pod", "phase", "said"),
     [
-        (job(), None, Phase.QUEUED, "not made yet"),
-        (job(), POD, Phase.RUNNING, ""),
-        (job(), {**POD, "status": {"phase": "Pending"}}, Phase.QUEUED, ""),
-        (job(), RESTARTING, Phase.QUEUED, "container has ended 3 times: no disk"),
-        (job(deleted=True), POD, Phase.ENDING, "being deleted"),
-        (job(ended=True), POD, Phase.ENDING, "cp r-x1:/tfcluster/state/runs/r-1 r-1"),
-        (job(ended=True), POD, Phase.ENDING, "`tfcluster attach r-1` fetches them"),
-        (job(ended=True, condition="Complete"), None, Phase.OVER, "failed; its files were not"),
+        (job(), None, JobPhase.QUEUED, "not made yet"),
+        (job(), POD, JobPhase.RUNNING, ""),
+        (job(), {**POD, "status": {"phase": "Pending"}}, JobPhase.QUEUED, ""),
+        (job(), RESTARTING, JobPhase.QUEUED, "container has ended 3 times: no disk"),
+        (job(deleted=True), POD, JobPhase.ENDING, "being deleted"),
+        (job(ended=True), POD, JobPhase.ENDING, "cp r-x1:/tfcluster/state/runs/r-1 r-1"),
+        (job(ended=True), POD, JobPhase.ENDING, "`tfcluster attach r-1` fetches them"),
+        (job(ended=True, condition="Complete"), None, JobPhase.OVER, "failed; its files were not"),
         (
             job(ended=True, condition="Complete", claim="runs"),
             None,
-            Phase.OVER,
+            JobPhase.OVER,
             "in runs/r-1 on the volume runs",
         ),
     ],
 )
 def test_the_state_of_a_job(
-    made: dict[str, Any], pod: dict[str, Any] | None, phase: Phase, said: str
+    made: dict[str, Any], pod: dict[str, Any] | None, phase: JobPhase, said: str
 ) -> None:
     state = describe(made, pod)
     assert state.phase is phase
@@ -171,11 +171,11 @@ def test_a_coordinator_that_was_killed_for_memory_says_so_and_what_to_raise() ->
     for shown in ({"lastState": {"terminated": ended}}, {"state": {"terminated": ended}}):
         status |= shown
         state = describe(job(), killed)
-        assert state.phase is Phase.QUEUED
+        assert state.phase is JobPhase.QUEUED
         assert "ended 3 times: it was killed for lack of memory (OOMKilled)" in state.reason
         assert "runtime.kubernetes.coordinator.resources" in state.reason
     status["state"] = {"terminated": {"exitCode": 0, "reason": "Completed"}}
-    assert describe(job(), killed).phase is Phase.RUNNING
+    assert describe(job(), killed).phase is JobPhase.RUNNING
 
 
 def test_the_end_is_the_one_that_the_coordinator_has_left() -> None:

@@ -24,6 +24,7 @@ from tfcluster.backends.kubernetes.run_objects import CLAIMED, NEWEST, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.discovery import planning
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import LossNature
 from tfcluster.spec import PlanOptions
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
@@ -189,7 +190,7 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
-    async def connect(node: str, argv: object, run: object, **more: Any) -> TaskPod:
+    async def connect(argv: object, config: object, **more: Any) -> TaskPod:
         place: TaskPod = more["place"]
         assert place.user is not None, "a pod is claimed before it is dialled"
         return place
@@ -554,7 +555,7 @@ def test_a_kubelet_that_is_away_at_the_end_is_said_and_waited_for_once(
     assert desk.warned == [f"no kubelet has confirmed the end of the deleted pods {name}"]
 
 
-def test_the_class_of_a_loss_is_in_its_explanation(desk: Desk) -> None:
+def test_a_lost_pod_says_its_nature(desk: Desk) -> None:
     async def use() -> None:
         async with desk.nodes() as nodes:
             place: Any = await nodes.connect(nodes.planned[0], token="t")
@@ -562,8 +563,8 @@ def test_the_class_of_a_loss_is_in_its_explanation(desk: Desk) -> None:
             end_of(pod, 137)
             pod["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
             assert await place.has_ended("")
-            assert place.explanation.startswith(f"its pod {place.name} is lost (failure): ")
-            assert "OOMKilled" in place.explanation or "memory" in place.explanation
+            assert place.loss.reason.startswith(f"its pod {place.name} is lost: ")
+            assert place.loss.nature is LossNature.OUT_OF_MEMORY
 
     asyncio.run(use())
 

@@ -21,5 +21,7 @@ def exit_with_message(job: str) -> Iterator[None]:
         yield
     except JobError as error:
         kind, message = type(error).__name__, str(error)
-        reporting.error(exception=kind, message=message, file=None, line=None, traceback="")
+        reporting.error(
+            exception=kind, message=message, file=None, line=None, traceback="", cause=error.cause
+        )
         sys.exit(f"{job}: {message}")

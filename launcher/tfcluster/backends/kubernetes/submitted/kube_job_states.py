@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from tfcluster.agent import foreign_json
-from tfcluster.backends.jobs import JobEnd, JobState, Phase
+from tfcluster.backends.jobs import JobEnd, JobPhase, JobState
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
 from tfcluster.backends.kubernetes.cluster.kube_client import Object
 from tfcluster.backends.kubernetes.leadership import LEADER
@@ -44,27 +44,27 @@ def describe(
     name, notes = job["metadata"]["name"], job["metadata"].get("annotations", {})
     ended = f"{foreign_json.parse_json_object(notes[ENDED])['status']}; " if ENDED in notes else ""
     if _condition(job, "Complete", "Failed") is not None:
-        return JobState(Phase.OVER, f"{ended}{_where_files_are(job)}", job=name)
+        return JobState(JobPhase.OVER, f"{ended}{_where_files_are(job)}", job=name)
     if "deletionTimestamp" in job["metadata"]:
-        return JobState(Phase.ENDING, "it is being deleted", job=name)
+        return JobState(JobPhase.ENDING, "it is being deleted", job=name)
     if ended:
-        return JobState(Phase.ENDING, f"{ended}{_how_to_fetch(job, pod)}", job=name)
+        return JobState(JobPhase.ENDING, f"{ended}{_how_to_fetch(job, pod)}", job=name)
     if pod is None:
         refused = [each.get("message") or "" for each in events if each["reason"] == "FailedCreate"]
         if not refused:
             why = "the coordinator's pod waits: it is not made yet"
-            return JobState(Phase.QUEUED, why, job=name)
+            return JobState(JobPhase.QUEUED, why, job=name)
         return _waiting(job, pod_reasons.refused(refused[-1]), events, watched_s)
     if pod.get("status", {}).get("phase") == "Pending":
         if (reason := pod_reasons.explain(pod, events)) is None:
-            return JobState(Phase.QUEUED, "the coordinator's pod starts", job=name)
+            return JobState(JobPhase.QUEUED, "the coordinator's pod starts", job=name)
         return _waiting(job, reason, events, watched_s)
     ended_by = pod_reasons.last_end(pod)
     if ended_by is not None and ended_by.nature is Nature.PERMANENT:
         return _waiting(job, ended_by, events, watched_s)
     if why := _starts_again(pod):
-        return JobState(Phase.QUEUED, why, job=name)
-    return JobState(Phase.RUNNING, job=name)
+        return JobState(JobPhase.QUEUED, why, job=name)
+    return JobState(JobPhase.RUNNING, job=name)
 
 
 def _waiting(
@@ -75,13 +75,14 @@ def _waiting(
     A run that has had a coordinator goes on waiting: its tasks' pods may hold checkpoints.
     """
     lasted_s = max(watched_s(reason.what), pod_reasons.reported_s(reason, events))
-    is_over = reason.after(lasted_s).nature in (Nature.PERMANENT, Nature.FAILURE)
+    ends = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
+    is_over = reason.after(lasted_s).nature in ends
     end = None
     if is_over and LEADER not in job["metadata"].get("annotations", {}):
         why = f"the coordinator's pod cannot start: {reason}"
         end = JobEnd(why, reason.fix, exit_code=SetupError.exit_code)
     why = f"the coordinator's pod waits: {reason}"
-    return JobState(Phase.QUEUED, why, job=job["metadata"]["name"], end=end)
+    return JobState(JobPhase.QUEUED, why, job=job["metadata"]["name"], end=end)
 
 
 def _starts_again(pod: Object) -> str:
