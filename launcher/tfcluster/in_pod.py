@@ -21,8 +21,8 @@ from tfcluster import in_job
 from tfcluster.agent import foreign_json
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.agent.error_text import describe_error
-from tfcluster.backends.kubernetes.cluster import pod_dial
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes import seat_client
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import COORDINATOR_TOKEN, ENV_KEY, TOKEN
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
 from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
@@ -99,8 +99,8 @@ def _take_variables(folder: Path) -> None:
 def _release_seat() -> None:
     """Have this pod end: the files that its seat would wait for are lost."""
     token = Path(RUN_FOLDER, COORDINATOR_TOKEN)
-    argv = pod_dial.address_argv(f"127.0.0.1:{PORT}", token, [])
-    subprocess.run([*argv, "--done"], check=False, timeout=_LISTENS_WITHIN_S)
+    argv = seat_client.address_argv(f"127.0.0.1:{PORT}", token, [])
+    subprocess.run(argv, check=False, timeout=_LISTENS_WITHIN_S)
 
 
 def stop(run_id: str, *, again: bool = False) -> int:

@@ -74,7 +74,7 @@ MAY_HAVE_NO_TEXT = {
 }
 STANDS_ALONE = {
     *("agent/node/probe.py", "agent/bootstrap.py", "agent/error_text.py"),
-    *("agent/containers/pod_connection.py", "backends/kubernetes/cluster/pod_dial.py"),
+    *("agent/containers/pod_connection.py", "backends/kubernetes/seat_client.py"),
 }
 """Programs that a host's Python runs as single files, without tfcluster's package."""
 

@@ -16,8 +16,7 @@ import psutil
 import pytest
 
 from tfcluster.agent.containers import pod_connection, pod_seat
-from tfcluster.backends.kubernetes import run_objects
-from tfcluster.backends.kubernetes.cluster import pod_dial
+from tfcluster.backends.kubernetes import run_objects, seat_client
 
 
 class Pod:
@@ -36,7 +35,7 @@ class Pod:
         self.address = f"127.0.0.1:{int(found[1])}"
 
     def dial(self, *argv: str, token: Path | None = None) -> list[str]:
-        return pod_dial.address_argv(self.address, token or self.token, argv)
+        return seat_client.address_argv(self.address, token or self.token, argv)
 
     def run(self, *argv: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self.dial(*argv), input=stdin, capture_output=True, timeout=200)
@@ -75,7 +74,7 @@ def test_a_caller_without_the_token_gets_no_process(pod: Pod, tmp_path: Path) ->
     wrong.write_text("another token")
     argv = pod.dial("sh", "-c", f"touch {tmp_path}/was-here", token=wrong)
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=200)
-    assert done.returncode == pod_dial.NO_CONNECTION
+    assert done.returncode == seat_client.NO_CONNECTION
     assert not (tmp_path / "was-here").exists()
 
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.backends.kubernetes import run_objects
-from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError, Object
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, Object, reach
 from tfcluster.errors import SetupError, join_first
 
 if TYPE_CHECKING:

@@ -23,14 +23,15 @@ from typing import ParamSpec, Self, TypeVar
 from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
-from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, run_pods
-from tfcluster.backends.kubernetes.cluster import pod_dial
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach, reach_again
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, run_pods, seat_client
+from tfcluster.backends.kubernetes.kube_client import (
+    JOB_VARIABLE,
     Cluster,
     KubeError,
     KubeSilentError,
     Object,
+    reach,
+    reach_again,
     soon,
     to_the_end,
 )
@@ -127,7 +128,7 @@ class KubeNodes(Nodes):
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
         """Return the command for the node's newest pod, with the namespace that it is in."""
-        context = self._cluster.context or self._settings.context
+        context = self._cluster.access.context or self._settings.context
         where = f"--context {shlex.quote(context)} " if context else ""
         where += f"-n {self._cluster.namespace}"
         pod = self._pods.get(node)
@@ -380,7 +381,7 @@ class KubeNodes(Nodes):
 
     async def _argv_of(self, pod: TaskPod, argv: Sequence[str]) -> list[str]:
         """Return the command that runs `argv` in a pod."""
-        return pod_dial.address_argv(f"{await self._address(pod)}:{PORT}", _TOKEN, argv)
+        return seat_client.address_argv(f"{await self._address(pod)}:{PORT}", _TOKEN, argv)
 
     async def _address(self, pod: TaskPod) -> str:
         found = await self._ask(self._cluster.get, f"pods/{pod.name}")

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Final
 
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster
-from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
+from tfcluster.backends.kubernetes import port_forward
 from tfcluster.backends.kubernetes.extraction import extract
+from tfcluster.backends.kubernetes.kube_client import Cluster
 from tfcluster.checkpoints.completeness import Entry
 
 ATTEMPTS: Final = ".attempts"
@@ -101,7 +101,7 @@ def fetch(cluster: Cluster, pod: str, token: bytes, argv: Sequence[str], folder:
     """
     with (
         tempfile.TemporaryFile(dir=folder) as file,
-        SeatProcess(cluster, pod, token, argv, timeout_s=_COPY_S) as process,
+        port_forward.start(cluster, pod, token, argv, timeout_s=_COPY_S) as process,
     ):
         for data in (b"{}", b""):  # nothing is here yet; the end of stdin
             process.send(data)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from tfcluster.agent.containers import pod_seat
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.run_objects import (
     ACCOUNT,
     COORDINATOR_TOKEN,

@@ -11,7 +11,7 @@ from typing import Any
 
 from tfcluster.backends.base import Tell
 from tfcluster.backends.kubernetes import pod_reasons
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
     KubeSilentError,

@@ -11,8 +11,8 @@ from tests.documentation import ROOT
 
 from tfcluster.backends.jobs import Obstacle, Submission
 from tfcluster.backends.kubernetes import kube_checks
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
 from tfcluster.backends.kubernetes.kube_checks import Survey
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError
 from tfcluster.discovery.planning import plan_file
 from tfcluster.spec.kubernetes import Kubernetes
 

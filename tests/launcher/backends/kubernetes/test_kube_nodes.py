@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -15,8 +16,12 @@ from tests.documentation import ROOT
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, task_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError, Object
+from tfcluster.backends.kubernetes.kube_client import (
+    JOB_VARIABLE,
+    KubeError,
+    KubeSilentError,
+    Object,
+)
 from tfcluster.backends.kubernetes.kube_nodes import KubeNodes
 from tfcluster.backends.kubernetes.leadership import LEADER, Leadership
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
@@ -31,9 +36,10 @@ SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 class FakeCluster:
     """Pods that run as soon as they are made, unless told otherwise."""
 
-    namespace, context = "team", None
+    namespace = "team"
 
     def __init__(self) -> None:
+        self.access = SimpleNamespace(context=None)
         self.pods: dict[str, Object] = {}
         self.made: list[str] = []
         self.forced: list[str] = []

@@ -18,8 +18,7 @@ from tfcluster import in_pod
 from tfcluster.api import make_launch
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import pod_files, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE
-from tfcluster.backends.kubernetes.cluster.kube_client import KubeError, KubeSilentError
+from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE, KubeError, KubeSilentError
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, PodRun
 from tfcluster.backends.kubernetes.submitted import (
     kube_jobs,

@@ -23,10 +23,9 @@ import urllib3
 from tests.launcher.backends.kubernetes.conftest import write_one
 from websocket import ABNF, frame_buffer
 
-from tfcluster.backends.kubernetes.cluster import port_forward
-from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeError
-from tfcluster.backends.kubernetes.cluster.port_forward import open_port
+from tfcluster.backends.kubernetes import port_forward
+from tfcluster.backends.kubernetes.kube_client import Cluster, KubeError, reach
+from tfcluster.backends.kubernetes.port_forward import open_port
 
 PORT = 7077
 NUMBERS = [bytes([channel]) + PORT.to_bytes(2, "little") for channel in (0, 1)]

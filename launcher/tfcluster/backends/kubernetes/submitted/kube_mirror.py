@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends import job_watch, past_runs
-from tfcluster.backends.kubernetes.cluster.seat_process import SeatProcess
+from tfcluster.backends.kubernetes.seat_client import SeatProcess
 from tfcluster.backends.past_runs import SilentError
 from tfcluster.checkpoints.copying import SourceChangedError
 from tfcluster.checkpoints.store import deliver, open_for_reading

@@ -16,8 +16,13 @@ from typing import Final
 from tfcluster.agent import foreign_json
 from tfcluster.backends.jobs import Ending
 from tfcluster.backends.kubernetes import pod_reasons, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import JOB_VARIABLE, reach
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, KubeSilentError, Object
+from tfcluster.backends.kubernetes.kube_client import (
+    JOB_VARIABLE,
+    Cluster,
+    KubeSilentError,
+    Object,
+    reach,
+)
 from tfcluster.backends.kubernetes.leadership import Leadership
 from tfcluster.backends.kubernetes.run_objects import STOP
 from tfcluster.backends.kubernetes.submitted.kube_job_states import ENDED

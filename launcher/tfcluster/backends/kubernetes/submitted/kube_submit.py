@@ -14,12 +14,12 @@ from tfcluster.agent import foreign_json
 from tfcluster.backends import past_runs
 from tfcluster.backends.jobs import Submission
 from tfcluster.backends.kubernetes import pod_reasons, run_objects, run_pods
-from tfcluster.backends.kubernetes.cluster.kube_access import reach
-from tfcluster.backends.kubernetes.cluster.kube_client import (
+from tfcluster.backends.kubernetes.kube_client import (
     Cluster,
     KubeError,
     KubeSilentError,
     Object,
+    reach,
 )
 from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.submitted import kube_package
@@ -264,6 +264,11 @@ def _create_pod(place: Cluster, pod: Object, tasks: int) -> None:
         if reason.nature is pod_reasons.Nature.WAITING:
             return
         raise SetupError(str(reason), fix=reason.fix or error.fix) from error
+
+
+def read_token(paths: RunPaths) -> bytes:
+    """Return the token of the coordinator's seat, which `write_token` has noted."""
+    return (paths.root / TOKEN).read_bytes().strip()
 
 
 def write_token(paths: RunPaths, token: str) -> None:

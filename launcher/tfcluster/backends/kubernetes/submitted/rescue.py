@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from tfcluster.agent.containers.pod_seat import PORT
-from tfcluster.backends.kubernetes import pod_files
-from tfcluster.backends.kubernetes.cluster import pod_dial
-from tfcluster.backends.kubernetes.cluster.kube_client import Cluster, Object
+from tfcluster.backends.kubernetes import pod_files, seat_client
+from tfcluster.backends.kubernetes.kube_client import Cluster, Object
 from tfcluster.backends.kubernetes.pod_reasons import is_over
 from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
 from tfcluster.checkpoints.gatherer import Gatherer
@@ -77,7 +76,7 @@ def _fetch(
     there = PurePosixPath(node_folder(node).replace(RUN, paths.run_id))
     saved = there / paths.task_checkpoints(plan.chief).relative_to(paths.root)
     argv = pod_files.sender_argv(paths.run_id, str(there), str(saved))
-    command = pod_dial.address_argv(f"{address}:{PORT}", token, argv)
+    command = seat_client.address_argv(f"{address}:{PORT}", token, argv)
     with tempfile.TemporaryDirectory(prefix=".rescued-", dir=paths.root) as made:
         folder = Path(made)
         store = Store(paths.checkpoints, keep=plan.checkpoints.keep)
