@@ -30,13 +30,14 @@ _ASKERS = 8
 _PORT_FORWARD = (("", "pods/portforward", "get create"),)
 """The client asks with GET, newer ones than ours with POST."""
 RIGHTS: tuple[tuple[str, str, str], ...] = (
-    ("", "pods", "create get list delete patch"),
+    ("", "pods", "get list delete"),
     *_PORT_FORWARD,
     ("", "secrets", "create get"),
     ("", "services", "create"),
     ("", "serviceaccounts", "get"),
     ("", "events", "list"),
     ("batch", "jobs", "create get list patch delete"),
+    ("apps", "statefulsets", "create list delete"),
     ("networking.k8s.io", "networkpolicies", "create"),
 )
 """API group, resource and verbs that the user needs who starts runs."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from tfcluster.agent.containers.pod_seat import NOBODY_CAME
-
 _WAITING, _PERMANENT = "waiting", "permanent"
 _INFRASTRUCTURE, _PREEMPTION, _FAILURE = "infrastructure", "preemption", "failure"
 
@@ -388,7 +386,6 @@ TERMINATIONS: Mapping[str, Words] = {
     "Unknown": Words("its node's container runtime lost the container", _INFRASTRUCTURE),
 }
 EXIT_CODES: Mapping[int, Words] = {
-    NOBODY_CAME: Words("it gave its place back: no coordinator came in time", _PREEMPTION),
     137: Words("its container was killed (SIGKILL: exit code 137)", _INFRASTRUCTURE),
     143: Words("its container was ended (SIGTERM: exit code 143)", _INFRASTRUCTURE),
 }

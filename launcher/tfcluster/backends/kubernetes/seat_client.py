@@ -51,10 +51,7 @@ class SeatProcess(io.RawIOBase):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Start the process; without words, release the seat's program.
-
-        Raises ConnectionError, also later if it is silent for `timeout_s`.
-        """
+        """Start the process. Raises ConnectionError, also later if it is silent for `timeout_s`."""
         self._connection, self._timeout_s = connection, timeout_s
         self.code: int | None = None
         """The exit code; None while it runs, and if the connection broke."""
@@ -66,8 +63,7 @@ class SeatProcess(io.RawIOBase):
         self._file = connection.makefile("rb", buffering=_CHUNK)
         try:
             _sign_in(connection, token)
-            order = {"argv": [*argv]} if argv else {"done": True}
-            connection.sendall(json.dumps(order).encode() + b"\n")
+            connection.sendall(json.dumps({"argv": [*argv]}).encode() + b"\n")
             connection.settimeout(timeout_s)
         except BaseException:
             self.close()

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from tfcluster.agent.containers.pod_seat import NOBODY_CAME
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.supervision.failure import Failure, Kind, kind_of_leaving
@@ -174,13 +173,6 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
     "out of memory": (
         *(ended("OOMKilled", 137), [], "more memory", Nature.FAILURE),
         "runtime.kubernetes.resources.limits",
-    ),
-    "nobody came": (
-        ended("Error", NOBODY_CAME),
-        [],
-        "no coordinator came",
-        Nature.PREEMPTION,
-        "",
     ),
     "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
     "no python": (

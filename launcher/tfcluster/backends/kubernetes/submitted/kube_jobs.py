@@ -35,7 +35,6 @@ from tfcluster.backends.kubernetes.kube_client import (
 from tfcluster.backends.kubernetes.leadership import LEADER
 from tfcluster.backends.kubernetes.pod_reasons import has_terminated
 from tfcluster.backends.kubernetes.run_objects import (
-    CLAIMED,
     MANAGED_BY,
     ROLE,
     RUN,
@@ -392,9 +391,8 @@ class PodFolder:
         """Have the pod end, without the run's files on a volume, and delete all of the run."""
         place = _reach(self.cluster, 5.0)
         if (pod := _coordinator_pod(place, self.job)) is not None:
-            remove = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
-            for argv in (remove, []):
-                port_forward.run(place, pod, read_token(self.paths), argv, timeout_s=_TELL_S)
+            argv = ["python", "-P", "-m", "tfcluster.in_pod", "--remove", self.paths.run_id]
+            port_forward.run(place, pod, read_token(self.paths), argv, timeout_s=_TELL_S)
         owner = place.find(f"batch/jobs/{self.job}")
         if owner is not None and not _kept_pods(place, owner):
             _delete_all(place, self.job, is_released=True)
@@ -472,14 +470,10 @@ def _newness(pod: Object) -> tuple[bool, str]:
 
 
 def _kept_pods(place: Cluster, owner: Object) -> list[str]:
-    """Return the tasks' pods of a run that nobody deletes, because they hold files.
-
-    A pod that no coordinator has used holds none.
-    """
+    """Return the tasks' pods of a run that nobody deletes, because they hold files."""
     labels = {RUN: owner["metadata"]["labels"][RUN], ROLE: "task"}
     pods = [pod["metadata"] for pod in place.list("pods", labels=labels)]
-    found = [pod for pod in pods if "deletionTimestamp" not in pod]
-    return [f"pod {each['name']}" for each in found if CLAIMED in each.get("annotations", {})]
+    return [f"pod {each['name']}" for each in pods if "deletionTimestamp" not in each]
 
 
 def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bool = False) -> None:
@@ -496,6 +490,8 @@ def _delete_all(place: Cluster, name: str, *, now: bool = False, is_released: bo
     if now:  # first: a kubelet that has begun to wait for a grace does not shorten it
         for pod in place.list("pods", labels={**labels, ROLE: "task"}):
             _delete_pod(place, pod, grace_s=0 if _has_run_nothing(pod) else 1)
+        for made in place.list("apps/statefulsets", labels=labels):  # else it makes them again
+            place.delete(f"apps/statefulsets/{made['metadata']['name']}")
     place.delete(path, background=False)
     while pods := place.list("pods", labels=labels):
         is_late = time.monotonic() >= until

@@ -2,7 +2,7 @@
 
 Without `runtime.kubernetes.run_volume` the run folder ends with the coordinator's pod. Its
 successor reads the newest complete checkpoint of the chief from the chief's pod, through the seat,
-before `KubeNodes` replaces that pod. The run goes on with the next attempt.
+before `KubeNodes` starts another agent there. The run goes on with the next attempt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfcluster.agent.containers.pod_seat import PORT
 from tfcluster.backends.kubernetes import pod_files, seat_client
 from tfcluster.backends.kubernetes.kube_client import Cluster, Object
 from tfcluster.backends.kubernetes.pod_reasons import is_over
-from tfcluster.backends.kubernetes.run_objects import CLAIMED, GENERATION, ROLE, TASK, run_labels
+from tfcluster.backends.kubernetes.run_objects import object_name
 from tfcluster.checkpoints.gatherer import Gatherer
 from tfcluster.checkpoints.store import Store
 from tfcluster.errors import SetupError
@@ -39,24 +39,17 @@ def restore(
     not send its files within `patience_s`.
     """
     plan = registry.load_plan(paths)
-    node = plan.task(plan.chief).node
-    labels = {**run_labels(paths.run_id), ROLE: "task", TASK: node}
+    name = f"{object_name(paths.run_id)}-{plan.task(plan.chief).node}"
     until = time.monotonic() + (_PATIENCE_S if patience_s is None else patience_s)
     while True:
-        pods = [pod for pod in cluster.list("pods", labels=labels) if _has_files(pod)]
-        pods.sort(key=lambda pod: -int(pod["metadata"]["labels"][GENERATION]))
-        silent = []
-        for pod in pods:
-            fetched = _fetch(paths, plan, pod["status"]["podIP"], token)
-            if fetched is None:
-                silent.append(pod["metadata"]["name"])
-            elif fetched[0]:
-                return fetched
-        if not silent:
+        pod = cluster.find(f"pods/{name}")
+        if pod is None or not _has_files(pod):
             return 0, ()
+        if (fetched := _fetch(paths, plan, pod["status"]["podIP"], token)) is not None:
+            return fetched
         if time.monotonic() >= until:
             raise SetupError(
-                f"the pod {silent[0]} has the run's files and does not send them",
+                f"the pod {name} has the run's files and does not send them",
                 fix="the coordinator starts again and asks on; without that pod (`kubectl delete`)"
                 " the training starts anew",
             )
@@ -64,8 +57,7 @@ def restore(
 
 
 def _has_files(pod: Object) -> bool:
-    is_used = CLAIMED in pod["metadata"].get("annotations", {})
-    return is_used and not is_over(pod) and bool(pod.get("status", {}).get("podIP"))
+    return not is_over(pod) and bool(pod.get("status", {}).get("podIP"))
 
 
 def _fetch(
