@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -22,24 +21,21 @@ from tfcluster.agent import foreign_json
 from tfcluster.agent.error_text import describe_error
 from tfcluster.backends.kubernetes.kube_client import JOB_VARIABLE
 from tfcluster.backends.kubernetes.kube_nodes import scale
-from tfcluster.backends.kubernetes.run_objects import ENV_KEY, ROLE, TOKEN, run_labels
+from tfcluster.backends.kubernetes.run_objects import ENV_KEY, ROLE, run_labels
 from tfcluster.backends.kubernetes.run_pods import PACKAGE_FOLDER, RUN_FOLDER
-from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package, rescue
+from tfcluster.backends.kubernetes.submitted import kube_own_job, kube_package
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
-from tfcluster.backends.kubernetes.submitted.volume_lease import Lease
 from tfcluster.coordinator.starter import open_folder
 from tfcluster.coordinator.submitting import record_job
-from tfcluster.errors import SetupError, TfclusterError
+from tfcluster.errors import TfclusterError
 from tfcluster.rundir import control, registry
-from tfcluster.rundir.events import Hint, JobSubmitted, Warned
+from tfcluster.rundir.events import JobSubmitted, Warned
 from tfcluster.rundir.paths import RunPaths, home
 from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 
 _LISTENS_WITHIN_S = 45.0
 """The time in which a coordinator unpacks its run and plans it."""
-_NEWER_WITHIN_S = 60.0
-"""The time in which a pod must send what it has saved since a coordinator that has a folder."""
 _FETCHED_POLL_S = 0.5
 _AGAIN = 75
 """The exit code of a coordinator whose run goes on in another pod (EX_TEMPFAIL)."""
@@ -58,22 +54,18 @@ def main(run_id: str, collect_s: float) -> int:
     if former is None:  # the tasks' pods start meanwhile
         leadership.take()
         scale(kube_own_job.around_pod(), run_id, up=True)
-    lease = Lease(folder / f".coordinator-{run_id}", socket.gethostname(), kube_own_job.has_ended)
-    lease.take()
-    lease.keep()
+    kube_own_job.await_silence(RunPaths.of(run_id, folder))
     paths = kube_package.unpack(Path(PACKAGE_FOLDER), folder, run_id)
     kube_own_job.note_clock(job, paths)
     submitted = foreign_json.read_json_object(paths.root / kube_package.SUBMITTED)
     record_job(paths, JobSubmitted(backend="kubernetes", **submitted))
     is_fresh = not kube_own_job.has_started(paths.root)
-    is_replaced = is_fresh and former is not None  # also by this pod, which could not rescue them
+    is_replaced = is_fresh and former is not None  # or this pod itself, at an earlier start
     if is_replaced:
         kube_own_job.await_predecessors(job)
     leadership.take()
     if is_replaced:
-        _rescue(paths)
-    elif not is_fresh:
-        _gather_newer(paths)
+        _go_on(paths)
     starts = kube_own_job.count_start(paths.root, unknown=int(is_replaced))
     os.environ[kube_own_job.STARTS] = str(starts)
     if kube_own_job.is_stopped(job):
@@ -140,45 +132,21 @@ def stop(run_id: str, *, again: bool = False) -> int:
         time.sleep(0.2)
 
 
-def _rescue(paths: RunPaths) -> None:
-    """Continue the run of a coordinator whose folder is lost from what its tasks' pods have."""
-    token = Path(RUN_FOLDER, TOKEN)
-    attempt, found = rescue.restore(paths, kube_own_job.around_pod(), token)
-    what = f"the run goes on from {', '.join(found)}" if found else "training starts again"
+def _go_on(paths: RunPaths) -> None:
+    """Continue the run of a coordinator whose folder is lost, as far as its Job tells about it.
+
+    The checkpoints are in the chief's pod, from which they are gathered before the next attempt.
+    """
     state = open_folder(paths)
-    state.attempt = max(state.attempt, attempt)
     kube_own_job.apply_history(os.environ[JOB_VARIABLE], state)
     writer = RunWriter(state, paths)
     why = (
         "the coordinator's pod was replaced, and its folder is lost"
-        f" (runtime.kubernetes.run_volume keeps it): {what}"
+        " (runtime.kubernetes.run_volume keeps it): the run goes on from what the chief's pod has"
     )
     writer.record(Warned(message=why))
     writer.save()
     writer.close(keeps_reserve=True)
-
-
-def _gather_newer(paths: RunPaths) -> None:
-    """Gather what the chief's pod has saved since the coordinator before this one was killed."""
-    if registry.load_plan(paths).checkpoints.dir is not None:
-        return  # nothing is gathered from there
-    event: Hint | Warned | None = None
-    try:
-        token = Path(RUN_FOLDER, TOKEN)
-        _, found = rescue.restore(
-            paths, kube_own_job.around_pod(), token, patience_s=_NEWER_WITHIN_S
-        )
-        if found:
-            went_on = f"the coordinator has started again, and goes on from {', '.join(found)}"
-            event = Hint(message=f"{went_on}, which the chief's pod had")
-    except (SetupError, OSError) as error:  # such as a full disk
-        why = error.message if isinstance(error, SetupError) else describe_error(error)
-        event = Warned(message=f"{why}: the run goes on from what was gathered before")
-    if event is not None:
-        writer = RunWriter(open_folder(paths), paths)
-        writer.record(event)
-        writer.save()
-        writer.close(keeps_reserve=True)
 
 
 def _entry() -> NoReturn:

@@ -53,6 +53,8 @@ class Capabilities:
     in_containers: bool = False
     """Each node is a container for one task: from an image, with limits, all ports to itself and
     a network of the run. Its files end with it."""
+    starts_fresh: bool = False
+    """A node's new agent finds none of the files that were there before it."""
     on_one_machine: bool = False
     """All nodes share the cores and GPUs of one machine."""
     sees_files: bool = False

@@ -52,7 +52,7 @@ READS_ITS_OWN_JSON = {
     # These read what the process that started them, or the coordinator, wrote:
     *("agent/bootstrap.py", "agent/entry.py", "agent/tasks/host_network_spawner.py"),
     *("agent/node/probe.py", "agent/containers/pod_seat.py", "backends/simulated/switch.py"),
-    *("backends/kubernetes/pod_files.py", "backends/kubernetes/submitted/kube_jobs.py"),
+    "backends/kubernetes/submitted/kube_jobs.py",
     *("cli/init.py", "spec/published_schema.py"),  # files of the package
 }
 

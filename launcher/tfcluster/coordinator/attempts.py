@@ -21,6 +21,7 @@ from tfcluster.rundir.run_writer import RunWriter
 from tfcluster.rundir.states import Status
 from tfcluster.supervision.decisions import NextAttempt, StartAlone
 from tfcluster.supervision.membership import can_resize
+from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.supervisor import Supervisor
 
 FIRST_PAUSE_S: Final = 2.0
@@ -104,8 +105,12 @@ class Attempts:
             self.record(Warned(message=warning))
         await self.startup.prepare(nodes)
         await self._await_preload(nodes)
-        number = self.run_writer.state.attempt + 1  # not 1 for a run that its scheduler requeued
-        await self._start(number, self.supervisor.membership.members)
+        members = self.supervisor.membership.members
+        if self.run_writer.state.attempt:  # its scheduler has started it again
+            gather = self.run_gathering.gather_left(chief_among(self.plan, members))
+            for event in await self.loop.run_alongside(gather):
+                self.record(event)
+        await self._start(self.run_writer.state.attempt + 1, members)
 
     async def _connect_all(self, nodes: Sequence[NodePlan]) -> Mapping[str, SetupError]:
         """Connect to `nodes` at once; return node → error, for those that cannot be reached."""

@@ -218,9 +218,11 @@ class RunGathering:
         To be called before an attempt fills the chief's folder; returns the events to record.
         """
         before, missed = self.newest, self._missed
-        is_container = self._plan.node(self._chief_node).capabilities.in_containers
-        if not is_container:  # else it is a new one
-            missed = await self._try_to_gather(is_final=True, may_be_new=True)
+        capabilities = self._plan.node(self._chief_node).capabilities
+        if not capabilities.starts_fresh:
+            why = await self._try_to_gather(is_final=True, may_be_new=True)
+            is_gone = capabilities.in_containers and self.newest == before  # it may be a new one
+            missed = why or (missed if is_gone else "")
         self._missed = ""
         self._note_problem(missed)
         events = self.take_events()
@@ -229,6 +231,16 @@ class RunGathering:
             what = f"{self._chief_node} is back and has kept {place}: the attempt starts from there"
             events.append(ev.Hint(message=what))
         return events
+
+    async def gather_left(self, chief: TaskId) -> list[Event]:
+        """Gather what `chief` has saved under the coordinator before this one, of the same run.
+
+        To be called before the first attempt of this coordinator; returns the events to record.
+        """
+        if not self.is_gathering:
+            return []
+        self.follow_chief(chief)
+        return await self.gather_missed()
 
     @property
     def lost_node(self) -> str:

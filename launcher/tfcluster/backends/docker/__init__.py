@@ -16,7 +16,11 @@ class DockerKind(Kind):
     """Containers named after their tasks."""
 
     capabilities = Capabilities(
-        makes_nodes=True, in_containers=True, on_one_machine=True, clears_up=True
+        makes_nodes=True,
+        in_containers=True,
+        starts_fresh=True,
+        on_one_machine=True,
+        clears_up=True,
     )
     nodes = "tfcluster.backends.docker.docker_nodes:DockerNodes"
     leftovers = "tfcluster.backends.docker.leftovers"

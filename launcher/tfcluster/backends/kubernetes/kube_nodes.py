@@ -189,16 +189,6 @@ class KubeNodes(Nodes):
         pod = self._pod_run.pod(node)
         return f"kubectl {where} exec {pod} -- tar -C {shlex.quote(str(folder))} -c . | tar -x"
 
-    async def salvage(self, node: str, folder: PurePath, into: Path) -> None:
-        """Copy from a pod whose agent is gone: its seat still answers."""
-        pod = self._pods.get(node)
-        if pod is None:
-            raise NodeLostError(f"{node} has no pod")
-        sender = pod_files.sender_argv(self.run.run_id, os.devnull, str(folder))
-        argv = await self._argv_of(pod, sender)
-        if not await pod_files.receive(argv, into):
-            raise NodeLostError(f"the pod {pod.name} does not send its files")
-
     @classmethod
     async def fetch_left(
         cls, node: NodePlan, run_id: str, folder: PurePath, into: Path, *, endpoint: str
@@ -210,7 +200,7 @@ class KubeNodes(Nodes):
             raise NodeLostError(f"the cluster has no pod of {node.name} any more")
         secret = await soon(place.get, f"secrets/{run_objects.object_name(run_id)}")
         token = base64.b64decode(secret["data"][run_objects.TOKEN])
-        argv = pod_files.sender_argv(run_id, os.devnull, str(folder))
+        argv = pod_files.sender_argv(run_id, str(folder))
         if not await asyncio.to_thread(pod_files.fetch, place, pod, token, argv, into):
             raise NodeLostError(f"the pod {pod} does not send its files")
 

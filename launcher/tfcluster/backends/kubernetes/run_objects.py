@@ -209,7 +209,7 @@ def coordinator_job(run: PodRun, template: Object) -> Object:
     """Return the Job of the coordinator, whose pods are made from `template`.
 
     It replaces a pod that is being deleted at once: the end of one on a lost node is never
-    reported. The successor waits for its predecessor (`volume_lease`, `in_pod`) and takes the lead
+    reported. The successor waits for its predecessor (`in_pod`) and takes the lead
     (`leadership`).
     """
     return {

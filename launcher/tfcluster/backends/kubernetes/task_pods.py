@@ -239,7 +239,7 @@ class Wait:
         if pod_reasons.has_terminated(pod) or (self.may_remove(uid) and lasted_s >= _UNUSED_S):
             await _remove(self.cluster, name, uid)
             self._started = now  # from now on its successor looks for a place
-        elif lasted_s >= _GONE_S and not self.may_remove(uid):
+        elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
             reason = await explain(self.cluster, uid, pod)
             why = reason.of_lost(name) if reason else "its kubelet has not reported its end"
             raise NodeLostError(f"{self.names[name]} may still run: {why}")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+import io
 import json
+import socket
+import subprocess
 import sys
+import tarfile
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,13 +28,12 @@ from tfcluster.backends.kubernetes.submitted import (
     kube_own_job,
     kube_package,
     kube_submit,
-    rescue,
 )
 from tfcluster.backends.kubernetes.submitted.kube_own_job import NOT_COPYING
 from tfcluster.coordinator import submitting
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import SetupError
-from tfcluster.rundir import control, registry
+from tfcluster.rundir import control, heartbeat, registry
 from tfcluster.rundir.paths import RunPaths
 from tfcluster.rundir.states import Status
 from tfcluster.spec import LaunchOptions
@@ -199,41 +200,6 @@ def test_the_files_of_an_ended_run_are_kept_until_they_are_fetched_and_then_its_
     assert place.patched == [("apps/statefulsets/lab-1-worker", {"spec": {"replicas": 0}}, 0)]
 
 
-def test_a_successor_that_could_not_get_the_files_asks_again_when_it_starts_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has the lead from its first start on: its pods would be ended, with the checkpoints."""
-    paths, asked, leads = RunPaths(tmp_path), list[bool](), ["before"]
-    lead = SimpleNamespace(
-        pod="after",
-        leader=lambda: leads[-1],
-        take=lambda: leads.append("after"),
-        require_lasting_pod=int,
-    )
-
-    def rescue_files(asked_for: RunPaths) -> None:
-        asked.append(True)
-        raise SetupError("the pod has the run's files and does not send them")
-
-    monkeypatch.setenv(JOB_VARIABLE, "lab-1")
-    for name in ("note_clock", "await_predecessors"):
-        monkeypatch.setattr(kube_own_job, name, lambda *args: None)
-    monkeypatch.setattr(kube_own_job, "has_run_ended", lambda job: False)
-    monkeypatch.setattr(kube_own_job, "leadership", lambda job: lead)
-    monkeypatch.setattr(kube_package, "unpack", lambda *args: paths)
-    monkeypatch.setattr(
-        in_pod, "Lease", lambda *args: SimpleNamespace(take=lambda: None, keep=lambda: None)
-    )
-    monkeypatch.setattr(in_pod, "record_job", lambda *args: None)
-    monkeypatch.setattr(in_pod, "_rescue", rescue_files)
-    (tmp_path / kube_package.SUBMITTED).write_text("{}")
-    monkeypatch.setattr(in_pod, "JobSubmitted", SimpleNamespace)
-    for _ in range(2):
-        with pytest.raises(SetupError):
-            in_pod.main("lab-1", 3600.0)
-    assert len(asked) == 2
-
-
 def test_a_stop_waits_for_the_folder_of_its_own_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,33 +273,45 @@ def test_a_successor_waits_until_its_predecessor_has_saved(
     assert len(slept) == 1
 
 
-def test_a_living_pod_with_files_is_asked_until_it_answers(
+def test_a_coordinator_on_a_volume_waits_for_the_one_before_until_that_is_dead_or_silent(
     place: FakePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planned = plan_file(SPEC)
-    pod: Object = {"metadata": {}, "status": {"phase": "Running", "podIP": "10.0.0.7"}}
-    monkeypatch.setattr(place, "find", {"pods/lab-1-worker-0": pod}.get)
-    answers: list[tuple[int, Sequence[str]] | None] = [None, None, (3, ["step-40"])]
-    monkeypatch.setattr(rescue, "_fetch", lambda *args: answers.pop(0))
-    monkeypatch.setattr(registry, "load_plan", lambda paths: planned.plan)
-    monkeypatch.setattr(rescue, "_PAUSE_S", 0.0)
-    paths = RunPaths(tmp_path / "lab-1")
-    found = rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
-    assert found == (3, ["step-40"])
-    monkeypatch.setattr(rescue, "_fetch", lambda *args: None)
-    monkeypatch.setattr(rescue, "_PATIENCE_S", 0.0)
-    with pytest.raises(SetupError, match="lab-1-worker-0 has the run's files"):
-        rescue.restore(paths, place, tmp_path)  # type: ignore[arg-type]
+    paths, slept, silences = RunPaths(tmp_path), list[float](), [1.0, 31.0]
+    kube_own_job.await_silence(paths)  # nobody has been there
+    before = {"host": "before", "boot_id": "b", "pid": 1, "start": 2}
+    heartbeat.claim(paths, {**before, "host": socket.gethostname()})
+    kube_own_job.await_silence(paths)  # it was in this pod
+    heartbeat.claim(paths, before)
+    monkeypatch.setattr(kube_own_job, "time", SimpleNamespace(sleep=slept.append))
+    monkeypatch.setattr(heartbeat, "silent_s", lambda paths: silences.pop(0))
+    kube_own_job.await_silence(paths)
+    assert (silences, len(slept)) == ([], 1)
+    ended: Object = {"name": "coordinator", "state": {"terminated": {"exitCode": 75}}}
+    monkeypatch.setattr(place, "find", lambda path: {"status": {"containerStatuses": [ended]}})
+    silences.append(1.0)
+    kube_own_job.await_silence(paths)
+    assert len(slept) == 1
+
+
+def test_what_a_pod_is_to_send_are_its_files_once_its_tasks_are_dead(tmp_path: Path) -> None:
+    (saved := tmp_path / "saved").mkdir()
+    (saved / "ckpt-1.index").write_text("1")
+    (into := tmp_path / "into").mkdir()
+    task = subprocess.Popen(["sleep", "600"], env={"TFCLUSTER_RUN_ID": "lab-1"})
+    argv = pod_files.sender_argv("lab-1", str(saved))
+    sent = subprocess.run([sys.executable, *argv[1:]], stdout=subprocess.PIPE, check=True).stdout
+    assert task.wait(60) == -9
+    assert pod_files._unpack(io.BytesIO(sent), into)
+    assert (into / "ckpt-1.index").read_text() == "1"
 
 
 def test_an_archive_that_is_damaged_or_leads_out_of_its_folder_has_not_arrived(
     tmp_path: Path,
 ) -> None:
-    assert not asyncio.run(pod_files.receive(["sh", "-c", "echo no archive"], tmp_path))
-    leads_out = (
-        "import sys, tarfile; tar = tarfile.open(fileobj=sys.stdout.buffer, mode='w|');"
-        "tar.addfile(tarfile.TarInfo('../outside')); tar.close()"
-    )
     (inner := tmp_path / "inner").mkdir()
-    assert not asyncio.run(pod_files.receive([sys.executable, "-c", leads_out], inner))
+    assert not pod_files._unpack(io.BytesIO(b"no archive"), inner)
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("../outside"))
+    assert not pod_files._unpack(file, inner)
     assert not [*tmp_path.glob("outside")]
