@@ -80,7 +80,7 @@ async def next_exit(link: AgentLink) -> msg.TaskExited:
     async for message in link:
         if isinstance(message, msg.TaskExited):
             return message
-    raise AssertionError(f"no task has ended: {link.why_gone()}")
+    raise AssertionError(f"no task has ended: {link.loss}")
 
 
 async def end(link: AgentLink) -> None:

@@ -32,6 +32,7 @@ from itertools import islice
 from typing import Any
 
 from tfcluster.control_characters import remove_controls
+from tfcluster.node_loss import LossNature
 
 
 class TfclusterError(Exception):
@@ -153,6 +154,12 @@ class PrepareError(SetupError):
 
 class NodeLostError(SetupError):
     """A node's agent, or the guard beside it, died while the run needed it."""
+
+    def __init__(
+        self, message: str, *, fix: str = "", nature: LossNature = LossNature.UNKNOWN
+    ) -> None:
+        super().__init__(message, fix=fix)
+        self.nature = nature
 
     @classmethod
     def raise_all(cls, errors: Sequence[SetupError]) -> None:

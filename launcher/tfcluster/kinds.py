@@ -8,13 +8,14 @@ makes and reaches the nodes (`tfcluster.backends.base`), is imported at the star
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from importlib import import_module
 from types import MappingProxyType
 from typing import Any
 
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import LossNature
 
 SIMULATED = "simulated"
 """The backend of a spec whose `runtime.network` is to be simulated."""
@@ -50,13 +51,21 @@ class Capabilities:
     """Ports stay bound between two attempts; otherwise a taken one is chosen again."""
     makes_nodes: bool = False
     """The nodes exist only for the run, so a spec has numbers of tasks instead of addresses."""
-    in_containers: bool = False
-    """Each node is a container for one task: from an image, with limits, all ports to itself and
-    a network of the run. Its files end with it."""
+    has_image: bool = False
+    """The files and the Python of a node are those of an image, and only folders that are mounted
+    are there in addition."""
+    has_own_network: bool = False
+    """The backend gives the nodes a network of the run, in which each has all ports to itself."""
+    has_one_task: bool = False
+    """Each task has a node of its own, with no other GPUs than the task's."""
     starts_fresh: bool = False
     """A node's new agent finds none of the files that were there before it."""
+    loses_files: bool = False
+    """The files of a node end with it: they must be copied before it is removed."""
     on_one_machine: bool = False
     """All nodes share the cores and GPUs of one machine."""
+    simulates_network: bool = False
+    """The nodes are on a network of slow links that the spec describes (`runtime.network`)."""
     sees_files: bool = False
     """True if nodes usually see this machine's files, environments of Python included, at the
     same paths."""
@@ -73,7 +82,7 @@ class Capabilities:
     @property
     def uses_host_network(self) -> bool:
         """True if tasks listen on the addresses of a machine, and not of a container's network."""
-        return not (self.in_containers or self.on_one_machine)
+        return not (self.has_own_network or self.on_one_machine)
 
     @property
     def outlives_coordinator(self) -> bool:
@@ -95,6 +104,8 @@ class Kind:
     """The advice for data that is too large for the copy of the code."""
     hints: Mapping[str, str] = MappingProxyType({})
     """Anchor of ``docs/failures.md`` → the hint for a task on such a node, where it differs."""
+    losses: Mapping[LossNature, tuple[str, str]] = MappingProxyType({})
+    """Nature of a node's loss → anchor of ``docs/failures.md`` and hint, where they differ."""
     why_no_addresses: str = "it makes the nodes itself"
     """The reason why a backend that makes nodes refuses the addresses of other machines."""
 
@@ -109,6 +120,13 @@ class Kind:
         `spec.sections.Runtime`.
         """
         return host, host
+
+    def find_mistakes(self, spec: Any) -> Iterable[Any]:
+        """Return what this backend refuses in a `spec.model.ClusterSpec`, as `spec.fields.Mistake`.
+
+        For rules between sections; those of one value belong to its field.
+        """
+        return ()
 
     def image(self, runtime: Any) -> str | None:
         """Return the image of containers that the spec's `spec.sections.Runtime` names, if any."""
@@ -176,6 +194,11 @@ def leave_allocation(environ: MutableMapping[str, str]) -> str | None:
     for name in around:
         get(name).leave(environ)
     return around[0] if around else None
+
+
+def with_network(backend: str, *, is_simulated: bool) -> str:
+    """Return the backend of a spec that names `backend`, whose network may be simulated."""
+    return SIMULATED if is_simulated and backend in (AUTO, "local") else backend
 
 
 def resolve(backend: str, *, is_local: bool) -> str:

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,13 @@ def plan_of(*tasks: str, kind: Kind = "training", hooks: bool = True, name: str 
         checkpoints=CheckpointPlan(),
         hooks=hooks,
     )
+
+
+def spread(plan: Plan) -> Plan:
+    """Return `plan` with a node of its own for each task, called like it: ``worker-1``."""
+    nodes = tuple(NodePlan(task.id.file_name, "local", None, "/job") for task in plan.tasks)
+    tasks = tuple(replace(task, node=task.id.file_name) for task in plan.tasks)
+    return replace(plan, nodes=nodes, tasks=tasks)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from tfcluster.agent import Any
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.error_text import describe_error
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.message_fields import parse
@@ -35,25 +36,17 @@ class Agent:
 
     def __init__(
         self,
-        config: dict[str, Any],
+        config: AgentConfig,
         recorder: Recorder,
         guard_alive: int,
         host_spawner: HostNetworkSpawner | None = None,
         previous: Agent | None = None,
     ) -> None:
-        """Listen on the agent's socket.
-
-        `config`: run_id, node, token, socket, ports_dir (null: no other run can take a port),
-        lease_s (null: the agent ends with its connection), cache (where a remote node keeps
-        received files), warm (whether and how the agent stays), is_tied (it ends
-        with its connection), announces (a scheduler decides about its end: signals only announce
-        it; so it is if is_tied), echo (a file that the tasks' output is also written to).
-        `previous` is the last run's agent.
-        """
+        """Listen on the agent's socket. `previous` is the last run's agent."""
         self._is_over = self._is_shut_down = self._stays_warm = False
         self._config, self._recorder, self._guard_alive = config, recorder, guard_alive
-        identity = {"pid": os.getpid(), "run_id": config["run_id"], "node": config["node"]}
-        self._ports = PortHolder(config["ports_dir"], identity, recorder)
+        identity = {"pid": os.getpid(), "run_id": config.run_id, "node": config.node}
+        self._ports = PortHolder(config.ports_dir, identity, recorder)
         self._selector = selectors.DefaultSelector()
         self._preloader: Preloader = previous._preloader if previous else Preloader(recorder)
         self._log_streams = streams = LogStreams(self._selector)
@@ -63,7 +56,7 @@ class Agent:
             host_spawner,
             self._preloader,
             streams,
-            children=config["socket"] + SUFFIX,
+            children=config.socket + SUFFIX,
         )
         self._link = self._runner.link = streams.link = CoordinatorLink(
             config,
@@ -75,13 +68,17 @@ class Agent:
             take_file=self._take_file,
         )
         self._preloader.serve(self._link, self._selector)
-        if config.get("echo"):
-            echo.open(config["echo"])
-        self._cache: str = config.get("cache") or ""
-        self._cache_use = _cache_use(self._cache, config["run_id"]) if self._cache else None
+        if config.echo:
+            echo.open(config.echo)
+        self._cache = config.cache or ""
+        self._cache_use = _cache_use(self._cache, config.run_id) if self._cache else None
         self._files: FileClient | None = None
         """Started by the first file order; a local agent never gets one."""
-        self._signals: int = previous._signals if previous else _signals_as_bytes(config)
+        self._announces = config.is_tied or config.announces
+        """Signals only announce that a scheduler will end the agent."""
+        self._signals: int = (
+            previous._signals if previous else _signals_as_bytes(announces=self._announces)
+        )
         self._selector.register(self._signals, selectors.EVENT_READ, self._on_signals)
         self._selector.register(guard_alive, selectors.EVENT_READ, self._on_guard_lost)
 
@@ -110,12 +107,12 @@ class Agent:
 
         Return None when this agent does not stay or no next run came.
         """
-        if not self._stays_warm:
+        if not self._stays_warm or self._config.warm is None:
             return None
         from tfcluster.agent.warm import WarmWait
 
         wakes = [self._guard_alive, self._preloader.fileno()]
-        waiting = WarmWait(self._config["warm"], self._recorder, wakes=wakes, signals=self._signals)
+        waiting = WarmWait(self._config.warm, self._recorder, wakes=wakes, signals=self._signals)
         if (next_run := waiting.wait()) is None:
             return None
         config, peer = next_run
@@ -166,7 +163,7 @@ class Agent:
         if signal.SIGCHLD in numbers:
             self._runner.reap()
         for number in numbers:
-            if number != signal.SIGCHLD and _announces(self._config):
+            if number != signal.SIGCHLD and self._announces:
                 self._link.send(msg.EndAnnounced(signal=number))
             elif number != signal.SIGCHLD and not self._is_over:
                 # Sent before the exits of the tasks that end with the agent: nobody ordered those.
@@ -211,7 +208,7 @@ class Agent:
             self._link.send(msg.PortsHeld(ports=ports, **_find_host(order.interface)))
 
     def _shut_down(self, order: msg.Shutdown) -> None:
-        is_warm = order.stays and self._config.get("warm") is not None
+        is_warm = order.stays and self._config.warm is not None
         self._stays_warm = is_warm and self._preloader.is_ready
         self._runner.end_all(spare={self._preloader.pid} if self._stays_warm else frozenset())
         for folder in order.remove:
@@ -247,14 +244,9 @@ def _find_host(interface: str | None) -> dict[str, Any]:
     return {"host": host} if host else {"interfaces": [" ".join(pair) for pair in found]}
 
 
-def _announces(config: dict[str, Any]) -> bool:
-    """Return whether signals only announce that a scheduler will end the agent."""
-    return bool(config.get("is_tied") or config.get("announces"))
-
-
-def _signals_as_bytes(config: dict[str, Any]) -> int:
+def _signals_as_bytes(*, announces: bool) -> int:
     """Return a descriptor that yields the number of every signal the agent acts on."""
-    announcing = (signal.SIGUSR1, signal.SIGUSR2) if _announces(config) else ()
+    announcing = (signal.SIGUSR1, signal.SIGUSR2) if announces else ()
     wake_read, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(wake_read, False)

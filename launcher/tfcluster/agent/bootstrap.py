@@ -1,7 +1,7 @@
 """The first program on a bare node: receives the bundle, checks it, then becomes the relay.
 
 It runs as `python3 -c SOURCE` and imports nothing of tfcluster, because its source arrives before
-any other file. stdin has one line of JSON (digest, cache, folder, config); the answer is `HAVE` or
+any other file. stdin has one line of JSON (digest, cache, order); the answer is `HAVE` or
 `NEED`. After `NEED` follow a line with a length and that many bytes of a zip: each piece is
 answered with `GOT`, the whole with `HAVE`. From then on stdin and stdout are the relay's.
 """
@@ -40,7 +40,7 @@ def main() -> None:
     sys.path.append(os.path.join(folder, "agent"))
     from tfcluster.agent.relay import main as relay
 
-    relay({**order["config"], "cache": cache})
+    relay({**order["order"], "cache": cache})
 
 
 def _read_line() -> bytes:

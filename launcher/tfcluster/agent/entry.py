@@ -16,6 +16,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from tfcluster.agent import NoReturn
     from tfcluster.agent.agent import Agent
+    from tfcluster.agent.agent_config import AgentConfig
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
 
@@ -31,11 +32,12 @@ def main() -> None:
     # Imported after the fork: what the guard does not need stays out of its memory.
     import json
 
+    from tfcluster.agent.agent_config import AgentConfig
     from tfcluster.agent.processes import discard_streams, raise_limit
 
-    config = json.loads(config_json)
-    raise_limit(config.get("descriptors"))
-    host_spawner = _enter_network(config.get("network", "host"))
+    config = AgentConfig.read(json.loads(config_json))
+    raise_limit(config.descriptors)
+    host_spawner = _enter_network(config)
     from tfcluster.agent.agent import Agent
 
     ready = os.dup(1)
@@ -57,21 +59,21 @@ def serve(agent: Agent) -> NoReturn:
     os._exit(0)
 
 
-def _enter_network(network: str | dict[str, str]) -> HostNetworkSpawner | None:
-    """Move into a private network, new or with these doors (`namespaces.join_network`).
+def _enter_network(config: AgentConfig) -> HostNetworkSpawner | None:
+    """Move into a private or simulated network, if the agent has one.
 
     Return the spawner that stays outside it. Where the system refuses, write why to stdout and
     exit.
     """
-    if network == "host":
+    if not (config.is_private or config.namespaces):
         return None
     from tfcluster.agent.node import namespaces
     from tfcluster.agent.tasks.host_network_spawner import HostNetworkSpawner
 
     host_spawner = HostNetworkSpawner()
     try:
-        if isinstance(network, dict):
-            namespaces.join_network(network)
+        if config.namespaces:
+            namespaces.join_network(config.namespaces)
         else:
             namespaces.enter_private_network()
     except namespaces.PrivateNetworkRefused as refused:

@@ -16,6 +16,7 @@ import re
 import signal
 import time
 import zlib
+from collections.abc import Mapping
 
 from tfcluster.agent import Any
 from tfcluster.agent.processes import (
@@ -25,6 +26,10 @@ from tfcluster.agent.processes import (
     read_bytes,
     start_time,
 )
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from tfcluster.agent.agent_config import EndLostRun
 
 END_S = 10.0
 """The time for a guard to end the tasks of a killed agent."""
@@ -61,7 +66,7 @@ def process_scope() -> dict[str, Any]:
     }
 
 
-def have_ended(previous: dict[str, Any], *, in_container: bool = False) -> bool | None:
+def have_ended(previous: Mapping[str, Any], *, in_container: bool = False) -> bool | None:
     """Return whether the agent with this `identity` and its guard have ended; None: no proof.
 
     `in_container`: they could only run in this container, whose processes end with it.
@@ -74,7 +79,7 @@ def have_ended(previous: dict[str, Any], *, in_container: bool = False) -> bool 
     return True if in_container or (has_rebooted and is_same_machine) else None
 
 
-def end(previous: dict[str, Any], timeout_s: float = END_S) -> bool | None:
+def end(previous: Mapping[str, Any], timeout_s: float = END_S) -> bool | None:
     """Kill the agent with this `identity` and wait for its guard, which ends the tasks.
 
     Return whether both have ended within `timeout_s`; None where nothing can prove it.
@@ -95,18 +100,18 @@ def end_process(pid: int) -> bool:
     return not kill_all(lambda: [pid] if is_alive(pid, started) else [], END_S)
 
 
-def end_lost_run(config: dict[str, Any]) -> dict[str, Any]:
-    """Kill the run's agent (``former``, an `identity`) and every process with the run's id.
+def end_lost_run(order: EndLostRun) -> dict[str, Any]:
+    """Kill the run's agent and every process with the run's id.
 
     Return what ran (``ended``: agent, worker:0, …), what was killed and still lives (``stays``),
     whether nothing of the run can be alive here (``is_proved``), and the folder with its files on
     this node (``folder``; null: there is none).
     """
-    tasks = _find_tasks(config["run_id"])
-    agent = ["agent"] if have_ended(config["former"]) is False else []
-    has_ended = end(config["former"])
-    stays = _kill_tasks(config["run_id"]) + (agent if has_ended is False else [])
-    folder = os.path.join(config["cache"], "nodes", config["run_id"])
+    tasks = _find_tasks(order.run_id)
+    agent = ["agent"] if have_ended(order.former) is False else []
+    has_ended = end(order.former)
+    stays = _kill_tasks(order.run_id) + (agent if has_ended is False else [])
+    folder = os.path.join(order.cache, "nodes", order.run_id)
     return {
         "ended": agent + sorted(set(tasks.values())),
         "stays": stays,
@@ -115,14 +120,14 @@ def end_lost_run(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _can_see(local: dict[str, Any], remote: dict[str, Any]) -> bool:
+def _can_see(local: Mapping[str, Any], remote: Mapping[str, Any]) -> bool:
     """Return whether processes in scope `remote` are in the process table of scope `local`."""
     names = ("boot_id", "pid_namespace", "uid")
     is_known = local["boot_id"] != "" and local["pid_namespace"] != 0
     return is_known and all(local[name] == remote[name] for name in names)
 
 
-def _processes(previous: dict[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
+def _processes(previous: Mapping[str, Any]) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return process id and start time of agent and guard."""
     guard = (previous["guard_pid"], previous["guard_started"])
     return (previous["pid"], previous["started"]), guard

@@ -95,8 +95,11 @@ class Message(Struct):
     @classmethod
     def read(cls, data: object) -> Self:
         """Return the message with the fields in `data`. Raises ProtocolError."""
-        if not isinstance(data, dict) or (cls.is_exact and data.keys() - cls.fields.keys()):
+        if not isinstance(data, dict):
             raise ProtocolError(f"{cls.type}: {shorten(data)}")
+        if cls.is_exact and (unknown := data.keys() - cls.fields.keys() - {"type"}):
+            names = shorten(", ".join(sorted(map(str, unknown))))
+            raise ProtocolError(f"a message {cls.type!r} with unknown fields: {names}")
         found = {}
         for name, read in cls.fields.items():
             has_default = hasattr(cls, name)

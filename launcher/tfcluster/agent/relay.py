@@ -16,10 +16,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping
 
 from tfcluster.agent import Any, NoReturn, fencing
+from tfcluster.agent.agent_config import AgentConfig, EndLostRun, NodeOrder, SlurmJob
+from tfcluster.agent.message_fields import parse, replace
 from tfcluster.agent.net.listener import process_of
-from tfcluster.agent.net.private_folders import make_private, place_of
+from tfcluster.agent.net.private_folders import UnsafeFolderError, make_private, place_of
 from tfcluster.agent.processes import (
     AGENT_NAME,
     REQUESTS,
@@ -27,6 +30,7 @@ from tfcluster.agent.processes import (
     die_with_parent,
     set_process_name,
 )
+from tfcluster.agent.protocol import ProtocolError
 
 _CHUNK = 1 << 18
 _LOCK_S = 20.0
@@ -37,6 +41,8 @@ AGENT_GONE = 76
 """The exit code of a relay whose agent has provably ended."""
 NOT_REACHED = 77
 """The exit code of a relay without an agent for any other reason, which is on stderr."""
+UNSAFE_FOLDER = 79
+"""The exit code of a relay whose folder of sockets other users can use."""
 _NOT_STARTED = "the agent did not start; its output is on stderr"
 
 
@@ -44,75 +50,75 @@ class RelayError(Exception):
     """The relay has no agent to relay to."""
 
 
-def main(config: dict[str, Any]) -> None:
-    """Relay until one side closes. `config` is the agent's (`agent.Agent`).
+def main(message: dict[str, Any]) -> None:
+    """Carry out a `NodeOrder`: relay to an agent until one side closes, or end a lost run.
 
-    With ``job`` in it (id, restarts) the coordinator runs in that job of Slurm: once the lease is
-    over, the job is watched (`node.slurm_job`).
-
-    With ``ends`` in it the run's coordinator is gone: end what the run left on this node and print
-    `fencing.end_lost_run`'s result as a line of JSON. Exit with `NOT_REACHED`, and the reason on
-    stderr, where there is no agent to relay to.
+    Exit with `NOT_REACHED`, and the reason on stderr, where there is no agent to relay to. The
+    answer of `fencing.end_lost_run` is printed as a line of JSON.
     """
-    if config.get("ends"):
-        os.write(1, json.dumps(fencing.end_lost_run(config)).encode() + b"\n")
-        return
     try:
-        agent = reach_agent(with_local_paths(config))
-    except RelayError as error:
+        order = parse(message, NodeOrder)
+        if isinstance(order, EndLostRun):
+            os.write(1, json.dumps(fencing.end_lost_run(order)).encode() + b"\n")
+            return
+        if not isinstance(order, AgentConfig):
+            raise RelayError("the relay was given no order that it knows")
+        config = with_local_paths(order)
+        agent = reach_agent(config)
+    except (RelayError, ProtocolError, UnsafeFolderError) as error:
         sys.stderr.write(f"{error}\n")
         sys.stderr.flush()
-        os._exit(NOT_REACHED)
-    if config.get("is_tied"):  # its end is the agent's, which reports such signals
+        os._exit(UNSAFE_FOLDER if isinstance(error, UnsafeFolderError) else NOT_REACHED)
+    if config.is_tied:  # its end is the agent's, which reports such signals
         for number in REQUESTS:
             signal.signal(number, signal.SIG_IGN)
     silence_s = 0.0
     try:
         silence_s = join(agent, 0, 1)
     finally:
-        if config.get("is_tied"):
+        if config.is_tied:
             _await_agent()
-    if "job" in config and silence_s >= config["lease_s"]:
-        _watch_job(config["job"])
+    if config.job is not None and silence_s >= (config.lease_s or 0.0):
+        _watch_job(config.job)
 
 
-def with_local_paths(config: dict[str, Any]) -> dict[str, Any]:
+def with_local_paths(config: AgentConfig) -> AgentConfig:
     """Return `config` with the names of sockets and locks as paths in a folder of this user.
 
     The folder is in /tmp because an agent outlives the session that started it: XDG_RUNTIME_DIR is
     removed with the user's last session, and TMPDIR may differ for each session.
     """
     runtime = place_of(f"/tmp/tfcluster-{os.getuid()}")
-    names = [name for name in ("socket", "ports_dir", "seat") if name in config]
-    return {**config, **{name: os.path.join(runtime, config[name]) for name in names}}
+    names = {name: getattr(config, name) for name in ("socket", "ports_dir", "container_socket")}
+    paths = {name: os.path.join(runtime, found) for name, found in names.items() if found}
+    return replace(config, **paths)
 
 
-def reach_agent(config: dict[str, Any]) -> socket.socket:
-    """Connect to the run's agent on this node: with ``starts`` a new one, else the running one.
+def reach_agent(config: AgentConfig) -> socket.socket:
+    """Connect to the run's agent on this node: with `starts` a new one, else the running one.
 
-    ``former`` identifies the previous agent (`fencing.identity`), which is ended before a new one
-    starts. Raises RelayError, also where nothing proves that the previous agent has ended and its
-    lease may still hold (not ``is_fenced``).
+    The `former` agent is ended before a new one starts. Raises RelayError, also where nothing
+    proves that it has ended and its lease may still hold.
     """
-    starts, path = config.get("starts", True), config["socket"]
-    if starts and config.get("former") is not None:
-        _end_previous(config)
+    starts, path = config.starts, config.socket
+    if starts and config.former is not None:
+        _end_previous(config, config.former)
     lock = _lock(path)
     try:
         try:
             running = _connect(path)
         except OSError:
             running = None
-        if not starts and running is not None and config.get("is_tied"):
+        if not starts and running is not None and config.is_tied:
             running.close()  # its own relay has lost its connection, but was not ended with it
-            fencing.end(config["former"])
+            fencing.end(config.former or {})
             running = None
         if not starts:
             return running or _fail_to_join(config)
         if running is not None:
             _end_unclaimed(running)
-        if "seat" in config:
-            _start_agent_in_container(config)
+        if config.container_socket is not None:
+            _start_agent_in_container(config, config.container_socket)
         else:
             _start_agent(config)
         return _connect(path)
@@ -143,27 +149,27 @@ def _lock(path: str) -> int:
     raise RelayError(f"another relay has held {name} for {_LOCK_S:.0f} s")
 
 
-def _fail_to_join(config: dict[str, Any]) -> NoReturn:
+def _fail_to_join(config: AgentConfig) -> NoReturn:
     """Exit with `AGENT_GONE` if the agent has provably ended, else raise RelayError."""
-    previous = config.get("former")
-    if previous is not None and fencing.have_ended(previous, in_container="seat" in config):
+    previous, in_container = config.former, config.container_socket is not None
+    if previous is not None and fencing.have_ended(previous, in_container=in_container):
         sys.stderr.write("the run's agent on this node has ended\n")
         os._exit(AGENT_GONE)
     raise RelayError("the run's agent on this node does not answer on its socket")
 
 
-def _end_previous(config: dict[str, Any]) -> None:
-    has_ended = fencing.end(config["former"])
+def _end_previous(config: AgentConfig, former: Mapping[str, Any]) -> None:
+    has_ended = fencing.end(former)
     if has_ended is False:
         raise RelayError(
             f"the previous agent is still alive {fencing.END_S:.0f} s after it was killed"
         )
-    if has_ended is None and not config.get("is_fenced"):
+    if has_ended is None and not config.is_fenced:
         raise RelayError("the previous agent may still run: its lease must expire first")
-    if config.get("ports_dir"):
+    if config.ports_dir:
         from tfcluster.agent.net.ports import remove_left
 
-        remove_left(config["ports_dir"], config["run_id"], config["node"])
+        remove_left(config.ports_dir, config.run_id, config.node)
 
 
 def _end_unclaimed(agent: socket.socket) -> None:
@@ -184,11 +190,11 @@ def _connect(path: str) -> socket.socket:
     return agent
 
 
-def _start_agent_in_container(config: dict[str, Any]) -> None:
+def _start_agent_in_container(config: AgentConfig, path: str) -> None:
     """Turn the process that waits in this container into the agent (`container_wait`)."""
-    waiting = _await_container(config["seat"])
+    waiting = _await_container(path)
     code = __file__.rsplit(os.sep, 3)[0]
-    waiting.sendall(os.fsencode(code) + b"\n" + json.dumps(config).encode())
+    waiting.sendall(os.fsencode(code) + b"\n" + config.to_line())
     waiting.shutdown(socket.SHUT_WR)
     with waiting.makefile("rb") as file:
         if not file.readline():
@@ -207,10 +213,10 @@ def _await_container(path: str) -> socket.socket:
             time.sleep(0.01)
 
 
-def _start_agent(config: dict[str, Any]) -> None:
+def _start_agent(config: AgentConfig) -> None:
     config_read, config_write = os.pipe()
     ready_read, ready_write = os.pipe()
-    is_tied, parent = config.get("is_tied"), os.getpid()
+    is_tied, parent = config.is_tied, os.getpid()
     if os.fork() == 0:
         os.setsid()
         if is_tied:
@@ -223,7 +229,7 @@ def _start_agent(config: dict[str, Any]) -> None:
     os.close(config_read)
     os.close(ready_write)
     with open(config_write, "wb") as file:
-        file.write(json.dumps(config).encode())
+        file.write(config.to_line())
     with open(ready_read, "rb") as file:
         if not file.readline():
             raise RelayError(_NOT_STARTED)
@@ -255,13 +261,13 @@ def _await_agent() -> None:
             time.sleep(0.01)
 
 
-def _watch_job(job: dict[str, Any]) -> None:
+def _watch_job(job: SlurmJob) -> None:
     """Have the scheduler start the job again if the coordinator is gone with its node."""
     from tfcluster.agent.node import slurm_job
 
     for number in REQUESTS:
         signal.signal(number, signal.SIG_DFL)
-    slurm_job.watch(job["id"], job["restarts"], connection=0)
+    slurm_job.watch(job.id, job.restarts, connection=0)
 
 
 def join(agent: socket.socket, incoming: int, outgoing: int) -> float:

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 
 from tfcluster.agent import Any
+from tfcluster.agent.agent_config import AgentConfig, WarmStay
 from tfcluster.agent.guard import Recorder
 from tfcluster.agent.net.listener import is_own_user, listen, read_message
 from tfcluster.agent.net.private_folders import make_private
@@ -34,21 +35,21 @@ class WarmWait:
     """The wait of an agent for its next run."""
 
     def __init__(
-        self, warm: dict[str, Any], recorder: Recorder, *, wakes: list[int], signals: int
+        self, warm: WarmStay, recorder: Recorder, *, wakes: list[int], signals: int
     ) -> None:
-        """Begin the wait. `warm` has socket, seconds and about.
+        """Begin the wait.
 
         A readable descriptor of `wakes` ends the wait; `signals` yields the numbers of signals.
         """
         self._warm, self._recorder, self._wakes, self._signals = warm, recorder, wakes, signals
-        self._until = time.monotonic() + warm["seconds"]
+        self._until = time.monotonic() + warm.seconds
 
-    def wait(self) -> tuple[dict[str, Any], socket.socket] | None:
+    def wait(self) -> tuple[AgentConfig, socket.socket] | None:
         """Return the next run's config and the client that awaits `entry.READY`.
 
         Return None if the time is over, or a client, a signal or a lost process ended the wait.
         """
-        path = self._warm["socket"]
+        path = self._warm.socket
         with _locked(os.path.dirname(path)):
             if _has_listener(path):
                 return None  # another warm agent listens: two runs ended at once
@@ -66,9 +67,9 @@ class WarmWait:
                 listener.close()
             self._recorder.drop_file(path)
 
-    def _serve(self, listener: socket.socket) -> tuple[dict[str, Any], socket.socket] | None:
+    def _serve(self, listener: socket.socket) -> tuple[AgentConfig, socket.socket] | None:
         while (remaining := self._until - time.monotonic()) > 0:
-            if not os.path.lexists(self._warm["socket"]):
+            if not os.path.lexists(self._warm.socket):
                 return None  # a cleaner removed it, so no client can reach this agent
             watched = [listener.fileno(), self._signals, *self._wakes]
             woken = select.select(watched, [], [], min(remaining, _CHECK_S))[0]
@@ -88,7 +89,7 @@ class WarmWait:
             if request.get("op") == "run":
                 os.environ.clear()
                 os.environ.update(request["environ"])
-                return request["config"], peer
+                return AgentConfig.read(request["config"]), peer
             with peer, contextlib.suppress(OSError):
                 peer.sendall(json.dumps(self._status()).encode())
             if request.get("op") == "end":
@@ -97,7 +98,7 @@ class WarmWait:
 
     def _status(self) -> dict[str, Any]:
         remaining = max(0.0, self._until - time.monotonic())
-        about, guard = self._warm["about"], self._recorder.pid
+        about, guard = self._warm.about, self._recorder.pid
         return {"pid": os.getpid(), "guard": guard, "seconds": round(remaining, 1), "about": about}
 
     def _has_end_signal(self) -> bool:

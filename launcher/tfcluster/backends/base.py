@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Self
 
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.errors import NodeLostError
 
 if TYPE_CHECKING:
@@ -53,9 +54,16 @@ class RunContext:
     runtime: Runtime | None = None
     """The whole plan, and that section of its spec; a test of other backends needs neither."""
 
-
-class NoPlaceError(NodeLostError):
-    """A node that is gone, and for which its scheduler has found no other one in time."""
+    def relayed_agent(self, node: str, token: str) -> AgentConfig:
+        """Return the configuration of a node's agent that a transport reaches."""
+        return AgentConfig(
+            run_id=self.run_id,
+            node=node,
+            token=token,
+            socket=agent_socket_name(self.run_id, node),
+            ports_dir="ports",
+            lease_s=self.lease_s,
+        )
 
 
 class Nodes(ABC):

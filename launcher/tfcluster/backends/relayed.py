@@ -3,6 +3,9 @@
 This is what `ssh` and `docker exec` have in common. The transport starts a bare Python on the
 node with `STARTER`; everything else, the bundle included, goes over its stdin. `connect` reaches
 an agent, `end_run` ends the leftovers of a lost run.
+
+Progress counts, not time: the bundle may take long over a slow line, but a host that sends
+nothing for ten seconds is reported.
 """
 
 from __future__ import annotations
@@ -10,23 +13,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import os
+import re
 import shlex
 import signal
 import socket
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol
 
 from tfcluster.agent import bootstrap, foreign_json, protocol, relay
+from tfcluster.agent.agent_config import AgentConfig, EndLostRun, NodeOrder
 from tfcluster.agent.catalogue import Hello, LostRunEnded
 from tfcluster.agent.containers import container_wait
-from tfcluster.agent.error_text import describe_error
-from tfcluster.backends import bundle, handshake
+from tfcluster.agent.message_fields import replace
+from tfcluster.backends import bundle
 from tfcluster.backends.base import Nodes, RunContext, agent_socket_name
 from tfcluster.errors import NodeLostError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans import remote_paths
 from tfcluster.plans.plan import NodePlan
 from tfcluster.rundir.forked_children import keep_from_children
@@ -34,10 +43,48 @@ from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.link import AgentLink, Streams
 from tfcluster.wire.messages import Refused
 
+
+class Obstacle(Enum):
+    """The reason why an agent is not reached, where tfcluster itself knows it."""
+
+    OLD_PYTHON = "its Python is too old"
+    UNSAFE_FOLDER = "other users can use the folder of its sockets"
+    LOGIN = "its login hangs, or ends the shell"
+
+
+class Unreached(ConnectionError):
+    """A dial failed; the text says why."""
+
+    def __init__(self, why: str, obstacle: Obstacle | None = None) -> None:
+        super().__init__(why)
+        self.obstacle = obstacle
+
+
+SILENCE_S = 10.0
+"""Seconds without any byte that end a dial: ssh itself gives up after 8 s, with a message."""
+PER_DIAL_S = 0.25
+"""Seconds added for each other host dialled at the same time: the clients share our processors."""
+_TRACEBACK = "Traceback (most recent call last):"
+_PYTHON_MESSAGES = (_TRACEBACK, "Unknown option: -I")
+"""Texts that only a Python prints; the last one is Python 2's."""
+_TRACEBACK_LINES = re.compile(
+    r"\s|Traceback \(most recent call last\):$|The above exception was the direct cause"
+    r"|During handling of the above exception|$"
+)
+_QUALIFIED = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w*(?:Error|Exception)\b)")
+_SSH_FAILED = 255
+_NO_PROGRAM = (126, 127)
+"""Exit codes of shells that cannot run a program."""
+_OLD_PYTHON = 78
+"""The exit code of `STARTER` in a Python that is too old."""
+_OBSTACLES = {_OLD_PYTHON: Obstacle.OLD_PYTHON, relay.UNSAFE_FOLDER: Obstacle.UNSAFE_FOLDER}
+_SELF_EXPLAINING = (_SSH_FAILED, relay.NOT_REACHED, *_NO_PROGRAM, *_OBSTACLES)
+"""Exit codes of programs whose stderr explains the failure best."""
+
 STARTER = (
-    f"import sys;sys.version_info<{container_wait.OLDEST_PYTHON} and sys.exit("
-    f'"{container_wait.TOO_OLD}, and %s is %s"%(sys.executable,sys.version.split()[0]));'
-    "exec(eval(sys.stdin.buffer.raw.readline()))"
+    f"import sys;sys.version_info<{container_wait.OLDEST_PYTHON} and (sys.stderr.write("
+    f'"{container_wait.TOO_OLD}, and %s is %s"%(sys.executable,sys.version.split()[0])),'
+    f"sys.exit({_OLD_PYTHON}));exec(eval(sys.stdin.buffer.raw.readline()))"
 )
 """Python code that runs one line of stdin, read unbuffered, and leaves the rest to that code.
 
@@ -54,26 +101,129 @@ _EXIT_S = 1.0
 """Seconds a transport that closed its end may take to exit."""
 
 
-class Unreached(ConnectionError):
-    """A dial failed; the text says why."""
-
-
 def container_socket_name(run_id: str, node: str) -> str:
     """Return the name of the socket on which a container waits (`container_wait`)."""
-    return f"{agent_socket_name(run_id, node)}.seat"
+    return f"{agent_socket_name(run_id, node)}.wait"
+
+
+_dials_in_progress = 0
+
+
+@contextmanager
+def _patience() -> Iterator[float]:
+    """Count one more dial in progress and yield how many seconds may pass without any byte."""
+    global _dials_in_progress
+    _dials_in_progress += 1
+    try:
+        yield SILENCE_S + PER_DIAL_S * (_dials_in_progress - 1)
+    finally:
+        _dials_in_progress -= 1
+
+
+async def _shake_hands(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    source: str,
+    order: Mapping[str, Any],
+    bundle: Callable[[], bytes],
+) -> None:
+    """Send the bootstrap (`source`), its `order`, and the bundle if the node asks for it.
+
+    Raises TimeoutError, EOFError, ProtocolError, OSError.
+    """
+    with _patience() as silence_s:
+        async with asyncio.timeout(silence_s) as limit:
+
+            def progress() -> None:
+                limit.reschedule(asyncio.get_running_loop().time() + silence_s)
+
+            writer.write(f"{source!r}\n{json.dumps(order, default=vars)}\n".encode())
+            with contextlib.suppress(ConnectionError):
+                await writer.drain()  # fails if the process has exited; its output is read first
+            if await _answer(reader, progress) == bootstrap.NEED:
+                content = bundle()
+                writer.write(b"%d\n" % len(content) + content)
+                while await _answer(reader, progress) == bootstrap.GOT:
+                    pass
+
+
+async def _answer(reader: asyncio.StreamReader, progress: Callable[[], None]) -> bytes:
+    """Return the bootstrap's next answer, skipping what a login prints first."""
+    received = b""
+    while True:
+        try:
+            received += await reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as end:
+            raise EOFError(_tail(received + end.partial)) from None
+        except ConnectionError:
+            raise EOFError(_tail(received)) from None
+        except asyncio.LimitOverrunError as over:
+            received += await reader.readexactly(over.consumed)
+        progress()
+        for answer in (bootstrap.HAVE, bootstrap.NEED, bootstrap.GOT):
+            if received.endswith(answer):
+                return answer
+        if len(received) > protocol.MAX_NOISE:
+            shown = received[:400].decode(errors="replace")
+            raise protocol.ProtocolError(f"no agent answered; the output was: {shown}")
+
+
+def _tail(received: bytes) -> str:
+    return received[-400:].decode(errors="replace").strip()
+
+
+def explain(
+    error: BaseException, code: int | None, stderr: str, *, logs_in: bool = True
+) -> Unreached:
+    """Return why the agent could not be reached.
+
+    `code`: the transport's exit code, None while it runs. `stderr`: what the transport, or a
+    program behind it, wrote to stderr. `logs_in`: the transport goes through a login shell.
+    """
+    text = shorten_tracebacks(stderr)
+    if text and (code in _SELF_EXPLAINING or any(one in stderr for one in _PYTHON_MESSAGES)):
+        return Unreached(text, _OBSTACLES.get(code or 0))
+    if isinstance(error, TimeoutError):
+        why = f"no answer for {SILENCE_S:.0f} s"
+        why += ": does its login hang?" if logs_in else "."
+    elif not logs_in:
+        # What a container or a prolog has printed before is no reason.
+        if code is None or not isinstance(error, EOFError):
+            return Unreached(text or str(error) or f"exit code {code}")
+        printed = f"; its output: {error}" if str(error) else ""
+        return Unreached(text or f"it ended with exit code {code}{printed}")
+    elif isinstance(error, EOFError | ConnectionResetError) and code is not None:
+        why = (
+            f"its login ended with exit code {code} before tfcluster's code ran:"
+            " does a .bashrc or .profile end the shell?"
+        )
+    else:
+        return Unreached(text or str(error) or type(error).__name__)
+    output = "\n".join(filter(None, (text, str(error) if isinstance(error, EOFError) else "")))
+    if output:
+        why += f" Its output: {output}"
+    return Unreached(why, Obstacle.LOGIN if logs_in else None)
+
+
+def shorten_tracebacks(stderr: str) -> str:
+    """Return `stderr` with every Python traceback reduced to its exception."""
+    if _TRACEBACK not in stderr:
+        return stderr
+    kept = [line for line in stderr.splitlines() if not _TRACEBACK_LINES.match(line)]
+    return "\n".join(_QUALIFIED.sub("", line) for line in kept)
 
 
 class Place(Protocol):
     """A container that was made for one agent and ends with it."""
 
-    explanation: str
-    """The reason why it ended or does not answer; "" if unknown."""
+    loss: NodeLoss | None
+    """The reason why it ended or does not answer; None if unknown."""
 
     async def has_ended(self, stderr: str) -> bool:
         """Return whether it will never answer; `stderr`: that of a failed dial."""
 
     async def explain(self) -> None:
-        """Update `explanation`."""
+        """Update `loss`."""
 
     async def end(self) -> bool:
         """End it; return whether it is certain that no process in it is alive."""
@@ -99,22 +249,22 @@ class Transport:
     def __init__(
         self,
         argv: Sequence[str],
-        config: Mapping[str, Any],
+        order: NodeOrder,
         built: bundle.Bundle,
         *,
         logs_in: bool = True,
         words: type[Words] | None = None,
     ) -> None:
-        """Create a transport; `config` is the agent's, `logs_in`: a login shell is run."""
+        """Create a transport; `logs_in`: a login shell is run."""
         self._logs_in, self._words = logs_in, words or Words
-        self._argv, self._config, self._bundle = argv, dict(config), built
+        self._argv, self._order, self._bundle = argv, order, built
         self._process: asyncio.subprocess.Process | None = None
         self._stderr_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._listener: asyncio.Task[None] | None = None
         self._has_answered = False
         self._last_code: int | None = None
         """The exit code of the last dial, if that failed."""
-        self.how_it_ended = ""
+        self.loss: NodeLoss | None = None
         """The end of the connection, if that ended by itself and its agent with it."""
 
     async def dial(self) -> Streams:
@@ -124,11 +274,11 @@ class Transport:
         self._last_code = None
         reader, writer = await self._start()
         try:
-            await self._shake_hands(reader, writer)
+            await self._begin(reader, writer)
         except (OSError, EOFError, TimeoutError) as error:
             why = await self.explain(error)
             writer.close()
-            raise Unreached(why) from error
+            raise why from error
         except BaseException:
             writer.close()
             await self.hang_up()
@@ -151,20 +301,19 @@ class Transport:
         return streams
 
     async def _end_connection(self) -> None:
-        is_tied = self._config.get("is_tied") and self._has_answered
-        code = await self._exit_code() if is_tied and self._process is not None else None
+        is_tied = isinstance(self._order, AgentConfig) and self._order.is_tied
+        has_ended = is_tied and self._has_answered and self._process is not None
+        code = await self._exit_code() if has_ended else None
         await self.hang_up()
         if code is not None:
             status = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-            self.how_it_ended = f"its connection ended: {self.last_words() or status}"
+            self.loss = NodeLoss(f"its connection ended: {self.last_words() or status}")
 
-    async def _shake_hands(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         source = await asyncio.to_thread(Path(bootstrap.__file__).read_text, encoding="utf-8")
-        config = {**self._config, "starts": not self._has_answered}
-        order = {"digest": self._bundle.digest, "cache": remote_paths.CACHE, "config": config}
-        await handshake.shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
+        order = self._order.to_json()
+        order = {"digest": self._bundle.digest, "cache": remote_paths.CACHE, "order": order}
+        await _shake_hands(reader, writer, source, order, lambda: self._bundle.zip_bytes)
 
     async def _listen(self, stderr: io.FileIO) -> None:
         """Keep the lines of a dial.
@@ -186,7 +335,7 @@ class Transport:
     def note_agent(self, identity: Mapping[str, Any] | None) -> None:
         """Note that the agent has answered: later dials join it and never start another one."""
         self._has_answered = True
-        self._config["former"] = identity
+        self._order = replace(self._order, starts=False, former=identity)
 
     async def has_agent_ended(self) -> bool:
         """Return whether the last dial has proved that agent and guard ended (`agent.fencing`)."""
@@ -202,14 +351,14 @@ class Transport:
                 await self._process.wait()
         return self._process.returncode
 
-    async def explain(self, error: BaseException) -> str:
+    async def explain(self, error: BaseException) -> Unreached:
         """End the dial and return why the agent could not be reached."""
         if isinstance(error, Unreached):
-            return describe_error(error)  # explained when the dial failed
+            return error  # explained when the dial failed
         code = None if isinstance(error, TimeoutError) else await self._exit_code()
         await self.hang_up()
         self._last_code = code
-        return handshake.explain(error, code, self.last_words(), logs_in=self._logs_in)
+        return explain(error, code, self.last_words(), logs_in=self._logs_in)
 
     def last_words(self) -> str:
         """Return what the transport, or the agent behind it, wrote to stderr."""
@@ -242,10 +391,10 @@ class _RelayedAgent(AgentHandle):
         self._has_ended = False
 
     @property
-    def explanation(self) -> str:
+    def loss(self) -> NodeLoss | None:
         if self._place is not None:
-            return self._place.explanation
-        return self._transport.how_it_ended
+            return self._place.loss
+        return self._transport.loss
 
     def last_words(self) -> str:
         return self._transport.last_words()
@@ -265,9 +414,9 @@ class _RelayedAgent(AgentHandle):
             await self._place.explain()
 
     def on_answer(self) -> None:
-        self._transport.how_it_ended = ""
+        self._transport.loss = None
         if self._place is not None:
-            self._place.explanation = ""
+            self._place.loss = None
 
     async def end(self, *, keeps_folders: bool) -> bool:
         await self._transport.hang_up()
@@ -283,7 +432,7 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
     with the transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    transport = Transport(argv, {"ends": True, "run_id": run_id, "former": former}, built)
+    transport = Transport(argv, EndLostRun(run_id=run_id, former=former), built)
     try:
         reader, writer = await transport.dial()
         with contextlib.closing(writer):
@@ -291,46 +440,33 @@ async def end_run(argv: Sequence[str], *, run_id: str, former: Mapping[str, Any]
                 line = await reader.readline()
         return LostRunEnded.read(foreign_json.parse_json_object(line))
     except (OSError, TimeoutError, ValueError, protocol.ProtocolError) as error:
-        raise Unreached(await transport.explain(error)) from error
+        raise await transport.explain(error) from error
     finally:
         await transport.hang_up()
 
 
 async def connect(
-    node: str,
     argv: Sequence[str],
-    run: RunContext,
+    config: AgentConfig,
     *,
-    token: str,
     place: Place | None = None,
-    former: Mapping[str, Any] | None = None,
-    is_fenced: bool = False,
-    is_tied: bool = False,
     words: type[Words] | None = None,
-    settings: Mapping[str, Any] | None = None,
 ) -> AgentLink:
-    """Connect to the agent of `node`, which is started if it does not run.
+    """Connect to the agent with this `config`, which is started if it does not run.
 
-    `place`: the container made for it. `former`: the identity of the agent before it, which must
-    have ended. `is_fenced`: it is certain that no process of that one is alive. `is_tied`: the
-    agent ends with this connection. `settings`: further ones of the agent. Raises Unreached with
-    the transport's stderr.
+    `argv`: the transport. `place`: the container made for the agent. Raises Unreached with the
+    transport's stderr.
     """
     built = await asyncio.to_thread(bundle.build)
-    identity = {"run_id": run.run_id, "node": node, "token": token}
-    config: dict[str, Any] = {**identity, "socket": agent_socket_name(run.run_id, node)}
-    config |= {"ports_dir": "ports", "lease_s": run.lease_s}
-    config |= {"former": former, "is_fenced": is_fenced, "is_tied": is_tied}
-    config |= settings or {}
-    logs_in = place is None and not is_tied
+    logs_in = place is None and not config.is_tied
     transport = Transport(argv, config, built, logs_in=logs_in, words=words)
-    hello = Hello(run_id=run.run_id, node=node, token=token, stream_logs=True)
+    hello = Hello(run_id=config.run_id, node=config.node, token=config.token, stream_logs=True)
     handle = _RelayedAgent(transport, place)
-    link = AgentLink(transport.dial, hello, handle, lease_s=run.lease_s)
+    link = AgentLink(transport.dial, hello, handle, lease_s=config.lease_s)
     try:
         await link.open()
     except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-        raise Unreached(await transport.explain(error)) from error
+        raise await transport.explain(error) from error
     except BaseException:  # cancelled by Ctrl-C
         await transport.hang_up()
         raise
@@ -354,29 +490,26 @@ class RelayedNodes(Words, Nodes):
     def argv(cls, node: NodePlan) -> list[str]:
         """Return the command that starts a Python with `STARTER` on the node."""
 
-    def settings(self, node: NodePlan) -> Mapping[str, Any]:
-        """Return further settings of the node's agent (`agent.Agent`)."""
-        return {}
+    def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
+        """Return the configuration of the node's agent with what only this backend knows."""
+        return config
 
     @classmethod
-    def fix(cls, node: NodePlan, why: str) -> str:
-        """Return what to do about a message of the command, or of a program behind it."""
+    def fix(cls, node: NodePlan, error: Unreached) -> str:
+        """Return what to do where the command, or a program behind it, did not lead to an agent."""
         return ""
 
     async def connect(self, node: NodePlan, *, token: str, is_fenced: bool = False) -> AgentLink:
         """Connect to the run's agent. Raises NodeLostError with the command's message."""
+        config = replace(
+            self.run.relayed_agent(node.name, token),
+            former=self._agents.get(node.name),
+            is_fenced=is_fenced,
+            is_tied=node.capabilities.ties_agents,
+        )
         with self._naming(node):
-            link = await connect(
-                node.name,
-                self.argv(node),
-                self.run,
-                token=token,
-                former=self._agents.get(node.name),
-                is_fenced=is_fenced,
-                is_tied=node.capabilities.ties_agents,
-                words=type(self),
-                settings=self.settings(node),
-            )
+            argv, config = self.argv(node), self.configure(node, config)
+            link = await connect(argv, config, words=type(self))
         self._agents[node.name] = link.welcome.identity
         return link
 
@@ -388,14 +521,14 @@ class RelayedNodes(Words, Nodes):
             return await end_run(cls.argv(node), run_id=run_id, former=former)
 
     @classmethod
-    @contextlib.contextmanager
+    @contextmanager
     def _naming(cls, node: NodePlan) -> Iterator[None]:
         """Turn Unreached into an error that names the node."""
         try:
             yield
         except Unreached as error:
             message = f"{node.name} cannot be reached: {error}"
-            fix = cls.fix(node, str(error))
+            fix = cls.fix(node, error)
             if node.wrap and not node.wrap[0].startswith("-"):  # else options of the transport
                 words = shlex.join((*node.wrap, node.python))
                 fix += f"\n  → or correct runtime.wrap: what does `{words} -V` say there?"

@@ -147,10 +147,8 @@ class _ShownRun:
         if end.unrecorded:
             folder = end.paths.root
             terminal.say(f"warning: {folder} does not record how the run ended: {end.unrecorded}")
-        if error is not None and error.message.startswith(PreflightError.HEAD):
-            raise _show_findings(error, end.paths, terminal)
         if error is not None:
-            raise error
+            raise error if state.attempt else _show_findings(error, end.paths, terminal)
         return end.outcome.exit_code
 
     def _finish(self) -> None:
@@ -174,11 +172,15 @@ def _say_lease(plan: Plan, terminal: Terminal) -> None:
 
 
 def _show_findings(error: TfclusterError, paths: RunPaths, terminal: Terminal) -> TfclusterError:
-    """Print the findings of `error` as a table; return the error without them."""
+    """Print what the checks of the nodes have found as a table; return the error without that.
+
+    If nothing that they found has kept the run from starting, return `error` as it is.
+    """
     from tfcluster.preflight.rules import read_report
     from tfcluster.ui.preflight_table import format_report
 
-    if (report := read_report(paths)) is None:
+    report = read_report(paths)
+    if report is None or not report.fatal:
         return error
     colours = terminal.has_colour(terminal.stderr)
     terminal.say(format_report(report, width=terminal.stderr.width(), colours=colours))

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from tfcluster.backends.base import NoPlaceError
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.loop import Loop
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError, PortInUseError, PrepareError, SetupError
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.nodes.hub import Hub
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
 from tfcluster.rundir.events import Event, Hint, NodeLost, NodesAllocated, Warned
@@ -27,6 +27,7 @@ from tfcluster.supervision.supervisor import Supervisor
 FIRST_PAUSE_S: Final = 2.0
 LONGEST_PAUSE_S: Final = 30.0
 _POLL_S: Final = 0.2
+_UNUSED: Final = NodeLoss("the gang does without it")
 
 
 def pauses() -> Iterator[float]:
@@ -127,11 +128,10 @@ class Attempts:
         Where the supervisor has the job start again, that counts.
         """
         if errors and all(isinstance(error, NodeLostError) for error in errors.values()):
-            reasons = {node: error.message for node, error in errors.items()}
-            is_lost = any(isinstance(error, NoPlaceError) for error in errors.values())
-            self.supervisor.nodes_unreached(reasons, self.loop.now(), is_lost=is_lost)
+            losses = {node: _loss_of(error) for node, error in errors.items()}
+            self.supervisor.nodes_unreached(losses, self.loop.now())
             if errors.keys() <= self.supervisor.gone.keys():
-                for node in reasons:
+                for node in losses:
                     self._give_up(node)
                 return
         NodeLostError.raise_all([*errors.values()])
@@ -152,23 +152,23 @@ class Attempts:
             else:
                 await self._restart_alone(due_alone.pop(0))
 
-    def lose(self, node: str, reason: str) -> None:
+    def lose(self, node: str, loss: NodeLoss) -> None:
         """Report to the supervisor that the node's agent is gone; once for each connection."""
         if node in self._lost:
-            self.returning.note_broken(node, reason)
+            self.returning.note_broken(node, loss)
             return
         self._lost.add(node)
-        self.supervisor.node_lost(node, reason, self.loop.now())
+        self.supervisor.node_lost(node, loss, self.loop.now())
         if self.supervisor.is_spare(node):  # no restart has to wait for it
-            self.supervisor.node_gone(node, reason, self.loop.now())
+            self.supervisor.node_gone(node, loss, self.loop.now())
             self._give_up(node)
 
     async def leave(self, node: str, signal: str) -> None:
         """Report to the supervisor that the node is taken away soon, and why if that is known."""
         if node not in self._lost | self._leaving:
             self._leaving.add(node)
-            why = await self.hub.explain(node) or f"{node} is taken away ({signal})"
-            self.hub.put(lambda: self.supervisor.node_leaving(node, why, self.loop.now()))
+            loss = await self.hub.explain(node) or NodeLoss(f"{node} is taken away ({signal})")
+            self.hub.put(lambda: self.supervisor.node_leaving(node, loss, self.loop.now()))
 
     def drop(self, node: str) -> None:
         """Note that the supervisor has given up the node's agent: nothing is sent to it."""
@@ -273,7 +273,7 @@ class Attempts:
         """Return the lost nodes to reconnect; those that the next attempt does without are left."""
         for name in sorted(self._lost - self._given_up):
             if not (only or self.supervisor.membership.uses(name)):
-                self.supervisor.node_gone(name, "the gang does without it", self.loop.now())
+                self.supervisor.node_gone(name, _UNUSED, self.loop.now())
                 self._give_up(name)
         lost = self._lost - self._given_up
         return [node for node in self.plan.nodes if node.name in lost and only in ("", node.name)]
@@ -294,8 +294,10 @@ class Attempts:
             fence = self.hub.fenced_until(name) if name in self._lost else 0.0
             end = max(began if since is None else since, fence) + self.supervisor.patience_s(name)
             self._lost.add(name)
-            if began >= end or isinstance(error, PrepareError | NoPlaceError):
-                self._note_unreached(name, error.message)
+            loss = _loss_of(error)
+            is_hopeless = isinstance(error, PrepareError) or loss.nature is LossNature.NO_PLACE
+            if began >= end or is_hopeless:
+                self._note_unreached(name, loss)
                 return []
             now = self.loop.now()
             what = (
@@ -327,9 +329,9 @@ class Attempts:
         self._leaving.discard(node.name)
         self._lost.discard(node.name)  # here, before an input can report it lost again
 
-    def _note_unreached(self, node: str, why: str) -> None:
+    def _note_unreached(self, node: str, loss: NodeLoss) -> None:
         """Report to the supervisor that the next attempt could not reach the node."""
-        self.supervisor.node_unreached(node, why, self.loop.now())
+        self.supervisor.node_unreached(node, loss, self.loop.now())
         if node in self.supervisor.gone:
             self._give_up(node)
 
@@ -349,8 +351,15 @@ class Attempts:
         self._lost.discard(node)
         self.supervisor.node_back(node, self.loop.now())
 
-    def _note_lost_again(self, node: str, why: str) -> None:
-        self.record(NodeLost(node=node, reason=why))
+    def _note_lost_again(self, node: str, loss: NodeLoss) -> None:
+        self.record(NodeLost(node=node, reason=loss.reason, nature=loss.nature))
+
+
+def _loss_of(error: SetupError) -> NodeLoss:
+    """Return why a node is lost that an attempt could not reach."""
+    if isinstance(error, NodeLostError):
+        return NodeLoss(error.message, error.nature)
+    return NodeLoss(error.message)
 
 
 @dataclass(slots=True)
@@ -365,11 +374,11 @@ class Returning:
     """Connects to a node's agent, whose predecessor has certainly ended; raises SetupError."""
     note_back: Callable[[str], None]
     """Called in the loop with a node that is set up."""
-    note_lost: Callable[[str, str], None]
-    """Called in the loop with a node that answered but cannot be used, and the reason."""
+    note_lost: Callable[[str, NodeLoss], None]
+    """Called in the loop with a node that answered but cannot be used."""
     _given_up: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
-    _broken: dict[str, str] = field(default_factory=dict)
-    """Node that was lost again while it was set up → why."""
+    _broken: dict[str, NodeLoss] = field(default_factory=dict)
+    """The nodes that were lost again while they were set up."""
 
     @property
     def hub(self) -> Hub:
@@ -379,9 +388,9 @@ class Returning:
         """Try from now on to reach `node`."""
         self._given_up.put_nowait(node)
 
-    def note_broken(self, node: str, why: str) -> None:
+    def note_broken(self, node: str, loss: NodeLoss) -> None:
         """Note that the agent of a node, which may be one of these, is lost."""
-        self._broken[node] = why
+        self._broken[node] = loss
 
     async def follow(self) -> None:
         """Try to reach the nodes, each independently of the others, until cancelled."""
@@ -407,8 +416,8 @@ class Returning:
         try:
             await self._set_up(node)
         except SetupError as error:
-            why = error.message
-            self.hub.put(lambda: self.note_lost(node.name, why))
+            loss = _loss_of(error)
+            self.hub.put(lambda: self.note_lost(node.name, loss))
             await self.hub.part_from(node.name)
             return False
         self.hub.put(lambda: self._conclude(node.name))
@@ -438,8 +447,8 @@ class Returning:
     def _is_lost(self, node: str) -> bool:
         return node in self._broken or self.hub.is_lost(node)
 
-    def _why(self, node: str) -> str:
-        return self._broken.get(node, "its connection ended")
+    def _why(self, node: str) -> NodeLoss:
+        return self._broken.get(node, NodeLoss("its connection ended"))
 
     async def _until(self, condition: Callable[[], bool], *, at: float | None = None) -> None:
         """Wait for `condition`, while the run's loop sends the orders and handles the answers."""

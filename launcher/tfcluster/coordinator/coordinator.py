@@ -29,8 +29,9 @@ from tfcluster.coordinator.startup import Startup
 from tfcluster.coordinator.takeover import leave_if_replaced
 from tfcluster.coordinator.task_stacks import TaskStacks
 from tfcluster.errors import JobEndedError, SetupError, join_first
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub, OpenNodes
-from tfcluster.nodes.reports import STEPS, event_of_task, to_event, why_lost
+from tfcluster.nodes.reports import STEPS, event_of_task, loss_of_node, to_event
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.nodes.task_reports import ReportFilter, last_line, last_output, last_text
 from tfcluster.plans.plan import NodePlan, Plan, TaskId
@@ -349,14 +350,14 @@ class Coordinator:
             self._record(event)
         if isinstance(message, msg.EndAnnounced):
             self._on_end_announced(node, message.signal)
-        elif (why := why_lost(message)) is not None:
-            self._attempts.lose(node, why)
+        elif (loss := loss_of_node(message)) is not None:
+            self._attempts.lose(node, loss)
         elif isinstance(message, msg.TaskMessage) and message.task not in STEPS:
             self._on_task(message, event)
 
     def _on_end_announced(self, node: str, number: int) -> None:
         """Act on a scheduler's signal: it ends its whole job with its step, else only a node."""
-        if not self.plan.node(node).capabilities.in_containers:
+        if self.plan.node(node).capabilities.ties_agents:
             self._end_job(number)
         elif not self._is_closing:
             self._background.create_task(self._attempts.leave(node, signal_name(number)))
@@ -407,9 +408,9 @@ class Coordinator:
         is_current = self._supervisor.gang.get(message.task, message.attempt) is not None
         return is_current and TaskId.parse(message.task) == self._supervisor.gang.chief
 
-    def _on_closed(self, node: str, why: str) -> None:
+    def _on_closed(self, node: str, loss: NodeLoss) -> None:
         if not self._is_closing:
-            self._attempts.lose(node, why)
+            self._attempts.lose(node, loss)
 
     # -- the end ----------------------------------------------------------------------------
 

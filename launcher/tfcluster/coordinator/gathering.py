@@ -221,7 +221,7 @@ class RunGathering:
         capabilities = self._plan.node(self._chief_node).capabilities
         if not capabilities.starts_fresh:
             why = await self._try_to_gather(is_final=True, may_be_new=True)
-            is_gone = capabilities.in_containers and self.newest == before  # it may be a new one
+            is_gone = capabilities.loses_files and self.newest == before  # it may be a new one
             missed = why or (missed if is_gone else "")
         self._missed = ""
         self._note_problem(missed)

@@ -101,7 +101,7 @@ def _gather(
     for folder in (paths.task_checkpoints(chief), _in_shared_home(paths, node, chief)):
         if folder.is_dir():
             return _gather_from(folder, paths, store, say)
-    if node.capabilities.in_containers:
+    if node.capabilities.loses_files:
         with tempfile.TemporaryDirectory(prefix=".left-", dir=paths.root) as copy:
             fetch = backends.class_of(node).fetch_left
             there = PurePosixPath(state.missed_in or _usual_folder(paths, node, chief))

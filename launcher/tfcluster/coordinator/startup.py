@@ -212,7 +212,7 @@ class Startup:
     ) -> None:
         """Run ``job.prepare`` once per node; a node that `is_lost` meanwhile is not waited for.
 
-        It runs again in a new container, which lacks what it made in the old one. Raises
+        It runs again where a new agent lacks what it made for the old one. Raises
         PrepareError.
         """
         if not self.launch.options.prepares:
@@ -222,7 +222,7 @@ class Startup:
             node.name
             for node in nodes
             if node.name in self.plan.prepare
-            and (node.capabilities.in_containers or node.name not in self._prepared)
+            and (node.capabilities.loses_files or node.name not in self._prepared)
         ]
         for node in names:
             self.hub.forget(node, *start_replies, step=PREPARE)

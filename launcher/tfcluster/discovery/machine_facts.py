@@ -166,7 +166,7 @@ def _interpreters(
     for node, tasks in by_node(place_tasks(spec, context.addresses)).items():
         path, field = (python, ("--python",)) if python else requested_python(spec, tasks[0].host)
         why = ".".join(field)
-        if tasks[0].kind.capabilities.in_containers:
+        if tasks[0].kind.capabilities.has_image:
             found[node] = partial(_image_python, path, why, is_option=bool(python))
             continue
         base = Path.cwd() if python else Path(context.spec_dir)

@@ -181,7 +181,7 @@ def _place_bundle(spec: ClusterSpec, environ: Mapping[str, str]) -> Path:
     Hosts may share this machine's home, and then find the bundle there.
     """
     built, cache = bundle.build(), bundle.cache_dir(environ)
-    if all(task.kind.capabilities.in_containers for task in place_tasks(spec, ())):
+    if all(task.kind.capabilities.has_image for task in place_tasks(spec, ())):
         return cache / built.digest
     return bundle.unpack(built, cache)
 

@@ -17,6 +17,7 @@ from tfcluster.agent.protocol import ProtocolError
 from tfcluster.backends import open_nodes
 from tfcluster.backends.base import Nodes, RunContext, Tell, ignore_event
 from tfcluster.kinds import Capabilities
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.border import NodeBorder
 from tfcluster.nodes.remote_folders import RemoteLogs, Site, site_of
 from tfcluster.nodes.reports import step_of
@@ -126,7 +127,7 @@ class Hub:
         node: NodePlan,
         *,
         on_message: Callable[[str, msg.Report], None],
-        on_closed: Callable[[str, str], None],
+        on_closed: Callable[[str, NodeLoss], None],
         background: asyncio.TaskGroup,
         tasks: Collection[str],
         by_hand: Collection[str] = (),
@@ -155,7 +156,7 @@ class Hub:
         link: AgentLink,
         border: NodeBorder,
         receive: Callable[[msg.Report], None],
-        on_closed: Callable[[str, str], None],
+        on_closed: Callable[[str, NodeLoss], None],
     ) -> None:
         """Call `receive` with each accepted message but logs, until the link ends."""
         async for message in link:
@@ -169,7 +170,7 @@ class Hub:
             elif not isinstance(message, Unknown):
                 self.put(partial(receive, message))
         if self._links.get(node) is link:
-            self.put(lambda: on_closed(node, link.why_gone()))
+            self.put(lambda: on_closed(node, link.loss))
 
     def _note(self, node: NodePlan, link: AgentLink) -> None:
         name = node.name
@@ -243,10 +244,10 @@ class Hub:
         """Copy `folder` of a node whose agent is gone; see `Nodes.salvage`. Raises SetupError."""
         await self._nodes[node.backend].salvage(node.name, folder, into)
 
-    async def explain(self, node: str) -> str:
-        """Return why a node that still answers is taken away; empty if nobody says so in time."""
+    async def explain(self, node: str) -> NodeLoss | None:
+        """Return why a node that still answers is taken away; None if nobody says so in time."""
         link = self._links.get(node)
-        return await link.explain() if link is not None else ""
+        return await link.explain() if link is not None else None
 
     async def part_from(self, node: str) -> None:
         """Have an agent that still answers end, and its node with it; then drop it."""

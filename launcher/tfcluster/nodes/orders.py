@@ -163,7 +163,7 @@ def hold_ports(plan: Plan, node: str) -> msg.HoldPorts:
     ports = [
         msg.PortRequest(task=str(task.id), host=task.host, port=task.port or 0) for task in tasks
     ]
-    among = [] if plan.node(node).capabilities.in_containers else list(plan.port_range)
+    among = [] if plan.node(node).capabilities.has_own_network else list(plan.port_range)
     return msg.HoldPorts(ports=ports, among=among, interface=plan.interface)
 
 

@@ -9,6 +9,7 @@ from tfcluster.agent import budgets
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import Message
 from tfcluster.agent.tasks.host_network_spawner import PREPARE as PREPARE
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -95,15 +96,15 @@ def step_of(message: msg.Report) -> str | None:
     return task if task in STEPS else None
 
 
-def why_lost(message: msg.Report) -> str | None:
+def loss_of_node(message: msg.Report) -> NodeLoss | None:
     """Return why this message means that the node is lost; None if it does not."""
     match message:
         case msg.GuardLost():
-            return "the guard beside its agent was killed"
+            return NodeLoss("the guard beside its agent was killed")
         case msg.AgentEnding(signal=signal):
-            return f"its agent was ended by {signal_name(signal)}"
+            return NodeLoss(f"its agent was ended by {signal_name(signal)}")
         case msg.Refused(reason=reason):
-            return f"its agent could not carry out an order ({reason})"
+            return NodeLoss(f"its agent could not carry out an order ({reason})")
     return None
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from tfcluster import kinds
+from tfcluster.kinds import Kind
 from tfcluster.plans import command, preloading, remote_paths, secrets
 from tfcluster.plans.checks import needs_tensorflow
 from tfcluster.plans.context import LOCAL, PlanContext
@@ -139,14 +140,14 @@ class _PlanBuilder:
         runs_python = any(program.has_hooks for program in programs)
         for name, tasks in by_node(self.placed_tasks).items():
             first, made = tasks[0], None
-            if first.kind.capabilities.in_containers:
+            if first.kind.capabilities.has_image:
                 made = container(self.spec, self.context, first, self.shares[first.id])
             yield NodePlan(
                 name=name,
                 backend=first.backend,
                 interpreter=self.context.interpreters.get(name) if runs_python else None,
                 workdir=self._workdir(name),
-                network=_network(self.spec),
+                network=_network(self.spec, first.kind),
                 destination=self._destination(first),
                 container=made,
                 wrap=tuple(self.spec.runtime.wrap),
@@ -157,7 +158,7 @@ class _PlanBuilder:
         for placed in self.placed_tasks:
             share, job = self.shares[placed.id], placed.id.job
             program = command.find_program(self.spec.job, placed.id)
-            if placed.kind.capabilities.in_containers:
+            if placed.kind.capabilities.has_one_task:
                 share = renumber_gpus(share)
             yield TaskPlan(
                 id=placed.id,
@@ -231,9 +232,9 @@ class _PlanBuilder:
         return python.path if python is not None else "python3"
 
 
-def _network(spec: ClusterSpec) -> Network:
+def _network(spec: ClusterSpec, kind: Kind) -> Network:
     written = spec.runtime.network
-    if spec.runtime.backend == kinds.SIMULATED or not isinstance(written, str):
+    if kind.capabilities.simulates_network or not isinstance(written, str):
         return "simulated"
     return written
 

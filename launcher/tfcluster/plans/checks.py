@@ -284,7 +284,7 @@ def _check_shared_storage(plan: Plan) -> Iterator[SetupError]:
     nodes = {task.node for task in (*plan.tasks, *plan.elsewhere)}
     is_spread = len(nodes) > 1 or (plan.joins and plan.elsewhere) or job == _BY_HAND
     if job and is_spread and plan.checkpoints.dir is None:
-        places = "containers" if any(n.capabilities.in_containers for n in plan.nodes) else "hosts"
+        places = "containers" if any(n.capabilities.has_image for n in plan.nodes) else "hosts"
         spread = "" if job == _BY_HAND else f" on several {places}"
         message = f"{job}{spread} needs storage that all its tasks share"
         fix = "--set checkpoints.dir=/shared/folder (or gs://…)"
@@ -322,8 +322,8 @@ def _check_private_network(plan: Plan) -> Iterator[SetupError]:
 
 def _check_wrap(plan: Plan) -> Iterator[SetupError]:
     for node in plan.nodes:
-        if node.wrap and (node.is_here or node.capabilities.in_containers):
-            where = "containers" if node.capabilities.in_containers else "tasks on this machine"
+        if node.wrap and (node.is_here or node.capabilities.has_image):
+            where = "containers" if node.capabilities.has_image else "tasks on this machine"
             fix = "--set 'runtime.wrap=[]'"
             if node.is_here:
                 fix += f", or start tfcluster in it: {shlex.join(node.wrap)} tfcluster …"

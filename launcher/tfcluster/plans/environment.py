@@ -267,7 +267,7 @@ class Variables:
 
     def _data_dir(self, host: str) -> tuple[str, str] | None:
         found = find_data_dir(self.spec, host)
-        if found and self.placed_tasks[0].kind.capabilities.in_containers:
+        if found and self.placed_tasks[0].kind.capabilities.has_image:
             return placement.resolve_mount(found[0], self.context), found[1]
         return found
 

@@ -171,8 +171,8 @@ class NodePlan:
 
     @property
     def has_private_network(self) -> bool:
-        """True if its agent gives its tasks a network with loopback only, as no container has."""
-        return self.network == "private" and not self.capabilities.in_containers
+        """True if its agent gives its tasks a network of their own, with loopback only."""
+        return self.network == "private" and not self.capabilities.has_own_network
 
 
 @dataclass(frozen=True, slots=True)

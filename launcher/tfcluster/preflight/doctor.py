@@ -22,10 +22,11 @@ from tfcluster.backends.base import Tell, ignore_event
 from tfcluster.discovery import interpreters
 from tfcluster.discovery.planning import Planned
 from tfcluster.errors import InterpreterError, SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes import orders, shared_workdirs
 from tfcluster.nodes.hub import Hub, OpenNodes
 from tfcluster.nodes.orders import ANSWER_S, PORT_REPLIES, Answers
-from tfcluster.nodes.reports import PREFLIGHT, why_lost
+from tfcluster.nodes.reports import PREFLIGHT, loss_of_node
 from tfcluster.nodes.shared_workdirs import placed_mark
 from tfcluster.plans.context import LOCAL
 from tfcluster.plans.plan import NodePlan, Plan
@@ -263,17 +264,17 @@ class _Visit:
 
     def _on_message(self, node: str, message: msg.Report) -> None:
         self.hub.keep(node, message)
-        if (why := why_lost(message)) is not None:
-            self._lose(node, why)
+        if (loss := loss_of_node(message)) is not None:
+            self._lose(node, loss)
         elif self._measurement is not None:
             self._measurement.note(message)
 
-    def _lose(self, node: str, why: str) -> None:
+    def _lose(self, node: str, loss: NodeLoss) -> None:
         """Note that the node will not answer its probe."""
         if node not in self._lost:
-            self._lost[node] = why
+            self._lost[node] = loss.reason
             self.connected.remove(node)
-            self.hub.keep(node, msg.StartFailed(task=PREFLIGHT, attempt=0, error=why))
+            self.hub.keep(node, msg.StartFailed(task=PREFLIGHT, attempt=0, error=loss.reason))
 
     async def measure(
         self, paths: RunPaths, report: PreflightReport, tell: Tell
@@ -301,7 +302,7 @@ class _Visit:
             what="to hold its ports",
             is_lost=self._lost.__contains__,
         ):
-            self._lose(name, f"its agent has not answered for {ANSWER_S:.0f} s")
+            self._lose(name, NodeLoss(f"its agent has not answered for {ANSWER_S:.0f} s"))
         lost = [Finding(name, "reach", why, _FIX) for name, why in self._lost.items()]
         taken = ((name, self.hub.answer(name, msg.PortTaken)) for name in self.connected)
         ports = [probes.taken_port(node, reply) for node, reply in taken if reply]

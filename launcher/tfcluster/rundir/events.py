@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tfcluster.agent.message_fields import Struct
+from tfcluster.node_loss import LossNature
 from tfcluster.rundir.snapshot import to_json_numbers
 
 
@@ -113,6 +114,8 @@ class NodeConnected(Event):
 class NodeLost(Event):
     node: str
     reason: str
+    nature: str = LossNature.UNKNOWN
+    """The kind of loss (`node_loss.LossNature`)."""
 
 
 class NodeUnreachable(Event):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from pathlib import PurePosixPath
 from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, model_validator
@@ -36,9 +35,6 @@ _SEARCH_EXAMPLE = 'for example {"chief": 1, "worker": 2}'
 _MAX_LISTED = 8
 _THIS_MACHINE = "local"
 """The name of the node on this machine."""
-_KUBERNETES = "kubernetes"
-_UIDS = re.compile(r"\d{1,10}(:\d{1,10})?", re.ASCII)
-_VOLUMES = ("runtime", "kubernetes", "volumes")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
 
 
@@ -104,7 +100,7 @@ class ClusterSpec(Section):
                 *self._check_task_steps(),
                 *self._check_network(),
                 *_check_search(self),
-                *_check_pods(self.runtime, self.resources, self.checkpoints),
+                *self._check_backend(),
             )
         )
         return self
@@ -211,12 +207,17 @@ class ClusterSpec(Section):
         network, backend = self.runtime.network, self.runtime.backend
         if isinstance(network, str):
             return
-        if backend != kinds.SIMULATED:
+        if not kinds.get(backend).capabilities.simulates_network:
             message = f"{backend} has its own network: only one on this machine is simulated"
             fix = "leave the backend out, or the rate, delay, jitter, loss and links"
             yield Mistake(("runtime", "network"), message, fix)
         for mistake in network.find_mistakes(self.cluster):
             yield mistake.below("runtime", "network")
+
+    def _check_backend(self) -> Iterator[Mistake]:
+        """Yield the mistakes that only the spec's backend knows."""
+        if self.runtime.backend != AUTO:
+            yield from kinds.get(self.runtime.backend).find_mistakes(self)
 
     def _check_counts(self) -> Iterator[Mistake]:
         least, trainers = self.supervision.min_workers, self.trainer_count
@@ -284,56 +285,3 @@ def _build_validators() -> None:
 
 
 _build_validators()
-
-
-def _check_pods(
-    runtime: Runtime, resources: Resources, checkpoints: Checkpoints
-) -> Iterator[Mistake]:
-    """Yield the settings of other sections that cannot work in pods."""
-    if runtime.backend != _KUBERNETES:
-        return
-    yield from _check_pod_user(runtime)
-    yield from _check_pod_resources(runtime, resources)
-    yield from _check_pod_folders(runtime, checkpoints)
-
-
-def _check_pod_user(runtime: Runtime) -> Iterator[Mistake]:
-    if runtime.user is not None and not _UIDS.fullmatch(runtime.user):
-        message = f"Kubernetes knows users by their numbers, not as {shorten(runtime.user)}"
-        yield Mistake(("runtime", "user"), message, 'write UID[:GID], for example "1000:1000"')
-
-
-def _check_pod_resources(runtime: Runtime, resources: Resources) -> Iterator[Mistake]:
-    settings = runtime.kubernetes
-    if resources.memory is not None:
-        fix = '"runtime": {"kubernetes": {"resources": {"limits": {"memory": "8Gi"}}}}'
-        message = "the memory of a pod is written in runtime.kubernetes.resources"
-        yield Mistake(("resources", "memory"), message, f"write for example {fix}")
-    has_devices = any("/" in name for name in settings.resources.limits)
-    if resources.gpus and not has_devices and not settings.pod_template:
-        fix = "write --set runtime.kubernetes.resources.limits='{\"nvidia.com/gpu\": 1}'"
-        message = "the pods have no GPU: runtime.kubernetes.resources.limits names none"
-        yield Mistake(("resources", "gpus"), message, fix)
-
-
-def _check_pod_folders(runtime: Runtime, checkpoints: Checkpoints) -> Iterator[Mistake]:
-    folders: dict[Path, str | None] = {("checkpoints", "dir"): checkpoints.dir}
-    for host, settings in runtime.hosts.items():
-        folders["runtime", "hosts", host, "data_dir"] = settings.data_dir
-    for path, folder in folders.items():
-        if folder is None or "://" in folder:
-            continue
-        if not folder.startswith("/"):
-            fix = "write the absolute path of a folder in the pods"
-            message = f"pods do not see this machine's folder {shorten(folder)}"
-            yield Mistake(path, message, f"{fix}, on a volume of {'.'.join(_VOLUMES)}")
-        elif path == ("checkpoints", "dir") and not _is_mounted(runtime, folder):
-            fix = f"mount a shared volume there: {'.'.join(_VOLUMES)}"
-            yield Mistake(path, f"no volume of the pods is mounted at {shorten(folder)}", fix)
-
-
-def _is_mounted(runtime: Runtime, folder: str) -> bool:
-    """Return whether `folder` is on a volume; a pod template may mount any."""
-    mounts = (volume.mount for volume in runtime.kubernetes.volumes)
-    is_below = any(PurePosixPath(folder).is_relative_to(mount) for mount in mounts)
-    return is_below or bool(runtime.kubernetes.pod_template)

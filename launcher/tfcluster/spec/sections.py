@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tfcluster.kinds import AUTO, REGISTRY, SIMULATED
+from tfcluster import kinds
+from tfcluster.kinds import AUTO, REGISTRY
 from tfcluster.spec import shorten
 from tfcluster.spec.cluster import Gpus
 from tfcluster.spec.fields import (
@@ -289,9 +290,9 @@ class Runtime(Section):
     @model_validator(mode="after")
     def _choose_simulated(self) -> Self:
         """A simulated network is made on this machine, with a node for each task."""
-        if isinstance(self.network, Network) and self.backend in (AUTO, "local"):
-            return self.model_copy(update={"backend": SIMULATED})
-        return self
+        is_simulated = isinstance(self.network, Network)
+        backend = kinds.with_network(self.backend, is_simulated=is_simulated)
+        return self.model_copy(update={"backend": backend}) if backend != self.backend else self
 
     @property
     def port_range(self) -> tuple[int, ...]:

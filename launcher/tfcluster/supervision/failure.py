@@ -5,9 +5,8 @@
 
 from __future__ import annotations
 
-import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -15,17 +14,10 @@ from pathlib import PurePath
 from typing import Any
 
 from tfcluster import kinds
-from tfcluster.errors import join_first
+from tfcluster.node_loss import LossNature
 from tfcluster.plans.keras_settings import SWITCH, KerasPatch
 from tfcluster.supervision import log_errors
-from tfcluster.supervision.known_errors import (
-    LOST_PODS,
-    MESSAGES,
-    OWN_END,
-    PERMANENT,
-    SILENT_NODE,
-    KnownError,
-)
+from tfcluster.supervision.known_errors import MESSAGES, PERMANENT, KnownError
 
 TF_KERAS = "write `import tf_keras as keras`"
 WITHOUT_KERAS_3 = (
@@ -118,6 +110,20 @@ CIRCUMSTANCES: Mapping[str, KnownError] = {
         " come from job.args or job.per_task",
         kind=PERMANENT,
     ),
+    "chief_alone": KnownError(
+        "chief-alone",
+        "all workers must train the same number of steps, and save, evaluate and predict together:"
+        " move these calls out of `if index == 0:`; workers other than the chief save into a"
+        " folder of their own",
+        kind=PERMANENT,
+    ),
+    "ended_early": KnownError(
+        "ended-early",
+        "find out why it ended early: an exception that the script catches, `sys.exit` or"
+        " `os._exit` in a callback or a library, a condition that only this worker meets. Let it"
+        " end with another exit code",
+        kind=PERMANENT,
+    ),
     "collateral": KnownError(
         "no-cause",
         "every task blames another and none failed by itself: check the network between them",
@@ -176,19 +182,26 @@ class Kind(StrEnum):
     """The failure is the consequence of another task's end."""
 
 
-def kind_of_loss(reason: str) -> Kind | None:
-    """Return the kind of a node's loss if `reason` is that of a lost pod, which says it."""
-    known = next((one for one in LOST_PODS if one.matches(reason)), None)
-    return None if known is None else Kind(known.kind or Kind.NODE_LOST)
+_KINDS_OF_LOSS: Mapping[LossNature, Kind] = {
+    LossNature.PREEMPTED: Kind.PREEMPTED,
+    LossNature.OUT_OF_MEMORY: Kind.OUT_OF_MEMORY,
+    LossNature.PERMANENT: Kind.PERMANENT,
+}
 
 
-def kind_of_leaving(reason: str) -> Kind:
-    """Return the kind of failure of tasks whose node is taken away for `reason`, but still answers.
+def kind_of_loss(nature: LossNature) -> Kind:
+    """Return the kind of failure of tasks whose node is lost."""
+    return _KINDS_OF_LOSS.get(nature, Kind.NODE_LOST)
 
-    A kubelet that is back ends the pods that were deleted while it was silent: a preemption.
+
+def kind_of_leaving(nature: LossNature) -> Kind:
+    """Return the kind of failure of tasks whose node is taken away, but still answers.
+
+    That is a preemption, unless the node is known to be lost in another way. A machine that was
+    silent ends, once it is back, what was given up meanwhile: a preemption, too.
     """
-    is_outdated = re.search(SILENT_NODE, reason) is not None
-    return Kind.PREEMPTED if is_outdated else kind_of_loss(reason) or Kind.PREEMPTED
+    is_taken = nature in (LossNature.UNKNOWN, LossNature.SILENT)
+    return Kind.PREEMPTED if is_taken else kind_of_loss(nature)
 
 
 PREEMPTED = 42
@@ -212,8 +225,6 @@ _CHILD_SIGNALS = _CRASHES | {signal.SIGKILL}
 SIGHUP is not among them: a program may well exit with -1."""
 _EXTERNAL_SIGNALS = frozenset({signal.SIGKILL, signal.SIGTERM})
 """Signals that come from another process: the task's last output is not their cause."""
-_MAX_NAMED = 3
-"""The number of ended tasks that a reason lists."""
 
 
 @dataclass(frozen=True)
@@ -238,10 +249,13 @@ class Failure:
     out_of_memory: str | None = None
     """The evidence that the kernel killed it for lack of memory, in words."""
     observed: Kind | None = None
-    """The kind where tfcluster itself observed the failure: NODE_LOST, LINK_LOST, FROZEN, LATE,
-    SUSPENDED, STALLED, UNFINISHED, START_FAILED or PERMANENT."""
+    """The kind where tfcluster itself observed the failure; what the task wrote does not count."""
     description: str = ""
     """The observation in words, where `observed` is set."""
+    loss: LossNature | None = None
+    """The nature of the loss of its node, if that is lost."""
+    known: KnownError | None = None
+    """The usual cause, where tfcluster itself observed it."""
     saved: bool = False
     """The job has saved a checkpoint since the attempt began."""
     asks_for_keras_3: bool = False
@@ -254,8 +268,6 @@ class Failure:
 
     @cached_property
     def kind(self) -> Kind:
-        if self.observed is Kind.NODE_LOST:
-            return kind_of_loss(self.description) or Kind.NODE_LOST
         if self.observed is not None:
             return self.observed
         if self._left_after_saving:
@@ -272,8 +284,8 @@ class Failure:
 
     @property
     def is_own_end(self) -> bool:
-        """True if the node that was lost is a pod that its own job or spec has ended."""
-        return re.search(OWN_END, self.description) is not None
+        """True if its node is lost because the job or the spec has ended it."""
+        return self.loss is not None and self.loss.is_own_end
 
     @property
     def is_collateral(self) -> bool:
@@ -370,6 +382,10 @@ class Failure:
         return kinds.get(self.backend).hints if self.backend else {}
 
     @property
+    def _losses_of_backend(self) -> Mapping[LossNature, tuple[str, str]]:
+        return kinds.get(self.backend).losses if self.backend else {}
+
+    @property
     def compares_steps(self) -> bool:
         """True if the steps of all tasks may explain it."""
         return self._explanation is not None and self._explanation.compares_steps
@@ -405,6 +421,10 @@ class Failure:
     @cached_property
     def _known_error(self) -> KnownError | None:
         """The known error whose message the task ended with, or None."""
+        if self.known is not None:
+            return self.known
+        if self.loss is not None and self.loss in self._losses_of_backend:
+            return KnownError(*self._losses_of_backend[self.loss])
         if self.observed is not None:
             return find(self.description, log=self.last_lines)
         if self.killed_by in _EXTERNAL_SIGNALS or self._left_after_saving:
@@ -439,22 +459,6 @@ def describe_exception(raised: log_errors.RaisedError, traceback: str = "") -> s
 
 def _location(raised: log_errors.RaisedError) -> str:
     return "" if raised.file is None else f"{PurePath(raised.file).name}:{raised.line}"
-
-
-def explain_missing_peers(
-    task: str, peers: Sequence[str], place: str, steps: str, early: str = ""
-) -> str:
-    """Return the reason of a `task` that needed `peers` after these had ended with 0.
-
-    `place`: the file and line of the script; `steps`: its steps and theirs, where it trained more;
-    `early`: how one of them ended before its training was over. All may be empty.
-    """
-    names, where = join_first(peers, _MAX_NAMED), f" ({place})" if place else ""
-    if early:
-        return f"{early}; {task} waited for it{where}"
-    if steps:
-        return f"{names} had ended; {task} still trained{where}: {steps}"
-    return f"did alone what all workers must do{where}: {names} had ended before"
 
 
 def signal_name(number: int) -> str:

@@ -11,22 +11,27 @@ from typing import Any, Final
 from tfcluster.agent import budgets, message_fields
 from tfcluster.agent import catalogue as msg
 from tfcluster.errors import join_first
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir.events import TaskExited
 from tfcluster.supervision.decisions import Next, Standing, judge
 from tfcluster.supervision.doubts import explain_early_end
 from tfcluster.supervision.failure import (
+    CIRCUMSTANCES,
     PREEMPTED,
     TERMINATED,
     Failure,
     Kind,
-    explain_missing_peers,
+    kind_of_loss,
 )
+from tfcluster.supervision.known_errors import KnownError
 from tfcluster.supervision.member import Member, member_of
 from tfcluster.supervision.restart_policy import chief_among
 from tfcluster.supervision.verdicts import root_cause
 
 _SHOWN_FILES = 3
+_MAX_NAMED = 3
+"""The number of ended tasks that a reason lists."""
 
 
 @dataclass
@@ -301,7 +306,7 @@ class Gang:
         elif isinstance(report, msg.SavedModel) and member.id == self.chief:
             self.saved_model = report.path
 
-    def lose_node(self, node: str, reason: str, *, chief_done: bool = False) -> list[str]:
+    def lose_node(self, node: str, loss: NodeLoss, *, chief_done: bool = False) -> list[str]:
         """Mark all tasks of `node` that have not ended as lost, and return them.
 
         After the chief's success those that run are no longer needed, unless they are known to work
@@ -312,7 +317,8 @@ class Gang:
         for member in lost:
             is_free = chief_done and member.is_running and member.name not in unfinished
             gone = replace(member, is_lost=True, is_cancelled=member.is_cancelled or is_free)
-            self._note(gone, gone.fails(observed=Kind.NODE_LOST, description=reason))
+            kind, nature = kind_of_loss(loss.nature), loss.nature
+            self._note(gone, gone.fails(observed=kind, description=loss.reason, loss=nature))
         return [member.name for member in lost]
 
     def note_exit(
@@ -347,13 +353,13 @@ class Gang:
             return False
         for number, failure in enumerate(self.failures):
             member = self[failure.task]
-            description = describe_lone_work(member, finished, failure.place)
             if not member.standing.trains_together:
                 continue
+            description, known = describe_lone_work(member, finished, failure.place)
             if (early := explain_early_end(member, finished)) is not None:
-                self.blame(early[0], Kind.PERMANENT, description)
+                self.blame(early[0], Kind.PERMANENT, description, known=known)
                 return True
-            found = replace(failure, observed=Kind.PERMANENT, description=description)
+            found = replace(failure, observed=Kind.PERMANENT, description=description, known=known)
             self.failures[number] = found
             self.put(replace(member, failure=found))
             return True
@@ -402,7 +408,15 @@ class Gang:
             return cause.refused_arguments is not None and cause.exit_code == exit_code
         return Failure(member.name, None, None, error=error).signature == cause.signature
 
-    def blame(self, member: Member, kind: Kind, description: str) -> None:
+    def blame(
+        self,
+        member: Member,
+        kind: Kind,
+        description: str,
+        *,
+        loss: LossNature | None = None,
+        known: KnownError | None = None,
+    ) -> None:
         """Note a failure that tfcluster itself observed; the task must be stopped.
 
         A task that is late because it has raised an exception fails with that exception.
@@ -410,7 +424,8 @@ class Gang:
         if kind is Kind.LATE and member.raised is not None:
             self._note(member, member.fails(error=member.raised))
         else:
-            self._note(member, member.fails(observed=kind, description=description))
+            facts = {"observed": kind, "description": description, "loss": loss, "known": known}
+            self._note(member, member.fails(**facts))
 
     def _drop_failures(self, member: Member) -> None:
         """Drop the failures of a task that is restarted: they no longer decide the outcome."""
@@ -422,15 +437,24 @@ class Gang:
         (self.task_failures if member.restarts_alone else self.failures).append(failure)
 
 
-def describe_lone_work(member: Member, finished: Sequence[Member], place: str) -> str:
-    """Return the reason of `member`, which still needed the `finished` tasks, at `place`."""
-    steps, last = "", max((one.step for one in finished if one.step is not None), default=None)
+def describe_lone_work(
+    member: Member, finished: Sequence[Member], place: str
+) -> tuple[str, KnownError]:
+    """Return why `member` failed, which still needed the `finished` tasks, and the hint.
+
+    `place`: the file and line of the script, or "".
+    """
+    names = join_first([one.name for one in finished], _MAX_NAMED)
+    where = f" ({place})" if place else ""
+    if (early := explain_early_end(member, finished)) is not None:
+        return f"{early[1]}; {member.name} waited for it{where}", CIRCUMSTANCES["ended_early"]
+    alone = CIRCUMSTANCES["chief_alone"]
+    last = max((one.step for one in finished if one.step is not None), default=None)
     if member.step is not None and last is not None and (member.total_steps or member.step) > last:
         total = "" if member.total_steps is None else f" of {member.total_steps:,}"
         steps = f"step {member.step:,}{total} against {last:,}"
-    early = explain_early_end(member, finished)
-    names = [one.name for one in finished]
-    return explain_missing_peers(member.name, names, place, steps, early[1] if early else "")
+        return f"{names} had ended; {member.name} still trained{where}: {steps}", alone
+    return f"did alone what all workers must do{where}: {names} had ended before", alone
 
 
 _STRATEGY: Final = "tfcluster_workers.strategy.make() for its strategy"

@@ -132,47 +132,7 @@ def fix_of_no_gpu(why: str) -> str:
     return next(fix for pattern, fix in _NO_GPU if re.match(pattern, why))
 
 
-LOST_PODS: tuple[KnownError, ...] = (
-    KnownError(
-        "pod-out-of-memory",
-        "raise memory in runtime.kubernetes.resources.limits, or use smaller batches and shuffle"
-        " buffers",
-        r"\bits pod \S+ is lost \(failure\): .*OOMKilled",
-        kind="out_of_memory",
-    ),
-    KnownError(
-        "pod-preempted",
-        "the cluster gave its place to another pod, drained its node, or somebody deleted it;"
-        " runtime.kubernetes.priority_class decides which pods may be preempted",
-        r"\bits pod \S+ is lost \(preemption\)",
-        kind="preempted",
-    ),
-    KnownError(
-        "pod-permanent",
-        "another pod would end the same way: correct what the message names; `kubectl describe"
-        " pod` shows all of it",
-        r"\bits pod \S+ is lost \(permanent\)",
-        kind=PERMANENT,
-    ),
-    KnownError(
-        "pod-lost",
-        "the cluster lost the pod: `kubectl get events` and `kubectl get nodes` show more",
-        r"\bits pod \S+ is lost \(",
-    ),
-)
-"""The ends of pods, by the class that `backends.kubernetes.pod_reasons` writes into the reason."""
-OWN_END: Final = r"\bits pod \S+ is lost \((?:failure|permanent)\)"
-"""The reason of a pod that its own job or spec has ended: another one may end the same way."""
-SILENT_NODE: Final = r"is lost \(infrastructure\): its node [^:]*(?:does|did) not answer"
-"""The reason of a pod whose node was lost when it was deleted."""
-
 MESSAGES: tuple[KnownError, ...] = (
-    *LOST_PODS,
-    KnownError(
-        "container-lost",
-        "a user or a docker daemon that exited did this: see `docker events` and the daemon's log",
-        r"\bits container \S+ (?:was killed \(|is paused|has been removed|ended with)",
-    ),
     _permanent(
         "configured-at-startup",  # 34568, 30551, 55178
         "create the MultiWorkerMirroredStrategy before any other TensorFlow operation",
@@ -361,20 +321,6 @@ MESSAGES: tuple[KnownError, ...] = (
         '`"kind": "tuner"` sets them; otherwise set all three in each task\'s `env`, or none:'
         " those of your shell are not passed on",
         r"KERASTUNER_(?:ORACLE_IP|ORACLE_PORT|TUNER_ID)",
-    ),
-    _permanent_cause(
-        "chief-alone",
-        "all workers must train the same number of steps, and save, evaluate and predict together:"
-        " move these calls out of `if index == 0:`; workers other than the chief save into a"
-        " folder of their own",
-        r"did alone what all workers must do|had ended; \S+ still trained",
-    ),
-    _permanent_cause(
-        "ended-early",
-        "find out why it ended early: an exception that the script catches, `sys.exit` or"
-        " `os._exit` in a callback or a library, a condition that only this worker meets. Let it"
-        " end with another exit code",
-        r"and ended with exit code 0; \S+ waited for it",
     ),
     _permanent_cause(
         "hosts-differ",  # 47203, 60847

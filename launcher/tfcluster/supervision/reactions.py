@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.rundir import events as ev
 from tfcluster.supervision import connectivity, stalls, verdicts
 from tfcluster.supervision.alerts import (
@@ -17,7 +18,7 @@ from tfcluster.supervision.alerts import (
     find_same_data,
 )
 from tfcluster.supervision.decisions import DropNode, Next, ProbeLinks, ReadLogs
-from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss, signal_name
+from tfcluster.supervision.failure import Kind, kind_of_leaving, signal_name
 from tfcluster.supervision.gang import describe_lone_work
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.restarts import (
@@ -25,6 +26,7 @@ from tfcluster.supervision.restarts import (
     cancel_restarts,
     lose_start,
     loss_of,
+    record_loss,
     restart_alone,
     revive,
     start_without,
@@ -197,7 +199,7 @@ def act_on_timer(state: RunState, timer: str, now: float) -> None:
         case "agents":
             for node in dict.fromkeys(m.node for m in state.gang if m.is_overdue(now)):
                 state.orders.append(DropNode(node))
-                lose_node(state, node, "its agent does not answer", now)
+                lose_node(state, node, NodeLoss("its agent does not answer"), now)
         case "run" if state.ending is None:
             stall = state.silence.describe_stall(now)
             deadline_s = state.policy.run_deadline_s or 0.0
@@ -254,15 +256,15 @@ def _act_on_verdict_timer(state: RunState, kind: str, member: Member | None, now
             state.stop_tasks(done, "it has evaluated the last checkpoint", now)
 
 
-def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
+def lose_node(state: RunState, node: str, loss: NodeLoss, now: float) -> None:
     """Record that `node` is lost, and restart or end what ran on it."""
     if state.outcome is not None:
         return
-    state.record(ev.NodeLost(node=node, reason=reason))
-    lost = state.gang.lose_node(node, reason, chief_done=state.is_finishing)
+    record_loss(state, node, loss)
+    lost = state.gang.lose_node(node, loss, chief_done=state.is_finishing)
     needed = [state.gang[task] for task in lost if not state.gang[task].is_cancelled]
     if state.stage is Stage.STARTING:
-        lose_start(state, loss_of(node, node, reason), now)
+        lose_start(state, loss_of(state.plan, node, node, loss), now)
     elif state.forms_gang and any(member.is_core for member in needed):
         state.end_gang("a node is lost", now)
     for task in lost:
@@ -270,41 +272,39 @@ def lose_node(state: RunState, node: str, reason: str, now: float) -> None:
     react(state, now)
 
 
-def lose_unreached(
-    state: RunState, reasons: Mapping[str, str], now: float, *, is_lost: bool
-) -> None:
+def lose_unreached(state: RunState, losses: Mapping[str, NodeLoss], now: float) -> None:
     """Act on nodes that the first start cannot connect to, if its job can start again.
 
-    They are lost if earlier coordinators have reached them, or if one is a lost pod. Otherwise the
-    spec or the environment may be wrong, which the job's next start would not change. A gang that
-    is large enough starts without them.
+    They are lost if earlier coordinators have reached them, or if a backend says so of one.
+    Otherwise the spec or the environment may be wrong, which the job's next start would not change.
+    A gang that is large enough starts without them.
     """
-    is_lost = is_lost or state.gang.number > 0 or any(map(kind_of_loss, reasons.values()))
-    if state.can_come_back and is_lost:
-        losses = [loss_of(node, node, reason) for node, reason in reasons.items()]
-        for loss in losses:
-            state.record(ev.NodeLost(node=loss.node, reason=loss.description))
-        lose_start(state, max(losses, key=lambda loss: loss.is_own_end), now)
+    is_known = any(loss.nature is not LossNature.UNKNOWN for loss in losses.values())
+    if state.can_come_back and (is_known or state.gang.number > 0):
+        for node, loss in losses.items():
+            record_loss(state, node, loss)
+        failures = [loss_of(state.plan, node, node, loss) for node, loss in losses.items()]
+        lose_start(state, max(failures, key=lambda failure: failure.is_own_end), now)
         react(state, now)
     else:
-        start_without(state, reasons, now)
+        start_without(state, losses, now)
 
 
-def leave_node(state: RunState, node: str, reason: str, now: float) -> None:
+def leave_node(state: RunState, node: str, loss: NodeLoss, now: float) -> None:
     """Have the gang save and stop: `node` is taken away in a moment, and still answers.
 
-    Its tasks count as preempted, whatever they do in the time that is left, unless `reason` is that
-    of a pod which is lost in another way. Before the first attempt the run's job starts again.
+    Its tasks count as preempted, whatever they do in the time that is left, unless it is known to
+    be lost in another way. Before the first attempt the run's job starts again.
     """
     if state.outcome is None and state.stage is Stage.STARTING and state.can_come_back:
-        loss = replace(loss_of(node, node, reason), observed=kind_of_leaving(reason))
-        lose_start(state, loss, now)
+        lost = loss_of(state.plan, node, node, loss)
+        lose_start(state, replace(lost, observed=kind_of_leaving(loss.nature)), now)
         react(state, now)
     if state.outcome is not None or not state.is_training:
         return
     leaving = [member for member in state.gang.running() if member.node == node]
     for member in leaving:
-        state.gang.blame(member, kind_of_leaving(reason), reason)
+        state.gang.blame(member, kind_of_leaving(loss.nature), loss.reason, loss=loss.nature)
     if state.forms_gang and any(member.is_core for member in leaving):
         state.end_gang(f"{node} is leaving", now, grace_s=None)
     else:
@@ -457,8 +457,8 @@ def _end_late(state: RunState, positions: Mapping[str, Position], now: float) ->
         at = positions.get(member.name)
         waits = at is not None and at.activity is Activity.IN_STEP and member.frozen_by is None
         if at is not None and waits and member.trains_in_step and not member.is_done:
-            reason = describe_lone_work(member, state.gang.finished(), at.place)
-            state.gang.blame(member, Kind.PERMANENT, reason)
+            why, known = describe_lone_work(member, state.gang.finished(), at.place)
+            state.gang.blame(member, Kind.PERMANENT, why, known=known)
     late = [member for member in late if state.gang[member.name].failure is None]
     where = {task: at.place for task, at in positions.items()}
     for warning in verdicts.warn_about_late(late, grace_s, state.last_step, where):

@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import Final
 
 from tfcluster.errors import join_first
-from tfcluster.plans.plan import TaskId
+from tfcluster.node_loss import NodeLoss
+from tfcluster.plans.plan import Plan, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import restart_policy
 from tfcluster.supervision.decisions import Next, NextAttempt, Outcome, Standing, StartAlone
-from tfcluster.supervision.failure import Failure, Kind
+from tfcluster.supervision.failure import Failure, Kind, kind_of_loss
 from tfcluster.supervision.member import Member
 from tfcluster.supervision.membership import Absence, count_of
 from tfcluster.supervision.restart_policy import TRAINERS, GiveUp, Restart
@@ -57,21 +58,21 @@ def can_do_without(state: RunState, node: str) -> bool:
     its scheduler gives it another node."""
     if state.can_come_back or state.next_attempt is None:
         return state.can_come_back
-    loss, members = _loss(state, {node: ""}), state.membership.members
+    loss, members = _loss(state, {node: NodeLoss("")}), state.membership.members
     return loss is None or restart_policy.without(state.plan, members, loss, NODE_GONE) is not None
 
 
-def reach_again(state: RunState, node: str, reason: str, now: float) -> bool:
+def reach_again(state: RunState, node: str, why: NodeLoss, now: float) -> bool:
     """Restart what needs a node that was not reached; return False if the node is given up.
 
     The attempt that could not reach it counts against the budget of the gang, or of the tasks that
     restart alone.
     """
     if state.next_attempt is None:
-        for task in state.gang.lose_node(node, reason):
+        for task in state.gang.lose_node(node, why):
             revive(state, task, now)
         return any(one.is_restart_due for one in state.gang if one.node == node)
-    loss = _loss(state, {node: reason})
+    loss = _loss(state, {node: why})
     assert loss is not None
     state.restarts.begin()  # that attempt has not advanced
     verdict = state.restarts.decide(None, loss, step=None, jitter=state.jitter)
@@ -125,21 +126,34 @@ def _free(state: RunState) -> Restart:
     return Restart(0.0, state.restarts.history(None), is_counted=False)
 
 
-def _loss(state: RunState, lost: Mapping[str, str]) -> Failure | None:
-    """Return the failure of a task that must start with the gang but whose node is `lost`, or None.
-
-    `lost`: node → why.
-    """
+def _loss(state: RunState, lost: Mapping[str, NodeLoss]) -> Failure | None:
+    """Return the failure of a task that the gang needs but whose node is `lost`, or None."""
     for task in state.membership.members if lost else ():
         node = state.plan.task(task).node
         why = lost.get(node)
         if why is not None and not restart_policy.restarts_alone(state.plan, task):
-            return replace(loss_of(node, str(task), why), attempt=state.gang.number)
+            failure = loss_of(state.plan, node, str(task), why)
+            return replace(failure, attempt=state.gang.number)
     return None
 
 
-def loss_of(node: str, task: str, reason: str) -> Failure:
-    return Failure(task, None, None, node=node, observed=Kind.NODE_LOST, description=reason)
+def loss_of(plan: Plan, node: str, task: str, loss: NodeLoss) -> Failure:
+    """Return the failure of `task`, or of a whole node with its name, by the loss of the node."""
+    return Failure(
+        task,
+        None,
+        None,
+        node=node,
+        observed=kind_of_loss(loss.nature),
+        description=loss.reason,
+        loss=loss.nature,
+        backend=plan.node(node).backend,
+    )
+
+
+def record_loss(state: RunState, node: str, loss: NodeLoss) -> None:
+    """Record that a node is lost."""
+    state.record(ev.NodeLost(node=node, reason=loss.reason, nature=loss.nature))
 
 
 def _give_up(
@@ -165,11 +179,10 @@ def _give_up(
         _order_gang(state, _reason_of(cause), now)
 
 
-def start_without(state: RunState, nodes: Mapping[str, str], now: float) -> None:
+def start_without(state: RunState, nodes: Mapping[str, NodeLoss], now: float) -> None:
     """Leave the tasks of `nodes`, which the first start has not reached, out of the gang.
 
-    Nothing happens if it would be too small, or a node has other tasks than workers. `nodes`: node
-    → why.
+    Nothing happens if it would be too small, or a node has other tasks than workers.
     """
     lost = {task.id for task in state.plan.tasks if task.node in nodes}
     members = restart_policy.remaining(state.plan, state.membership.members, lost)
@@ -178,7 +191,7 @@ def start_without(state: RunState, nodes: Mapping[str, str], now: float) -> None
     for node, why in nodes.items():
         state.gone[node] = why
         state.membership.lost.add(node)
-        state.record(ev.NodeLost(node=node, reason=why))
+        record_loss(state, node, why)
     state.membership.leave_out(lost, Absence.NODE, now)
     names, count = join_first(sorted(lost)), len(state.membership.workers)
     what = f"starting with {count} of {count_of(count + len(lost))}, without {names}"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.events import Event
@@ -89,7 +90,7 @@ class RunState:
     suspended_s: float = 0.0
     absent: tuple[str, ...] = ()
     """The tasks that are not started from here and cannot be reached, each with the reason."""
-    gone: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, NodeLoss] = field(default_factory=dict)
     """Nodes that are gone for good → why."""
     why_end: str = ""
     """The reason to stop the tasks once their stacks are written."""

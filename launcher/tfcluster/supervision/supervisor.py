@@ -15,6 +15,7 @@ from typing import Any, Final
 from tfcluster.agent import catalogue as msg
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.errors import UsageError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -186,29 +187,26 @@ class Supervisor(RunState):
         self.resumed_at, self.suspended_s = now, seconds
         self.record(ev.Suspended(seconds=round(seconds, 1)))
 
-    def node_lost(self, node: str, reason: str, now: float) -> None:
+    def node_lost(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that `node` is lost and reports nothing any more; its guard kills its tasks."""
         self.membership.lost.add(node)
-        reactions.lose_node(self, node, reason, now)
+        reactions.lose_node(self, node, loss, now)
 
-    def nodes_unreached(
-        self, reasons: Mapping[str, str], now: float, *, is_lost: bool = False
-    ) -> None:
-        """Note that the first start cannot connect to nodes, each with the reason.
+    def nodes_unreached(self, losses: Mapping[str, NodeLoss], now: float) -> None:
+        """Note that the first start cannot connect to nodes.
 
-        If one is lost and the run's job can start again, it does. Else the nodes are gone if the
-        gang may start without them, or nothing happens. `is_lost`: one is lost, whatever the
-        reasons say.
+        If one is known to be lost and the run's job can start again, it does. Else the nodes are
+        gone if the gang may start without them, or nothing happens.
         """
-        reactions.lose_unreached(self, reasons, now, is_lost=is_lost)
+        reactions.lose_unreached(self, losses, now)
 
-    def node_leaving(self, node: str, reason: str, now: float) -> None:
+    def node_leaving(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that `node` is taken away soon: its tasks save, and the next attempt uses another.
 
         Until then it answers. A run before its first attempt has its job start again; ignored while
         no task trains later.
         """
-        reactions.leave_node(self, node, reason, now)
+        reactions.leave_node(self, node, loss, now)
 
     def patience_s(self, node: str) -> float:
         """Return for how long, in seconds, the next start tries to reach a lost node on which
@@ -216,22 +214,22 @@ class Supervisor(RunState):
         has_lease = self.plan.node(node).capabilities.has_lease
         return REACH_S if has_lease and not can_do_without(self, node) else 0.0
 
-    def node_unreached(self, node: str, reason: str, now: float) -> None:
+    def node_unreached(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that the next start has not reached a lost node, on which nothing lives any more.
 
         That is a failed attempt: if another one is left, it tries again. The node is gone for good
         if none is, or if the run can go on without it.
         """
-        if can_do_without(self, node) or not reach_again(self, node, reason, now):
-            self.node_gone(node, reason, now)
+        if can_do_without(self, node) or not reach_again(self, node, loss, now):
+            self.node_gone(node, loss, now)
         react(self, now)
 
-    def node_gone(self, node: str, reason: str, now: float) -> None:
+    def node_gone(self, node: str, loss: NodeLoss, now: float) -> None:
         """Note that a lost node is gone for good: none of its tasks can still run."""
-        self.gone[node] = reason
+        self.gone[node] = loss
         self.membership.lost.add(node)
         if self.next_attempt is None:
-            self.gang.lose_node(node, reason)
+            self.gang.lose_node(node, loss)
         elif self.membership.uses(node):
             restart_smaller_gang(self, self.next_attempt, now)
         react(self, now)

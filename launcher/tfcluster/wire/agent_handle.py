@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tfcluster.node_loss import NodeLoss
+
 
 class AgentHandle:
     """A handle that knows nothing and does nothing; each backend overrides what it can do."""
@@ -10,9 +12,9 @@ class AgentHandle:
     """True if an agent that does not acknowledge a stop within seconds may be killed."""
 
     @property
-    def explanation(self) -> str:
-        """The state of the agent's node: why it ended or does not answer, or "" if unknown."""
-        return ""
+    def loss(self) -> NodeLoss | None:
+        """The reason why the agent's node ended or does not answer; None if unknown."""
+        return None
 
     def last_words(self) -> str:
         """Return what the agent or its transport wrote to stderr."""
@@ -35,7 +37,7 @@ class AgentHandle:
         return False
 
     async def explain(self) -> None:
-        """Update `explanation` once the node is given up."""
+        """Update `loss` once the node is given up."""
 
     def on_answer(self) -> None:
         """Note that the agent has answered, for the first time or after a reconnect."""

@@ -2,8 +2,7 @@
 
 An `AgentLink` numbers and acknowledges messages, pings, and resumes a broken connection itself::
 
-    backend = backends.get("local", runtime_dir=runtime_dir())
-    link = await backend.connect(node, run_id=run_id, token=secrets.token_hex(16))
+    link = await nodes.connect(node, token=secrets.token_hex(16))   # `backends.base.Nodes`
     await link.send(Start(attempt=1, tasks=[…]))   # see `nodes.orders`
     async for message in link:              # ends when the connection is lost for good
         …
@@ -22,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from tfcluster.agent import budgets, protocol
 from tfcluster.agent import catalogue as msg
 from tfcluster.agent.message_fields import replace
+from tfcluster.node_loss import NodeLoss
 from tfcluster.wire import file_transfer, messages
 from tfcluster.wire.agent_handle import AgentHandle
 from tfcluster.wire.file_transfer import RemoteFiles
@@ -107,9 +107,10 @@ class AgentLink:
         killed = f"({self._why_killed}, so it was killed; its guard kills its tasks)"
         return self._agent.last_words() or (killed if self._why_killed else "")
 
-    def why_gone(self) -> str:
-        """Return why the node is lost."""
-        return self._agent.explanation or f"its agent went away {self.last_words()}".strip()
+    @property
+    def loss(self) -> NodeLoss:
+        """The reason why the node is lost."""
+        return self._agent.loss or NodeLoss(f"its agent went away {self.last_words()}".strip())
 
     async def refuse(self, fault: str) -> None:
         """Disconnect an agent that sent an invalid message; the stream of messages ends."""
@@ -146,12 +147,12 @@ class AgentLink:
             yield message
         self._messages.put_nowait(None)  # a second iteration ends at once, too
 
-    async def explain(self) -> str:
-        """Return what the node's backend knows of its end; empty if it does not answer in time."""
+    async def explain(self) -> NodeLoss | None:
+        """Return what the node's backend knows of its end; None if it does not answer in time."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_EXPLAIN_S):
                 await self._agent.explain()
-        return self._agent.explanation
+        return self._agent.loss
 
     async def close(self, *, keeps_folders: bool = False) -> None:
         """Close the connection, which ends a local agent, and wait until the agent is gone."""
@@ -287,8 +288,8 @@ class AgentLink:
         try:
             await asyncio.wait([redial], timeout=CUT_REPORT_S)
             if not redial.done() or redial.result() is not None:
-                why = self._agent.explanation
-                self._put(LinkCut(lease_s=self._lease_s, why=why or None))
+                loss = self._agent.loss
+                self._put(LinkCut(lease_s=self._lease_s, why=loss.reason if loss else None))
             return await redial
         finally:
             redial.cancel()

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import protocol
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.backends.local.local_nodes import AgentProcess
 
 PATIENCE_S = 40.0
@@ -99,11 +100,10 @@ class Rig:
 
     def __init__(self, folder: Path, *, python: str = sys.executable, **config: Any) -> None:
         self.folder, self.python = folder, python
-        self.config = {"run_id": "run-1", "node": "local", "token": "secret", "lease_s": None}
-        self.config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
-        self.config |= config
+        where = {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
+        self.config = AgentConfig(run_id="run-1", node="local", token="secret", **where | config)
         self.agent = AgentProcess(python, self.config)
-        self.peer = Peer(str(self.config["socket"]))
+        self.peer = Peer(self.config.socket)
         self.welcome = self.peer.hello()
         self.pid: int = self.welcome["pid"]
         self.guard_pid: int = self.welcome["guard_pid"]
@@ -111,7 +111,7 @@ class Rig:
     def reconnect(self, **hello: Any) -> Peer:
         old = self.peer
         old.close()
-        self.peer = Peer(str(self.config["socket"]), old.session)
+        self.peer = Peer(self.config.socket, old.session)
         self.peer.messages, self.peer.logs = old.messages, old.logs
         has = {name: len(log) for name, log in old.logs.items()}
         self.peer.hello(**{"log_offsets": has, **hello})
@@ -170,7 +170,7 @@ def new_rig(folder: Path) -> Iterator[Callable[..., Rig]]:
     yield make
     for rig in rigs:
         rig.end()
-        assert not Path(str(rig.config["socket"])).exists()
+        assert not Path(rig.config.socket).exists()
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from tfcluster.agent import budgets, protocol
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.budgets import Allowance
 from tfcluster.agent.net.session import CoordinatorLink
 
@@ -61,7 +62,7 @@ def test_connections_without_a_hello_use_little_memory_and_block_no_other(rig: R
     others = []
     with contextlib.ExitStack() as closing:
         for _ in range(3 * budgets.PENDING_CONNECTIONS):
-            peer = Peer(str(rig.config["socket"]))
+            peer = Peer(rig.config.socket)
             closing.callback(peer.close)
             others.append(peer)
             with contextlib.suppress(ConnectionError):
@@ -70,7 +71,7 @@ def test_connections_without_a_hello_use_little_memory_and_block_no_other(rig: R
         rig.exited()
         assert "without a hello" in others[0].take("refused")["reason"]
         assert memory_of(rig.pid) < before + (budgets.PENDING_CONNECTIONS + 4) * budgets.HELLO_BYTES
-        huge = Peer(str(rig.config["socket"]))
+        huge = Peer(rig.config.socket)
         closing.callback(huge.close)
         with contextlib.suppress(ConnectionError):
             huge.socket.sendall(protocol.frame(protocol.CONTROL, bytes(2 << 20))[: 1 << 18])
@@ -78,13 +79,12 @@ def test_connections_without_a_hello_use_little_memory_and_block_no_other(rig: R
 
 
 def test_a_connection_without_a_hello_is_closed_after_some_seconds(folder: Path) -> None:
-    config: dict[str, Any] = {"run_id": "r", "node": "n", "token": "t", "lease_s": None}
     ignore: Any = lambda *_: None  # noqa: E731
     recorder = SimpleNamespace(pid=1, add_file=ignore)
     with selectors.DefaultSelector() as selector:
         path = str(folder / "private" / "agent.sock")
         line = CoordinatorLink(
-            config | {"socket": path},
+            AgentConfig(run_id="r", node="n", token="t", socket=path),
             cast("Any", recorder),
             selector,
             ignore,

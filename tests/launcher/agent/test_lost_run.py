@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfcluster.agent import fencing
+from tfcluster.agent.agent_config import EndLostRun
 
 from .conftest import Rig, is_alive, wait_until
 
@@ -26,7 +27,7 @@ child.wait()
 def end(rig: Rig, cache: Path, **where: Any) -> dict[str, Any]:
     identity = rig.welcome["identity"]
     identity = {**identity, "where": {**identity["where"], **where}}
-    return fencing.end_lost_run({"run_id": RUN, "former": identity, "cache": str(cache)})
+    return fencing.end_lost_run(EndLostRun(run_id=RUN, former=identity, cache=str(cache)))
 
 
 def test_agent_and_tasks_of_a_lost_run_end_and_saved_files_are_kept(

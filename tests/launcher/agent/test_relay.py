@@ -19,6 +19,7 @@ from tests import old_pythons
 from tests.launcher.poisoned import poison
 
 from tfcluster.agent import bootstrap, protocol, relay
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.containers import container_wait
 from tfcluster.backends import bundle
 
@@ -40,6 +41,7 @@ class Transport:
         waiting: Path | None = None,
         previous: dict[str, Any] | None = None,
         is_tied: bool = False,
+        **invalid: Any,
     ) -> None:
         """Start the transport and send a hello; `greet` waits for the answer."""
         self._folder = folder
@@ -55,12 +57,21 @@ class Transport:
         self.stdout: IO[bytes] = self.process.stdout
         self.session, self.messages = session, list[dict[str, Any]]()
         self.decoder = protocol.Decoder(after_magic=True)
-        config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
-        config |= {"starts": starts, "former": previous, "is_tied": is_tied}
-        config |= {"seat": str(waiting)} if waiting is not None else {}
         run = folder / "run"
-        config |= {"socket": str(run / "agent.sock"), "ports_dir": str(run / "ports")}
-        order = {"digest": made.digest, "cache": str(folder / "cache"), "config": config}
+        config = AgentConfig(
+            run_id="run-1",
+            node="gpu1",
+            token="secret",
+            socket=str(run / "agent.sock"),
+            ports_dir=str(run / "ports"),
+            lease_s=30.0,
+            starts=starts,
+            former=previous,
+            is_tied=is_tied,
+            container_socket=None if waiting is None else str(waiting),
+        )
+        fields = config.to_json() | invalid
+        order = {"digest": made.digest, "cache": str(folder / "cache"), "order": fields}
         self.write(json.dumps(order).encode() + b"\n")
         assert self.stdout.readline() == b"Welcome to gpu1\n"
         self.answer = self.stdout.readline()
@@ -109,6 +120,20 @@ class Transport:
 @pytest.fixture
 def made() -> bundle.Bundle:
     return bundle.build()
+
+
+@pytest.mark.parametrize(
+    ("invalid", "message"),
+    [
+        ({"is_teid": True}, "a message 'agent_config' with unknown fields: 'is_teid'"),
+        ({"lease_s": "30"}, "a message 'agent_config' whose lease_s is '30'"),
+    ],
+)
+def test_a_configuration_that_is_no_agents_is_refused_with_the_field(
+    folder: Path, made: bundle.Bundle, invalid: dict[str, Any], message: str
+) -> None:
+    code, said = Transport(folder, made, protocol.Session(), **invalid).refusal()
+    assert (code, said.strip()) == (relay.NOT_REACHED, message)
 
 
 def test_bundle_agent_and_session_outlive_the_transport(folder: Path, made: bundle.Bundle) -> None:
@@ -210,11 +235,11 @@ def test_a_container_reports_a_python_that_is_too_old(tmp_path: Path, python: st
 def test_a_waiting_process_becomes_the_agent_and_ends_with_it(
     folder: Path, made: bundle.Bundle
 ) -> None:
-    waits, session = start_waiting(folder / "seat"), protocol.Session()
-    first = Transport(folder, made, session, waiting=folder / "seat").greet()
+    waits, session = start_waiting(folder / "wait"), protocol.Session()
+    first = Transport(folder, made, session, waiting=folder / "wait").greet()
     try:
         assert first.welcome["guard_pid"] == waits.pid
-        assert not (folder / "seat").exists()
+        assert not (folder / "wait").exists()
         kill(first.process.pid)
         first.close()
         second = Transport(
@@ -222,7 +247,7 @@ def test_a_waiting_process_becomes_the_agent_and_ends_with_it(
             made,
             session,
             starts=False,
-            waiting=folder / "seat",
+            waiting=folder / "wait",
             previous=first.welcome["identity"],
         ).greet()
         assert second.welcome["pid"] == first.welcome["pid"]

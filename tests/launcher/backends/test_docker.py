@@ -16,6 +16,7 @@ from tfcluster.backends.docker import containers, leftovers
 from tfcluster.backends.docker.client import DockerError, is_here, plain
 from tfcluster.backends.docker.containers import RunningContainer, as_user, run_argv
 from tfcluster.backends.docker.docker_nodes import DockerNodes
+from tfcluster.node_loss import LossNature
 from tfcluster.plans.plan import Container, Interpreter, NodePlan
 
 BARE = NodePlan(
@@ -94,19 +95,25 @@ def test_data_is_mounted_read_only_and_a_comma_in_a_path_is_quoted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "line", "expected"),
+    ("state", "line", "reason", "nature"),
     [
-        ({"ExitCode": 137, "OOMKilled": True}, "", "more memory than resources.memory allows"),
-        ({"ExitCode": 137, "OOMKilled": False}, "", "was killed (docker kill"),
-        ({"ExitCode": 127}, "exec python3 failed", "exit code 127: exec python3 failed"),
-        ({"ExitCode": 0}, "", "ended with exit code 0"),
-        ({"ExitCode": 128, "Error": "no such device"}, "x", "exit code 128: no such device"),
+        ({"ExitCode": 137, "OOMKilled": True}, "", "more memory than resources.memory allows",
+         LossNature.OUT_OF_MEMORY),
+        ({"ExitCode": 137, "OOMKilled": False}, "", "was killed (docker kill",
+         LossNature.INFRASTRUCTURE),
+        ({"ExitCode": 127}, "exec python3 failed", "exit code 127: exec python3 failed",
+         LossNature.OWN_FAILURE),
+        ({"ExitCode": 0}, "", "ended with exit code 0", LossNature.OWN_FAILURE),
+        ({"ExitCode": 128, "Error": "no such device"}, "x", "exit code 128: no such device",
+         LossNature.OWN_FAILURE),
     ],
-)
+)  # fmt: skip
 def test_the_end_of_a_container_is_described(
-    state: dict[str, object], line: str, expected: str
+    state: dict[str, object], line: str, reason: str, nature: LossNature
 ) -> None:
-    assert expected in containers.describe_end("name", state, line)
+    loss = containers.describe_end("name", state, line)
+    assert reason in loss.reason
+    assert loss.nature is nature
 
 
 @pytest.mark.parametrize(

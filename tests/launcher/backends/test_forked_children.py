@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tfcluster.agent.agent_config import NodeOrder
 from tfcluster.backends import bundle, relayed
 from tfcluster.backends.docker.leftovers import Sweeper
 from tfcluster.rundir import control
@@ -43,7 +44,7 @@ def connections_of_child() -> set[str]:
 
 @contextlib.asynccontextmanager
 async def transport(folder: Path) -> AsyncIterator[None]:
-    opened = relayed.Transport(["sleep", "60"], {}, bundle.build())
+    opened = relayed.Transport(["sleep", "60"], NodeOrder(), bundle.build())
     dialling = asyncio.create_task(opened.dial())
     while opened._listener is None:  # noqa: ASYNC110 (it sends no event)
         await asyncio.sleep(0.01)

@@ -17,6 +17,7 @@ import pytest
 
 from tfcluster import kinds
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.local.local_nodes import LocalNodes, socket_path
@@ -284,7 +285,7 @@ def test_an_agent_that_hangs_before_the_hello_leaves_no_process(
     pids: list[int] = []
     start = LocalNodes._start
 
-    def start_and_stop(self: LocalNodes, config: dict[str, object], node: NodePlan) -> Any:
+    def start_and_stop(self: LocalNodes, config: AgentConfig, node: NodePlan) -> Any:
         process: Any = start(self, config, node)
         pids.extend([process._process.pid, agent_below(process._process.pid)])
         os.kill(pids[1], signal.SIGSTOP)
@@ -321,7 +322,7 @@ def test_a_running_agent_that_hangs_is_lost_unless_it_resumes_in_time(
         await take(messages, LinkBack)
         os.kill(agent, signal.SIGSTOP)
         assert [message.type async for message in link] == ["link_cut"]
-        assert "it did not answer for 2 s, so it was killed" in link.why_gone()
+        assert "it did not answer for 2 s, so it was killed" in link.loss.reason
         await link.close()
         assert_gone(task, agent, link.welcome.guard_pid)
 

@@ -18,7 +18,7 @@ from tfcluster import kinds
 from tfcluster.backends import jobs
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.jobs import Submission
-from tfcluster.backends.relayed import STARTER
+from tfcluster.backends.relayed import STARTER, Unreached
 from tfcluster.backends.slurm import KIND, slurm_jobs, slurm_nodes, slurm_own_job
 from tfcluster.backends.slurm.batch_script import format_script, job_options
 from tfcluster.backends.slurm.slurm_commands import clean_environ
@@ -125,7 +125,7 @@ def test_lines_of_srun_that_explain_nothing_are_left_out(line: str, shown: str) 
 def test_a_cluster_without_pyxis_is_named_with_the_way_that_works() -> None:
     node = NodePlan("node-0", "slurm", None, "/", destination="n1", wrap=("--container-image=x",))
     why = "srun: unrecognized option '--container-image=x'\nTry \"srun --help\""
-    assert "this Slurm has no Pyxis" in SlurmNodes.fix(node, SlurmNodes.clean(why))
+    assert "this Slurm has no Pyxis" in SlurmNodes.fix(node, Unreached(SlurmNodes.clean(why)))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.starter import Launch
 from tfcluster.errors import NodeLostError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import fold
 from tfcluster.rundir.chaos import Fault
@@ -90,6 +91,9 @@ class _Skipping(selectors.DefaultSelector):
         return []
 
 
+OFF = NodeLoss("the machine is off")
+
+
 @dataclass
 class Agent:
     """The fake agent of one node; it accepts several connections, one after the other."""
@@ -99,8 +103,8 @@ class Agent:
     script: Mapping[str, Sequence[Frame]] = field(default_factory=dict)
     answers_again: bool = True
     """True if the agent also answers connections after the first."""
-    refusal: str = "the machine is off"
-    """The error of a connection that it does not answer."""
+    refusal: NodeLoss = OFF
+    """Why it does not answer a connection."""
     exit_codes: Mapping[str, int] = field(default_factory=dict)
     session: protocol.Session = field(default_factory=protocol.Session)
     writer: asyncio.StreamWriter | None = None
@@ -113,7 +117,7 @@ class Agent:
     async def dial(self) -> Streams:
         self.connections += 1
         if self.connections > 1 and not self.answers_again:
-            raise ConnectionRefusedError(self.refusal)
+            raise ConnectionRefusedError(self.refusal.reason)
         ours, theirs = socket.socketpair()
         try:
             reader, writer = await asyncio.open_connection(sock=theirs)
@@ -257,7 +261,8 @@ class FakeNodes(Nodes):
         try:
             await link.open()
         except (OSError, TimeoutError, protocol.ProtocolError, Refused) as error:
-            raise NodeLostError(f"{node.name} cannot be reached: {error}") from error
+            nature = self.agents[node.name].refusal.nature
+            raise NodeLostError(f"{node.name} cannot be reached: {error}", nature=nature) from error
         return link
 
 

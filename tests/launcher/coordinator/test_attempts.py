@@ -25,6 +25,7 @@ from tfcluster.coordinator.starter import Launch
 from tfcluster.coordinator.startup import Startup
 from tfcluster.errors import NodeLostError
 from tfcluster.kinds import Capabilities
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.hub import Hub
 from tfcluster.nodes.remote_folders import Site, site_of
 from tfcluster.plans.plan import NodePlan, TaskId
@@ -121,7 +122,7 @@ class Scene:
         self.on_connect()
 
     def lose(self) -> None:
-        self.hub.put_call(lambda: self.attempts.lose("local", "killed"))
+        self.hub.put_call(lambda: self.attempts.lose("local", NodeLoss("killed")))
 
     def play(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def within_seconds() -> None:
@@ -136,7 +137,7 @@ def after_a_loss(tmp_path: Path) -> Scene:
     history = replay_of(backoff_s=0.0)
     scene = Scene(history, tmp_path)
     scene.attempts.drop("local")
-    history.supervisor.node_lost("local", "killed", history.now)
+    history.supervisor.node_lost("local", NodeLoss("killed"), history.now)
     history._take()
     history.gather()
     return scene

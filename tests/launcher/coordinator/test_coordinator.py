@@ -23,6 +23,7 @@ from tfcluster.coordinator.coordinator import Coordinator
 from tfcluster.coordinator.gathering import RunGathering
 from tfcluster.coordinator.starter import Launch
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes import orders
 from tfcluster.nodes.task_folders import TaskFolders
 from tfcluster.plans.plan import NodePlan, Supervision
@@ -155,8 +156,7 @@ class Link:
             yield read_report(message)
         self.files.is_lost = True
 
-    def why_gone(self) -> str:
-        return "its agent went away"
+    loss = NodeLoss("its agent went away")
 
     async def close(self, **_: object) -> None:
         self._outgoing.put_nowait(None)

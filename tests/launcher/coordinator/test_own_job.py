@@ -25,6 +25,7 @@ from tfcluster.coordinator.foreground import Session, count_vain_starts, find_in
 from tfcluster.coordinator.gathering import NOTHING, RunGathering
 from tfcluster.coordinator.starter import End, Launch
 from tfcluster.errors import JobEndedError
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Plan
 from tfcluster.rundir import fold, registry, run_writer
 from tfcluster.rundir.events import (
@@ -139,8 +140,8 @@ def test_a_cancelled_job_whose_node_is_lost_first_does_not_come_back(
 def test_a_lost_pod_that_cannot_be_reached_at_the_start_sends_the_run_back_into_the_queue(
     tmp_path: Path, paths: RunPaths
 ) -> None:
-    why = "its pod r-worker-1-g1 is lost (preemption): the pod was deleted"
-    ended = run(tmp_path, paths, None, answers_again=False, connections=1, refusal=why)
+    lost = NodeLoss("the pod was deleted", LossNature.PREEMPTED)
+    ended = run(tmp_path, paths, None, answers_again=False, connections=1, refusal=lost)
     assert ended.state.status is Status.QUEUED
     assert [restart["counts"] for restart in ended.state.restarts] == [False]
 

@@ -20,6 +20,7 @@ from tfcluster.agent.catalogue import Order, Report, StartFailed, Welcome
 from tfcluster.backends.jobs import Obstacle, Outlook, Submission
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.nodes.orders import Answers
 from tfcluster.plans.plan import NodePlan, Plan
 from tfcluster.preflight import doctor
@@ -68,8 +69,7 @@ class Agent:
             yield read_report(message)
         self.files.is_lost = True
 
-    def why_gone(self) -> str:
-        return "its agent went away (killed)"
+    loss = NodeLoss("its agent went away (killed)")
 
     async def close(self, **_: object) -> tuple[str, ...]:
         self.is_closed = True

@@ -9,6 +9,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -191,7 +192,7 @@ def finishing(*tasks: str, lost: str = "worker:1") -> Replay:
 
 
 def lose(replay: Replay) -> Replay:
-    replay.supervisor.node_lost("far", "its agent does not answer", replay.now)
+    replay.supervisor.node_lost("far", NodeLoss("its agent does not answer"), replay.now)
     replay._take()
     return replay
 
@@ -222,7 +223,7 @@ def test_a_node_that_does_not_answer_at_the_end_of_the_grace_is_only_a_warning()
 def test_a_lost_node_whose_worker_works_independently_still_fails_the_run() -> None:
     replay = replay_of(*PARAMETER_SERVER, max_restarts=0).says("worker:0", "progress", step=7)
     replay.exits("chief:0").exits("worker:1")
-    replay.supervisor.node_lost("local", "killed", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
     replay._take()
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)

@@ -9,6 +9,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.messages import task_report
 
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.keras_settings import settings_json
 from tfcluster.plans.plan import EnvVar
 from tfcluster.rundir.events import RunStopping, TaskExited
@@ -128,7 +129,7 @@ def test_idle_tasks_are_stopped_once_and_servers_only_when_no_worker_trains() ->
 
 def test_tasks_of_a_lost_node_neither_run_nor_succeed() -> None:
     gang = started()
-    gang.lose_node("local", "its agent went away")
+    gang.lose_node("local", NodeLoss("its agent went away"))
     assert gang.running() == []
     assert not any(standing.running or standing.ok for standing in gang.standings)
     assert gang.judge() is Next.FAILED

@@ -12,7 +12,8 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay, replay_of
 
 from tfcluster.errors import UsageError
-from tfcluster.plans.plan import Plan, Supervision
+from tfcluster.node_loss import NodeLoss
+from tfcluster.plans.plan import NodePlan, Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
@@ -27,18 +28,19 @@ def spread(*tasks: str, **supervision: Any) -> Plan:
     """Return a plan with each task on a node of its own, which is called like the task."""
     plan = plan_of(*tasks)
     policy = Supervision(**{"min_workers": 1, "grow_every_s": 60.0, **supervision})
+    nodes = tuple(NodePlan(str(task.id), "local", None, "/job") for task in plan.tasks)
     own = tuple(replace(task, node=str(task.id)) for task in plan.tasks)
-    return replace(plan, tasks=own, supervision=policy)
+    return replace(plan, nodes=nodes, tasks=own, supervision=policy)
 
 
 def shrunk(*tasks: str, lost: str = "worker:2", **supervision: Any) -> Replay:
     """Return a run that goes on without `lost`, whose node is gone, in attempt 2."""
     replay = Replay(spread(*(tasks or WORKERS), **supervision))
     core = [m.name for m in replay.supervisor.gang if m.is_core and m.name != lost]
-    replay.supervisor.node_lost(lost, "no route", replay.now)
+    replay.supervisor.node_lost(lost, NodeLoss("no route"), replay.now)
     replay._take()
     replay.ended(*core).gather(7)
-    replay.supervisor.node_gone(lost, "no route to host", replay.now)
+    replay.supervisor.node_gone(lost, NodeLoss("no route to host"), replay.now)
     replay._take()
     assert names(replay) == [
         member.name for member in replay.supervisor.gang if member.name != lost
@@ -104,10 +106,10 @@ def test_growing_waits_until_grow_every_s_has_passed_since_the_gang_shrank() -> 
 def test_a_flapping_node_makes_the_gang_grow_once_per_grow_every_s() -> None:
     replay = saves(back(shrunk().after(100)))
     replay.ended("worker:0", "worker:1").gather(9).begin(3)
-    replay.supervisor.node_lost("worker:2", "no route", replay.now)
+    replay.supervisor.node_lost("worker:2", NodeLoss("no route"), replay.now)
     replay._take()
     replay.ended("worker:0", "worker:1").gather(9)
-    replay.supervisor.node_gone("worker:2", "no route", replay.now)
+    replay.supervisor.node_gone("worker:2", NodeLoss("no route"), replay.now)
     replay._take()
     saves(back(replay.begin(4)).after(59), 11)
     assert replay.supervisor.is_training
@@ -117,8 +119,8 @@ def test_a_flapping_node_makes_the_gang_grow_once_per_grow_every_s() -> None:
 
 def test_a_node_that_is_lost_again_before_the_checkpoint_changes_nothing() -> None:
     replay = back(shrunk().after(100))
-    replay.supervisor.node_lost("worker:2", "no route", replay.now)
-    replay.supervisor.node_gone("worker:2", "no route", replay.now)
+    replay.supervisor.node_lost("worker:2", NodeLoss("no route"), replay.now)
+    replay.supervisor.node_gone("worker:2", NodeLoss("no route"), replay.now)
     saves(replay)
     assert (replay.stopped(), replay.supervisor.is_training) == ([], True)
     assert saves(back(replay)).stopped() == ["worker:0", "worker:1"]
@@ -126,16 +128,16 @@ def test_a_node_that_is_lost_again_before_the_checkpoint_changes_nothing() -> No
 
 def test_a_node_that_is_lost_while_the_gang_stops_to_grow_is_left_out_again() -> None:
     replay = saves(back(shrunk().after(100)))
-    replay.supervisor.node_lost("worker:2", "no route", replay.now)
-    replay.supervisor.node_gone("worker:2", "no route", replay.now)
+    replay.supervisor.node_lost("worker:2", NodeLoss("no route"), replay.now)
+    replay.supervisor.node_gone("worker:2", NodeLoss("no route"), replay.now)
     replay.ended("worker:0", "worker:1").gather(9)
     assert names(replay) == ["worker:0", "worker:1"]
 
 
 def test_a_new_agent_that_is_lost_before_the_bigger_gang_starts_makes_it_smaller_again() -> None:
     replay = saves(back(shrunk().after(100))).ended("worker:0", "worker:1").gather(9)
-    replay.supervisor.node_lost("worker:2", "no route", replay.now)
-    replay.supervisor.node_gone("worker:2", "no route", replay.now)
+    replay.supervisor.node_lost("worker:2", NodeLoss("no route"), replay.now)
+    replay.supervisor.node_gone("worker:2", NodeLoss("no route"), replay.now)
     replay._take()
     assert names(replay) == ["worker:0", "worker:1"]
     assert replay.last(ev.Restarting).planned is None
@@ -201,11 +203,11 @@ def test_an_evaluator_of_a_lost_node_is_taken_in_with_a_worker() -> None:
     tasks = ("chief:0", "worker:0", "evaluator:0")
     replay = Replay(spread(*tasks))
     for node in ("worker:0", "evaluator:0"):
-        replay.supervisor.node_lost(node, "no route", replay.now)
+        replay.supervisor.node_lost(node, NodeLoss("no route"), replay.now)
     replay._take()
     replay.ended("chief:0").gather(7)
     for node in ("worker:0", "evaluator:0"):
-        replay.supervisor.node_gone(node, "no route", replay.now)
+        replay.supervisor.node_gone(node, NodeLoss("no route"), replay.now)
     assert names(replay) == ["chief:0"]
     replay.begin(2).after(100)
     saves(back(back(replay, "evaluator:0"), "worker:0")).ended("chief:0").gather(9)

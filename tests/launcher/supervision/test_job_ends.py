@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import plan_of, spread
 from tests.launcher.supervision.story import Replay, replay_of
 
-from tfcluster.plans.plan import Supervision
+from tfcluster.node_loss import LossNature, NodeLoss
+from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
@@ -64,13 +65,13 @@ def lose_node(replay: Replay, **facts: Any) -> Replay:
     for name, value in facts.items():
         setattr(replay.supervisor, name, value)
     node = replay.supervisor.gang["worker:1"].node
-    replay.supervisor.node_lost(node, "its agent went away", replay.now)
+    replay.supervisor.node_lost(node, NodeLoss("its agent went away"), replay.now)
     replay._take()
     for task in ("worker:0", "worker:2"):
         if replay.supervisor.gang.get(task) and not replay.supervisor.gang[task].is_over:
             replay.ended(task)
     replay.gather(20)
-    replay.supervisor.node_gone(node, "it is down", replay.now)
+    replay.supervisor.node_gone(node, NodeLoss("it is down"), replay.now)
     replay._take()
     return replay
 
@@ -84,9 +85,10 @@ def test_a_lost_node_is_replaced_by_a_requeue_that_counts() -> None:
     assert (restart.attempt, restart.counts) == (2, None)
 
 
-POD = "its pod r-worker-1-g1 is lost"
-PREEMPTED = f"{POD} (preemption): the pod was deleted"
-SILENT = f"{POD} (infrastructure): its node n2 does not answer"
+PREEMPTED = NodeLoss("the pod was deleted", LossNature.PREEMPTED)
+SILENT = NodeLoss("its node n2 does not answer", LossNature.SILENT)
+OUT_OF_MEMORY = NodeLoss("it used more memory than its limit", LossNature.OUT_OF_MEMORY)
+AWAY = NodeLoss("its agent went away")
 Start = tuple[Outcome | None, list[ev.Event]]
 
 
@@ -102,7 +104,8 @@ def start(
 
     `attempt` and `restarts`: the last attempt and the restarts of the earlier ones.
     """
-    plan = replace(plan_of(*TASKS), supervision=Supervision(**supervision))
+    nodes = (NodePlan("local", "kubernetes", None, "/job"),)
+    plan = replace(plan_of(*TASKS), nodes=nodes, supervision=Supervision(**supervision))
     supervisor = Supervisor(plan, jitter=lambda: 0.0)
     supervisor.can_come_back = can_come_back
     records = [event.to_json() for event in restarts]
@@ -112,52 +115,50 @@ def start(
     return supervisor.outcome, [one.event for one in orders if isinstance(one, do.Record)]
 
 
-def start_losing(reason: str, **history: Any) -> Start:
-    return start(lambda one: one.node_lost("local", reason, 100.0), **history)
+def start_losing(loss: NodeLoss, **history: Any) -> Start:
+    return start(lambda one: one.node_lost("local", loss, 100.0), **history)
 
 
-def start_unreached(reason: str, **history: Any) -> Outcome | None:
-    return start(lambda one: one.nodes_unreached({"local": reason}, 100.0), **history)[0]
+def start_unreached(loss: NodeLoss, **history: Any) -> Outcome | None:
+    return start(lambda one: one.nodes_unreached({"local": loss}, 100.0), **history)[0]
 
 
-@pytest.mark.parametrize(
-    ("reason", "counts"), [(PREEMPTED, False), (SILENT, None), ("its agent went away", None)]
-)
+@pytest.mark.parametrize(("loss", "counts"), [(PREEMPTED, False), (SILENT, None), (AWAY, None)])
 def test_a_node_lost_before_the_first_attempt_is_replaced_by_a_requeue(
-    reason: str, counts: bool | None
+    loss: NodeLoss, counts: bool | None
 ) -> None:
-    outcome, events = start_losing(reason, attempt=4)
+    outcome, events = start_losing(loss, attempt=4)
     assert outcome is not None
     assert outcome.comes_back == "another node in the place of local, which is lost"
     lost, restart, stopping = events
     assert (lost, stopping.to_json()["why"]) == (
-        ev.NodeLost(node="local", reason=reason),
+        ev.NodeLost(node="local", reason=loss.reason, nature=loss.nature),
         f"it needs {outcome.comes_back}",
     )
     assert isinstance(restart, ev.Restarting)
-    assert (restart.attempt, restart.counts, restart.reason) == (5, counts, f"local: {reason}")
+    assert (restart.attempt, restart.counts, restart.reason) == (5, counts, f"local: {loss}")
 
 
 @pytest.mark.parametrize(
-    ("reason", "limits", "why"),
+    ("loss", "limits", "why"),
     [
         (PREEMPTED, {"max_restarts": 0}, "preempted 3 times in a row without progress"),
         (SILENT, {"max_restarts": 3}, "supervision.max_restarts = 3 is used up"),
     ],
 )
 def test_a_cluster_that_loses_a_node_at_each_start_ends_the_run(
-    reason: str, limits: dict[str, Any], why: str
+    loss: NodeLoss, limits: dict[str, Any], why: str
 ) -> None:
     restarts: list[ev.Event] = []
     while True:
-        outcome, events = start_losing(reason, attempt=4, restarts=restarts, **limits)
+        outcome, events = start_losing(loss, attempt=4, restarts=restarts, **limits)
         assert outcome is not None
         if not outcome.comes_back:
             break
         restarts += [event for event in events if isinstance(event, ev.Restarting)]
     assert (len(restarts), outcome.status, outcome.exit_code) == (3, Status.FAILED, 3)
     assert outcome.error is not None
-    assert f"lost before the tasks started: {reason} ({why})" in outcome.error.message
+    assert f"lost before the tasks started: {loss} ({why})" in outcome.error.message
 
 
 def test_preemptions_before_an_attempt_that_began_do_not_end_a_later_start() -> None:
@@ -172,63 +173,68 @@ def test_preemptions_before_an_attempt_that_began_do_not_end_a_later_start() -> 
 
 
 @pytest.mark.parametrize(
-    ("reason", "can_come_back", "why"),
+    ("loss", "can_come_back", "why"),
     [
-        (f"{POD} (failure): it used more memory than its limit (OOMKilled)", True, "same way"),
-        (f"{POD} (permanent): its container cannot run the command", True, "same way"),
+        (OUT_OF_MEMORY, True, "same way"),
+        (NodeLoss("it cannot run the command", LossNature.PERMANENT), True, "same way"),
         (PREEMPTED, False, "the pod was deleted"),
-        ("its agent went away", False, "its agent went away"),
+        (AWAY, False, "its agent went away"),
     ],
 )
 def test_a_loss_before_the_first_attempt_that_a_requeue_cannot_fix_ends_the_run_with_its_reason(
-    reason: str, can_come_back: bool, why: str
+    loss: NodeLoss, can_come_back: bool, why: str
 ) -> None:
-    outcome, events = start_losing(reason, can_come_back=can_come_back)
+    outcome, events = start_losing(loss, can_come_back=can_come_back)
     assert outcome is not None
     assert (outcome.status, outcome.exit_code, outcome.comes_back) == (Status.FAILED, 3, "")
     assert outcome.error is not None
-    assert reason in outcome.error.message
+    assert loss.reason in outcome.error.message
     assert why in outcome.error.message
     assert outcome.error.fix
     assert not [event for event in events if isinstance(event, ev.Restarting)]
 
 
-@pytest.mark.parametrize("reason", [PREEMPTED, "worker-1 is taken away (SIGTERM)"])
-def test_a_node_that_is_taken_away_before_the_first_attempt_is_not_waited_for(reason: str) -> None:
-    outcome, events = start(lambda one: one.node_leaving("local", reason, 100.0))
+@pytest.mark.parametrize("loss", [PREEMPTED, NodeLoss("worker-1 is taken away (SIGTERM)")])
+def test_a_node_that_is_taken_away_before_the_first_attempt_is_not_waited_for(
+    loss: NodeLoss,
+) -> None:
+    outcome, events = start(lambda one: one.node_leaving("local", loss, 100.0))
     assert outcome is not None
     assert outcome.comes_back
     assert isinstance(events[0], ev.Restarting)
     assert events[0].counts is False
-    outcome, events = start(
-        lambda one: one.node_leaving("local", reason, 100.0), can_come_back=False
-    )
+    outcome, events = start(lambda one: one.node_leaving("local", loss, 100.0), can_come_back=False)
     assert (outcome, events) == (None, [])
 
 
 def test_nodes_that_were_never_reached_have_the_job_start_again_only_if_one_is_lost() -> None:
-    outcome = start_unreached(f"worker-1 cannot be reached: {PREEMPTED}")
+    outcome = start_unreached(PREEMPTED)
     assert outcome is not None
     assert outcome.comes_back
-    assert start_unreached("worker-1 cannot be reached: no python3") is None
+    assert start_unreached(NodeLoss("worker-1 cannot be reached: no python3")) is None
     assert start_unreached(PREEMPTED, can_come_back=False) is None
-    no_place = "no place for worker-1 in time: the pod does not fit"
-    outcome, _ = start(lambda one: one.nodes_unreached({"local": no_place}, 100.0, is_lost=True))
+    outcome = start_unreached(NodeLoss("the pod does not fit", LossNature.NO_PLACE))
     assert outcome is not None
     assert outcome.comes_back
-    outcome = start_unreached("worker-1 cannot be reached: no route", attempt=1)
+    outcome = start_unreached(NodeLoss("worker-1 cannot be reached: no route"), attempt=1)
     assert outcome is not None, "an earlier coordinator has reached it"
     assert outcome.comes_back
 
 
 def test_each_node_that_was_lost_before_it_was_reached_is_recorded() -> None:
-    reasons = {"a": PREEMPTED, "b": f"{POD} (failure): OOMKilled", "c": "no route"}
-    outcome, events = start(lambda one: one.nodes_unreached(reasons, 100.0))
+    losses = {"worker-0": PREEMPTED, "worker-1": OUT_OF_MEMORY, "worker-2": AWAY}
+    plan = spread(plan_of("worker:0", "worker:1", "worker:2"))
+    supervisor = Supervisor(plan, jitter=lambda: 0.0)
+    supervisor.can_come_back = True
+    supervisor.begin_run(100.0)
+    supervisor.nodes_unreached(losses, 100.0)
+    outcome, orders = supervisor.outcome, supervisor.take_orders()
+    events = [one.event for one in orders if isinstance(one, do.Record)]
     assert outcome is not None
     assert outcome.error is not None
-    assert "node b was lost" in outcome.error.message
+    assert "node worker-1 was lost" in outcome.error.message
     lost = [event for event in events if isinstance(event, ev.NodeLost)]
-    assert {one.node: one.reason for one in lost} == reasons
+    assert {one.node: NodeLoss(one.reason, LossNature(one.nature)) for one in lost} == losses
 
 
 def test_without_a_way_back_a_lost_node_ends_the_run() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.launcher.conftest import plan_of
 
 from tfcluster import kinds
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.keras_settings import KerasPatch
+from tfcluster.plans.plan import NodePlan
 from tfcluster.supervision import known_errors
 from tfcluster.supervision.failure import (
     CIRCUMSTANCES,
@@ -18,11 +22,19 @@ from tfcluster.supervision.failure import (
     Failure,
     Kind,
     find,
+    kind_of_loss,
 )
+from tfcluster.supervision.known_errors import KnownError
+from tfcluster.supervision.restarts import loss_of
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/failures.md").read_text()
 ROWS = [*known_errors.MESSAGES, *CIRCUMSTANCES.values()]
+ROWS += [
+    KnownError(*advice, kind=str(kind_of_loss(nature)))
+    for backend in kinds.REGISTRY
+    for nature, advice in kinds.get(backend).losses.items()
+]
 RUNTIME = "tensorflow.python.framework.errors_impl"
 GRAPH = (
     "Graph execution error:\n\nDetected at node IteratorGetNext defined at"
@@ -666,38 +678,27 @@ def test_a_known_error_without_an_exception_is_recognized_from_the_last_lines(
 
 
 @pytest.mark.parametrize(
-    "description",
+    ("backend", "nature", "kind", "anchor"),
     [
-        "its container r-worker-1 was killed (docker kill, docker stop, a daemon that ended)",
-        "its container r-worker-1 is paused; `docker unpause r-worker-1` resumes it",
-        "its container r-worker-1 has been removed",
-        "its container r-worker-1 ended with exit code 1: no such file",
+        ("docker", LossNature.INFRASTRUCTURE, "node_lost", "container-lost"),
+        ("docker", LossNature.OWN_FAILURE, "node_lost", "container-lost"),
+        ("docker", LossNature.OUT_OF_MEMORY, "out_of_memory", "out-of-memory"),
+        ("docker", LossNature.UNKNOWN, "node_lost", "node-lost"),
+        ("kubernetes", LossNature.OUT_OF_MEMORY, "out_of_memory", "pod-out-of-memory"),
+        ("kubernetes", LossNature.PREEMPTED, "preempted", "pod-preempted"),
+        ("kubernetes", LossNature.PERMANENT, "permanent", "pod-permanent"),
+        ("kubernetes", LossNature.SILENT, "node_lost", "pod-lost"),
+        ("kubernetes", LossNature.OWN_FAILURE, "node_lost", "pod-lost"),
+        ("ssh", LossNature.UNKNOWN, "node_lost", "node-lost"),
     ],
 )
-def test_the_end_of_a_container_is_recognized(description: str) -> None:
-    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, description=description)
-    assert failure.kind is Kind.NODE_LOST
-    assert failure.docs == "docs/failures.md#container-lost"
-
-
-@pytest.mark.parametrize(
-    ("end", "kind", "anchor"),
-    [
-        ("(failure): it used more memory than its limit (OOMKilled)", "out_of_memory",
-         "pod-out-of-memory"),
-        ("(preemption): a pod with a higher priority took its place", "preempted", "pod-preempted"),
-        ("(permanent): its container cannot run the command", "permanent", "pod-permanent"),
-        ("(infrastructure): its node n2 does not answer", "node_lost", "pod-lost"),
-        ("(failure): its container ended with exit code 1", "node_lost", "pod-lost"),
-    ],
-)  # fmt: skip
-def test_the_class_of_a_lost_pod_decides_the_kind_of_the_failure(
-    end: str, kind: str, anchor: str
+def test_the_nature_of_a_loss_decides_the_kind_of_the_failure_and_its_backend_the_hint(
+    backend: str, nature: LossNature, kind: str, anchor: str
 ) -> None:
-    description = f"its pod r-worker-1-g1 is lost {end}"
-    failure = Failure("worker:1", None, None, observed=Kind.NODE_LOST, description=description)
+    plan = replace(plan_of("worker:0"), nodes=(NodePlan("local", backend, None, "/job"),))
+    failure = loss_of(plan, "local", "worker:0", NodeLoss("it is gone", nature))
     assert failure.kind == kind
-    assert failure.reason == description
+    assert failure.reason == "it is gone"
     assert failure.docs == f"docs/failures.md#{anchor}"
 
 
@@ -876,8 +877,6 @@ def test_sections_say_which_failures_are_permanent() -> None:
 
 def test_every_known_message_is_tested() -> None:
     tested = {anchor for anchor, *_ in MESSAGES} | {"script-missing", "proxy", "peer-never-came"}
-    tested |= {"container-lost", "chief-alone", "ended-early"}
-    tested |= {row.anchor for row in known_errors.LOST_PODS}
     assert {row.anchor for row in known_errors.MESSAGES} == tested
 
 

@@ -26,6 +26,7 @@ from tfcluster.agent.catalogue import TaskReport
 from tfcluster.agent.message_fields import parse
 from tfcluster.checkpoints.completeness import Newest
 from tfcluster.errors import UsageError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -152,7 +153,7 @@ class World:
     def _reconnect(self) -> None:
         for node in sorted(self.lost - self.gone):
             if not self.is_calm and self.random.random() < 0.3:
-                self.supervisor.node_unreached(node, "no route", self.now)
+                self.supervisor.node_unreached(node, NodeLoss("no route"), self.now)
                 if node in self.supervisor.gone:
                     self.gone.add(node)
                 self.obey()
@@ -246,10 +247,10 @@ class World:
             node = rng.choice(self.plan.nodes).name
             if node not in self.lost:
                 self._lose(node)
-                self.supervisor.node_lost(node, "no route", self.now)
+                self.supervisor.node_lost(node, NodeLoss("no route"), self.now)
                 if self.supervisor.is_spare(node):
                     self.gone.add(node)
-                    self.supervisor.node_gone(node, "no route", self.now)
+                    self.supervisor.node_gone(node, NodeLoss("no route"), self.now)
         elif rng.random() < 0.02:
             self.unresponsive.add(rng.choice(self.plan.nodes).name)
         elif rng.random() < 0.02:

@@ -12,6 +12,7 @@ import pytest
 from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import NodePlan, Plan, Supervision, TaskId
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -145,7 +146,7 @@ def test_a_failure_before_a_restart_is_not_the_cause_of_a_later_one() -> None:
     plan = spread(plan_of(*SEARCH, kind="tuner"), "worker:1")
     replay = Replay(plan).exits("worker:0", killed=signal.SIGSEGV).after(1.1)
     replay.supervisor.started("worker:0", 2, replay.now)
-    replay.supervisor.node_lost("far", "no route", replay.now)
+    replay.supervisor.node_lost("far", NodeLoss("no route"), replay.now)
     replay._take()
     replay.ended("chief:0", "worker:0").gather()
     assert (replay.cause()["task"], replay.cause()["kind"]) == ("worker:1", "node_lost")
@@ -169,7 +170,7 @@ def test_the_start_deadline_counts_only_tasks_that_wait_now() -> None:
 def test_a_task_not_yet_ordered_to_start_is_not_started_after_its_attempt_ended() -> None:
     replay = begun_without_starts(plan_of())
     all_tasks = [task.id for task in replay.plan.tasks]
-    replay.supervisor.node_lost("local", "killed", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
     assert replay.supervisor.order(all_tasks, 1, replay.now) == []
 
 
@@ -231,7 +232,7 @@ def test_a_run_that_is_stopped_waits_for_the_answers_to_its_order_to_start() -> 
     assert do.DropNode("local") not in replay.orders
     replay.after(2)
     assert do.DropNode("local") in replay.orders
-    replay.supervisor.node_lost("local", "it does not answer", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("it does not answer"), replay.now)
     assert replay.outcome() == (Status.INTERRUPTED, 130)
 
 
@@ -258,7 +259,7 @@ def test_a_failed_restart_of_one_task_does_not_affect_the_others() -> None:
 def test_a_missed_deadline_of_one_attempt_does_not_fail_the_next() -> None:
     replay = replay_of(start_deadline_s=10, backoff_s=0.0)
     replay.says("worker:0", "waiting_for_peers").after(10)
-    replay.supervisor.node_lost("local", "killed", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
     replay._take()
     replay.gather().begin(2)
     replay.exits("worker:0").exits("worker:1")
@@ -281,9 +282,9 @@ def test_a_task_frozen_after_the_chief_has_succeeded_does_not_fail_the_run() -> 
 def test_plain_tasks_on_a_node_that_is_gone_end_the_run_with_exit_code_3() -> None:
     plan = replace(plan_of(kind="plain"), supervision=Supervision(backoff_s=5.0))
     replay = Replay(plan)
-    replay.supervisor.node_lost("local", "killed", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("killed"), replay.now)
     replay._take()
-    replay.supervisor.node_gone("local", "cannot start", replay.now)
+    replay.supervisor.node_gone("local", NodeLoss("cannot start"), replay.now)
     replay.after(20)
     assert replay.outcome() == (Status.FAILED, 3)
     assert not [order for order in replay.orders if isinstance(order, do.StartAlone)]
@@ -294,12 +295,12 @@ def test_a_gang_restarts_without_an_evaluator_whose_node_is_gone(
     before_the_gang_fails: bool,
 ) -> None:
     replay = Replay(spread(plan_of(*EVALUATED), "evaluator:0"))
-    replay.supervisor.node_lost("far", "no route", replay.now)
+    replay.supervisor.node_lost("far", NodeLoss("no route"), replay.now)
     if before_the_gang_fails:
-        replay.supervisor.node_gone("far", "no route", replay.now)
+        replay.supervisor.node_gone("far", NodeLoss("no route"), replay.now)
     replay.exits("worker:1", killed=signal.SIGKILL).ended("worker:0").gather()
     if not before_the_gang_fails:
-        replay.supervisor.node_gone("far", "no route", replay.now)
+        replay.supervisor.node_gone("far", NodeLoss("no route"), replay.now)
         replay._take()
     next_attempt = replay.supervisor.next_attempt
     assert next_attempt is not None

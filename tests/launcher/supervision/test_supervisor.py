@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.launcher.conftest import plan_of
+from tests.launcher.conftest import plan_of, spread
 from tests.launcher.messages import task_report
 from tests.launcher.supervision.story import COLLATERAL, Replay, replay_of
 
-from tfcluster.plans.plan import Supervision
+from tfcluster.node_loss import LossNature, NodeLoss
+from tfcluster.plans.plan import NodePlan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
 from tfcluster.supervision import decisions as do
@@ -287,14 +288,14 @@ def test_after_a_taken_port_the_gang_restarts_at_once_with_fresh_ports() -> None
 
 def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     replay = replay_of()
-    replay.supervisor.node_lost("local", "its agent went away", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("its agent went away"), replay.now)
     replay._take()
     replay.gather(5)
     assert replay.supervisor.next_attempt is not None
 
     replay = replay_of(max_restarts=0)
     replay.supervisor.run_id = "demo-1"
-    replay.supervisor.node_lost("local", "its agent went away", replay.now)
+    replay.supervisor.node_lost("local", NodeLoss("its agent went away"), replay.now)
     replay._take()
     replay.gather()
     assert replay.outcome() == (Status.FAILED, 3)
@@ -302,18 +303,17 @@ def test_a_lost_node_leads_to_a_restart_or_to_exit_code_3() -> None:
     assert "`tfcluster up --resume demo-1`" in str(replay.supervisor.outcome.error)
 
 
-def leave(replay: Replay, node: str, why: str = "") -> Replay:
-    why = why or f"{node} got SIGTERM: it is taken away"
-    replay.supervisor.node_leaving(node, why, replay.now)
+def leave(replay: Replay, node: str, loss: NodeLoss | None = None) -> Replay:
+    loss = loss or NodeLoss(f"{node} got SIGTERM: it is taken away")
+    replay.supervisor.node_leaving(node, loss, replay.now)
     replay._take()
     return replay
 
 
 def spread_gang(*tasks: str, **supervision: Any) -> Replay:
     """Return a gang in which each task has a node of its own, named after it."""
-    plan = plan_of(*tasks)
-    spread = tuple(replace(task, node=task.id.file_name) for task in plan.tasks)
-    return Replay(replace(plan, tasks=spread, supervision=Supervision(**supervision)))
+    plan = spread(plan_of(*tasks))
+    return Replay(replace(plan, supervision=Supervision(**supervision)))
 
 
 def test_the_gang_saves_before_a_node_is_taken_away_and_its_restart_does_not_count() -> None:
@@ -334,28 +334,28 @@ def test_the_gang_saves_before_a_node_is_taken_away_and_its_restart_does_not_cou
 
 
 @pytest.mark.parametrize(
-    ("end", "kind", "counts"),
+    ("nature", "kind", "counts"),
     [
-        ("(preemption): the pod was deleted", "preempted", False),
-        ("(failure): it was evicted: it wrote more to local disk", "node_lost", None),
-        ("(infrastructure): it was evicted: its node ran out of memory", "node_lost", None),
+        (LossNature.PREEMPTED, "preempted", False),
+        (LossNature.OWN_FAILURE, "node_lost", None),
+        (LossNature.INFRASTRUCTURE, "node_lost", None),
         # Its kubelet was away when the pod was deleted, and is back.
-        ("(infrastructure): its node n2 does not answer", "preempted", False),
+        (LossNature.SILENT, "preempted", False),
     ],
 )
-def test_what_takes_a_pod_away_decides_whether_its_restart_counts(
-    end: str, kind: str, counts: bool | None
+def test_the_nature_of_a_loss_decides_whether_the_restart_of_a_node_that_leaves_counts(
+    nature: LossNature, kind: str, counts: bool | None
 ) -> None:
-    why = f"its pod r-worker-1-g1 is lost {end}"
-    replay = leave(spread_gang("worker:0", "worker:1", grace_s=30.0), "worker-1", why)
+    loss = NodeLoss("it was evicted", nature)
+    replay = leave(spread_gang("worker:0", "worker:1", grace_s=30.0), "worker-1", loss)
     replay.exits("worker:1", 143).ended("worker:0").gather(70)
     assert (replay.cause()["kind"], replay.last(ev.Restarting).counts) == (kind, counts)
-    assert end in replay.last(ev.Restarting).reason
+    assert "it was evicted" in replay.last(ev.Restarting).reason
 
 
 def test_a_node_that_leaves_and_is_lost_at_once_is_still_a_preemption() -> None:
     replay = leave(spread_gang("worker:0", "worker:1"), "worker-1")
-    replay.supervisor.node_lost("worker-1", "its pod was deleted", replay.now)
+    replay.supervisor.node_lost("worker-1", NodeLoss("its pod was deleted"), replay.now)
     replay._take()
     replay.ended("worker:0").gather(7)
     assert replay.last(ev.Restarting).counts is False
@@ -364,9 +364,8 @@ def test_a_node_that_leaves_and_is_lost_at_once_is_still_a_preemption() -> None:
 def test_a_plain_task_on_a_node_that_leaves_is_restarted_alone() -> None:
     replay = leave(spread_gang("worker:0", "worker:1"), "nowhere")
     assert replay.stopped() == []
-    plan = plan_of("worker:0", "worker:1", "evaluator:0")
-    spread = tuple(replace(task, node=task.id.file_name) for task in plan.tasks)
-    replay = leave(Replay(replace(plan, tasks=spread)), "evaluator-0")
+    plan = spread(plan_of("worker:0", "worker:1", "evaluator:0"))
+    replay = leave(Replay(plan), "evaluator-0")
     assert replay.stopped() == ["evaluator:0"]
     replay.ended("evaluator:0")
     assert (replay.last(ev.Restarting).task, replay.last(ev.Restarting).counts) == (
@@ -524,16 +523,17 @@ def test_a_gang_may_shrink_when_the_restart_budget_is_used_up() -> None:
 
 def test_after_a_node_is_gone_a_smaller_gang_restarts_or_the_run_fails() -> None:
     plan = plan_of("worker:0", "worker:1", "worker:2")
-    spread = tuple(
+    nodes = (*plan.nodes, NodePlan("far", "ssh", None, "/job"))
+    tasks = tuple(
         replace(task, node="far" if task.id.index == 0 else "local") for task in plan.tasks
     )
     for least, expected in ((2, ["worker:1", "worker:2"]), (3, None)):
         policy = Supervision(min_workers=least)
-        replay = Replay(replace(plan, tasks=spread, supervision=policy))
-        replay.supervisor.node_lost("far", "no route", replay.now)
+        replay = Replay(replace(plan, nodes=nodes, tasks=tasks, supervision=policy))
+        replay.supervisor.node_lost("far", NodeLoss("no route"), replay.now)
         replay._take()
         replay.ended("worker:1", "worker:2").gather(7)
-        replay.supervisor.node_gone("far", "no route to host", replay.now)
+        replay.supervisor.node_gone("far", NodeLoss("no route to host"), replay.now)
         replay._take()
         next_attempt = replay.supervisor.next_attempt
         if expected is None:

@@ -9,6 +9,7 @@ from tests.launcher.conftest import plan_of
 from tests.launcher.supervision.story import Replay
 
 from tfcluster.kinds import get
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Plan, Supervision
 from tfcluster.rundir import events as ev
 from tfcluster.rundir.states import Status
@@ -30,14 +31,14 @@ def plan_with_far(task: str, *tasks: str, kind: Any = "training", **supervision:
 def after_a_loss(plan: Plan) -> Replay:
     """Return a run that has lost the far node, and whose checkpoints are gathered."""
     replay = Replay(plan)
-    replay.supervisor.node_lost(FAR, "no answer", replay.now)
+    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
     replay._take()
     replay.ended(*[m.name for m in replay.supervisor.gang if m.is_running and m.is_core])
     return replay.gather(7)
 
 
 def not_reached(replay: Replay) -> Replay:
-    replay.supervisor.node_unreached(FAR, WHY, replay.now)
+    replay.supervisor.node_unreached(FAR, NodeLoss(WHY), replay.now)
     replay._take()
     return replay
 
@@ -79,7 +80,7 @@ def test_a_gang_that_may_shrink_goes_on_at_once() -> None:
 def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None:
     replay = Replay(plan_with_far("worker:1"))
     replay.supervisor.can_come_back = True
-    replay.supervisor.node_lost(FAR, "no answer", replay.now)
+    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
     replay._take()
     replay.ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
@@ -92,7 +93,7 @@ def test_a_run_whose_scheduler_gives_it_another_node_goes_back_at_once() -> None
 def test_a_gang_does_not_wait_for_a_node_that_has_only_its_evaluator() -> None:
     tasks = ("worker:0", "worker:1", "evaluator:0")
     replay = Replay(plan_with_far("evaluator:0", *tasks))
-    replay.supervisor.node_lost(FAR, "no answer", replay.now)
+    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
     replay.exits("worker:1", killed=9).ended("worker:0").gather(7)
     assert replay.supervisor.patience_s(FAR) == 0.0
     assert not_reached(replay).last(ev.Restarting).members == ("worker:0", "worker:1")
@@ -100,7 +101,7 @@ def test_a_gang_does_not_wait_for_a_node_that_has_only_its_evaluator() -> None:
 
 def test_a_task_that_restarts_alone_has_attempts_of_its_own() -> None:
     replay = Replay(plan_with_far("worker:1", kind="plain", max_restarts=2))
-    replay.supervisor.node_lost(FAR, "no answer", replay.now)
+    replay.supervisor.node_lost(FAR, NodeLoss("no answer"), replay.now)
     replay._take()
     replay.after(1.0)
     assert replay.supervisor.patience_s(FAR) == REACH_S

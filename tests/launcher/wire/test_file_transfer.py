@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.processes import living_children
 from tfcluster.backends.local.local_nodes import AgentProcess
 from tfcluster.wire.file_sending import FilesStalledError, RemoteFilesError
@@ -35,15 +36,21 @@ class Node:
         self.folder = folder
         self.data = folder / "data"
         self.data.mkdir()
-        self.config = {"run_id": "run-1", "node": "gpu1", "token": "secret", "lease_s": 30.0}
-        self.config |= {"socket": str(folder / "agent.sock"), "ports_dir": str(folder / "ports")}
-        self.config |= {"cache": str(folder / "cache")}
+        self.config = AgentConfig(
+            run_id="run-1",
+            node="gpu1",
+            token="secret",
+            socket=str(folder / "agent.sock"),
+            ports_dir=str(folder / "ports"),
+            lease_s=30.0,
+            cache=str(folder / "cache"),
+        )
         self.process = AgentProcess(sys.executable, self.config)
         self.connections: list[asyncio.StreamWriter] = []
         self.messages: list[msg.Report] = []
 
     async def _dial(self) -> Streams:
-        streams = await asyncio.open_unix_connection(str(self.config["socket"]))
+        streams = await asyncio.open_unix_connection(self.config.socket)
         self.connections.append(streams[1])
         return streams
 

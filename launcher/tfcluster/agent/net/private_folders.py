@@ -19,26 +19,25 @@ def make_folders(folder: str) -> None:
         os.makedirs(path, mode=0o700, exist_ok=True)
 
 
+class UnsafeFolderError(OSError):
+    """Other users can use a folder that must be private."""
+
+
 def make_private(folder: str) -> None:
     """Create `folder` (0700) unless it exists.
 
-    Raises OSError, also when other users can use it: a name in /tmp can be guessed, and another
-    user who creates it first could put a socket there and read what is sent to the agent.
+    Raises OSError, and UnsafeFolderError when other users can use it: a name in /tmp can be
+    guessed, and another user who creates it first could put a socket there and read what is sent to
+    the agent.
     """
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    fault = _find_fault(os.lstat(folder))
-    if fault == _A_LINK:
-        raise NotADirectoryError(errno.ENOTDIR, fault, folder)
-    if fault:
-        raise PermissionError(errno.EPERM, fault, folder)
-
-
-_A_LINK = "not a folder but a link"
+    if fault := _find_fault(os.lstat(folder)):
+        raise UnsafeFolderError(errno.EPERM, fault, folder)
 
 
 def _find_fault(found: os.stat_result) -> str:
     if not stat.S_ISDIR(found.st_mode):
-        return _A_LINK
+        return "not a folder but a link"
     if found.st_uid != os.getuid():
         return "it belongs to another user"
     return "other users can write to it" if found.st_mode & 0o022 else ""

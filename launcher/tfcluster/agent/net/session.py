@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 from tfcluster.agent import Any, budgets, fencing, protocol
 from tfcluster.agent import catalogue as msg
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.guard import Recorder, file_identity
 from tfcluster.agent.net.listener import ENOUGH_QUEUED, Connection, is_own_user, listen
 from tfcluster.agent.stop_clock import StopClock
@@ -31,7 +32,7 @@ class CoordinatorLink:
 
     def __init__(
         self,
-        config: dict[str, Any],
+        config: AgentConfig,
         recorder: Recorder,
         selector: selectors.BaseSelector,
         carry_out: Callable[[dict[str, Any]], None],
@@ -51,7 +52,7 @@ class CoordinatorLink:
         self._connection: Connection | None = None
         self._pending: list[Connection] = []
         """The connections without a hello, the oldest first."""
-        self._lease_s: float | None = config["lease_s"]
+        self._lease_s: float | None = config.lease_s
         self._last_heard = time.monotonic()
         self._clock, self._stopped_s = StopClock(), 0.0
         """The time since then in which the agent itself was stopped."""
@@ -144,7 +145,7 @@ class CoordinatorLink:
     def close(self) -> None:
         """Send what is queued and remove the socket."""
         self._listener.close()
-        path = self._config["socket"]
+        path = self._config.socket
         with contextlib.suppress(OSError):
             if file_identity(path) == self._socket_identity:  # else a later agent made it
                 os.unlink(path)
@@ -154,14 +155,14 @@ class CoordinatorLink:
             self._connection.hang_up(FLUSH_S)
 
     def _listen(self) -> None:
-        path = self._config["socket"]
+        path = self._config.socket
         self._listener, self._socket_identity = listen(path), file_identity(path)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._recorder.add_file(path)
 
     def _listen_again(self) -> None:
         """Create the socket again if a cleaner of the temporary folder removed it."""
-        if os.path.lexists(self._config["socket"]):
+        if os.path.lexists(self._config.socket):
             return
         old = self._listener
         with contextlib.suppress(OSError):  # tried again with the next ping
@@ -278,10 +279,10 @@ class CoordinatorLink:
     def _refusal_reason(self, hello: msg.Hello) -> str:
         if hello.protocol != protocol.VERSION:
             return f"protocol {hello.protocol}; this agent speaks {protocol.VERSION}"
-        served = (self._config["run_id"], self._config["node"])
+        served = (self._config.run_id, self._config.node)
         if (hello.run_id, hello.node) != served:
             return "this agent serves run {}, node {}".format(*served)
-        if hello.token != self._config["token"]:
+        if hello.token != self._config.token:
             return "wrong token"
         if self._connection is not None and self._lease_s is None:
             return "another coordinator is connected"
@@ -292,11 +293,11 @@ class CoordinatorLink:
             pid=os.getpid(),
             guard_pid=self._recorder.pid,
             identity=fencing.identity(self._recorder.pid),
-            node=self._config["node"],
+            node=self._config.node,
             python=sys.version.split()[0],
             executable=sys.executable,
             last_seen=self._session.last_seen,
-            cache=self._config.get("cache"),
+            cache=self._config.cache,
         )
 
     def _refuse(self, connection: Connection, reason: str) -> None:
@@ -305,7 +306,7 @@ class CoordinatorLink:
         self._lose(connection)
 
     def _lose(self, connection: Connection) -> None:
-        is_last = self._lease_s is None or self.is_in_doubt or self._config.get("is_tied")
+        is_last = self._lease_s is None or self.is_in_doubt or self._config.is_tied
         if connection is self._connection and is_last and not self.is_over:
             # Maybe only its sending half is closed: the last exits are still written to it.
             self._unwatch(connection)

@@ -18,6 +18,7 @@ from tfcluster.backends import relayed
 from tfcluster.backends.docker.client import DockerError, ask, endpoint
 from tfcluster.backends.docker.leftovers import labels
 from tfcluster.errors import SetupError
+from tfcluster.node_loss import LossNature, NodeLoss
 from tfcluster.plans.plan import Container, NodePlan
 
 _REMOVE_S = 30.0
@@ -53,8 +54,8 @@ class RunningContainer:
     name: str
     node: str
     network: str
-    explanation: str = ""
-    """The reason why it ended or does not answer; "" if unknown."""
+    loss: NodeLoss | None = None
+    """The reason why it ended or does not answer; None if unknown."""
 
     def exec_argv(self, python: str) -> list[str]:
         """Return the transport: the command that starts a relay in the container."""
@@ -68,33 +69,33 @@ class RunningContainer:
         if _ENDED.search(stderr):
             await self.explain()
             return True
-        self.explanation = ""
-        if _PAUSED.search(stderr):
-            self.explanation = _paused(self.name)
+        self.loss = _paused(self.name) if _PAUSED.search(stderr) else None
         return False
 
     async def explain(self) -> None:
-        """Update `explanation`; it stays as it is if docker does not answer."""
-        self.explanation = await self.describe_state() or self.explanation
+        """Update `loss`; it stays as it is if docker does not answer."""
+        self.loss = await self._find_loss() or self.loss
 
-    async def describe_state(self) -> str:
-        """Return why it ended or does not answer; "" if nothing is wrong with it."""
+    async def _find_loss(self) -> NodeLoss | None:
+        """Return why it ended or does not answer; None if nothing is wrong with it."""
         try:
             found = await ask(
                 *("inspect", "--type", "container", "--format", _STATE, self.name),
                 patience_s=_ANSWER_S,
             )
             if not found.is_ok:
+                if "No such" not in found.stderr:
+                    return NodeLoss(f"docker says: {found.stderr}")
                 removed = f"its container {self.name} has been removed"
-                return removed if "No such" in found.stderr else f"docker says: {found.stderr}"
+                return NodeLoss(removed, LossNature.INFRASTRUCTURE)
             state = foreign_json.parse_json_object(found.out)
             if not state.get("Running"):
                 return describe_end(self.name, state, await self._last_line())
             if state.get("Paused"):
                 return _paused(self.name)
-            return _taken_off_network(self) if await self._is_off_network() else ""
+            return NodeLoss(_taken_off_network(self)) if await self._is_off_network() else None
         except (SetupError, ValueError):
-            return ""
+            return None
 
     async def end(self) -> bool:
         """Remove it, running or not; return whether it is certainly gone."""
@@ -133,15 +134,18 @@ class RunningContainer:
         return lines[-1] if lines else ""
 
 
-def describe_end(name: str, state: dict[str, Any], last_line: str) -> str:
-    """Return how a container ended, in a sentence; `state` as `docker inspect` shows it."""
-    code = state.get("ExitCode")
+def describe_end(name: str, state: dict[str, Any], last_line: str) -> NodeLoss:
+    """Return how a container ended; `state` as `docker inspect` shows it."""
+    code, what = state.get("ExitCode"), f"its container {name}"
     if state.get("OOMKilled") and code == _KILLED:
-        return f"its container {name} was killed: it took more memory than resources.memory allows"
+        what += " was killed: it took more memory than resources.memory allows"
+        return NodeLoss(what, LossNature.OUT_OF_MEMORY)
     if code == _KILLED:
-        return f"its container {name} was killed (docker kill, docker stop, a daemon that ended)"
+        what += " was killed (docker kill, docker stop, a daemon that ended)"
+        return NodeLoss(what, LossNature.INFRASTRUCTURE)
     why = state.get("Error") or last_line
-    return f"its container {name} ended with exit code {code}" + (f": {why}" if why else "")
+    what += f" ended with exit code {code}" + (f": {why}" if why else "")
+    return NodeLoss(what, LossNature.OWN_FAILURE)
 
 
 def as_user(user: str) -> tuple[str, ...]:
@@ -176,8 +180,9 @@ def _taken_off_network(container: RunningContainer) -> str:
     return f"the container {container.name} was taken off the network {container.network}"
 
 
-def _paused(name: str) -> str:
-    return f"its container {name} is paused; `docker unpause {name}` resumes it"
+def _paused(name: str) -> NodeLoss:
+    what = f"its container {name} is paused; `docker unpause {name}` resumes it"
+    return NodeLoss(what, LossNature.INFRASTRUCTURE)
 
 
 def _limits(container: Container) -> Iterator[str]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Self
 
+from tfcluster.agent import message_fields
 from tfcluster.backends import past_runs, relayed
 from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.docker.client import (
@@ -31,6 +32,7 @@ from tfcluster.backends.docker.client import (
 from tfcluster.backends.docker.containers import HOME, NOBODY, RunningContainer, as_user, run_argv
 from tfcluster.backends.docker.leftovers import Sweeper, labels
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import NodeLoss
 from tfcluster.plans.plan import Container, NodePlan
 from tfcluster.plans.remote_paths import NodePaths, node_folder
 from tfcluster.rundir.paths import RunPaths
@@ -87,15 +89,17 @@ class DockerNodes(Nodes):
             await asyncio.wait([*self._starting])
         argv = container.exec_argv(node.python)
         try:
-            seat = relayed.container_socket_name(self.run.run_id, node.name)
-            link = await relayed.connect(
-                node.name, argv, self.run, token=token, place=container, settings={"seat": seat}
+            config = message_fields.replace(
+                self.run.relayed_agent(node.name, token),
+                container_socket=relayed.container_socket_name(self.run.run_id, node.name),
             )
+            link = await relayed.connect(argv, config, place=container)
         except relayed.Unreached as error:
             await container.explain()
             await container.end()
-            why = container.explanation or error
-            raise NodeLostError(f"{node.name} cannot be reached: {why}") from error
+            loss = container.loss or NodeLoss(str(error))
+            what = f"{node.name} cannot be reached: {loss}"
+            raise NodeLostError(what, nature=loss.nature) from error
         self._have_copied(node, container, link.welcome.cache)
         return link
 

@@ -6,8 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from tfcluster.kinds import Capabilities, Kind
+from tfcluster.node_loss import LossNature
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tfcluster.spec.fields import Mistake
+    from tfcluster.spec.model import ClusterSpec
     from tfcluster.spec.sections import Runtime
 
 _GPU = re.compile("/gpu$|^nvidia.com/")
@@ -32,12 +37,43 @@ _HINTS = {
     " 53 in the egress rules of a NetworkPolicy)?",
 }
 """The hints for tasks in pods."""
+_LOST = (
+    "pod-lost",
+    "the cluster lost the pod: `kubectl get events` and `kubectl get nodes` show more",
+)
+_LOSSES = {
+    LossNature.INFRASTRUCTURE: _LOST,
+    LossNature.SILENT: _LOST,
+    LossNature.OWN_FAILURE: _LOST,
+    LossNature.OUT_OF_MEMORY: (
+        "pod-out-of-memory",
+        "raise memory in runtime.kubernetes.resources.limits, or use smaller batches and shuffle"
+        " buffers",
+    ),
+    LossNature.PREEMPTED: (
+        "pod-preempted",
+        "the cluster gave its place to another pod, drained its node, or somebody deleted it;"
+        " runtime.kubernetes.priority_class decides which pods may be preempted",
+    ),
+    LossNature.PERMANENT: (
+        "pod-permanent",
+        "another pod would end the same way: correct what the message names; `kubectl describe"
+        " pod` shows all of it",
+    ),
+}
 
 
 class KubernetesKind(Kind):
     """Pods named after their tasks; their host names, `worker-0.RUN`, are known once a run is."""
 
-    capabilities = Capabilities(makes_nodes=True, in_containers=True, clears_up=True)
+    capabilities = Capabilities(
+        makes_nodes=True,
+        has_image=True,
+        has_own_network=True,
+        has_one_task=True,
+        loses_files=True,
+        clears_up=True,
+    )
     nodes = "tfcluster.backends.kubernetes.kube_nodes:KubeNodes"
     jobs = "tfcluster.backends.kubernetes.submitted.kube_jobs"
     leftovers = "tfcluster.backends.kubernetes.submitted.kube_jobs"
@@ -47,7 +83,13 @@ class KubernetesKind(Kind):
     )
     data_fix = "put data into a volume (runtime.kubernetes.volumes)"
     hints = _HINTS
+    losses = _LOSSES
     why_no_addresses = "Kubernetes chooses the nodes"
+
+    def find_mistakes(self, spec: ClusterSpec) -> Iterator[Mistake]:
+        from tfcluster.backends.kubernetes import pod_spec_rules  # imports pydantic
+
+        return pod_spec_rules.find_mistakes(spec)
 
     def place(self, task: str, number: int, host: str, runtime: object) -> tuple[str, str]:
         return task, ""

@@ -23,8 +23,9 @@ from pathlib import Path, PurePath
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from tfcluster.agent.containers.pod_seat import PORT
+from tfcluster.agent.message_fields import replace
 from tfcluster.backends import relayed
-from tfcluster.backends.base import Nodes, NoPlaceError, RunContext
+from tfcluster.backends.base import Nodes, RunContext
 from tfcluster.backends.kubernetes import pod_files, pod_reasons, run_objects, seat_client
 from tfcluster.backends.kubernetes.kube_client import (
     JOB_VARIABLE,
@@ -42,6 +43,7 @@ from tfcluster.backends.kubernetes.run_objects import ROLE, RUN, TASKS, PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, Outcome, TaskPod, Wait, list_refusals
 from tfcluster.backends.relayed import STARTER
 from tfcluster.errors import NodeLostError, SetupError, join_first
+from tfcluster.node_loss import LossNature
 from tfcluster.plans.plan import NodePlan
 from tfcluster.wire.link import SILENCE_S, AgentLink
 
@@ -207,30 +209,24 @@ class KubeNodes(Nodes):
     async def _dial(self, node: NodePlan, pod: TaskPod, token: str) -> AgentLink:
         """Connect to the agent in a pod; the seat of one that has just started may not listen."""
         argv = await self._argv(node, pod)
-        settings = {"announces": True, "echo": "/proc/1/fd/1"}
+        config = self.run.relayed_agent(node.name, token)
+        former = self._agents.get(node.name)
+        config = replace(config, announces=True, echo="/proc/1/fd/1", is_fenced=True, former=former)
         had_agent = pod.uid in self._held
         until = self._clock.now() + (_REDIAL_S if had_agent else _DIAL_S)
         while True:
             try:
                 if had_agent:
                     await self._clear(pod)
-                return await relayed.connect(
-                    node.name,
-                    argv,
-                    self.run,
-                    token=token,
-                    place=pod,
-                    former=self._agents.get(node.name),
-                    is_fenced=True,
-                    settings=settings,
-                )
+                return await relayed.connect(argv, config, place=pod)
             except relayed.Unreached as error:
                 await pod.explain()
-                if pod.explanation or self._clock.now() >= until:
+                if pod.loss or self._clock.now() >= until:
                     where = f"kubectl -n {self._cluster.namespace} describe pod {pod.name}"
                     raise _SilentSeatError(
-                        f"{node.name} cannot be reached: {pod.explanation or error}",
+                        f"{node.name} cannot be reached: {pod.loss or error}",
                         fix=f"`{where}` shows more",
+                        nature=pod.loss.nature if pod.loss else LossNature.UNKNOWN,
                     ) from error
             await self._clock.sleep(_POLL_S)
 
@@ -309,7 +305,8 @@ class KubeNodes(Nodes):
         deadline_s = self._deadline_s if self._is_open else None
         if deadline_s is not None and self._clock.now() - began >= deadline_s:
             names = join_first([node.name for node in nodes])
-            raise NoPlaceError(f"no place for {names} in time: {outcome.reason}")
+            message = f"no place for {names} in time: {outcome.reason}"
+            raise NodeLostError(message, nature=LossNature.NO_PLACE)
         if faults >= _MOST_FAULTS:
             fix = f"`kubectl -n {self._cluster.namespace} get events` and the nodes' state say why"
             what = f"the cluster has lost pods {faults} times before all ran; at last "

@@ -20,6 +20,7 @@ from typing import Any
 from tfcluster.backends.kubernetes import pod_words
 from tfcluster.backends.kubernetes.pod_words import Words
 from tfcluster.backends.kubernetes.run_pods import COORDINATOR_CONTAINER, TASK_CONTAINER
+from tfcluster.node_loss import LossNature, NodeLoss
 
 Object = Mapping[str, Any]
 _OWN = frozenset({TASK_CONTAINER, COORDINATOR_CONTAINER})
@@ -44,8 +45,23 @@ class Nature(StrEnum):
     """The cluster lost the pod: a lost node, which another pod replaces."""
     PREEMPTION = "preemption"
     """Somebody took the pod's place on purpose: a restart that is not counted."""
+    SILENT = "silent"
+    """A lost node, like `INFRASTRUCTURE`: it did not answer, so the cluster gave the pod up."""
     FAILURE = "failure"
     """The pod's own processes are the cause: a failure that is counted."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """A failure, like `FAILURE`: they took more memory than the pod may use."""
+
+
+_LOSSES: Mapping[Nature, LossNature] = {
+    Nature.WAITING: LossNature.INFRASTRUCTURE,
+    Nature.PERMANENT: LossNature.PERMANENT,
+    Nature.INFRASTRUCTURE: LossNature.INFRASTRUCTURE,
+    Nature.SILENT: LossNature.SILENT,
+    Nature.PREEMPTION: LossNature.PREEMPTED,
+    Nature.FAILURE: LossNature.OWN_FAILURE,
+    Nature.OUT_OF_MEMORY: LossNature.OUT_OF_MEMORY,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +90,9 @@ class Reason:
     def __str__(self) -> str:
         return f"{self.what}: {self.event}" if self.event else self.what
 
-    def of_lost(self, pod: str) -> str:
-        """Return the explanation of a lost node, from which `supervision.known_errors` reads the
-        class, and with it whether the restart counts."""
-        return f"its pod {pod} is lost ({self.nature}): {self}"
+    def loss_of(self, pod: str) -> NodeLoss:
+        """Return the loss of the node that is this pod."""
+        return NodeLoss(f"its pod {pod} is lost: {self}", _LOSSES[self.nature])
 
 
 def explain(pod: Object | None, events: Sequence[Object] = ()) -> Reason | None:

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 _WAITING, _PERMANENT = "waiting", "permanent"
 _INFRASTRUCTURE, _PREEMPTION, _FAILURE = "infrastructure", "preemption", "failure"
+_SILENT, _OUT_OF_MEMORY = "silent", "out_of_memory"
 
 _PULL_S, _PULLS = 60.0, 3
 """Seconds, and attempts of the kubelet, for an image that the registry does not give."""
@@ -301,7 +302,7 @@ REFUSALS: Table = (
 
 OUT_OF_MEMORY = Words(
     "its container was killed: it used more memory than its limit (OOMKilled)",
-    _FAILURE,
+    _OUT_OF_MEMORY,
     "raise memory in runtime.kubernetes.resources.limits, or use smaller batches or shuffle"
     " buffers; files in an emptyDir with medium Memory count, too",
 )
@@ -315,7 +316,7 @@ DELETED = Words("the pod was deleted (kubectl delete, or a controller of the clu
 TAINTED = Words("its node got a taint that the pod does not tolerate", _PREEMPTION)
 BY_QUEUE = Words("the queue (Kueue) took its place back", _PREEMPTION)
 BY_KUBELET = Words("its node ended the pod", _INFRASTRUCTURE)
-NODE_LOST = Words("its node {node} does not answer", _INFRASTRUCTURE)
+NODE_LOST = Words("its node {node} does not answer", _SILENT)
 NODE_REMOVED = Words("its node {node} does not exist any more", _INFRASTRUCTURE)
 DISRUPTIONS: Mapping[str, Words] = {
     "PreemptionByScheduler": PREEMPTED,
@@ -394,9 +395,9 @@ EXIT_CODES: Mapping[int, Words] = {
 GONE: Mapping[str, Words] = {
     "Preempted": PREEMPTED,
     "TaintManagerEviction": Words(
-        "its node does not answer or got a taint, and the pod was deleted", _INFRASTRUCTURE
+        "its node does not answer or got a taint, and the pod was deleted", _SILENT
     ),
-    "NodeNotReady": Words("its node did not answer, and the pod was deleted", _INFRASTRUCTURE),
+    "NodeNotReady": Words("its node did not answer, and the pod was deleted", _SILENT),
     "Evicted": EVICTED,
     "EvictedByVolcano": PREEMPTED,
 }

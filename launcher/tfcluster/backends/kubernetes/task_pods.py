@@ -20,6 +20,7 @@ from tfcluster.backends.kubernetes.kube_client import (
 )
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import NodeLoss
 
 _POLL_S, _LONGEST_POLL_S = 0.3, 3.0
 _GONE_S: Final = 30.0
@@ -39,7 +40,7 @@ class TaskPod:
         self._cluster, self._container = cluster, pod_reasons.container_id(made)
         self.name: str = made["metadata"]["name"]
         self.uid: str = made["metadata"]["uid"]
-        self.explanation = ""
+        self.loss: NodeLoss | None = None
         self._is_gone = self._leaves_orderly = False
         """`_leaves_orderly`: its deletion waits for the kubelet, which ends its processes first."""
 
@@ -49,13 +50,13 @@ class TaskPod:
         return self._is_gone
 
     async def explain(self) -> None:
-        """Update `explanation`; it stays as it is if the API server does not answer."""
+        """Update `loss`; it stays as it is if the API server does not answer."""
         try:
             pod = await self._find()
             reason = await explain(self._cluster, self.uid, pod, self._container)
         except SetupError:
             return
-        self.explanation = reason.of_lost(self.name) if reason else ""
+        self.loss = reason.loss_of(self.name) if reason else None
 
     async def end(self) -> bool:
         """Return whether certainly no process of its agent is alive, at the end of a deletion."""
@@ -218,7 +219,7 @@ class Wait:
             _require_hope(name, reason)
         why = f"{name}: {reason or 'it was lost'}"
         self._tell(why)
-        is_fault = reason is not None and reason.nature is Nature.INFRASTRUCTURE
+        is_fault = reason is not None and reason.nature in (Nature.INFRASTRUCTURE, Nature.SILENT)
         return Outcome(reason=why, is_fault=is_fault)
 
     async def _end_crashing(self, pod: Object) -> None:
@@ -241,7 +242,7 @@ class Wait:
             self._started = now  # from now on its successor looks for a place
         elif lasted_s >= _GONE_S and not (self.is_first or self.may_remove(uid)):
             reason = await explain(self.cluster, uid, pod)
-            why = reason.of_lost(name) if reason else "its kubelet has not reported its end"
+            why = reason.loss_of(name) if reason else "its kubelet has not reported its end"
             raise NodeLostError(f"{self.names[name]} may still run: {why}")
 
     async def _explain(self, pods: Mapping[str, Object | None]) -> str:
@@ -278,7 +279,8 @@ class Wait:
 
 def _require_hope(pod: str, reason: Reason | None) -> None:
     """Raise SetupError for a reason that another pod would meet, too."""
-    if reason is not None and reason.nature in (Nature.PERMANENT, Nature.FAILURE):
+    hopeless = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
+    if reason is not None and reason.nature in hopeless:
         raise SetupError(f"the pod {pod}: {reason}", fix=reason.fix)
 
 

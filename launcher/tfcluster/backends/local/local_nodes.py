@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import select
 import signal
@@ -11,11 +10,11 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
 
 from tfcluster.agent import foreign_json, protocol
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.catalogue import Hello, Welcome
 from tfcluster.agent.entry import READY, REFUSED
 from tfcluster.agent.error_text import describe_error
@@ -61,8 +60,7 @@ class LocalNodes(Nodes):
         Raises NodeLostError, or SetupError if this machine refuses a private network.
         """
         path = socket_path(self.run.runtime_dir, self.run.run_id, node.name)
-        identity = {"run_id": self.run.run_id, "node": node.name, "token": token}
-        process = await self._start_in_thread(self._config(identity, path, node), node)
+        process = await self._start_in_thread(self._config(token, path, node), node)
 
         async def dial() -> Streams:
             connection = keep_from_children(socket.socket(socket.AF_UNIX))
@@ -87,19 +85,24 @@ class LocalNodes(Nodes):
         process.note_agent(link.welcome)
         return link
 
-    def _config(self, identity: Mapping[str, str], path: Path, node: NodePlan) -> dict[str, object]:
-        is_private = node.network == "private"
-        return {
-            **identity,
-            "socket": str(path),
-            "ports_dir": None if is_private else str(self.run.runtime_dir / "ports"),
-            "network": node.network,
-            "lease_s": None,
-            "descriptors": raise_limit(),  # the limit the shell set, which is the tasks' limit
-        }
+    def _config(self, token: str, path: Path, node: NodePlan) -> AgentConfig:
+        warm, is_private = None, node.network == "private"
+        if node.warm is not None:
+            about = node.interpreter.path if node.interpreter is not None else "python"
+            warm = warm_agents.stay(self.run.runtime_dir, node.warm, about)
+        return AgentConfig(
+            run_id=self.run.run_id,
+            node=node.name,
+            token=token,
+            socket=str(path),
+            ports_dir=None if is_private else str(self.run.runtime_dir / "ports"),
+            is_private=is_private,
+            descriptors=raise_limit(),  # the limit the shell set, which is the tasks' limit
+            warm=warm,
+        )
 
     async def _start_in_thread(
-        self, config: dict[str, object], node: NodePlan
+        self, config: AgentConfig, node: NodePlan
     ) -> AgentProcess | warm_agents.Adopted:
         """Start the agent in a thread; if cancelled, wait for the thread and end the agent."""
         starting = asyncio.create_task(asyncio.to_thread(self._start, config, node))
@@ -111,14 +114,10 @@ class LocalNodes(Nodes):
                 await starting.result().end(keeps_folders=False)
             raise
 
-    def _start(
-        self, config: dict[str, object], node: NodePlan
-    ) -> AgentProcess | warm_agents.Adopted:
+    def _start(self, config: AgentConfig, node: NodePlan) -> AgentProcess | warm_agents.Adopted:
         """Return a new agent, or a warm one that an earlier run left for this run."""
         if node.warm is None:
             return AgentProcess(self.python, config)
-        python = node.interpreter.path if node.interpreter is not None else "python"
-        config["warm"] = warm_agents.config(self.run.runtime_dir, node.warm, python)
         if adopted := warm_agents.adopt(self.run.runtime_dir, node.warm.key, config):
             return adopted
         return AgentProcess(self.python, config, name=f"warm-{node.warm.key}")
@@ -137,9 +136,7 @@ class AgentProcess(AgentHandle):
 
     can_kill = True
 
-    def __init__(
-        self, python: str, config: Mapping[str, object], *, name: str | None = None
-    ) -> None:
+    def __init__(self, python: str, config: AgentConfig, *, name: str | None = None) -> None:
         """Start the agent and block until it listens.
 
         `name`: replaces the run's id in the process list, for an agent that may serve other runs
@@ -155,14 +152,14 @@ class AgentProcess(AgentHandle):
         # -I -S: no code from the user's environment runs in the agent, and it starts fast.
         self._process = subprocess.Popen(
             # The run's id is for `ps`, and for the clean-up after a lost run.
-            [python, "-I", "-S", "-c", _START, package_root, name or str(config["run_id"])],
+            [python, "-I", "-S", "-c", _START, package_root, name or config.run_id],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             cwd="/",
             start_new_session=True,
         )
-        self._await_ready(json.dumps(dict(config)).encode())
+        self._await_ready(config.to_line())
 
     def _await_ready(self, config: bytes) -> None:
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -170,7 +167,7 @@ class AgentProcess(AgentHandle):
         assert stdout is not None
         try:
             with stdin:
-                stdin.write(config + b"\n")
+                stdin.write(config)
             ready, _, _ = select.select([stdout], [], [], _START_TIMEOUT_S)
             answer = os.read(stdout.fileno(), 4096) if ready else b""
         except OSError:

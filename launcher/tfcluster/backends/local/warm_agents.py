@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.agent_config import AgentConfig, WarmStay
 from tfcluster.agent.entry import READY
 from tfcluster.agent.net.listener import NUMBER, is_own_user, process_of
 from tfcluster.agent.processes import kill_below, signal_group, start_time
@@ -48,15 +49,15 @@ def socket_of(runtime_dir: Path, key: str) -> Path:
     return runtime_dir / "warm" / f"{key}.sock"
 
 
-def config(runtime_dir: Path, warm: Warm, about: str) -> dict[str, Any]:
+def stay(runtime_dir: Path, warm: Warm, about: str) -> WarmStay:
     """Return the part of an agent's configuration that makes it stay after the run."""
     path = socket_of(runtime_dir, warm.key)
-    return {"socket": str(path), "seconds": warm.seconds, "about": about}
+    return WarmStay(socket=str(path), seconds=warm.seconds, about=about)
 
 
-def adopt(runtime_dir: Path, key: str, run: Mapping[str, object]) -> Adopted | None:
+def adopt(runtime_dir: Path, key: str, config: AgentConfig) -> Adopted | None:
     """Make the warm agent with `key` serve the run with this configuration; None without one."""
-    order = {"op": "run", "config": dict(run), "environ": dict(os.environ)}
+    order = {"op": "run", "config": config.to_json(), "environ": dict(os.environ)}
     answer, pid = _ask(socket_of(runtime_dir, key), order, _ADOPT_S)
     return Adopted(pid) if answer == READY else None
 
@@ -94,7 +95,7 @@ def _parse(answer: bytes) -> WarmAgent | None:
 
 def _ask(path: Path, order: Mapping[str, Any], patience_s: float) -> tuple[bytes, int]:
     """Return the whole answer to `order`, and the process id of this user's agent there, or 0."""
-    encoded, answer, pid = json.dumps(order).encode(), b"", 0
+    encoded, answer, pid = json.dumps(order, default=vars).encode(), b"", 0
     with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(OSError):
         peer.settimeout(patience_s)
         peer.connect(str(path))

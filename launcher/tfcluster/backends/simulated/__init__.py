@@ -13,7 +13,11 @@ class SimulatedKind(Kind):
     machine, and each has its own address."""
 
     capabilities = Capabilities(
-        makes_nodes=True, on_one_machine=True, sees_files=True, ties_agents=True
+        makes_nodes=True,
+        on_one_machine=True,
+        simulates_network=True,
+        sees_files=True,
+        ties_agents=True,
     )
     nodes = "tfcluster.backends.simulated.simulated_nodes:SimulatedNodes"
     exposure = (

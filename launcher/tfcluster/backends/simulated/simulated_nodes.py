@@ -14,6 +14,8 @@ from pathlib import PurePath
 from typing import Any, Self
 
 from tfcluster.agent import foreign_json
+from tfcluster.agent.agent_config import AgentConfig
+from tfcluster.agent.message_fields import replace
 from tfcluster.backends.relayed import STARTER, RelayedNodes
 from tfcluster.errors import NodeLostError, SetupError
 from tfcluster.plans.plan import NodePlan, TaskId
@@ -108,8 +110,8 @@ class SimulatedNodes(RelayedNodes):
     def argv(cls, node: NodePlan) -> list[str]:
         return [sys.executable, "-I", "-S", "-c", STARTER]
 
-    def settings(self, node: NodePlan) -> Mapping[str, Any]:
-        return {"network": self._doors[node.name]}
+    def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
+        return replace(config, namespaces=self._doors[node.name])
 
     async def _ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Return the switch's answer. Raises SetupError with its message."""

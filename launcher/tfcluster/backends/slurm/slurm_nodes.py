@@ -15,9 +15,11 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import PurePath
-from typing import Any, Self
+from typing import Self
 
-from tfcluster.backends.relayed import STARTER, RelayedNodes
+from tfcluster.agent import message_fields
+from tfcluster.agent.agent_config import AgentConfig, SlurmJob
+from tfcluster.backends.relayed import STARTER, RelayedNodes, Unreached
 from tfcluster.backends.slurm import JOB, NODES, OF_CLUSTER
 from tfcluster.backends.slurm.slurm_commands import (
     SlurmError,
@@ -95,10 +97,10 @@ class SlurmNodes(RelayedNodes):
             await self._await_controller(f"{at.destination} has to wait for a new agent")
         return await super().connect(at, token=token, is_fenced=is_fenced)
 
-    def settings(self, node: NodePlan) -> Mapping[str, Any]:
-        """Return the job that is queued again if the node of this coordinator is lost."""
+    def configure(self, node: NodePlan, config: AgentConfig) -> AgentConfig:
+        """Name the job that is queued again if the node of this coordinator is lost."""
         job, restarts = own(os.environ)
-        return {"job": {"id": job, "restarts": restarts}}
+        return message_fields.replace(config, job=SlurmJob(id=job, restarts=restarts))
 
     def fetch_command(self, node: str, folder: PurePath) -> str:
         where = f"--nodes=1 --nodelist={self._names[node]}"
@@ -139,8 +141,8 @@ class SlurmNodes(RelayedNodes):
         return re.search(_JOB_ENDED, stderr) is not None
 
     @classmethod
-    def fix(cls, node: NodePlan, why: str) -> str:
-        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, why))
+    def fix(cls, node: NodePlan, error: Unreached) -> str:
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error)))
         return next(fixes, "see `scontrol show node {node}`").format(node=node.destination)
 
 

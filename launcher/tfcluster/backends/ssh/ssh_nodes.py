@@ -11,7 +11,7 @@ import shlex
 import shutil
 from typing import Self
 
-from tfcluster.backends.relayed import STARTER, RelayedNodes
+from tfcluster.backends.relayed import STARTER, Obstacle, RelayedNodes, Unreached
 from tfcluster.errors import SetupError
 from tfcluster.plans.plan import NodePlan
 
@@ -37,6 +37,7 @@ _FIND = 'p=$1; case $p in */*) [ -d "$p" ] && p=$p/bin/python;; esac; exec "$p" 
 
 It is passed within single quotes, which all login shells understand."""
 
+_OTHER_PYTHON = "set runtime.hosts.{name}.python to a Python (3.9 or newer) of that host"
 _FIXES = (
     (r"Permission denied \(", "ssh must log in without a prompt: ssh-copy-id {to}"),
     (
@@ -57,17 +58,18 @@ _FIXES = (
     ),
     ("No space left on device|Disk quota exceeded", "make room in ~/.cache on the host"),
     (
-        "belongs to another user|other users can write to it|not a folder but a link",
-        "make ~/.cache/tfcluster on the host writable: it names the folder to use instead",
-    ),
-    ("does its login hang|end the shell", "check what runs at its login: ssh {to} true"),
-    (
         r"(?:not found|No such file or directory|[Cc]annot execute.*|Permission denied)$"
-        r"|^Unknown option: -I|^SyntaxError|^Python 3.9 or newer is needed",
-        "set runtime.hosts.{name}.python to a Python (3.9 or newer) of that host",
+        r"|^Unknown option: -I|^SyntaxError",
+        _OTHER_PYTHON,
     ),
 )
 """(pattern, fix) for what ssh, a shell or a Python prints; the first match counts."""
+_OBSTACLES = {
+    Obstacle.OLD_PYTHON: _OTHER_PYTHON,
+    Obstacle.UNSAFE_FOLDER: "make ~/.cache/tfcluster on the host writable: it names the folder to"
+    " use instead",
+    Obstacle.LOGIN: "check what runs at its login: ssh {to} true",
+}
 
 
 class SshNodes(RelayedNodes):
@@ -89,11 +91,10 @@ class SshNodes(RelayedNodes):
         return ["ssh", "-T", *options, "--", node.destination or node.name.strip("[]"), starter]
 
     @classmethod
-    def fix(cls, node: NodePlan, why: str) -> str:
-        """Return what to do about a message of ssh or of a shell."""
-        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, why, re.MULTILINE))
-        to = node.destination or node.name
-        return next(fixes, "see `ssh -v {to}`").format(to=to, name=node.name)
+    def fix(cls, node: NodePlan, error: Unreached) -> str:
+        fixes = (fix for pattern, fix in _FIXES if re.search(pattern, str(error), re.MULTILINE))
+        fix = _OBSTACLES[error.obstacle] if error.obstacle else next(fixes, "see `ssh -v {to}`")
+        return fix.format(to=node.destination or node.name, name=node.name)
 
 
 def _quoted(path: str) -> str:

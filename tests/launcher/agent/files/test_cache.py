@@ -101,7 +101,7 @@ def test_other_users_cannot_read_the_bundle(tmp_path: Path) -> None:
     files["agent/tfcluster/agent/relay.py"] = relay.encode()
     sent = bundle_of(files)
     cache = tmp_path / "cache"
-    order = f'{{"digest": "{sent.digest}", "cache": "{cache}", "config": {{}}}}\n'
+    order = f'{{"digest": "{sent.digest}", "cache": "{cache}", "order": {{}}}}\n'
     messages = subprocess.run(
         [sys.executable, "-I", "-S", bootstrap.__file__],
         input=order.encode() + b"%d\n" % len(sent.zip_bytes) + sent.zip_bytes,

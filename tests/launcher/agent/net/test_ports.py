@@ -106,7 +106,7 @@ def test_a_port_that_another_run_holds_is_reported_with_its_holder(
 ) -> None:
     port = free_port()
     assert hold(rig, port) == {"type": "ports_held", "ports": {"worker:0": port}, "n": 1}
-    second = new_rig(ports_dir=rig.config["ports_dir"])
+    second = new_rig(ports_dir=rig.config.ports_dir)
     other = free_port()
     taken = hold(second, other, port)
     assert taken["type"] == "port_taken"
@@ -187,10 +187,10 @@ def test_a_stale_lock_file_is_ignored(rig: Rig) -> None:
 
 
 def test_lock_files_of_a_killed_agent_of_the_same_run_are_removed(rig: Rig) -> None:
-    folder = Path(str(rig.config["ports_dir"]))
+    folder = Path(str(rig.config.ports_dir))
     ports = hold(rig, 0)["ports"]
     assert isinstance(ports, dict)
-    of_node = {name: str(rig.config[name]) for name in ("run_id", "node")}
+    of_node = {"run_id": rig.config.run_id, "node": rig.config.node}
     for port, record in ((1, of_node), (2, {**of_node, "node": "other"}), (3, {})):
         (folder / f"{port}.json").write_text(json.dumps(record))
     remove_left(str(folder), **of_node)

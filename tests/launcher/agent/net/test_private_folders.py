@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tfcluster.agent import relay
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.agent.net import private_folders
 from tfcluster.rundir import paths
 
@@ -114,5 +115,6 @@ def test_coordinator_and_relay_use_the_same_folder(
     monkeypatch.setattr(relay, "place_of", lambda path: f"{path}-0a0a0a0a")
     expected = f"/tmp/tfcluster-{os.getuid()}-0a0a0a0a"
     assert str(paths.runtime_dir({})) == expected
-    config = relay.with_local_paths({"socket": "a", "ports_dir": "ports", "token": "t"})
-    assert config == {"socket": f"{expected}/a", "ports_dir": f"{expected}/ports", "token": "t"}
+    config = AgentConfig(run_id="r", node="n", token="t", socket="a", ports_dir="ports")
+    config = relay.with_local_paths(config)
+    assert (config.socket, config.ports_dir) == (f"{expected}/a", f"{expected}/ports")

@@ -28,7 +28,7 @@ def test_agent_and_guard_are_small_and_in_separate_sessions(rig: Rig) -> None:
 
 
 def test_only_the_owner_can_use_the_socket(rig: Rig) -> None:
-    mode = os.stat(str(rig.config["socket"])).st_mode
+    mode = os.stat(rig.config.socket).st_mode
     assert stat.S_IMODE(mode) == 0o600
 
 
@@ -45,7 +45,7 @@ def test_only_the_owner_can_use_the_socket(rig: Rig) -> None:
 def test_a_wrong_hello_is_refused_and_changes_nothing(
     rig: Rig, change: dict[str, object], reason: str
 ) -> None:
-    other = Peer(str(rig.config["socket"]))
+    other = Peer(rig.config.socket)
     answer = other.hello(**change)
     assert answer["type"] == "refused"
     assert reason in answer["reason"]
@@ -54,7 +54,7 @@ def test_a_wrong_hello_is_refused_and_changes_nothing(
 
 
 def test_without_a_lease_a_second_coordinator_is_refused(rig: Rig) -> None:
-    second = Peer(str(rig.config["socket"]))
+    second = Peer(rig.config.socket)
     assert "another coordinator" in second.hello()["reason"]
     second.close()
     assert rig.start("true")["type"] == "task_started"
@@ -69,7 +69,7 @@ def test_garbage_from_the_coordinator_ends_the_agent_and_its_tasks(rig: Rig) -> 
 
 
 def test_garbage_is_refused_and_orders_need_a_hello(rig: Rig) -> None:
-    other = Peer(str(rig.config["socket"]))
+    other = Peer(rig.config.socket)
     other.send("shutdown")
     other.socket.sendall(b"GET / HTTP/1.1\r\n\r\n")
     assert "not a frame" in other.take("refused")["reason"]
@@ -229,7 +229,7 @@ def test_a_signal_to_the_agent_ends_all_tasks_and_reports_them(rig: Rig, number:
     ending, exited = rig.peer.take("agent_ending"), rig.exited()
     assert (ending["signal"], exited["ended_by"]) == (number, "tfcluster")
     assert ending["n"] < exited["n"], "the report comes before the exits"
-    wait_until(lambda: not Path(str(rig.config["socket"])).exists())
+    wait_until(lambda: not Path(rig.config.socket).exists())
 
 
 def test_a_lost_guard_is_reported(rig: Rig) -> None:

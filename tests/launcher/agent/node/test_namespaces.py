@@ -61,7 +61,7 @@ def private(request: pytest.FixtureRequest, new_rig: Callable[..., Rig], tmp_pat
         wrapper.write_text(WITHOUT_RIGHTS.format(python=sys.executable))
         wrapper.chmod(0o755)
         python = str(wrapper)
-    return new_rig(python=python, network="private", ports_dir=None)
+    return new_rig(python=python, is_private=True, ports_dir=None)
 
 
 def order(rig: Rig, *argv: str) -> dict[str, Any]:

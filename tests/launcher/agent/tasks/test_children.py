@@ -322,7 +322,7 @@ def test_no_other_process_reports_for_a_task(job: Callable[..., Job]) -> None:
     one = job(main=TRAINS + "print('up', flush=True)\nwait_for('finish')")
     one.start()
     one.await_log("up")
-    path = str(one.rig.config["socket"]) + "s"
+    path = str(one.rig.config.socket) + "s"
     hello = {"task": "worker:0", "attempt": "1", "claims": True}
     for raw in (
         json.dumps(hello).encode(),

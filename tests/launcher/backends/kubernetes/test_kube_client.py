@@ -229,8 +229,8 @@ def test_a_forked_child_has_connections_of_its_own(kubeconfig: Path) -> None:
 
 
 def test_a_program_of_the_kubeconfig_signs_in(kubeconfig: Path) -> None:
-    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
-    credential |= {"status": {"token": "made"}}
+    credential: dict[str, Any] = {"apiVersion": "client.authentication.k8s.io/v1"}
+    credential |= {"kind": "ExecCredential", "status": {"token": "made"}}
     program = {"command": "echo", "args": [json.dumps(credential)], "interactiveMode": "Never"}
     write_one(kubeconfig, {"exec": {"apiVersion": credential["apiVersion"], **program}})
     assert reach(CURRENT).access.headers() == {"authorization": "Bearer made"}

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import pytest
 from tests.documentation import ROOT
 
+from tfcluster.agent.agent_config import AgentConfig
 from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
 from tfcluster.backends.kubernetes import kube_nodes, run_objects, run_pods, task_pods
@@ -30,6 +31,7 @@ from tfcluster.backends.kubernetes.run_objects import PodRun
 from tfcluster.backends.kubernetes.task_pods import Clock, TaskPod
 from tfcluster.discovery.planning import plan_file
 from tfcluster.errors import NodeLostError, SetupError
+from tfcluster.node_loss import LossNature
 
 SPEC = str(ROOT / "cluster_specs/kubernetes-2n.json")
 SET, NAMES = "lab-1-worker", ["lab-1-worker-0", "lab-1-worker-1"]
@@ -211,9 +213,8 @@ class Desk:
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     made = Desk(tmp_path)
 
-    async def connect(node: str, argv: object, run: object, **more: Any) -> Any:
-        assert more["is_fenced"]
-        place: TaskPod = more["place"]
+    async def connect(argv: object, config: AgentConfig, *, place: TaskPod) -> Any:
+        assert config.is_fenced
         if place.uid in made.silent:
             raise relayed.Unreached("timed out")
         return SimpleNamespace(place=place, welcome=SimpleNamespace(identity={"pid": 7}))
@@ -413,8 +414,8 @@ def test_a_container_that_was_started_again_proves_the_end_of_the_one_before(des
             ended = {"exitCode": 137, "reason": "OOMKilled", "containerID": "c1"}
             run(pod, "c2", lastState={"terminated": ended})
             assert await link.place.has_ended("")
-            assert link.place.explanation.startswith(f"its pod {NAMES[1]} is lost (failure): ")
-            assert "OOMKilled" in link.place.explanation
+            assert link.place.loss.reason.startswith(f"its pod {NAMES[1]} is lost: ")
+            assert link.place.loss.nature is LossNature.OUT_OF_MEMORY
             await nodes.connect(node, token="t")
             assert desk.cluster.uids_now == uids
 

@@ -8,7 +8,7 @@ import pytest
 
 from tfcluster.backends.kubernetes import pod_reasons
 from tfcluster.backends.kubernetes.pod_reasons import Nature, Reason
-from tfcluster.supervision.failure import Failure, Kind, kind_of_leaving
+from tfcluster.supervision.failure import Kind, kind_of_leaving, kind_of_loss
 
 Object = dict[str, Any]
 
@@ -171,7 +171,7 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         "ReadWriteMany",
     ),
     "out of memory": (
-        *(ended("OOMKilled", 137), [], "more memory", Nature.FAILURE),
+        *(ended("OOMKilled", 137), [], "more memory", Nature.OUT_OF_MEMORY),
         "runtime.kubernetes.resources.limits",
     ),
     "own exit": (ended("Error", 3, "no disk"), [], "exit code 3", Nature.FAILURE, ""),
@@ -264,21 +264,21 @@ CASES: dict[str, tuple[Object | None, list[Object], str, Nature, str]] = {
         running(ready="False"),
         [event("NodeNotReady", "Node is not ready")],
         "its node n1 does not answer",
-        Nature.INFRASTRUCTURE,
+        Nature.SILENT,
         "",
     ),
     "node lost": (
         pod("Running", deleted=True, reason="NodeLost", message="Node n1 which was running pod …"),
         [],
         "its node n1 does not answer",
-        Nature.INFRASTRUCTURE,
+        Nature.SILENT,
         "",
     ),
     "object gone": (
         None,
         [event("TaintManagerEviction", "Marking for deletion Pod a/b")],
         "does not answer or got a taint",
-        Nature.INFRASTRUCTURE,
+        Nature.SILENT,
         "",
     ),
     "object gone in silence": (None, [], "was deleted", Nature.PREEMPTION, ""),
@@ -327,9 +327,7 @@ def test_the_servers_text_is_beneath_our_words() -> None:
 def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> None:
     reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
     assert reason is not None
-    text = reason.of_lost("r-worker-0-g1")
-    failure = Failure("worker:0", None, None, observed=Kind.NODE_LOST, description=text)
-    assert failure.kind is kind
+    assert kind_of_loss(reason.loss_of("r-worker-0-g1").nature) is kind
 
 
 @pytest.mark.parametrize(
@@ -346,7 +344,7 @@ def test_supervision_reads_the_class_of_a_lost_pod(case: str, kind: Kind) -> Non
 def test_supervision_reads_why_a_pod_that_still_answers_is_ended(case: str, kind: Kind) -> None:
     reason = pod_reasons.explain(CASES[case][0], CASES[case][1])
     assert reason is not None
-    assert kind_of_leaving(reason.of_lost("r-worker-0-g1")) is kind
+    assert kind_of_leaving(reason.loss_of("r-worker-0-g1").nature) is kind
 
 
 def test_the_newest_event_counts_whatever_their_order() -> None:

@@ -75,7 +75,8 @@ def _waiting(
     A run that has had a coordinator goes on waiting: its tasks' pods may hold checkpoints.
     """
     lasted_s = max(watched_s(reason.what), pod_reasons.reported_s(reason, events))
-    is_over = reason.after(lasted_s).nature in (Nature.PERMANENT, Nature.FAILURE)
+    ends = (Nature.PERMANENT, Nature.FAILURE, Nature.OUT_OF_MEMORY)
+    is_over = reason.after(lasted_s).nature in ends
     end = None
     if is_over and LEADER not in job["metadata"].get("annotations", {}):
         why = f"the coordinator's pod cannot start: {reason}"

@@ -16,9 +16,9 @@ import pytest
 from tests import old_pythons
 
 from tfcluster.agent.catalogue import Shutdown
-from tfcluster.backends import handshake, relayed
+from tfcluster.backends import relayed
 from tfcluster.backends.base import RunContext
-from tfcluster.backends.relayed import STARTER, Unreached
+from tfcluster.backends.relayed import STARTER, Obstacle, Unreached
 from tfcluster.backends.ssh import ssh_nodes
 from tfcluster.plans.plan import NodePlan
 
@@ -33,7 +33,7 @@ SLOWLY = (
 def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Set an empty HOME, so that the bundle is not cached, and a short silence limit."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(handshake, "SILENCE_S", 3.0)
+    monkeypatch.setattr(relayed, "SILENCE_S", 3.0)
 
 
 def reach(script: str) -> float:
@@ -42,7 +42,7 @@ def reach(script: str) -> float:
     async def scenario() -> float:
         begun = time.monotonic()
         context = RunContext(uuid.uuid4().hex, Path())
-        link = await relayed.connect("far", ["sh", "-c", script], context, token="t")
+        link = await relayed.connect(["sh", "-c", script], context.relayed_agent("far", "t"))
         duration_s = time.monotonic() - begun
         await link.send(Shutdown())
         await link.close()
@@ -51,17 +51,18 @@ def reach(script: str) -> float:
     return asyncio.run(scenario())
 
 
-def refusal(script: str) -> str:
+def refusal(script: str, obstacle: Obstacle | None = None) -> str:
     with pytest.raises(Unreached) as caught:
         reach(script)
+    assert caught.value.obstacle is obstacle
     return str(caught.value)
 
 
 def test_the_banner_of_a_prolog_is_not_the_reason() -> None:
-    why = handshake.explain(EOFError("== welcome =="), 0, "", logs_in=False)
-    assert why == "it ended with exit code 0; its output: == welcome =="
-    why = handshake.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
-    assert why == "no such image"
+    why = relayed.explain(EOFError("== welcome =="), 0, "", logs_in=False)
+    assert str(why) == "it ended with exit code 0; its output: == welcome =="
+    why = relayed.explain(EOFError("== welcome =="), 1, "no such image", logs_in=False)
+    assert str(why) == "no such image"
 
 
 def test_a_process_that_keeps_the_stderr_of_a_refusal_leaves_no_open_pipe(
@@ -98,12 +99,14 @@ def test_a_bundle_over_a_slow_connection_is_waited_for() -> None:
 
 
 def test_a_hanging_login_is_reported() -> None:
-    message = refusal("sleep 600")
+    message = refusal("sleep 600", Obstacle.LOGIN)
     assert message.startswith("no answer for 3 s")
 
 
 def test_a_login_that_exits_is_reported_with_its_output() -> None:
-    message = refusal("echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3")
+    message = refusal(
+        "echo closed for cleaning; echo sorry >&2; read -r a; read -r b; exit 3", Obstacle.LOGIN
+    )
     assert "ended with exit code 3" in message
     assert "closed for cleaning" in message
     assert "sorry" in message
@@ -112,7 +115,8 @@ def test_a_login_that_exits_is_reported_with_its_output() -> None:
 @pytest.mark.parametrize("python", [*old_pythons.REAL, ""])
 def test_a_python_that_is_too_old_is_reported(tmp_path: Path, python: str) -> None:
     python = python or old_pythons.pretending(tmp_path / "python3")
-    message = refusal(f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'")
+    script = f"echo Welcome >&2; exec {python} -I -S -c '{STARTER}'"
+    message = refusal(script, Obstacle.OLD_PYTHON)
     reason = f"Python 3.9 or newer is needed, and {python} is 3."
     assert message.startswith(f"Welcome\n{reason}")
 
@@ -128,7 +132,7 @@ def test_a_cache_that_cannot_be_written_is_reported_in_one_line(tmp_path: Path) 
 
 def test_a_failed_connection_leaves_no_process() -> None:
     mark = f"6{os.getpid()}"
-    refusal(f"sleep {mark}")
+    refusal(f"sleep {mark}", Obstacle.LOGIN)
     lines = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
     assert f"sleep\0{mark}\0".encode() not in lines
 
@@ -151,11 +155,11 @@ def test_a_failed_connection_leaves_no_process() -> None:
     ],
 )
 def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) -> None:
-    assert handshake.shorten_tracebacks(message) == shown
+    assert relayed.shorten_tracebacks(message) == shown
 
 
 @pytest.mark.parametrize(
-    ("message", "fix"),
+    ("error", "fix"),
     [
         ("anna@gpu1: Permission denied (publickey).", "ssh-copy-id gpu1"),
         ("Host key verification failed.", "compare the fingerprint"),
@@ -168,14 +172,15 @@ def test_only_the_exception_of_a_traceback_is_shown(message: str, shown: str) ->
         ("ssh: connect to host 10.0.0.1 port 22: No route to host", "is the host up"),
         ("sh: 1: exec: /no/python: not found", "runtime.hosts.10.0.0.1.python"),
         ("sh: line 1: /no/python: No such file or directory", "runtime.hosts.10.0.0.1.python"),
-        ("Python 3.9 or newer is needed, and /p is 3.7.16", "runtime.hosts.10.0.0.1.python"),
         ("Unknown option: -I", "runtime.hosts.10.0.0.1.python"),
         ("OSError: [Errno 28] No space left on device: '/home/anna/python'", "make room"),
         ("PermissionError: [Errno 13] Permission denied: '/usr/python3'", "see `ssh -v gpu1`"),
-        ("PermissionError: [Errno 1] it belongs to another user: '/tmp/tfcluster-5'", "~/.cache"),
-        ("no answer for 10 s: does its login hang?", "ssh gpu1 true"),
+        (Obstacle.OLD_PYTHON, "runtime.hosts.10.0.0.1.python"),
+        (Obstacle.UNSAFE_FOLDER, "~/.cache"),
+        (Obstacle.LOGIN, "ssh gpu1 true"),
     ],
 )
-def test_each_refusal_has_its_own_fix(message: str, fix: str) -> None:
+def test_each_refusal_has_its_own_fix(error: str | Obstacle, fix: str) -> None:
     node = NodePlan("10.0.0.1", "ssh", None, "/", destination="gpu1")
-    assert fix in ssh_nodes.SshNodes.fix(node, message)
+    refused = Unreached("", error) if isinstance(error, Obstacle) else Unreached(error)
+    assert fix in ssh_nodes.SshNodes.fix(node, refused)
