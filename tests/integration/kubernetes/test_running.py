@@ -171,7 +171,7 @@ def test_an_image_that_does_not_exist_is_a_clear_end(desk: Desk) -> None:
     runtime = {"image": image, "node_selector": ON_N1, "coordinator": {"image": HOST}}
     runtime["pod_template"] = host_template()  # for the coordinator
     run = ended(up(desk, LOOK, runtime=runtime), 3)
-    assert f"the image {image} does not exist" in said(run)
+    assert f"the image {image} cannot be pulled" in said(run)
     assert "image" in run.state()["reason"]
     assert desk.left() == []
 

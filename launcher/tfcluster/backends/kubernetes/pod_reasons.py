@@ -309,8 +309,8 @@ def _ended_by_status(pod: Object, events: Sequence[Object]) -> Reason | None:
     """Return the reason that the kubelet or a controller wrote into the pod's status."""
     word, message = (str(_status(pod).get(key) or "") for key in ("reason", "message"))
     if word == "Evicted":
-        found = _from_table(pod_words.EVICTIONS, message)
-        return found or _reason(pod_words.EVICTED, message)
+        is_own = re.search(pod_words.OVER_OWN_LIMITS, message, re.IGNORECASE)
+        return _reason(pod_words.EVICTED_FOR_ITSELF if is_own else pod_words.EVICTED, message)
     words = pod_words.STATUS.get(word)
     if words is None and word and "Pod was rejected" in message:
         words = pod_words.REJECTED
